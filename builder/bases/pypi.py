@@ -1,0 +1,152 @@
+"""A base made of released wheels: ``pypi:vllm==0.20.1,flashinfer-python==0.6.9``."""
+
+from __future__ import annotations
+
+import email.parser
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from builder.bases import Base, BaseRequest
+from builder.errors import UsageError
+from builder.model import BaseIdentity, Platform
+from builder.runtime.spark_apply import canonical_json, normalize, sha256_hex
+from builder.wheels import RemoteWheel, WheelTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.index import PackageIndex
+
+#: Where the official vLLM images keep their packages; an overlay for another place says so with
+#: --site-packages.
+DEFAULT_SITE_PACKAGES = "/usr/local/lib/python{major}.{minor}/dist-packages"
+
+
+def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """``name==version`` pairs: version and extras by normalised name.
+
+    Raises:
+        UsageError: an item is not an exact version.
+    """
+    named: dict[str, tuple[str, frozenset[str]]] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            requirement = Requirement(item)
+            (spec,) = requirement.specifier
+            Version(spec.version)
+        except (InvalidRequirement, InvalidVersion, ValueError):
+            spec = None
+        if spec is None or spec.operator != "==":
+            raise UsageError(f"pypi: {item!r} is not NAME==VERSION", hint="pypi:vllm==0.20.1")
+        named[normalize(requirement.name)] = (spec.version, frozenset(requirement.extras))
+    if "vllm" not in named:
+        raise UsageError("pypi: names no vllm", hint="pypi:vllm==0.20.1")
+    return named
+
+
+class _Resolver:
+    """Follows Requires-Dist from vLLM through the tracked distributions; no dependency solve."""
+
+    def __init__(self, request: BaseRequest, platform: Platform, text: str) -> None:
+        self.named = parse_named(text)
+        self.index: PackageIndex = request.index
+        self.platform, self.pins = platform, request.pins
+        self.tracked = {*request.tracked, *self.named}
+        self.found: dict[str, RemoteWheel] = {}
+        self.order: list[str] = []
+        self.exact: dict[str, str] = {}
+        self._env = {
+            "python_version": ".".join(map(str, platform.python_version)),
+            "python_full_version": ".".join(map(str, platform.python_version)) + ".0",
+            "platform_machine": platform.machine,
+            "platform_system": "Linux",
+            "sys_platform": "linux",
+            "os_name": "posix",
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+        }
+
+    def add(self, name: str, version: str, extras: frozenset[str]) -> None:
+        """Take a release, then what it requires; dependencies are laid out first, as pip does."""
+        if name not in self.found:
+            file = self.index.choose(name, version, self.platform)
+            self.found[name] = RemoteWheel(file, self.index)
+        wanted = [
+            (requirement, dependency)
+            for requirement in self._requirements(self.found[name], extras)
+            if (dependency := normalize(requirement.name)) in self.tracked
+        ]
+        for requirement, dependency in wanted:  # what is nearer to vLLM pins for what is deeper
+            for spec in requirement.specifier:
+                if spec.operator == "==" and "*" not in spec.version:
+                    self.exact.setdefault(dependency, spec.version)
+        for requirement, dependency in wanted:
+            chosen, named_extras = self._version(requirement, dependency)
+            if dependency not in self.found or requirement.extras:
+                self.add(dependency, chosen, named_extras | frozenset(requirement.extras))
+        if name not in self.order:
+            self.order.append(name)
+
+    def _requirements(
+        self, wheel: RemoteWheel, extras: frozenset[str]
+    ) -> Iterator[Requirement]:
+        info = next(p for p in wheel.members if p.endswith(".dist-info/METADATA"))
+        text = wheel.read(info).decode("utf-8", "replace")
+        metadata = email.parser.Parser().parsestr(text, headersonly=True)
+        for line in metadata.get_all("Requires-Dist", []):
+            requirement = Requirement(line)
+            marker = requirement.marker
+            if marker is None or any(
+                marker.evaluate({**self._env, "extra": extra}) for extra in ("", *extras)
+            ):
+                yield requirement
+
+    def _version(self, requirement: Requirement, name: str) -> tuple[str, frozenset[str]]:
+        if name in self.named:
+            return self.named[name]
+        if name in self.found:
+            return self.found[name].file.version, frozenset()
+        if name in self.exact:
+            return self.exact[name], frozenset()
+        pinned = self.pins.get(name)
+        if pinned and requirement.specifier.contains(pinned, prereleases=True):
+            return pinned, frozenset()
+        fitting = [v for v in self.index.releases(name) if requirement.specifier.contains(v)]
+        if not fitting:
+            raise UsageError(f"no release of {name} satisfies {requirement}")
+        return fitting[-1], frozenset()
+
+    def wheels(self) -> list[RemoteWheel]:
+        """All wheels in the order in which an installer lays them out."""
+        for name, (version, extras) in self.named.items():
+            self.add(name, version, extras)
+        return [self.found[name] for name in self.order]
+
+
+def identify_pypi(request: BaseRequest, text: str) -> Base:
+    """Identify a base of released wheels, reading kilobytes.
+
+    Raises:
+        UsageError: the reference is malformed, or a release does not exist for the platform.
+        RemoteError: the package index does not answer.
+    """
+    platform = Platform.parse(request.platform or "linux/arm64", request.python or "3.12")
+    wheels = _Resolver(request, platform, text).wheels()
+    pinned: list[Mapping[str, str]] = [
+        {"filename": w.file.filename, "sha256": w.file.sha256} for w in wheels
+    ]
+    versions = {w.file.distribution: w.file.version for w in wheels}
+    major, minor = platform.python_version
+    default = DEFAULT_SITE_PACKAGES.format(major=major, minor=minor)
+    identity = BaseIdentity(
+        kind="pypi",
+        ref=f"pypi:{text}",
+        digest=f"sha256:{sha256_hex(canonical_json(pinned))}",
+        platform=platform,
+        site_packages=(request.site_packages or default).rstrip("/"),
+        packages=versions,
+        wheels=tuple(pinned),
+    )
+    return Base(identity, WheelTree(wheels))

@@ -1,0 +1,71 @@
+"""``spark-build apply`` and ``revert``: layers on an installed environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from builder.bases.directory import find_site_packages
+from builder.cli import options as opt
+from builder.cli.show import print_json, show_plan
+from builder.console import console
+from builder.index import PackageIndex
+from builder.planner import make_plan, refuse_nothing, refuse_plan
+from builder.runtime.spark_apply import DirTree, Store, receipts_of
+from builder.wheels import IndexSources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def apply_command(
+    *, directory: Path, layers: list[str], patches: list[Path] | None, dry_run: bool, json: bool
+) -> None:
+    """Judge all layers first, refuse if one cannot go on, then commit them one by one."""
+    _, selection = opt.select(layers, patches)
+    root = find_site_packages(directory)
+    index = PackageIndex()
+    base = opt.identify_base(f"dir:{root}", selection, index, platform=None)
+    plan = make_plan(base, selection, IndexSources(index))
+    if not json:
+        show_plan(plan)
+    refuse_nothing(plan, selection)
+    refuse_plan(plan)
+    if not dry_run:
+        with Store(root) as store:
+            for decision in plan.needed:
+                store.commit(decision.layer, decision.outcome)
+    if json:
+        print_json({**plan.as_json(), "directory": str(root), "written": not dry_run})
+        return
+    word = "would be applied to" if dry_run else "applied to"
+    print(f"{len(plan.needed)} layers {word} {root}")
+    if plan.serve_flags:
+        console.say(f"start vLLM with: {' '.join(plan.serve_flags)}")
+
+
+def revert_command(
+    *,
+    directory: Path,
+    layers: list[str] | None,
+    patches: list[Path] | None,
+    force: bool,
+    dry_run: bool,
+    json: bool,
+) -> None:
+    """Put originals back."""
+    root = find_site_packages(directory)
+    names = None
+    if layers:
+        names = [str(layer["name"]) for layer in opt.select(layers, patches)[1].layers]
+    applied = [str(r["layer"]) for r in receipts_of(DirTree(root))]
+    going = [name for name in reversed(applied) if names is None or name in names]
+    if going and not dry_run:
+        with Store(root) as store:
+            going = store.revert(names, force)
+    if json:
+        value: dict[str, Any] = {"schema": 1, "directory": str(root), "reverted": going}
+        print_json({**value, "written": not dry_run})
+        return
+    for name in going:
+        console.say(f"  {'would revert' if dry_run else 'reverted'}  {name}")
+    print(f"{len(going)} layers {'would be ' if dry_run else ''}reverted in {root}")

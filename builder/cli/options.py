@@ -1,0 +1,149 @@
+"""Options that several commands share, and what they come to.
+
+Imports of the heavy modules stay inside functions: ``--help`` must not pay for them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from builder.bases import Base
+    from builder.catalog import Catalog, Selection
+    from builder.index import PackageIndex
+
+
+def complete_layers(incomplete: str) -> list[str]:
+    """Shell completion for ``--layers``; reads folder names only."""
+    from builder.catalog import Catalog
+
+    done, _, last = incomplete.rpartition(",")
+    prefix = f"{done}," if done else ""
+    return [prefix + name for name in Catalog.discover().names if name.startswith(last)]
+
+
+Layers = Annotated[
+    list[str],
+    typer.Option(
+        "--layers",
+        "-l",
+        help="Profiles and layers, comma-separated; may be repeated.",
+        autocompletion=complete_layers,
+        metavar="L[,L...]",
+    ),
+]
+OptionalLayers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layers",
+        "-l",
+        help="Profiles and layers that the target should have (default: what its plan says).",
+        autocompletion=complete_layers,
+        metavar="L[,L...]",
+    ),
+]
+BaseRef = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        "-b",
+        help="IMAGE, pypi:vllm==VERSION[,NAME==VERSION...], or dir:SITE_PACKAGES "
+        "(default: the profile's).",
+        metavar="BASE",
+    ),
+]
+PlatformName = Annotated[
+    str | None,
+    typer.Option(help="linux/arm64 or linux/amd64 (default: arm64, or the image's own)."),
+]
+PythonVersion = Annotated[
+    str | None, typer.Option("--python", help="Python of a pypi: base (default: 3.12).")
+]
+SitePackages = Annotated[
+    str | None,
+    typer.Option(help="Where the overlay's files go in the image it is meant for."),
+]
+Patches = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--patches",
+        help="More layer folders of your own (also: SPARK_BUILD_PATCHES).",
+        metavar="DIR",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, errors included.")]
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="Ask the package index again instead of the cache.")
+]
+
+
+def select(layers: list[str], patches: list[Path] | None) -> tuple[Catalog, Selection]:
+    """The catalogue and what ``--layers`` selects from it."""
+    from builder.catalog import Catalog
+
+    catalog = Catalog.discover(patches or ())
+    return catalog, catalog.select(layers)
+
+
+def default_base(selection: Selection, engine: str) -> str:
+    """The profile's image where a Docker Engine has or can pull it, else its released wheels.
+
+    Raises:
+        UsageError: no profile is named, so there is no default.
+    """
+    from builder.console import console
+
+    if not selection.profiles:
+        raise UsageError("no --base, and no profile that has one", hint="--base pypi:vllm==0.20.1")
+    profile = selection.profiles[0]
+    if engine != "oci":
+        from builder.engines import docker
+        from builder.errors import SparkBuildError
+
+        try:
+            client = docker.connect()
+        except SparkBuildError:
+            return profile.pypi
+        try:
+            docker.find_image(client, profile.image.removeprefix("docker://"), "linux/arm64")
+        except SparkBuildError as error:
+            console.say(f"  {error}")
+            console.say(f"  using {profile.pypi} instead")
+            return profile.pypi
+        finally:
+            client.close()
+        return profile.image
+    return profile.pypi
+
+
+def identify_base(
+    ref: str,
+    selection: Selection,
+    index: PackageIndex,
+    *,
+    platform: str | None,
+    python: str | None = None,
+    site_packages: str | None = None,
+) -> Base:
+    """Identify a base, following also the packages that user layers name."""
+    from builder.bases import TRACKED, BaseRequest, identify
+
+    named = {layer["package"] for layer in selection.layers}
+    named |= {p for layer in selection.layers for v in layer["variants"] for p in v["when"]}
+    tracked = (*TRACKED, *sorted(named - set(TRACKED)))
+    return identify(
+        BaseRequest(
+            ref=ref,
+            platform=platform,
+            python=python,
+            site_packages=site_packages,
+            pins=selection.pins(),
+            tracked=tracked,
+            index=index,
+        )
+    )

@@ -1,0 +1,81 @@
+"""How plans and reports look to people."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from builder.console import console
+
+if TYPE_CHECKING:
+    from builder.model import BuildPlan
+    from builder.verify import Report
+
+_STATE_STYLE = {
+    "needed": "green",
+    "applied": "green",
+    "upstream": "blue",
+    "not-applicable": "dim",
+    "needs-rebuild": "red",
+    "drift": "red",
+    "ambiguous": "red",
+}
+_MARK = {"pass": ("PASS", "green"), "fail": ("FAIL", "red"), "not-run": ("NOT RUN", "yellow")}
+
+
+def print_json(value: object) -> None:
+    """The one JSON document of a command, on stdout."""
+    print(json.dumps(value, indent=2, sort_keys=False))
+
+
+def show_plan(plan: BuildPlan) -> None:
+    """A plan as a table on stderr."""
+    base = plan.base
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(base.packages.items()))
+    console.say(f"base  {base.ref}  ({base.platform.oci}, {base.digest[:19]})")
+    console.say(console.style(f"      {listed}", "dim"))
+    console.say("")
+    for decision in plan.decisions:
+        state = f"{decision.outcome.state:<15}"
+        since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
+        console.say(
+            f"  {console.style(state, _STATE_STYLE[decision.outcome.state])}"
+            f"{decision.name:<22}{decision.outcome.reason}{since}"
+        )
+        if decision.needed:
+            for note in decision.outcome.notes:
+                console.say(console.style(f"  {'':<15}{'':<22}note: {note}", "dim"))
+    console.say("")
+    for name, value in plan.env.items():
+        console.say(f"  env    {name}={value}")
+    if plan.serve_flags:
+        console.say(f"  serve  vllm serve MODEL {' '.join(plan.serve_flags)}")
+    if plan.moe_serve_flags:
+        console.say(f"  serve  for MoE models it supports: {' '.join(plan.moe_serve_flags)}")
+    for expectation in plan.expect:
+        console.say(f"  expect {expectation['line']}")
+    for hint in plan.hints:
+        console.say(f"  hint   {hint}")
+    console.say(f"\nplan  {plan.digest}")
+
+
+def show_report(report: Report) -> None:
+    """A verification report on stderr."""
+    for check in report.checks:
+        word, style = _MARK[check.status]
+        console.say(f"  {console.style(f'{word:<8}', style)}{check.level:<9}{check.name}")
+        if check.status == "pass":
+            console.say(console.style(f"  {'':<17}{check.seen}", "dim"))
+            continue
+        console.say(f"  {'':<17}expected: {check.expected}")
+        if check.seen:
+            console.say(f"  {'':<17}seen:     {check.seen}")
+        if check.reason:
+            console.say(f"  {'':<17}reason:   {check.reason}")
+    parts = {text for check in report.checks for text in check.simulated}
+    if parts:
+        console.say("  simulated for the dispatch checks:")
+        for part in sorted(parts):
+            console.say(console.style(f"    {part}", "dim"))
+    counts = [f"{len(report.of(s))} {_MARK[s][0].lower()}" for s in ("pass", "fail", "not-run")]
+    console.say(f"  {', '.join(counts)}")

@@ -1,0 +1,75 @@
+"""Engines turn a plan into an image.  Both give the same files, byte for byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.model import BuildPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What to build and where it should go.  ``output`` is a directory for an OCI layout."""
+
+    plan: BuildPlan
+    tag: str
+    output: Path | None = None
+    push: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImage:
+    """An image that exists: what to call it, its digest, and the bytes that were added."""
+
+    ref: str
+    digest: str
+    added_bytes: int
+    engine: str
+
+    @property
+    def pinned(self) -> str:
+        """``repo:tag@sha256:...``, or the layout's path with its digest."""
+        return f"{self.ref}@{self.digest}"
+
+
+class Engine(Protocol):
+    """Builds plans; four methods, so that a fake is easy to write."""
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Why this engine cannot work here, or None."""
+
+    def refuses(self, plan: BuildPlan) -> str | None:
+        """Why this engine cannot build this plan, or None."""
+
+    def render(self, plan: BuildPlan) -> str:
+        """What would be built, as text for people."""
+
+    def build(self, request: BuildRequest) -> BuiltImage:
+        """Build, or leave nothing behind."""
+
+
+def get_engine(name: str) -> Engine:
+    """The engine of that name; ``auto`` is Docker when it answers, else the embedded one.
+
+    Raises:
+        EngineError: the named engine is not there.
+    """
+    from builder.engines.buildkit import BuildkitEngine
+    from builder.engines.oci import OciEngine
+    from builder.errors import EngineError
+
+    if name == "oci":
+        return OciEngine()
+    buildkit = BuildkitEngine()
+    reason = buildkit.missing()
+    if reason is None:
+        return buildkit
+    if name == "auto":
+        return OciEngine()
+    raise EngineError(reason, hint="use --engine oci, or start Docker with BuildKit")

@@ -1,0 +1,164 @@
+"""The Docker Engine: inspect, run, read files, tag and push through the SDK.
+
+Images are not *built* through the SDK (it cannot drive BuildKit); see ``engines/buildkit.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import BuildFailed, EngineError, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import docker
+    from docker.models.containers import Container
+    from docker.models.images import Image
+
+
+def connect() -> docker.DockerClient:
+    """A client for the engine that ``DOCKER_HOST`` or the current context's default names.
+
+    Raises:
+        EngineError: no engine answers.
+    """
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=600)
+        client.ping()
+    except DockerException as error:
+        where = os.environ.get("DOCKER_HOST", "the default socket")
+        raise EngineError(
+            f"no Docker Engine answers at {where} ({_root_cause(error)})",
+            hint="start Docker, or use --engine oci with a pypi: base",
+        ) from None
+    return client
+
+
+def answers() -> bool:
+    """Whether a Docker Engine answers."""
+    try:
+        connect().close()
+    except EngineError:
+        return False
+    return True
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return str(error) or error.__class__.__name__
+
+
+def find_image(client: docker.DockerClient, ref: str, platform: str | None) -> Image:
+    """The image in the engine, pulled when it is not there.
+
+    Raises:
+        RemoteError: it is not there and cannot be pulled.
+    """
+    from docker.errors import APIError, ImageNotFound
+
+    with contextlib.suppress(ImageNotFound):
+        return client.images.get(ref)
+    from builder.console import console
+
+    console.say(f"  pulling {ref}")
+    try:
+        pulled = client.images.pull(ref, platform=platform)
+    except APIError as error:
+        raise RemoteError(
+            f"image {ref} is not in the Docker Engine and cannot be pulled: "
+            f"{error.explanation or error}",
+            hint="docker pull it yourself, or use --base pypi:vllm==VERSION",
+        ) from None
+    return pulled[0] if isinstance(pulled, list) else pulled
+
+
+@contextlib.contextmanager
+def created(
+    client: docker.DockerClient, image: str, platform: str | None = None
+) -> Iterator[Container]:
+    """A container that is never started, to read files out of; removed on every path."""
+    container = client.containers.create(image, entrypoint=["true"], platform=platform)
+    try:
+        yield container
+    finally:
+        if not os.environ.get("SPARK_BUILD_KEEP_CONTAINER"):
+            container.remove(force=True)
+
+
+def read_file(container: Container, path: str) -> bytes | None:
+    """One regular file of a container, or None."""
+    from docker.errors import NotFound
+
+    try:
+        stream, _ = container.get_archive(path)
+    except NotFound:
+        return None
+    data = io.BytesIO(b"".join(stream))
+    with tarfile.open(fileobj=data) as archive:
+        member = archive.next()
+        extracted = archive.extractfile(member) if member and member.isfile() else None
+        return extracted.read() if extracted else None
+
+
+def run(
+    client: docker.DockerClient,
+    image: str,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    platform: str | None = None,
+    user: str | None = None,
+) -> str:
+    """Run a command in a new container without network and give its stdout.
+
+    Raises:
+        BuildFailed: it cannot start, or exits non-zero.
+    """
+    from docker.errors import APIError, ContainerError
+
+    kwargs: dict[str, Any] = {"platform": platform} if platform else {}
+    if user is not None:
+        kwargs["user"] = user
+    try:
+        output = client.containers.run(
+            image,
+            entrypoint=[command[0]],
+            command=list(command[1:]),
+            environment=dict(env or {}),
+            network_mode="none",
+            remove=True,
+            stdout=True,
+            stderr=False,
+            **kwargs,
+        )
+    except ContainerError as error:
+        text = error.stderr
+        tail = (text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))[-2000:]
+        raise BuildFailed(f"{image}: {command[0]} exited {error.exit_status}: {tail}") from None
+    except APIError as error:
+        raise BuildFailed(f"{image}: cannot run {command[0]}: {error.explanation}") from None
+    assert isinstance(output, bytes)
+    return output.decode("utf-8", "replace")
+
+
+def push(client: docker.DockerClient, ref: str) -> str:
+    """Push a tag and give the manifest digest.
+
+    Raises:
+        RemoteError: the registry refuses; the engine reports that inside the stream.
+    """
+    digest = ""
+    for item in client.images.push(ref, stream=True, decode=True):
+        if "error" in item:
+            raise RemoteError(f"pushing {ref} failed: {item['error']}", hint="docker login")
+        digest = item.get("aux", {}).get("Digest", digest)
+    return digest

@@ -1,0 +1,71 @@
+"""Every way a command can end, and the one exception that carries it.
+
+A message says what happened to which subject and shows the evidence; the hint is the next command
+to try.  The command line prints both and exits with the code; nothing else catches these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from builder.runtime.spark_apply import ApplyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Exit(IntEnum):
+    """Exit codes, part of the public contract (README, "Exit codes")."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    NOTHING_TO_DO = 3
+    DRIFT = 4
+    VERIFY_FAILED = 5
+    ENGINE = 6
+    BUILD_FAILED = 7
+    REMOTE = 8
+    STALE = 9
+    NEEDS_REBUILD = 10
+    INTERRUPTED = 130
+
+
+class SparkBuildError(ApplyError):
+    """A failure that the user can understand and act on."""
+
+    def __init__(self, message: str, code: Exit = Exit.USAGE, hint: str = "") -> None:
+        super().__init__(message, int(code), hint)
+
+
+class UsageError(SparkBuildError):
+    """Wrong input: options, names, configuration, layer files."""
+
+
+class RemoteError(SparkBuildError):
+    """A package index, registry or forge did not give what was asked for."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, Exit.REMOTE, hint)
+
+
+class EngineError(SparkBuildError):
+    """The engine is missing, does not answer, or cannot do what the plan needs."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, Exit.ENGINE, hint)
+
+
+class BuildFailed(SparkBuildError):
+    """The engine ran and the image did not come out."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, Exit.BUILD_FAILED, hint)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``'; did you mean X?'`` for the nearest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

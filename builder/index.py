@@ -1,0 +1,244 @@
+"""The package index: which wheels a release has, pinned by file name and sha256.
+
+Project pages come through ``pypi-simple``, which speaks JSON and HTML indexes; the index itself
+is the one pip is configured with, or that library's default.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
+
+from builder.console import console
+from builder.errors import RemoteError, UsageError
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import requests
+
+    from builder.model import Platform
+
+#: How long a project page is trusted, in seconds; wheels themselves never change.
+PAGE_TTL = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelFile:
+    """One wheel on the index.  ``size`` is in bytes, 0 where the index does not say."""
+
+    filename: str
+    url: str
+    sha256: str
+    size: int = 0
+    yanked: bool = False
+
+    @property
+    def distribution(self) -> str:
+        """Normalised distribution name."""
+        return normalize(parse_wheel_filename(self.filename)[0])
+
+    @property
+    def version(self) -> str:
+        """PEP 440 version."""
+        return str(parse_wheel_filename(self.filename)[1])
+
+
+def pip_index_url() -> str | None:
+    """The index that pip is configured with: its variable, then its configuration files."""
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
+        if os.environ.get(name):
+            return os.environ[name]
+    home = Path.home()
+    config = os.environ.get("XDG_CONFIG_HOME", str(home / ".config"))
+    files = [
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        Path(config) / "pip" / "pip.conf",
+        Path(sys.prefix) / "pip.conf",
+    ]
+    if os.environ.get("PIP_CONFIG_FILE"):
+        files.append(Path(os.environ["PIP_CONFIG_FILE"]))
+    parser = configparser.RawConfigParser()
+    parser.read([file for file in files if str(file) != os.devnull], encoding="utf-8")
+    for section in ("install", "download", "global"):
+        if parser.has_option(section, "index-url"):
+            return parser.get(section, "index-url").strip()
+    return None
+
+
+def make_session() -> requests.Session:
+    """An HTTP session that retries what is worth retrying, with backoff."""
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util.retry import Retry
+
+    session = requests.Session()
+    retry = Retry(
+        total=4,
+        backoff_factor=0.5,
+        status_forcelist=(429, 500, 502, 503, 504),
+        allowed_methods=("GET", "HEAD"),
+        raise_on_status=False,
+    )
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry, pool_maxsize=8))
+    session.headers["Accept-Encoding"] = "identity"
+    return session
+
+
+class PackageIndex:
+    """Looks releases up, and counts what it read."""
+
+    def __init__(self, url: str | None = None, *, refresh: bool = False) -> None:
+        self._url = url
+        self._refresh = refresh
+        self._session: requests.Session | None = None
+        self._pages: dict[str, list[WheelFile]] = {}
+        self.bytes_read = 0
+
+    @property
+    def session(self) -> requests.Session:
+        """Made on first use, because importing ``requests`` is slow and warm plans need none."""
+        if self._session is None:
+            self._session = make_session()
+        return self._session
+
+    def wheels(self, project: str) -> list[WheelFile]:
+        """All wheels of a project.
+
+        Raises:
+            UsageError: the index has no such project.
+            RemoteError: the index does not answer.
+        """
+        name = normalize(project)
+        if name not in self._pages:
+            self._pages[name] = self._cached_page(name)
+        return self._pages[name]
+
+    def _cached_page(self, name: str) -> list[WheelFile]:
+        cached = cache_dir() / "index" / f"{name}.json"
+        try:
+            fresh = time.time() - cached.stat().st_mtime < PAGE_TTL
+            if fresh and not self._refresh:
+                return [WheelFile(**row) for row in json.loads(cached.read_bytes())]
+        except (OSError, ValueError, TypeError):
+            pass  # no cache, or one of another form: ask the index
+        files = self._fetch_page(name)
+        write_atomically(cached, json.dumps([asdict(file) for file in files]).encode())
+        return files
+
+    def _fetch_page(self, name: str) -> list[WheelFile]:
+        import requests
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+
+        endpoint = self._url or pip_index_url() or PYPI_SIMPLE_ENDPOINT
+        console.detail(f"index: {name}")
+        try:
+            with PyPISimple(endpoint, session=self.session) as client:
+                page = client.get_project_page(name, timeout=60)
+        except NoSuchProjectError:
+            raise UsageError(f"package {name!r} is not on the package index") from None
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"the package index did not answer for {name!r}: {error.__class__.__name__}",
+                hint="check the network and pip's index-url, then run the same command again",
+            ) from error
+        finally:
+            self._session = None  # PyPISimple closes the session it was given
+        return [
+            WheelFile(
+                filename=p.filename,
+                url=p.url,
+                sha256=p.digests.get("sha256", ""),
+                size=p.size or 0,
+                yanked=p.is_yanked,
+            )
+            for p in page.packages
+            if p.package_type == "wheel"
+        ]
+
+    def releases(self, project: str) -> list[str]:
+        """Versions that have a wheel, oldest first."""
+        found = {v for w in self.wheels(project) if (v := _parsed(w)) is not None}
+        return [str(v) for v in sorted(found)]
+
+    def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
+        """The wheel that an installer would take: best tags, then the highest build number.
+
+        Raises:
+            UsageError: no such release, or no wheel of it for the platform.
+        """
+        wanted = Version(version)
+        of_release = [w for w in self.wheels(project) if _parsed(w) == wanted]
+        if not of_release:
+            raise UsageError(
+                f"{project} {version} is not on the package index; releases: "
+                f"{', '.join(self.releases(project)[-8:])}",
+            )
+        rank = {tag: -i for i, tag in enumerate(platform_tags(platform))}
+        fitting = []
+        for wheel in of_release:
+            _, _, build, tags = parse_wheel_filename(wheel.filename)
+            scores = [rank[tag] for tag in tags if tag in rank]
+            if scores:
+                fitting.append((max(scores), build or (), wheel.filename, wheel))
+        if not fitting:
+            raise UsageError(
+                f"{project} {version} has no wheel for {platform.oci} with "
+                f"{platform.python}: {', '.join(w.filename for w in of_release[:4])}",
+                hint="choose another --platform or --python",
+            )
+        best = max(fitting)[3]
+        if not best.sha256:
+            raise RemoteError(f"the package index gives no sha256 for {best.filename}")
+        return best
+
+
+def _parsed(wheel: WheelFile) -> Version | None:
+    try:
+        return parse_wheel_filename(wheel.filename)[1]
+    except InvalidWheelFilename:
+        return None
+
+
+def platform_tags(platform: Platform) -> Iterator[Tag]:
+    """Wheel tags of a glibc Linux platform, best first."""
+    version = platform.python_version
+    names = list(_manylinux(platform.machine))
+    yield from cpython_tags(version, platforms=names)
+    yield from compatible_tags(version, platform.python, platforms=names)
+
+
+def _manylinux(machine: str) -> Iterable[str]:
+    for minor in range(39, 16, -1):  # glibc 2.39 (Ubuntu 24.04, the Spark's own) down to 2.17
+        yield f"manylinux_2_{minor}_{machine}"
+    yield f"manylinux2014_{machine}"
+    yield f"linux_{machine}"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a cache file so that nobody ever reads half of it; a full disk is reported."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}",
+            hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+        ) from error

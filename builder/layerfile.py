@@ -1,0 +1,318 @@
+"""``layer.toml`` -> a rendered layer: validated, with every file inlined, ready for the applier.
+
+The rendered form is a JSON object, so that a mod or an image can carry it without TOML, and its
+canonical sha256 is the layer's identity.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from builder.errors import UsageError, did_you_mean
+from builder.runtime.spark_apply import layer_digest, normalize, parse_diff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Table = dict[str, Any]
+
+#: key -> (type, required).  Unknown keys are errors: a misspelt one would silently do nothing.
+_LAYER = {
+    "summary": (str, True),
+    "description": (str, False),
+    "order": (int, True),
+    "after": (list, False),
+    "package": (str, True),
+    "provenance": (dict, True),
+    "upstream": (list, False),
+    "not-applicable": (list, False),
+    "variant": (list, True),
+}
+#: DEP-3 words; https://dep-team.pages.debian.net/deps/dep3/
+_PROVENANCE = {
+    "origin": (str, True),
+    "bug": (list, False),
+    "forwarded": (str, True),
+    "applied-upstream": (str, True),
+    "last-update": (datetime.date, True),
+}
+_UPSTREAM = {
+    "when": (dict, True),
+    "since": (str, True),
+    "reason": (str, True),
+    "probe": (list, True),
+}
+_PROBE = {
+    "file": (str, True),
+    "contains": (str, False),
+    "lacks": (str, False),
+    "missing": (bool, False),
+}
+_NOT_APPLICABLE = {"when": (dict, True), "reason": (str, True)}
+_VARIANT = {
+    "name": (str, True),
+    "when": (dict, True),
+    "notes": (list, False),
+    "serve-flags": (list, False),
+    "moe-serve-flags": (list, False),
+    "op": (list, False),
+}
+_COMMON = {"op": (str, True), "if": (dict, False)}
+_OPS: dict[str, dict[str, tuple[type, bool]]] = {
+    "replace": {
+        "file": (str, True),
+        "old": (str, False),
+        "old-file": (str, False),
+        "new": (str, False),
+        "new-file": (str, False),
+        "count": (int, False),
+    },
+    "diff": {"file": (str, True)},
+    "graft": {
+        "file": (str, True),
+        "from": (str, True),
+        "member": (str, False),
+        "names": (list, False),
+        "after": (str, False),
+        "replace": (bool, False),
+        "whole": (bool, False),
+    },
+    "copy": {"from": (str, True), "to": (str, True)},
+    "wheel": {
+        "distribution": (str, True),
+        "version": (str, False),
+        "version-of": (str, False),
+        "wins-over": (list, False),
+    },
+    "remove": {"distribution": (str, True), "unless": (str, False)},
+    "env": {"name": (str, True), "value": (str, True), "reader": (str, False)},
+    "hook": {"file": (str, True), "hook": (str, True)},
+}
+_PINS = {"wheel": (list, False), "donor": (list, False)}
+_WHEEL_PIN = {
+    "distribution": (str, True),
+    "version": (str, True),
+    "filename": (str, True),
+    "sha256": (str, True),
+    "size": (int, True),
+    "platform": (str, True),
+    "python": (str, True),
+}
+_DONOR_PIN = {
+    "distribution": (str, True),
+    "version": (str, True),
+    "filename": (str, True),
+    "sha256": (str, True),
+    "member": (str, True),
+    "member-sha256": (str, True),
+}
+
+
+class _Reader:
+    """Validates one layer folder; every complaint names the file and the place in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fail(self, where: str, problem: str, file: str = "layer.toml") -> UsageError:
+        return UsageError(
+            f"{self.folder.name}/{file}: {where}: {problem}" if where else
+            f"{self.folder.name}/{file}: {problem}",
+            hint=f"spark-build layers check {self.folder.name}",
+        )
+
+    def toml(self, name: str) -> Table:
+        try:
+            return tomllib.loads((self.folder / name).read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise self.fail("", f"not valid TOML: {error}", name) from None
+
+    def table(
+        self, value: object, schema: Mapping[str, tuple[type, bool]], where: str, file: str
+    ) -> Table:
+        if not isinstance(value, dict):
+            raise self.fail(where, "should be a table", file)
+        for key in value:
+            if key not in schema:
+                guess = did_you_mean(key, schema)
+                raise self.fail(where, f"unknown key {key!r}{guess}", file)
+        for key, (kind, required) in schema.items():
+            if key not in value:
+                if required:
+                    raise self.fail(where, f"key {key!r} is missing", file)
+            elif not isinstance(value[key], kind) or (
+                kind is int and isinstance(value[key], bool)
+            ):
+                raise self.fail(where, f"{key!r} should be a {kind.__name__}", file)
+        return value
+
+    def text(self, name: str) -> str:
+        return self.data(name).decode("utf-8")
+
+    def data(self, name: str) -> bytes:
+        path = (self.folder / name).resolve()
+        if not path.is_relative_to(self.folder.resolve()):
+            raise self.fail("", f"{name!r} is outside the layer's folder")
+        if not path.is_file():
+            raise self.fail("", f"file {name!r} does not exist")
+        return path.read_bytes()
+
+    def when(self, value: Mapping[str, Any], where: str) -> dict[str, str]:
+        for package, specifier in value.items():
+            try:
+                specs = SpecifierSet(str(specifier))
+            except InvalidSpecifier:
+                raise self.fail(where, f"{specifier!r} is not a PEP 440 range") from None
+            for spec in specs:
+                if spec.operator == ">" or (
+                    spec.operator == "<" and not any(c in spec.version for c in ("a", "rc", "dev"))
+                ):
+                    raise self.fail(
+                        where,
+                        f"{package} {spec}: a bare bound treats pre-releases and local versions "
+                        f"wrongly; write e.g. '<{spec.version}rc0' or '>={spec.version}'",
+                    )
+        return {normalize(package): str(spec) for package, spec in value.items()}
+
+    def op(self, value: object, where: str) -> Table:
+        if not isinstance(value, dict) or "op" not in value:
+            raise self.fail(where, "key 'op' is missing")
+        kind = value["op"]
+        if kind not in _OPS:
+            raise self.fail(where, f"unknown op {kind!r}{did_you_mean(str(kind), _OPS)}")
+        op = dict(self.table(value, {**_COMMON, **_OPS[kind]}, f"{where} ({kind})", "layer.toml"))
+        if "if" in op:
+            op["if"] = self.when(op["if"], where)
+        for key in ("file", "to", "reader"):
+            path = str(op.get(key, ""))
+            if path.startswith("/") or ".." in path.split("/"):
+                raise self.fail(where, f"{key} {path!r} is not below site-packages")
+        render = getattr(self, f"op_{kind}", None)
+        return render(op, where) if render else op
+
+    def op_replace(self, op: Table, where: str) -> Table:
+        for side in ("old", "new"):
+            source = op.pop(f"{side}-file", None)
+            if (source is None) == (side not in op):
+                raise self.fail(where, f"give either {side!r} or '{side}-file'")
+            if source is not None:
+                op[side] = self.text(source)
+            if not op[side]:
+                raise self.fail(where, f"{side!r} is empty, so its state could not be told")
+        op.setdefault("count", 1)
+        if op["old"] == op["new"]:
+            raise self.fail(where, "'old' and 'new' are the same text")
+        return op
+
+    def op_diff(self, op: Table, where: str) -> Table:
+        op["diff"] = self.text(op["file"])
+        for path, hunks in parse_diff(op["diff"]).items():
+            for hunk in hunks:
+                context = min(len(hunk.old), len(hunk.new))
+                if context < 3:
+                    raise self.fail(where, f"{path}: a hunk has less than 3 lines of context")
+        return op
+
+    def op_graft(self, op: Table, where: str) -> Table:
+        if bool(op.get("names")) == bool(op.get("whole")):
+            raise self.fail(where, "give either 'names' or 'whole = true'")
+        if "==" not in op["from"]:
+            raise self.fail(where, f"'from' {op['from']!r} is not DISTRIBUTION==VERSION")
+        return op
+
+    def op_copy(self, op: Table, where: str) -> Table:
+        del where
+        op["data"] = base64.b64encode(self.data(op["from"])).decode()
+        return op
+
+    def op_wheel(self, op: Table, where: str) -> Table:
+        if ("version" in op) == ("version-of" in op):
+            raise self.fail(where, "give either 'version' or 'version-of'")
+        return op
+
+    def op_env(self, op: Table, where: str) -> Table:
+        if not op["name"].startswith("VLLM_") and "reader" not in op:
+            raise self.fail(where, f"{op['name']} needs a 'reader': the file that reads it")
+        return op
+
+    def op_hook(self, op: Table, where: str) -> Table:
+        name, _, function = op.pop("hook").partition(":")
+        if not function:
+            raise self.fail(where, "'hook' is not FILE.py:FUNCTION")
+        op["source"], op["function"] = self.text(name), function
+        return op
+
+    def variant(self, value: object, where: str) -> Table:
+        variant = self.table(value, _VARIANT, where, "layer.toml")
+        ops = [self.op(op, f"{where} op {i}") for i, op in enumerate(variant.get("op", ()), 1)]
+        if not ops and not variant.get("serve-flags") and not variant.get("moe-serve-flags"):
+            raise self.fail(where, "has no op and no flags: it would do nothing")
+        rendered = {key: item for key, item in variant.items() if key != "op"}
+        return {**rendered, "when": self.when(variant["when"], where), "ops": ops}
+
+    def upstream(self, value: object, where: str) -> Table:
+        entry = self.table(value, _UPSTREAM, where, "layer.toml")
+        for clause in entry["probe"]:
+            self.table(clause, _PROBE, f"{where} probe", "layer.toml")
+            if len(clause) != 2:
+                raise self.fail(where, "a probe clause is 'file' and one test")
+        if not entry["probe"]:
+            raise self.fail(where, "the probe is empty: a range alone decides nothing")
+        return {**entry, "when": self.when(entry["when"], where)}
+
+    def pins(self) -> Table:
+        name = "pins.toml"
+        if not (self.folder / name).is_file():
+            return {"wheel": [], "donor": []}
+        raw = self.table(self.toml(name), _PINS, "", name)
+        for kind, schema in (("wheel", _WHEEL_PIN), ("donor", _DONOR_PIN)):
+            for number, row in enumerate(raw.get(kind, ()), 1):
+                self.table(row, schema, f"{kind} {number}", name)
+        return {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
+
+
+def load_layer(folder: Path) -> Table:
+    """Read and validate one layer folder into its rendered form.
+
+    Raises:
+        UsageError: a file is missing or malformed, or a key is unknown.
+    """
+    reader = _Reader(folder)
+    raw = reader.table(reader.toml("layer.toml"), _LAYER, "", "layer.toml")
+    provenance = dict(reader.table(raw["provenance"], _PROVENANCE, "provenance", "layer.toml"))
+    provenance["last-update"] = provenance["last-update"].isoformat()
+    not_applicable = []
+    for number, entry in enumerate(raw.get("not-applicable", ()), 1):
+        where = f"not-applicable {number}"
+        entry = reader.table(entry, _NOT_APPLICABLE, where, "layer.toml")
+        not_applicable.append({**entry, "when": reader.when(entry["when"], where)})
+    layer: Table = {
+        "name": folder.name,
+        "summary": raw["summary"],
+        "order": raw["order"],
+        "after": raw.get("after", []),
+        "package": normalize(raw["package"]),
+        "provenance": provenance,
+        "upstream": [
+            reader.upstream(e, f"upstream {i}") for i, e in enumerate(raw.get("upstream", ()), 1)
+        ],
+        "not-applicable": not_applicable,
+        "variants": [
+            reader.variant(v, f"variant {i}") for i, v in enumerate(raw["variant"], 1)
+        ],
+        "pins": reader.pins(),
+    }
+    layer_digest(layer)  # everything must be JSON
+    return layer
+
+
+def description(folder: Path) -> str:
+    """The layer's own long description (not part of its identity)."""
+    text: str = tomllib.loads((folder / "layer.toml").read_text("utf-8")).get("description", "")
+    return text.strip()

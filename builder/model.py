@@ -1,0 +1,239 @@
+"""The values that flow through the pipeline.  All are immutable; none does I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import UsageError
+from builder.runtime.spark_apply import (
+    NEEDED,
+    Changes,
+    Outcome,
+    Target,
+    canonical_json,
+    layer_digest,
+    sha256_hex,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PLAN_SCHEMA = 1
+
+#: One table for architecture names: OCI architecture -> uname machine.
+_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+_ALIASES = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64", "arm64v8": "arm64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What the image runs on: an OCI platform and a CPython tag (``cp312``)."""
+
+    architecture: str = "arm64"
+    python: str = "cp312"
+
+    @classmethod
+    def parse(cls, text: str, python: str = "3.12") -> Platform:
+        """From ``linux/arm64`` (or a machine name) and ``3.12`` (or ``cp312``).
+
+        Raises:
+            UsageError: the platform is not one that vLLM has wheels for.
+        """
+        name = text.removeprefix("linux/")
+        architecture = _ALIASES.get(name, name)
+        if architecture not in _MACHINES:
+            raise UsageError(f"platform {text!r} is not linux/arm64 or linux/amd64")
+        digits = re.fullmatch(r"(?:cp)?(\d)\.?(\d+)", python)
+        if not digits:
+            raise UsageError(f"python {python!r} is not of the form 3.12")
+        return cls(architecture=architecture, python=f"cp{digits[1]}{digits[2]}")
+
+    @property
+    def oci(self) -> str:
+        """``linux/arm64``."""
+        return f"linux/{self.architecture}"
+
+    @property
+    def machine(self) -> str:
+        """``aarch64``, as uname and wheel tags say it."""
+        return _MACHINES[self.architecture]
+
+    @property
+    def python_version(self) -> tuple[int, int]:
+        """``(3, 12)``."""
+        return int(self.python[2]), int(self.python[3:])
+
+    @property
+    def target(self) -> Target:
+        """The same for the applier."""
+        return Target(self.oci, self.python)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseIdentity:
+    """What is patched, pinned: everything that a plan may depend on.
+
+    ``digest`` identifies the content: an image's manifest or config digest, or the sha256 over
+    the wheels' file names and hashes.  ``site_packages`` is absolute inside the image.
+    """
+
+    kind: str
+    ref: str
+    digest: str
+    platform: Platform
+    site_packages: str
+    packages: Mapping[str, str]
+    wheels: tuple[Mapping[str, Any], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    interpreter: str = "python3"
+    user: str = ""
+    created: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The base as it stands in the plan."""
+        value: dict[str, Any] = {
+            "kind": self.kind,
+            "ref": self.ref,
+            "digest": self.digest,
+            "platform": self.platform.oci,
+            "python": ".".join(map(str, self.platform.python_version)),
+            "site_packages": self.site_packages,
+            "interpreter": self.interpreter,
+            "packages": dict(sorted(self.packages.items())),
+        }
+        if self.wheels:
+            value["wheels"] = [dict(wheel) for wheel in self.wheels]
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDecision:
+    """One layer, judged on the tree as the layers before it leave it."""
+
+    layer: Mapping[str, Any]
+    outcome: Outcome
+    receipt: Mapping[str, Any] | None
+    #: everything that this layer adds to the image, its receipt included
+    changes: Changes
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+        return str(self.layer["name"])
+
+    @property
+    def needed(self) -> bool:
+        """Whether a build applies it."""
+        return self.outcome.state == NEEDED
+
+    def as_json(self) -> dict[str, Any]:
+        """The decision as it stands in the plan."""
+        outcome = self.outcome
+        value: dict[str, Any] = {
+            "name": self.name,
+            "state": outcome.state,
+            "reason": outcome.reason,
+            "variant": outcome.variant,
+            "digest": layer_digest(self.layer),
+            "files": self._files(),
+        }
+        if outcome.since:
+            value["since"] = outcome.since
+        for key, items in (("notes", outcome.notes), ("inputs", outcome.inputs)):
+            if items:
+                value[key] = list(items)
+        if outcome.env:
+            value["env"] = dict(outcome.env)
+        if outcome.serve_flags:
+            value["serve_flags"] = list(outcome.serve_flags)
+        if outcome.moe_serve_flags:
+            value["moe_serve_flags"] = list(outcome.moe_serve_flags)
+        return value
+
+    def _files(self) -> list[dict[str, Any]]:
+        if self.receipt is None:
+            return []
+        rows = []
+        for path, entry in self.receipt["files"].items():
+            content = self.changes.get(path)
+            row = {"path": path, "before": entry["before"], "after": entry["after"]}
+            rows.append({**row, "size": 0 if content is None else content.size})
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """Everything that decides an image.  Its canonical JSON is the plan; its sha256 the digest."""
+
+    name: str
+    profiles: tuple[str, ...]
+    base: BaseIdentity
+    decisions: tuple[LayerDecision, ...]
+    expect: tuple[Mapping[str, str], ...]
+    hints: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> list[LayerDecision]:
+        """Layers that a build applies, in order."""
+        return [d for d in self.decisions if d.needed]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that the image sets, from every layer that stands."""
+        merged: dict[str, str] = {}
+        for decision in self.decisions:
+            merged.update(decision.outcome.env)
+        return merged
+
+    @property
+    def serve_flags(self) -> list[str]:
+        """``vllm serve`` flags that the profile stands for."""
+        return [f for d in self.decisions for f in d.outcome.serve_flags]
+
+    @property
+    def moe_serve_flags(self) -> list[str]:
+        """Flags for MoE models that the profile's kernels support."""
+        return [f for d in self.decisions for f in d.outcome.moe_serve_flags]
+
+    @property
+    def changes(self) -> Changes:
+        """Net changes below site-packages."""
+        merged: Changes = {}
+        for decision in self.needed:
+            merged.update(decision.changes)
+        return merged
+
+    def body(self) -> dict[str, Any]:
+        """What the digest is taken of: no local path, clock or host name."""
+        base = self.base.as_json()
+        if self.base.kind == "dir":
+            del base["ref"], base["site_packages"], base["interpreter"]
+        return {
+            "schema": PLAN_SCHEMA,
+            "name": self.name,
+            "profiles": list(self.profiles),
+            "base": base,
+            "layers": [d.as_json() for d in self.decisions],
+            "env": dict(sorted(self.env.items())),
+            "serve_flags": self.serve_flags,
+            "moe_serve_flags": self.moe_serve_flags,
+            "expect": [dict(e) for e in self.expect],
+        }
+
+    @property
+    def digest(self) -> str:
+        """``sha256:...`` of the canonical body."""
+        return f"sha256:{sha256_hex(canonical_json(self.body()))}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as it is printed and baked in."""
+        body = self.body()
+        return {
+            "schema": body["schema"],
+            "plan_digest": self.digest,
+            **body,
+            "base": self.base.as_json(),
+            "hints": list(self.hints),
+        }

@@ -1,0 +1,134 @@
+"""Base + selection -> plan: judge each layer on the tree as the layers before it leave it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.errors import Exit, SparkBuildError
+from builder.model import BuildPlan, LayerDecision
+from builder.runtime.spark_apply import (
+    AMBIGUOUS,
+    DRIFT,
+    NEEDED,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    UPSTREAM,
+    Changes,
+    Content,
+    OverlayTree,
+    all_match,
+    judge,
+    make_receipt,
+    receipt_bytes,
+    receipt_path,
+    receipts_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from builder.bases import Base
+    from builder.catalog import Selection
+    from builder.runtime.spark_apply import Outcome, Sources
+
+
+def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
+    """Judge every layer; nothing is written and nothing is refused here.
+
+    Raises:
+        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+    """
+    identity = base.identity
+    overlay = OverlayTree(base.tree)
+    env = dict(identity.env)
+    sequence = max((r["sequence"] for r in receipts_of(base.tree)), default=0)
+    decisions = []
+    for layer in selection.layers:
+        outcome = judge(layer, overlay, sources, identity.platform.target, env)
+        receipt: Mapping[str, Any] | None = None
+        changes: Changes = {}
+        if outcome.state == NEEDED:
+            sequence += 1
+            receipt = make_receipt(layer, outcome, overlay, sequence)
+            changes = dict(outcome.changes)
+            changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+            overlay.update(changes)
+        env.update(outcome.env)
+        decisions.append(
+            LayerDecision(layer=layer, outcome=outcome, receipt=receipt, changes=changes)
+        )
+    expect = [
+        {"kind": e.kind, "line": e.line}
+        for profile in selection.profiles
+        for e in profile.expected(identity.packages)
+    ]
+    return BuildPlan(
+        name=selection.name,
+        profiles=tuple(p.name for p in selection.profiles),
+        base=identity,
+        decisions=tuple(decisions),
+        expect=tuple(expect),
+        hints=tuple(hints(decisions, identity.packages)),
+    )
+
+
+def hints(decisions: list[LayerDecision], packages: Mapping[str, str]) -> list[str]:
+    """What the user may like to know: layers that a newer base would make unnecessary."""
+    patched = [d for d in decisions if d.needed and d.outcome.changes]
+    upstream = [d for d in decisions if d.outcome.state == UPSTREAM]
+    found = []
+    if patched and all(d.layer["provenance"]["applied-upstream"] for d in patched):
+        releases = {
+            d.name: d.layer["provenance"]["applied-upstream"] for d in patched
+        }
+        listed = "; ".join(f"{name}: {release}" for name, release in releases.items())
+        found.append(f"a newer base has these changes already ({listed})")
+    elif upstream and not patched:
+        found.append(
+            f"vllm {packages.get('vllm')} needs no patch of this selection; only settings remain"
+        )
+    return found
+
+
+def refuse_plan(plan: BuildPlan) -> None:
+    """Raise when a plan cannot be built, naming every layer in the way.
+
+    Raises:
+        SparkBuildError: a layer drifted, is ambiguous, or needs a rebuild (exit 4 or 10).
+    """
+    stuck = [d for d in plan.decisions if d.outcome.state in (DRIFT, AMBIGUOUS)]
+    if stuck:
+        lines = [f"layer {d.name}: {d.outcome.state}: {d.outcome.reason}" for d in stuck]
+        raise SparkBuildError(
+            "\n  ".join(lines),
+            Exit.DRIFT,
+            hint=f"spark-build layers show {stuck[0].name}",
+        )
+    rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
+    if rebuild:
+        names = ", ".join(d.name for d in rebuild)
+        raise SparkBuildError(
+            f"{names}: the base is prebuilt and this change is compiled code",
+            Exit.NEEDS_REBUILD,
+        )
+
+
+def refuse_nothing(plan: BuildPlan, selection: Selection) -> None:
+    """Raise when a profile does not serve this base, or no layer concerns it.
+
+    Raises:
+        SparkBuildError: there is nothing to do (exit 3).
+    """
+    for profile in selection.profiles:
+        if profile.needs and not all_match(profile.needs, plan.base.packages):
+            wanted = ", ".join(f"{name} {spec}" for name, spec in profile.needs.items())
+            raise SparkBuildError(
+                f"profile {profile.name} needs {wanted}; the base has vllm "
+                f"{plan.base.packages.get('vllm')}: {profile.needs_reason}",
+                Exit.NOTHING_TO_DO,
+                hint="spark-build layers list",
+            )
+    if all(d.outcome.state == NOT_APPLICABLE for d in plan.decisions):
+        reasons = "\n  ".join(f"layer {d.name}: {d.outcome.reason}" for d in plan.decisions)
+        raise SparkBuildError(f"nothing to do:\n  {reasons}", Exit.NOTHING_TO_DO)

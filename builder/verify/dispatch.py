@@ -1,0 +1,111 @@
+"""Level ``dispatch``: the target's own vLLM, told that the device is SM121, selects what it must.
+
+The log lines are vLLM's own.  Which parts were simulated stands in the evidence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import SparkBuildError
+from builder.verify import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from builder.verify import VerifyTarget
+
+
+def flag_value(flags: Sequence[str], name: str) -> str:
+    """The value of a ``vllm serve`` flag, or ``auto``."""
+    for flag, value in zip(flags, flags[1:], strict=False):
+        if flag == name:
+            return value
+    return "auto"
+
+
+def make_request(plan: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """What the probe is asked: one question for each expectation, with the plan's own settings."""
+    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
+    return {
+        "env": {**env, **plan["env"]},
+        "ask": [
+            {
+                "kind": expectation["kind"],
+                "linear_backend": flag_value(flags, "--linear-backend"),
+                "moe_backend": flag_value(flags, "--moe-backend"),
+            }
+            for expectation in plan["expect"]
+        ],
+    }
+
+
+def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
+    """One check for each line that the profile expects."""
+    expectations = target.plan["expect"]
+    if not expectations:
+        yield _not_run("dispatch", "a line", "no profile was named, so no line is expected")
+        return
+    if target.ask is None:
+        for expectation in expectations:
+            yield _not_run(expectation["kind"], expectation["line"], target.cannot_ask)
+        return
+    try:
+        result = target.ask(make_request(target.plan, {}))
+    except SparkBuildError as error:
+        for expectation in expectations:
+            yield _not_run(expectation["kind"], expectation["line"], str(error))
+        return
+    fatal = result.get("fatal")
+    simulated = tuple(result.get("simulated", ()))
+    for number, expectation in enumerate(expectations):
+        if fatal:
+            yield Check(
+                level="dispatch",
+                name=expectation["kind"],
+                status="fail",
+                expected=expectation["line"],
+                seen=f"{fatal['type']}: {fatal['message']}",
+                where=f"importing vllm in {target.name}",
+                simulated=simulated,
+            )
+        else:
+            yield _compare(target, expectation, result["answers"][number], simulated)
+
+
+def _compare(
+    target: VerifyTarget,
+    expectation: Mapping[str, str],
+    answer: Mapping[str, Any],
+    simulated: tuple[str, ...],
+) -> Check:
+    wanted = expectation["line"]
+    error = answer.get("error")
+    line = next((text for text in answer["lines"] if wanted in text), None)
+    good = line is not None and error is None
+    seen = _headline(answer)
+    return Check(
+        level="dispatch",
+        name=expectation["kind"],
+        status="pass" if good else "fail",
+        expected=wanted,
+        seen=(line or seen) if good else seen,
+        where=f"log of vllm in {target.name}",
+        reason="" if good else f"selected instead: {answer.get('selected') or 'nothing'}",
+        simulated=simulated,
+    )
+
+
+def _headline(answer: Mapping[str, Any]) -> str:
+    """The line or error that says what vLLM did."""
+    if answer.get("error"):
+        first = str(answer["error"]["message"]).strip().splitlines() or [""]
+        return f"{answer['error']['type']}: {first[0]}"
+    telling = [text for text in answer["lines"] if text.startswith(("Using ", "Selected "))]
+    return telling[-1] if telling else f"no such line; selected {answer.get('selected')}"
+
+
+def _not_run(name: str, expected: str, reason: str) -> Check:
+    return Check(
+        level="dispatch", name=name, status="not-run", expected=expected, seen="", reason=reason
+    )

@@ -1,0 +1,261 @@
+"""A managed Python environment in which a vLLM that is not installed can be asked.
+
+It holds a CPU build of torch and the few packages that vLLM's kernel selection imports; vLLM's and
+FlashInfer's own Python files come from the target, file by file.  One environment per set of
+versions, kept in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+
+from builder.console import console
+from builder.errors import SparkBuildError, UsageError
+from builder.paths import cache_dir, package_file
+from builder.runtime.spark_apply import canonical_json, sha256_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.runtime.spark_apply import Tree
+
+#: Top-level directories of site-packages whose Python files the probe may need.
+_PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache")
+#: Files below these are data (headers, vendored sources, tuning tables), not imported.
+_SKIP = ("flashinfer/data/", "vllm/third_party/triton_kernels/")
+
+
+class SandboxUnavailable(SparkBuildError):
+    """The sandbox cannot be made here; the check that wanted it is not run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What one range of vLLM releases needs besides itself."""
+
+    name: str
+    packages: tuple[str, ...]
+    torch: str
+    needs_dsl: bool
+    megabytes: int
+
+
+#: The torch that every release from 0.17.0 to 0.33.0 has been asked with, whatever it pins itself:
+#: selection is host code, and one CPU build serves them all.
+TORCH = "2.13.0"
+#: Download sizes in MB, for the announcement: torch's CPU build, and a CuTe DSL with its libraries.
+_TORCH_MEGABYTES, _DSL_MEGABYTES = 190, 160
+
+
+def requirements_for(vllm: str) -> Requirements:
+    """The packages for a vLLM release: every set whose range it is in.
+
+    Raises:
+        UsageError: no set covers the release.
+    """
+    raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
+    sets = [s for s in raw["set"] if SpecifierSet(s["vllm"]).contains(vllm, prereleases=True)]
+    if not sets:
+        raise UsageError(f"no sandbox is known for vllm {vllm}")
+    needs_dsl = any(s["needs-dsl"] for s in sets)
+    packages = sorted({package for s in sets for package in s["python-packages"]})
+    return Requirements(
+        name="-".join(s["name"] for s in sets if s["name"] not in ("torch-runtime", "common")),
+        packages=tuple(packages),
+        torch=os.environ.get("SPARK_BUILD_TORCH", TORCH),
+        needs_dsl=needs_dsl,
+        megabytes=_TORCH_MEGABYTES + sum(s.get("megabytes", 0) for s in sets),
+    )
+
+
+class Sandbox:
+    """A virtual environment for one set of requirements."""
+
+    def __init__(self, requirements: Requirements) -> None:
+        self.requirements = requirements
+        key = sha256_hex(
+            canonical_json([sys.version_info[:2], requirements.torch, requirements.packages])
+        )
+        self.root = cache_dir() / "sandbox" / f"{requirements.name}-{key[:12]}"
+        self.python = self.root / "bin" / "python"
+
+    def prepare(self) -> None:
+        """Make the environment if it is not there.
+
+        Raises:
+            SandboxUnavailable: it cannot be made here, and why.
+        """
+        from filelock import FileLock
+
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.root}.lock"):
+            if (self.root / "complete").exists():
+                return
+            shutil.rmtree(self.root, ignore_errors=True)
+            try:
+                self._make()
+            except BaseException:
+                shutil.rmtree(self.root, ignore_errors=True)
+                raise
+            (self.root / "complete").touch()
+
+    def _make(self) -> None:
+        need = self.requirements
+        console.say(
+            f"  making a sandbox for {need.name}: CPU torch {need.torch} and "
+            f"{len(need.packages)} packages, about {need.megabytes} MB to download, "
+            f"kept in {self.root}"
+        )
+        _call([sys.executable, "-m", "venv", str(self.root)])
+        self._refuse_cuda()
+        torch = ["--no-deps", *_torch_index(), f"torch=={need.torch}"]
+        _call([str(self.python), "-m", "pip", "install", "-q", *torch])
+        _call([str(self.python), "-m", "pip", "install", "-q", "--no-deps", *need.packages])
+
+    def _refuse_cuda(self) -> None:
+        """Never download a CUDA build of torch: gigabytes that no check here uses."""
+        command = [str(self.python), "-m", "pip", "install", "-q", "--dry-run", "--no-deps"]
+        command += ["--report", "-", *_torch_index(), f"torch=={self.requirements.torch}"]
+        report = json.loads(_call(command))
+        metadata = report["install"][0]["metadata"]
+        cuda = [r for r in metadata.get("requires_dist", []) if r.startswith(("nvidia-", "cuda-"))]
+        if cuda and "+cpu" not in metadata["version"]:
+            raise SandboxUnavailable(
+                f"the package index offers only a CUDA build of torch {self.requirements.torch} "
+                f"(it requires {cuda[0].split(' ')[0]})",
+                hint="export SPARK_BUILD_TORCH_INDEX=<an index with CPU builds of torch>",
+            )
+
+    def dsl(self, packages: Mapping[str, str]) -> Path:
+        """This machine's build of the target's CuTe DSL, for releases whose selection imports it.
+
+        Raises:
+            SandboxUnavailable: it cannot be installed.
+        """
+        from filelock import FileLock
+
+        wanted = sorted(
+            f"{name}=={version}"
+            for name, version in packages.items()
+            if name.startswith("nvidia-cutlass-dsl")
+        )
+        tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+        folder = cache_dir() / "sandbox" / f"dsl-{tag}-{sha256_hex(canonical_json(wanted))[:12]}"
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                console.say(
+                    f"  installing {', '.join(wanted)} for this machine, up to "
+                    f"{_DSL_MEGABYTES} MB to download"
+                )
+                partial = folder.with_suffix(".part")
+                shutil.rmtree(partial, ignore_errors=True)
+                pip = [str(self.python), "-m", "pip", "install", "-q", "--no-deps"]
+                _call([*pip, "--target", str(partial), *wanted])
+                partial.rename(folder)
+        return folder
+
+    def ask(self, request: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
+        """Run the dispatch probe in this environment."""
+        return ask_probe(self.python, request, timeout)
+
+
+def ask_probe(python: Path, request: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
+    """Run the dispatch probe under an interpreter.
+
+    Raises:
+        SandboxUnavailable: the probe did not end with a result.
+    """
+    probe = package_file("runtime", "dispatch_probe.py")
+    keep = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
+    env = {name: os.environ[name] for name in keep if name in os.environ}
+    env |= {"PYTHONDONTWRITEBYTECODE": "", "VLLM_NO_USAGE_STATS": "1"}
+    try:
+        answer = subprocess.run(
+            [str(python), str(probe)],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={k: v for k, v in env.items() if v},
+            check=False,
+        )
+        result: dict[str, Any] = json.loads(answer.stdout)
+    except subprocess.TimeoutExpired:
+        raise SandboxUnavailable(f"the dispatch probe took more than {timeout:.0f} s") from None
+    except (OSError, ValueError) as error:
+        raise SandboxUnavailable(f"the dispatch probe gave no result: {error}") from None
+    return result
+
+
+def _torch_index() -> list[str]:
+    named = os.environ.get("SPARK_BUILD_TORCH_INDEX")
+    return ["--index-url", named] if named else []
+
+
+def _call(command: list[str]) -> str:
+    console.detail(f"+ {' '.join(command)}")
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        tail = (answer.stderr or answer.stdout).strip().splitlines()[-3:]
+        raise SandboxUnavailable(
+            f"{command[0]} {' '.join(command[1:4])} ... failed: {' | '.join(tail)}",
+            hint="see --verbose; on Debian, apt-get install python3-venv",
+        )
+    return answer.stdout
+
+
+def python_files(tree: Tree) -> Iterator[str]:
+    """Paths of the target's Python files and metadata that selection may read."""
+    pending = [name for name in tree.children("") if name in _PACKAGES]
+    pending += [d.info_dir for d in tree.distributions().values()]
+    while pending:
+        path = pending.pop()
+        if any(f"{path}/".startswith(skip) for skip in _SKIP):
+            continue
+        children = tree.children(path)
+        if children:
+            pending.extend(f"{path}/{name}" for name in children)
+        elif path.endswith((".py", "/METADATA", "/entry_points.txt")):
+            yield path
+
+
+def lay_out(tree: Tree) -> Path:
+    """The target's Python files as a directory, kept in the cache by content."""
+    from filelock import FileLock
+
+    from builder.wheels import preload
+
+    paths = sorted(python_files(tree))
+    key = sha256_hex(canonical_json([[path, tree.digest(path)] for path in paths]))
+    folder = cache_dir() / "trees" / key[:24]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if folder.exists():
+            os.utime(folder)
+            return folder
+        preload(tree, paths)
+        partial = folder.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        for path in paths:
+            target = partial / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(tree.read(path) or b"")
+        partial.rename(folder)
+    _prune(folder.parent, keep=12)
+    return folder
+
+
+def _prune(parent: Path, keep: int) -> None:
+    folders = sorted((p for p in parent.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    for old in folders[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)

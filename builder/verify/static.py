@@ -1,0 +1,153 @@
+"""Level ``static``: files alone.  Is every layer there, whole, and nothing else touched?"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from builder.runtime.spark_apply import (
+    explained,
+    parse_record,
+    receipt_path,
+    receipts_of,
+    unexplained,
+)
+from builder.verify import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from builder.verify import VerifyTarget
+
+
+def check_static(target: VerifyTarget) -> Iterator[Check]:
+    """Receipts, environment, syntax, RECORD."""
+    receipts = receipts_of(target.tree)
+    for decision in target.plan["layers"]:
+        if decision["state"] in ("needed", "applied"):
+            yield _layer(target, decision, receipts)
+    if target.plan["env"]:
+        yield _environment(target)
+    if receipts:
+        yield _syntax(target, receipts)
+    yield _record(target, receipts)
+
+
+def _layer(
+    target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence[Mapping[str, Any]]
+) -> Check:
+    name = decision["name"]
+    receipt = next((r for r in receipts if r["layer"] == name), None)
+    expected = "receipt present and every file as it says"
+    if receipt is None and decision["state"] == "applied":
+        return Check(
+            level="static",
+            name=f"layer {name}",
+            status="pass",
+            expected="the change is there",
+            seen=decision["reason"],
+        )
+    if receipt is None:
+        return Check(
+            level="static",
+            name=f"layer {name}",
+            status="fail",
+            expected=expected,
+            seen="no receipt: the layer is not applied",
+            where=receipt_path(name),
+            reason=f"layer {name} is missing",
+        )
+    wrong = unexplained(receipt, receipts, target.tree)
+    seen = f"{len(receipt['files'])} files as recorded"
+    if wrong:
+        seen = f"{len(wrong)} files are something else, such as {wrong[0]}"
+    return Check(
+        level="static",
+        name=f"layer {name}",
+        status="fail" if wrong else "pass",
+        expected=expected,
+        seen=seen,
+        where=wrong[0] if wrong else receipt_path(name),
+        reason="changed after the layer was applied" if wrong else "",
+    )
+
+
+def _environment(target: VerifyTarget) -> Check:
+    wanted = target.plan["env"]
+    wrong = {k: v for k, v in wanted.items() if target.env.get(k) != v}
+    expected = " ".join(f"{k}={v}" for k, v in sorted(wanted.items()))
+    seen = " ".join(f"{k}={target.env.get(k, '(unset)')}" for k in sorted(wanted))
+    return Check(
+        level="static",
+        name="environment",
+        status="fail" if wrong else "pass",
+        expected=expected,
+        seen=seen,
+        where=f"environment of {target.name}",
+        reason=f"{', '.join(sorted(wrong))} differs" if wrong else "",
+    )
+
+
+def _syntax(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Check:
+    paths = sorted(
+        {
+            path
+            for receipt in receipts
+            for path, entry in receipt["files"].items()
+            if path.endswith(".py") and entry["after"] and set(entry["ops"]) - {"wheel"}
+        }
+    )
+    broken = []
+    for path in paths:
+        data = target.tree.read(path)
+        try:
+            ast.parse(data or b"")
+        except SyntaxError as error:
+            broken.append(f"{path}:{error.lineno}: {error.msg}")
+    return Check(
+        level="static",
+        name="patched modules parse",
+        status="fail" if broken else "pass",
+        expected="every patched .py file is valid Python",
+        seen=broken[0] if broken else f"{len(paths)} files parse",
+        where=broken[0].split(":")[0] if broken else "",
+    )
+
+
+def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Check:
+    """Every file is what some RECORD says, or a receipt explains the difference."""
+    claims: dict[str, set[str]] = {}
+    for dist in target.tree.distributions().values():
+        data = target.tree.read(f"{dist.info_dir}/RECORD")
+        if dist.name not in target.plan["base"]["packages"] and not _laid_out(dist, receipts):
+            continue
+        for row in parse_record(data or b""):
+            if row.sha256 and not row.path.startswith(("/", "../")):
+                claims.setdefault(row.path, set()).add(row.sha256)
+    same = other = 0
+    strange: list[str] = []
+    for path, digests in claims.items():
+        current = target.tree.digest(path)
+        if current in digests:
+            same += 1
+        elif any(explained(path, digest, current, receipts) for digest in digests):
+            other += 1
+        else:
+            strange.append(path)
+    seen = f"{same} files as RECORD says, {other} explained by receipts"
+    if strange:
+        seen += f", {len(strange)} neither: {', '.join(strange[:3])}"
+    return Check(
+        level="static",
+        name="no other file touched",
+        status="fail" if strange or not same else "pass",
+        expected="every file is what its RECORD says, or a receipt explains it",
+        seen=seen,
+        where=strange[0] if strange else "",
+        reason="a file was changed by something else" if strange else "",
+    )
+
+
+def _laid_out(dist: Any, receipts: Sequence[Mapping[str, Any]]) -> bool:
+    return any(f"{dist.info_dir}/RECORD" in receipt["files"] for receipt in receipts)

@@ -1,0 +1,253 @@
+"""What can be verified: an image, an overlay layout, released wheels, a directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder import bake
+from builder.bases import Base, BaseRequest, identify, scheme_of
+from builder.errors import SparkBuildError, UsageError
+from builder.planner import make_plan
+from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
+from builder.verify import VerifyTarget
+from builder.verify.sandbox import (
+    Sandbox,
+    SandboxUnavailable,
+    ask_probe,
+    lay_out,
+    requirements_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from builder.catalog import Selection
+    from builder.index import PackageIndex
+    from builder.model import BuildPlan
+    from builder.runtime.spark_apply import Tree
+    from builder.wheels import IndexSources
+
+Ask = "Callable[[Mapping[str, Any]], Mapping[str, Any]] | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What is needed to open a target besides its name."""
+
+    index: PackageIndex
+    sources: IndexSources
+    selection: Selection | None = None
+    platform: str | None = None
+
+
+def open_target(text: str, opening: Opening) -> VerifyTarget:
+    """Open a target by its reference.
+
+    Raises:
+        UsageError: the reference is malformed, or says nothing about which layers to expect.
+    """
+    scheme, rest = scheme_of(text)
+    if scheme == "oci":
+        return open_layout(Path(rest), opening)
+    pins = opening.selection.pins() if opening.selection else {}
+    request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
+    base = identify(request)
+    try:
+        if scheme == "docker":
+            return _open_image(base, opening)
+        if opening.selection is None:
+            raise UsageError(
+                f"{text} does not say which layers it should have",
+                hint=f"spark-build verify {text} --layers b12x-full",
+            )
+        plan = make_plan(base, opening.selection, opening.sources)
+        return target_of_plan(plan, base, text, patched=False)
+    except BaseException:
+        base.close()
+        raise
+
+
+def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> VerifyTarget:
+    """A plan's base as it is, or (``patched``) as the plan leaves it, before any image exists."""
+    tree: Tree = base.tree
+    env = dict(base.identity.env)
+    if patched:
+        overlay = OverlayTree(base.tree)
+        overlay.update(plan.changes)
+        tree = overlay
+        env |= plan.env
+    ask, why = _ask_of(tree, base)
+    return VerifyTarget(
+        name=name,
+        kind=base.identity.kind,
+        plan=plan.as_json(),
+        layers=[d.layer for d in plan.decisions],
+        tree=tree,
+        env=env,
+        ask=ask,
+        cannot_ask=why,
+        close=base.close,
+    )
+
+
+def _ask_of(tree: Tree, base: Base) -> tuple[Any, str]:
+    if base.identity.kind == "dir":
+        root = Path(base.identity.site_packages)
+        python = root.parents[2] / "bin" / "python"
+        if python.exists() and base.identity.platform.target.platform == Target.here().platform:
+            return (lambda request: ask_probe(python, request)), ""
+    return sandbox_asker(tree, dict(base.identity.packages))
+
+
+def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
+    """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
+    try:
+        requirements = requirements_for(packages["vllm"])
+        sandbox = Sandbox(requirements)
+        sandbox.prepare()
+        current = {**packages, **versions(tree)}
+        extra = [str(sandbox.dsl(current))] if requirements.needs_dsl else []
+    except SparkBuildError as error:
+        hint = f"; try: {error.hint}" if error.hint else ""
+        return None, f"{error}{hint}"
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        folder = lay_out(tree)
+        has_cubin = "flashinfer-cubin" in current
+        full = {**request, "paths": [str(folder), *extra], "pretend_nvcc": not has_cubin}
+        result = sandbox.ask(full)
+        result.setdefault("simulated", []).insert(
+            0, f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox"
+        )
+        return result
+
+    return ask, ""
+
+
+def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
+    """An overlay layout laid over the released wheels that its plan names.
+
+    Raises:
+        UsageError: it is not a layout of ours, is damaged, or is meant for other wheels.
+    """
+    from builder.engines.oci import read_layout
+
+    plan, files, env = read_layout(layout)
+    site = plan["base"]["site_packages"]
+    request = BaseRequest(
+        ref=_exact_ref(plan),
+        platform=plan["base"]["platform"],
+        python=plan["base"]["python"],
+        site_packages=site,
+        pins={},
+        index=opening.index,
+    )
+    base = identify(request)
+    if base.identity.digest != plan["base"]["digest"]:
+        raise UsageError(
+            f"{layout} was made for wheels {plan['base']['digest'][:19]}..., the package index "
+            f"has {base.identity.digest[:19]}...: a wheel was replaced since"
+        )
+    overlay = OverlayTree(base.tree)
+    prefix = f"{site}/"
+    overlay.update(
+        {
+            path.removeprefix(prefix): None if data is None else Content.of(data)
+            for path, data in files.items()
+            if path.startswith(prefix)
+        }
+    )
+    if opening.selection is not None:
+        judged = Base(base.identity, overlay)
+        judged_plan = make_plan(judged, opening.selection, opening.sources)
+        return target_of_plan(judged_plan, judged, f"oci:{layout}", patched=False)
+    ask, why = sandbox_asker(overlay, plan["base"]["packages"])
+    return VerifyTarget(
+        name=f"oci:{layout}",
+        kind="oci",
+        plan=plan,
+        layers=json.loads(files[f"{bake.SHARE}/layers.json"] or b"[]"),
+        tree=overlay,
+        env=env,
+        ask=ask,
+        cannot_ask=why,
+    )
+
+
+def _exact_ref(plan: Mapping[str, Any]) -> str:
+    """The base with every version named; vLLM first, so that wheels are laid out in its order."""
+    packages = dict(plan["base"]["packages"])
+    named = {"vllm": packages.pop("vllm"), **packages}
+    return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
+
+
+def _open_image(base: Base, opening: Opening) -> VerifyTarget:
+    from builder.engines import docker
+
+    ref = base.identity.ref
+    client = docker.connect()
+    try:
+        with docker.created(client, ref) as container:
+            baked = docker.read_file(container, f"{bake.SHARE}/plan.json")
+            layers = docker.read_file(container, f"{bake.SHARE}/layers.json")
+    finally:
+        client.close()
+    if opening.selection is not None:
+        plan = make_plan(base, opening.selection, opening.sources).as_json()
+        used = [dict(layer) for layer in opening.selection.layers]
+    elif baked is None:
+        raise UsageError(
+            f"image {ref} carries no spark-build plan, so nothing says what it should be",
+            hint=f"spark-build verify {ref} --layers b12x-full",
+        )
+    else:
+        plan, used = json.loads(baked), json.loads(layers or b"[]")
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return ask_in_container(base, request)
+
+    return VerifyTarget(
+        name=ref,
+        kind="image",
+        plan=plan,
+        layers=used,
+        tree=base.tree,
+        env=base.identity.env,
+        ask=ask,
+        close=base.close,
+    )
+
+
+_STARTER = (
+    "import io, os, sys; sys.stdin = io.StringIO(os.environ.pop('SPARK_BUILD_REQUEST')); "
+    "source = os.environ.pop('SPARK_BUILD_PROBE'); sys.argv = ['dispatch_probe.py']; "
+    "exec(compile(source, 'dispatch_probe.py', 'exec'), {'__name__': '__main__'})"
+)
+
+
+def ask_in_container(base: Base, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the image's own interpreter, vLLM and extension modules; no network, no GPU.
+
+    Raises:
+        SandboxUnavailable: the probe did not end with a result.
+    """
+    from builder.engines import docker
+    from builder.paths import package_file
+
+    client = docker.connect()
+    env = {
+        "SPARK_BUILD_REQUEST": json.dumps(request),
+        "SPARK_BUILD_PROBE": package_file("runtime", "dispatch_probe.py").read_text("utf-8"),
+    }
+    command = [base.identity.interpreter, "-B", "-c", _STARTER]
+    try:
+        output = docker.run(client, base.identity.ref, command, env=env)
+        result: dict[str, Any] = json.loads(output)
+    except ValueError as error:
+        raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
+    finally:
+        client.close()
+    return result

@@ -1,0 +1,312 @@
+"""Released wheels read by HTTP range: a 500 MB wheel costs the few files that are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from builder.console import console, megabytes
+from builder.errors import RemoteError
+from builder.index import PackageIndex, WheelFile, write_atomically
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import (
+    Distribution,
+    Member,
+    RangeFile,
+    distribution_of,
+    sha256_hex,
+    wheel_members,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+#: First range, from the end: the central directory of a vLLM wheel takes about 600 kB.
+_TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
+#: Neighbours closer than this are fetched in one range: cheaper than another round trip.
+_GAP = 256 << 10
+
+
+class RemoteWheel:
+    """A wheel on the index.  What was read once is kept in the cache, and checked on every read."""
+
+    def __init__(self, file: WheelFile, index: PackageIndex) -> None:
+        self.file = file
+        self._index = index
+        self._cache = cache_dir() / "wheels" / file.sha256
+        self._memory: dict[str, bytes] = {}
+
+    # -- the archive
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        import requests
+
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        try:
+            response = self._index.session.get(self.file.url, headers=headers, timeout=120)
+            data = response.content
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"{self.file.filename}: the download broke off ({error.__class__.__name__})",
+                hint="run the same command again; what was read is kept",
+            ) from error
+        if response.status_code != 206 or len(data) != stop - start:
+            raise RemoteError(
+                f"{self.file.filename}: the index answered {response.status_code} with "
+                f"{len(data)} bytes where {stop - start} were asked for"
+            )
+        self._index.bytes_read += len(data)
+        return data
+
+    def _size(self) -> int:
+        if self.file.size:
+            return self.file.size
+        response = self._index.session.head(self.file.url, timeout=60, allow_redirects=True)
+        if not response.ok or "Content-Length" not in response.headers:
+            raise RemoteError(f"{self.file.filename}: the index does not say how large it is")
+        return int(response.headers["Content-Length"])
+
+    @cached_property
+    def _stream(self) -> RangeFile:
+        size = self._size()
+        stream = RangeFile(size, self._fetch, block=16 << 10)
+        tail = _TAIL_LARGE if size > 50_000_000 else _TAIL_SMALL
+        stream.prefetch(max(0, size - tail), size)
+        return stream
+
+    @cached_property
+    def _archive(self) -> zipfile.ZipFile:
+        console.detail(f"reading {self.file.filename} ({megabytes(self.file.size)}) by range")
+        try:
+            return zipfile.ZipFile(self._stream)  # type: ignore[type-var]
+        except zipfile.BadZipFile as error:
+            raise RemoteError(f"{self.file.filename} is not a wheel: {error}") from error
+
+    # -- what is asked of it
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """Files by path."""
+        cached = self._cache / "members.json"
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return {row[0]: Member(*row) for row in json.loads(cached.read_bytes())}
+        members = wheel_members(self._archive)
+        rows = [[m.path, m.sha256, m.size, m.mode] for m in members]
+        write_atomically(cached, json.dumps(rows).encode())
+        return {m.path: m for m in members}
+
+    def read(self, path: str) -> bytes:
+        """One file, checked against RECORD.
+
+        Raises:
+            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+        """
+        self.preload([path])
+        return self._memory[path]
+
+    def preload(self, paths: Iterable[str]) -> None:
+        """Read many files with few ranges."""
+        missing = []
+        for path in paths:
+            if path in self._memory or path not in self.members:
+                continue
+            with contextlib.suppress(OSError):
+                data = (self._cache / "files" / quote(path, safe="")).read_bytes()
+                if sha256_hex(data) == self.members[path].sha256:
+                    self._memory[path] = data
+                    continue
+            missing.append(path)
+        if missing:
+            self._prefetch(missing)
+        for path in missing:
+            data = self._archive.read(path)
+            if sha256_hex(data) != self.members[path].sha256:
+                raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+            write_atomically(self._cache / "files" / quote(path, safe=""), data)
+            self._memory[path] = data
+
+    def _prefetch(self, paths: Sequence[str]) -> None:
+        infos = sorted((self._archive.getinfo(p) for p in paths), key=lambda i: i.header_offset)
+        runs: list[tuple[int, int]] = []
+        for info in infos:
+            start = info.header_offset
+            # local header: 30 bytes, the name, and an extra field that is short in wheels
+            stop = start + 30 + len(info.filename.encode()) + 256 + info.compress_size
+            if runs and start - runs[-1][1] < _GAP:
+                runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
+            else:
+                runs.append((start, stop))
+        for start, stop in runs:
+            self._stream.prefetch(start, stop)
+
+    def download(self) -> Path:
+        """The whole wheel on disk, checked against its sha256; shows progress.
+
+        Raises:
+            RemoteError: the download breaks off or has another digest.
+        """
+        return download(self.file, self._index)
+
+
+def download(file: WheelFile, index: PackageIndex) -> Path:
+    """Fetch a whole wheel into the cache, resuming a partial one.
+
+    Raises:
+        RemoteError: the download breaks off or has another digest.
+    """
+    import hashlib
+
+    import requests
+    from filelock import FileLock
+
+    target = cache_dir() / "wheels" / file.sha256 / file.filename
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if target.is_file():
+            return target
+        partial = target.with_suffix(".part")
+        have = partial.stat().st_size if partial.exists() else 0
+        console.say(f"  downloading {file.filename} ({megabytes(file.size)})")
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        try:
+            with index.session.get(file.url, headers=headers, stream=True, timeout=120) as answer:
+                answer.raise_for_status()
+                with partial.open("ab" if answer.status_code == 206 else "wb") as out:
+                    for chunk in answer.iter_content(1 << 20):
+                        out.write(chunk)
+                        index.bytes_read += len(chunk)
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"{file.filename}: the download broke off ({error.__class__.__name__})",
+                hint="run the same command again; it goes on where this one stopped",
+            ) from error
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise RemoteError(
+                f"{file.filename}: cannot write to {target.parent}: {error.strerror}",
+                hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+            ) from error
+        with partial.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != file.sha256:
+            partial.unlink()
+            raise RemoteError(f"{file.filename}: sha256 is {digest}, pinned is {file.sha256}")
+        partial.replace(target)
+    return target
+
+
+class WheelTree:
+    """Site-packages as an installer would lay these wheels out, one after the other."""
+
+    def __init__(self, wheels: Sequence[RemoteWheel]) -> None:
+        self.wheels = wheels
+
+    @cached_property
+    def _owner(self) -> dict[str, RemoteWheel]:
+        owner: dict[str, RemoteWheel] = {}
+        for wheel in self.wheels:
+            owner.update(dict.fromkeys(wheel.members, wheel))
+        return owner
+
+    @cached_property
+    def _children(self) -> dict[str, set[str]]:
+        children: dict[str, set[str]] = {}
+        for path in self._owner:
+            parent, _, name = path.rpartition("/")
+            while name not in children.setdefault(parent, set()):
+                children[parent].add(name)
+                if not parent:
+                    break
+                parent, _, name = parent.rpartition("/")
+        return children
+
+    def read(self, path: str) -> bytes | None:
+        wheel = self._owner.get(path)
+        return None if wheel is None else wheel.read(path)
+
+    def preload(self, paths: Iterable[str]) -> None:
+        """Read many files with few ranges."""
+        of_wheel: dict[RemoteWheel, list[str]] = {}
+        for path in paths:
+            if path in self._owner:
+                of_wheel.setdefault(self._owner[path], []).append(path)
+        for wheel, members in of_wheel.items():
+            wheel.preload(members)
+
+    def digest(self, path: str) -> str | None:
+        wheel = self._owner.get(path)
+        return None if wheel is None else wheel.members[path].sha256
+
+    def mode(self, path: str) -> int:
+        return self._owner[path].members[path].mode
+
+    def children(self, directory: str) -> list[str]:
+        return sorted(self._children.get(directory, ()))
+
+    def distributions(self) -> dict[str, Distribution]:
+        found = {}
+        for wheel in self.wheels:
+            info_dir = next(p.split("/")[0] for p in wheel.members if p.endswith("/METADATA"))
+            dist = distribution_of(info_dir)
+            assert dist is not None
+            found[dist.name] = dist
+        return found
+
+
+class IndexSources:
+    """Pinned inputs for the applier: small reads by range, whole wheels from the cache."""
+
+    def __init__(self, index: PackageIndex) -> None:
+        self._index = index
+        self._wheels: dict[str, RemoteWheel] = {}
+
+    def _wheel(self, pin: Mapping[str, Any]) -> RemoteWheel:
+        name = pin["filename"]
+        if name not in self._wheels:
+            known = self._index.wheels(pin["distribution"])
+            file = next((w for w in known if w.filename == name), None)
+            if file is None:
+                raise RemoteError(f"{name}, which a layer pins, is not on the package index")
+            if file.sha256 != pin["sha256"]:
+                raise RemoteError(
+                    f"{name}: the package index says sha256 {file.sha256}, "
+                    f"the layer pins {pin['sha256']}",
+                    hint="do not build from it; find out who changed the file",
+                )
+            self._wheels[name] = RemoteWheel(file, self._index)
+        return self._wheels[name]
+
+    def donor(self, pin: Mapping[str, Any]) -> bytes:
+        data = self._wheel(pin).read(pin["member"])
+        if sha256_hex(data) != pin["member-sha256"]:
+            raise RemoteError(
+                f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
+                f"pinned is {pin['member-sha256']}"
+            )
+        return data
+
+    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        return list(self._wheel(pin).members.values())
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        wheel = self._wheel(pin)
+        if len(wheel.members) < 50 or path.endswith((".py", "METADATA", "RECORD")):
+            return wheel.read(path)
+        with zipfile.ZipFile(wheel.download()) as archive:
+            return archive.read(path)
+
+
+def preload(tree: object, paths: Sequence[str]) -> None:
+    """Read many files of a tree with few ranges, where the tree is made of wheels."""
+    from builder.runtime.spark_apply import OverlayTree
+
+    if isinstance(tree, OverlayTree):
+        below = [path for path in paths if path not in tree.changes]
+        preload(tree.base, below)
+    elif isinstance(tree, WheelTree):
+        tree.preload(paths)

@@ -1,0 +1,1 @@
+"""Tests against a real Docker Engine, a real registry and the real released wheels."""

@@ -1,0 +1,80 @@
+"""Fixtures: one engine, one registry and one base image for all the tests of a session."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SKIPPED = "no real engine: "
+
+
+@contextmanager
+def _talking(config: pytest.Config) -> Iterator[None]:
+    """Let progress reach the terminal: a first start takes minutes."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is None:
+        yield
+    else:
+        with capture.global_and_fixture_disabled():
+            yield
+
+
+def _required() -> bool:
+    """Where a check gates something, a test that cannot run is a failure, never a pass."""
+    return bool(os.environ.get("CI")) or os.environ.get("SPARK_BUILD_REQUIRE_ENGINE") == "1"
+
+
+@pytest.fixture(scope="session")
+def tools(pytestconfig: pytest.Config) -> machine.EngineTools:
+    """The programs: docker, buildx, registry, skopeo."""
+    reason = machine.why_not()
+    if reason and _required():
+        pytest.fail(f"{SKIPPED}{reason}", pytrace=False)
+    if reason:
+        pytest.skip(f"{SKIPPED}{reason}")
+    with _talking(pytestconfig):
+        return machine.ensure_engine()
+
+
+@pytest.fixture(scope="session")
+def engine(tools: machine.EngineTools, pytestconfig: pytest.Config) -> Iterator[machine.Engine]:
+    """A private Docker Engine with buildx."""
+    running = machine.Engine(tools)
+    with _talking(pytestconfig):
+        running.__enter__()
+    try:
+        yield running
+    finally:
+        running.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def registry(tools: machine.EngineTools) -> Iterator[machine.Registry]:
+    """An empty registry on the loopback interface."""
+    with machine.Registry(tools) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base_image(engine: machine.Engine, pytestconfig: pytest.Config) -> str:
+    """A base image with the real wheels, in the engine's store."""
+    with _talking(pytestconfig):
+        return machine.base_image(engine)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the very end how much was not tested, and why: skips are easy to overlook."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[-1]) for report in skipped if isinstance(report.longrepr, tuple)]
+    ours = [reason for reason in reasons if SKIPPED in reason]
+    if ours:
+        text = f"{len(ours)} engine tests did NOT run: {ours[0].partition(SKIPPED)[2]}"
+        terminalreporter.write_sep("!", text, red=True, bold=True)
