@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import zipfile
 from functools import cached_property
@@ -63,7 +64,9 @@ class RemoteWheel:
         self._index.bytes_read += len(data)
         return data
 
-    def _size(self) -> int:
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the whole wheel, asked of the index where its page does not say."""
         if self.file.size:
             return self.file.size
         response = self._index.session.head(self.file.url, timeout=60, allow_redirects=True)
@@ -73,7 +76,7 @@ class RemoteWheel:
 
     @cached_property
     def _stream(self) -> RangeFile:
-        size = self._size()
+        size = self.size
         stream = RangeFile(size, self._fetch, block=16 << 10)
         tail = _TAIL_LARGE if size > 50_000_000 else _TAIL_SMALL
         stream.prefetch(max(0, size - tail), size)
@@ -81,7 +84,7 @@ class RemoteWheel:
 
     @cached_property
     def _archive(self) -> zipfile.ZipFile:
-        console.detail(f"reading {self.file.filename} ({megabytes(self.file.size)}) by range")
+        console.detail(f"reading {self.file.filename} ({megabytes(self.size)}) by range")
         try:
             return zipfile.ZipFile(self._stream)  # type: ignore[type-var]
         except zipfile.BadZipFile as error:
@@ -150,7 +153,7 @@ class RemoteWheel:
         Raises:
             RemoteError: the download breaks off or has another digest.
         """
-        return download(self.file, self._index)
+        return download(dataclasses.replace(self.file, size=self.size), self._index)
 
 
 def download(file: WheelFile, index: PackageIndex) -> Path:

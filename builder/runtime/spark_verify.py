@@ -67,14 +67,11 @@ def flag_value(flags: list[str], name: str) -> str:
 def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Does vLLM, told that the device is SM121, select what the profile expects?"""
     flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
-    asks = [
-        {
-            "kind": item["kind"],
-            "linear_backend": flag_value(flags, "--linear-backend"),
-            "moe_backend": flag_value(flags, "--moe-backend"),
-        }
-        for item in plan["expect"]
-    ]
+    asks = []
+    for item in plan["expect"]:
+        setting = "moe-backend" if item["kind"].endswith("-moe") else "linear-backend"
+        value = flag_value(flags, f"--{setting}")
+        asks.append({"kind": item["kind"], setting.replace("-", "_"): value})
     if not asks:
         return []
     answer = subprocess.run(

@@ -25,19 +25,17 @@ def flag_value(flags: Sequence[str], name: str) -> str:
 
 
 def make_request(plan: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """What the probe is asked: one question for each expectation, with the plan's own settings."""
+    """What the probe is asked: each expectation with the plan's settings, then without any."""
     flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
-    return {
-        "env": {**env, **plan["env"]},
-        "ask": [
-            {
-                "kind": expectation["kind"],
-                "linear_backend": flag_value(flags, "--linear-backend"),
-                "moe_backend": flag_value(flags, "--moe-backend"),
-            }
-            for expectation in plan["expect"]
-        ],
-    }
+    unset = dict.fromkeys(plan["env"])
+    asks: list[dict[str, Any]] = []
+    for expectation in plan["expect"]:
+        kind = expectation["kind"]
+        setting = "moe_backend" if kind.endswith("-moe") else "linear_backend"
+        value = flag_value(flags, f"--{setting.replace('_', '-')}")
+        asks.append({"kind": kind, setting: value})
+    asks += [{"kind": e["kind"], "env": unset} for e in plan["expect"]]
+    return {"env": {**env, **plan["env"]}, "ask": asks}
 
 
 def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
@@ -70,13 +68,16 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
                 simulated=simulated,
             )
         else:
-            yield _compare(target, expectation, result["answers"][number], simulated)
+            answers = result["answers"]
+            default = answers[len(expectations) + number]
+            yield _compare(target, expectation, answers[number], default, simulated)
 
 
 def _compare(
     target: VerifyTarget,
     expectation: Mapping[str, str],
     answer: Mapping[str, Any],
+    default: Mapping[str, Any],
     simulated: tuple[str, ...],
 ) -> Check:
     wanted = expectation["line"]
@@ -91,16 +92,24 @@ def _compare(
         expected=wanted,
         seen=(line or seen) if good else seen,
         where=f"log of vllm in {target.name}",
-        reason="" if good else f"selected instead: {answer.get('selected') or 'nothing'}",
+        reason="" if good else _why(answer, default),
         simulated=simulated,
     )
+
+
+def _why(answer: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    if answer.get("selected"):
+        return f"selected instead: {answer['selected']}"
+    by_default = default.get("selected") or _headline(default)
+    return f"the choice was refused; without these settings it is: {by_default}"
 
 
 def _headline(answer: Mapping[str, Any]) -> str:
     """The line or error that says what vLLM did."""
     if answer.get("error"):
-        first = str(answer["error"]["message"]).strip().splitlines() or [""]
-        return f"{answer['error']['type']}: {first[0]}"
+        words = " ".join(str(answer["error"]["message"]).split())
+        shown = words if len(words) < 400 else f"{words[:400]}..."
+        return f"{answer['error']['type']}: {shown}"
     telling = [text for text in answer["lines"] if text.startswith(("Using ", "Selected "))]
     return telling[-1] if telling else f"no such line; selected {answer.get('selected')}"
 

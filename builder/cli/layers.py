@@ -1,0 +1,173 @@
+"""``spark-build layers list|show|check|new|pin``."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import TYPE_CHECKING, Any
+
+from builder.catalog import Catalog, order
+from builder.cli.show import print_json
+from builder.console import console
+from builder.errors import UsageError
+from builder.layerfile import description
+from builder.runtime.spark_apply import layer_digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def list_command(patches: list[Path] | None, json: bool) -> None:
+    """Print profiles and layers."""
+    catalog = Catalog.discover(patches or ())
+    profiles = [catalog.profile(name) for name in catalog.profile_files]
+    layers = order([catalog.layer(name) for name in catalog.folders])
+    if json:
+        print_json(
+            {
+                "schema": 1,
+                "profiles": [
+                    {"name": p.name, "summary": p.summary, "layers": list(p.layers)}
+                    for p in profiles
+                ],
+                "layers": [
+                    {"name": item["name"], "summary": item["summary"]} for item in layers
+                ],
+            }
+        )
+        return
+    print("profiles")
+    for profile in profiles:
+        print(f"  {profile.name:<22}{profile.summary}")
+    print("layers, in order of application")
+    for layer in layers:
+        print(f"  {layer['name']:<22}{layer['summary']}")
+
+
+def show_command(name: str, patches: list[Path] | None, json: bool) -> None:
+    """Print one layer or profile."""
+    catalog = Catalog.discover(patches or ())
+    if name in catalog.profile_files:
+        _show_profile(catalog, name, json)
+        return
+    layer = catalog.layer(name)
+    if json:
+        print_json({"schema": 1, "digest": layer_digest(layer), "layer": layer})
+        return
+    print(f"{name}: {layer['summary']}\n")
+    print(f"{description(catalog.folders[name])}\n")
+    print(f"  changes    {layer['package']}")
+    print(f"  after      {', '.join(layer['after']) or 'nothing'}")
+    for key, value in layer["provenance"].items():
+        print(f"  {key:<18} {', '.join(value) if isinstance(value, list) else value}")
+    for variant in layer["variants"]:
+        ranges = ", ".join(f"{p} {s}" for p, s in variant["when"].items())
+        print(f"\n  variant {variant['name']}: {ranges}")
+        for op in variant["ops"]:
+            subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name")
+            print(f"    {op['op']:<8} {subject}")
+        for note in variant.get("notes", ()):
+            print(f"    note: {note}")
+    for entry in layer["upstream"]:
+        ranges = ", ".join(f"{p} {s}" for p, s in entry["when"].items())
+        print(f"\n  upstream for {ranges}, since {entry['since']}: {entry['reason']}")
+    for entry in layer["not-applicable"]:
+        ranges = ", ".join(f"{p} {s}" for p, s in entry["when"].items())
+        print(f"\n  not applicable for {ranges}: {entry['reason']}")
+
+
+def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
+    profile = catalog.profile(name)
+    expect = [{"when": dict(e.when), "kind": e.kind, "line": e.line} for e in profile.expect]
+    if json:
+        value: dict[str, Any] = {"name": name, "summary": profile.summary}
+        value |= {"layers": list(profile.layers), "image": profile.image, "pypi": profile.pypi}
+        print_json({"schema": 1, "profile": {**value, "expect": expect}})
+        return
+    print(f"{name}: {profile.summary}\n")
+    print(f"  layers     {', '.join(profile.layers)}")
+    print(f"  image      {profile.image}")
+    print(f"  or         {profile.pypi}")
+    for item in expect:
+        ranges = ", ".join(f"{p} {s}" for p, s in item["when"].items())
+        print(f"  expects    {item['line']}   ({ranges})")
+
+
+def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:
+    """Load every layer; the first malformed one is the error."""
+    catalog = Catalog.discover(patches or ())
+    checked = names or list(catalog.folders)
+    layers = [catalog.layer(name) for name in checked]
+    order([catalog.layer(name) for name in catalog.folders])
+    for layer in layers:
+        for other in layer["after"]:
+            catalog.layer(other)
+    if json:
+        print_json({"schema": 1, "checked": checked})
+    else:
+        print(f"{len(checked)} layers are well-formed")
+
+
+_TEMPLATE = '''\
+summary = "what this layer does, in one line"
+description = """
+Why it exists, and what goes wrong without it.
+"""
+order = 50
+package = "{package}"
+
+[provenance]
+origin = "vendor, our own"
+forwarded = "no"
+applied-upstream = "no"
+last-update = {today}
+
+# When the base has the change already: the range nominates, the probe decides.
+# [[upstream]]
+# when = {{ "{package}" = ">=1.2.0rc0" }}
+# since = "{package} 1.2.0"
+# reason = "merged as #123"
+# probe = [{{ file = "{module}/example.py", contains = "def fixed" }}]
+
+[[variant]]
+name = "first"
+when = {{ "{package}" = ">=1.0.0,<1.2.0rc0" }}
+
+[[variant.op]]
+op = "replace"
+file = "{module}/example.py"
+old = \'\'\'the exact text before\'\'\'
+new = \'\'\'the exact text after\'\'\'
+count = 1
+'''
+
+
+def new_command(name: str, directory: Path, package: str) -> None:
+    """Write a layer folder with an example to edit.
+
+    Raises:
+        UsageError: the name is not usable, or the folder exists.
+    """
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9.]+)*", name):
+        raise UsageError(f"{name!r} is not a layer name: lower-case words joined by '-'")
+    folder = directory / name
+    if folder.exists():
+        raise UsageError(f"{folder} exists")
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    folder.mkdir(parents=True)
+    text = _TEMPLATE.format(package=package, module=package.replace("-", "_"), today=today)
+    (folder / "layer.toml").write_text(text)
+    console.say(f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} "
+                f"--patches {directory}")
+    print(folder)
+
+
+def pin_command(name: str, patches: list[Path] | None, refresh: bool) -> None:
+    """Write ``pins.toml`` from the package index."""
+    from builder.index import PackageIndex
+    from builder.pinning import write_pins
+
+    catalog = Catalog.discover(patches or ())
+    layer = catalog.layer(name)
+    count = write_pins(catalog.folders[name], layer, PackageIndex(refresh=refresh))
+    print(f"{catalog.folders[name] / 'pins.toml'}: {count} inputs pinned")
