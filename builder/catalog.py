@@ -43,6 +43,10 @@ class Profile:
     pins: Mapping[str, str]
     needs: Mapping[str, str]
     needs_reason: str
+    #: first vLLM release that needs no patch of this profile, only settings
+    clean_from: str = ""
+    #: name of the exported mod
+    mod: str = ""
     expect: tuple[Expectation, ...] = ()
 
     def expected(self, packages: Mapping[str, str]) -> list[Expectation]:
@@ -50,7 +54,7 @@ class Profile:
         return [e for e in self.expect if all_match(e.when, packages)]
 
 
-_PROFILE_KEYS = {"summary", "layers", "base", "needs", "expect"}
+_PROFILE_KEYS = {"summary", "layers", "base", "needs", "expect", "mod", "clean-from"}
 _BASE_KEYS = {"image", "pypi", "pins"}
 
 
@@ -74,6 +78,8 @@ def load_profile(path: Path) -> Profile:
             image=base["image"],
             pypi=base["pypi"],
             pins={normalize(k): v for k, v in base.get("pins", {}).items()},
+            clean_from=raw.get("clean-from", ""),
+            mod=raw.get("mod", path.stem),
             needs_reason=needs.pop("reason", ""),
             needs={normalize(k): v for k, v in needs.items()},
             expect=tuple(

@@ -9,28 +9,19 @@ from builder.model import BuildPlan, LayerDecision
 from builder.runtime.spark_apply import (
     AMBIGUOUS,
     DRIFT,
-    NEEDED,
     NEEDS_REBUILD,
     NOT_APPLICABLE,
     UPSTREAM,
-    Changes,
-    Content,
-    OverlayTree,
     all_match,
-    judge,
-    make_receipt,
-    receipt_bytes,
-    receipt_path,
-    receipts_of,
+    judge_in_order,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from builder.bases import Base
     from builder.catalog import Selection
-    from builder.runtime.spark_apply import Outcome, Sources
+    from builder.runtime.spark_apply import Sources
 
 
 def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
@@ -40,24 +31,13 @@ def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
         ApplyError: an input is not pinned, cannot be fetched, or has another digest.
     """
     identity = base.identity
-    overlay = OverlayTree(base.tree)
-    env = dict(identity.env)
-    sequence = max((r["sequence"] for r in receipts_of(base.tree)), default=0)
-    decisions = []
-    for layer in selection.layers:
-        outcome = judge(layer, overlay, sources, identity.platform.target, env)
-        receipt: Mapping[str, Any] | None = None
-        changes: Changes = {}
-        if outcome.state == NEEDED:
-            sequence += 1
-            receipt = make_receipt(layer, outcome, overlay, sequence)
-            changes = dict(outcome.changes)
-            changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
-            overlay.update(changes)
-        env.update(outcome.env)
-        decisions.append(
-            LayerDecision(layer=layer, outcome=outcome, receipt=receipt, changes=changes)
-        )
+    steps = judge_in_order(
+        selection.layers, base.tree, sources, identity.platform.target, identity.env
+    )
+    decisions = [
+        LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)
+        for s in steps
+    ]
     expect = [
         {"kind": e.kind, "line": e.line}
         for profile in selection.profiles
@@ -69,25 +49,26 @@ def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
         base=identity,
         decisions=tuple(decisions),
         expect=tuple(expect),
-        hints=tuple(hints(decisions, identity.packages)),
+        hints=tuple(hints(selection, decisions, identity.packages)),
     )
 
 
-def hints(decisions: list[LayerDecision], packages: Mapping[str, str]) -> list[str]:
-    """What the user may like to know: layers that a newer base would make unnecessary."""
+def hints(
+    selection: Selection, decisions: list[LayerDecision], packages: Mapping[str, str]
+) -> list[str]:
+    """What the user may like to know: which base would make the patches unnecessary."""
     patched = [d for d in decisions if d.needed and d.outcome.changes]
-    upstream = [d for d in decisions if d.outcome.state == UPSTREAM]
     found = []
-    if patched and all(d.layer["provenance"]["applied-upstream"] for d in patched):
-        releases = {
-            d.name: d.layer["provenance"]["applied-upstream"] for d in patched
-        }
-        listed = "; ".join(f"{name}: {release}" for name, release in releases.items())
-        found.append(f"a newer base has these changes already ({listed})")
-    elif upstream and not patched:
-        found.append(
-            f"vllm {packages.get('vllm')} needs no patch of this selection; only settings remain"
-        )
+    for profile in selection.profiles:
+        if patched and profile.clean_from:
+            found.append(
+                f"vllm {profile.clean_from} and later need no patch for {profile.name}, only "
+                f"settings: --base pypi:vllm=={profile.clean_from}"
+            )
+        elif not patched and profile.layers:
+            found.append(
+                f"vllm {packages.get('vllm')} needs no patch for {profile.name}, only settings"
+            )
     return found
 
 

@@ -54,7 +54,7 @@ DRIFT = "drift"
 AMBIGUOUS = "ambiguous"
 STATES = (NEEDED, APPLIED, UPSTREAM, NOT_APPLICABLE, NEEDS_REBUILD, DRIFT, AMBIGUOUS)
 
-EXIT_USAGE, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 4, 6, 8, 10
+EXIT_USAGE, EXIT_NOTHING, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 3, 4, 6, 8, 10
 
 
 class ApplyError(Exception):
@@ -1379,6 +1379,45 @@ def _finish_changes(run: _Judge, outcome: Outcome) -> None:
             outcome.changes[stale] = None
 
 
+@dataclass(frozen=True)
+class Step:
+    """One layer judged in its turn; ``changes`` holds its receipt too."""
+
+    layer: Layer
+    outcome: Outcome
+    receipt: Mapping[str, Any] | None
+    changes: Changes
+
+
+def judge_in_order(
+    layers: Iterable[Layer],
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str],
+) -> Iterator[Step]:
+    """Judge each layer on the tree as the layers before it leave it; nothing is written.
+
+    Raises:
+        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+    """
+    overlay = OverlayTree(tree)
+    current = dict(env)
+    sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
+    for layer in layers:
+        outcome = judge(layer, overlay, sources, target, current)
+        receipt: dict[str, Any] | None = None
+        changes: Changes = {}
+        if outcome.state == NEEDED:
+            sequence += 1
+            receipt = make_receipt(layer, outcome, overlay, sequence)
+            changes = dict(outcome.changes)
+            changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+            overlay.update(changes)
+        current.update(outcome.env)
+        yield Step(layer, outcome, receipt, changes)
+
+
 def make_receipt(layer: Layer, outcome: Outcome, tree: Tree, sequence: int) -> dict[str, Any]:
     """The receipt of a needed layer: sha256 of every file before and after, per path."""
     files = {}
@@ -1703,23 +1742,23 @@ def apply_layers(
     target: Target,
     report: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Judge and commit layers in order on a real directory; stop at the first that cannot go on.
-
-    Layers before the failing one stay applied: each is whole.
+    """Judge all layers, refuse if one cannot go on, then commit those that are needed.
 
     Raises:
-        ApplyError: a layer drifted, is ambiguous or needs a rebuild.
+        ApplyError: a layer drifted, is ambiguous or needs a rebuild; nothing was written.
     """
-    outcomes = []
     with Store(root) as store:
-        for layer in layers:
-            outcome = judge(layer, DirTree(root), sources, target, env_of(DirTree(root)))
-            report(outcome)
-            refuse(outcome)
-            if outcome.state == NEEDED:
-                store.commit(layer, outcome)
-            outcomes.append(outcome)
-    return outcomes
+        tree = DirTree(root)
+        env = {**os.environ, **env_of(tree)}
+        judged = list(judge_in_order(layers, tree, sources, target, env))
+        for step in judged:
+            report(step.outcome)
+        for step in judged:
+            refuse(step.outcome)
+        for step in judged:
+            if step.outcome.state == NEEDED:
+                store.commit(step.layer, step.outcome)
+    return [step.outcome for step in judged]
 
 
 def env_of(tree: Tree) -> dict[str, str]:
@@ -1767,15 +1806,28 @@ def find_site_packages() -> Path:
     )
 
 
-def _main_apply(options: argparse.Namespace, layers: Sequence[Layer], root: Path) -> None:
+def _main_apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Path) -> None:
     def report(outcome: Outcome) -> None:
         say(f"  {outcome.state:<15}{outcome.layer}: {outcome.reason}")
         for note in outcome.notes if outcome.state == NEEDED else []:
             say(f"  {'':<15}note: {note}")
 
+    layers = bundle["layers"]
     sources = IndexSources(cache=Path(options.cache) if options.cache else None)
-    say(f"spark-build: {len(layers)} layers on {root}")
+    say(f"spark-build: {bundle['name']}, {len(layers)} layers, on {root}")
+    packages = versions(DirTree(root))
+    if not all_match(bundle["needs"], packages):
+        wanted = ", ".join(f"{name} {spec}" for name, spec in bundle["needs"].items())
+        raise ApplyError(
+            f"{bundle['name']} needs {wanted}, this is vllm {packages.get('vllm')}: "
+            f"{bundle['needs_reason']}",
+            EXIT_NOTHING,
+        )
     outcomes = apply_layers(root, layers, sources, Target.here(), report)
+    for name, value in env_of(DirTree(root)).items():
+        if os.environ.get(name, value) != value:
+            say(f"warning: {name}={os.environ[name]} is set here and wins over {value}")
+        say(f"  default        {name}={value}  (by {ENV_PTH}, for every Python that starts here)")
     flags = [flag for outcome in outcomes for flag in outcome.serve_flags]
     moe = [flag for outcome in outcomes for flag in outcome.moe_serve_flags]
     if flags:
@@ -1788,7 +1840,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``spark_apply.py apply|revert|status|finish [--layers FILE] [--root DIR]``."""
     parser = argparse.ArgumentParser(description="apply spark-build layers to site-packages")
     parser.add_argument("command", choices=("apply", "revert", "status", "finish"))
-    parser.add_argument("--layers", help="JSON list of rendered layers")
+    parser.add_argument("--layers", help="bundle: JSON object with the rendered layers")
     parser.add_argument("--root", help="site-packages directory (default: where vLLM is)")
     parser.add_argument("--cache", help="directory for downloaded wheels")
     options = parser.parse_args(argv)
@@ -1797,12 +1849,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "finish":
             say(f"spark-build: {len(finish(root))} files taken away, the others are as recorded")
             return 0
-        layers = json.loads(Path(options.layers).read_bytes()) if options.layers else []
+        bundle = json.loads(Path(options.layers).read_bytes()) if options.layers else {}
         if options.command == "apply":
-            _main_apply(options, layers, root)
+            _main_apply(options, bundle, root)
         elif options.command == "revert":
             with Store(root) as store:
-                for name in store.revert([layer["name"] for layer in layers]):
+                for name in store.revert([layer["name"] for layer in bundle["layers"]]):
                     say(f"  reverted       {name}")
         else:
             for receipt in receipts_of(DirTree(root)):

@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import docker
 import pytest
 
 from . import base, cache, debs, machine, ocilayout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DOCKERFILE = """\
 FROM {base}
@@ -25,12 +29,13 @@ COPY --link marker.txt /opt/marker.txt
 
 
 @pytest.fixture
-def built(engine: machine.Engine, base_image: str, tmp_path: Path) -> str:
+def built(engine: machine.Engine, base_image: str, tmp_path: Path) -> Iterator[str]:
     """A small image on the base, built by BuildKit."""
     (tmp_path / "Dockerfile").write_text(DOCKERFILE.format(base=base_image))
     (tmp_path / "marker.txt").write_text("linked\n")
     engine.run("buildx", "build", "--network=none", "--load", "--tag", "probe:1", tmp_path)
-    return "probe:1"
+    yield "probe:1"
+    engine.run("image", "rm", "probe:1")
 
 
 def in_container(engine: machine.Engine, image: str, *command: str) -> str:

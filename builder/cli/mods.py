@@ -1,0 +1,57 @@
+"""``spark-build mods export``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.catalog import Catalog
+from builder.console import console
+from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.modexport import mod_files, stale_files, write_mod
+from builder.paths import data_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def export_command(
+    names: list[str],
+    directory: Path | None,
+    layers: list[str] | None,
+    patches: list[Path] | None,
+    check: bool,
+) -> None:
+    """Write mods, or with ``check`` only compare.
+
+    Raises:
+        UsageError: a mod is unknown, or ``--layers`` comes without one name.
+        SparkBuildError: ``check`` found stale files (exit 9).
+    """
+    catalog = Catalog.discover(patches or ())
+    if layers:
+        if len(names) != 1:
+            raise UsageError("--layers makes one mod: name it", hint="mods export NAME --layers L")
+        wanted = {names[0]: layers}
+    else:
+        ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
+        for name in names:
+            if name not in ours:
+                raise UsageError(
+                    f"unknown mod {name!r}{did_you_mean(name, ours)}",
+                    hint="spark-build mods export NAME --layers L[,L...]",
+                )
+        wanted = {name: ours[name] for name in names or ours}
+    root = directory or data_dir("mods")
+    stale: list[str] = []
+    for name, selected in wanted.items():
+        files = mod_files(name, catalog.select(selected))
+        if check:
+            stale += [f"{name}/{file}" for file in stale_files(root / name, files)]
+        else:
+            write_mod(root / name, files)
+            console.say(f"  wrote {root / name}")
+    if stale:
+        raise SparkBuildError(
+            f"stale below {root}: {', '.join(stale)}", Exit.STALE, hint="spark-build mods export"
+        )
+    print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")

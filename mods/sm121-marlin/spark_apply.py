@@ -1,0 +1,1874 @@
+#!/usr/bin/env python3
+"""The applier: judges and applies patch layers on a tree of installed Python files.
+
+One stdlib-only file with one job, used unchanged everywhere: by the planner on files read out of
+wheels or an image, by ``spark-build apply`` on a virtual environment, and by a mod when a
+container starts.  It knows nothing about images, engines or the command line of spark-build.
+
+The vocabulary: a *layer* is a rendered ``layer.toml`` (a JSON object with every file inlined); a
+*tree* is a site-packages directory, real or not; *judging* a layer on a tree gives an
+:class:`Outcome` with one of the seven states and the exact new bytes, without writing anything;
+*committing* writes them, all or nothing, and leaves a receipt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import base64
+import contextlib
+import csv
+import dataclasses
+import difflib
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+SCHEMA = 1
+STATE_DIR = ".spark-build"
+RECEIPTS = f"{STATE_DIR}/receipts"
+ENV_PTH = "spark_build_env.pth"
+INSTALLER = b"spark-build\n"
+
+#: The seven layer states; every consumer handles each of them.
+NEEDED = "needed"
+APPLIED = "applied"
+UPSTREAM = "upstream"
+NOT_APPLICABLE = "not-applicable"
+NEEDS_REBUILD = "needs-rebuild"
+DRIFT = "drift"
+AMBIGUOUS = "ambiguous"
+STATES = (NEEDED, APPLIED, UPSTREAM, NOT_APPLICABLE, NEEDS_REBUILD, DRIFT, AMBIGUOUS)
+
+EXIT_USAGE, EXIT_NOTHING, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 3, 4, 6, 8, 10
+
+
+class ApplyError(Exception):
+    """A failure with the exit code it stands for and, where known, the next command to try."""
+
+    def __init__(self, message: str, code: int = EXIT_DRIFT, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+# ---------------------------------------------------------------------------------- small helpers
+
+
+def sha256_hex(data: bytes) -> str:
+    """Hex sha256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: object) -> bytes:
+    """The one byte form of a JSON value that digests are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def normalize(name: str) -> str:
+    """A distribution name in its PEP 503 form."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def version_matches(version: str, specifier: str) -> bool:
+    """Whether a PEP 440 version is in a range; pre-releases and local versions always count.
+
+    Raises:
+        ApplyError: neither ``packaging`` nor pip's copy of it can be imported.
+    """
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:
+        try:
+            from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[assignment]
+        except ImportError:
+            raise ApplyError(
+                "this interpreter has neither 'packaging' nor pip, so versions cannot be compared",
+                EXIT_MISSING,
+                f"{sys.executable} -m ensurepip",
+            ) from None
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def all_match(when: Mapping[str, str], packages: Mapping[str, str]) -> bool:
+    """Whether every named package is present at a version in its range."""
+    for name, specifier in when.items():
+        version = packages.get(normalize(name))
+        if version is None or not version_matches(version, specifier):
+            return False
+    return True
+
+
+def first_line(text: str) -> str:
+    """The first line of ``text`` that says something, for messages."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def nearest_line(text: str, wanted: str) -> str:
+    """The line of ``text`` most like ``wanted``, as ``'LINE: TEXT'``, or an empty string."""
+    numbered = {line.strip(): n for n, line in reversed(list(enumerate(text.splitlines(), 1)))}
+    close = difflib.get_close_matches(wanted, list(numbered), n=1, cutoff=0.5)
+    return f"{numbered[close[0]]}: {close[0]}" if close else ""
+
+
+# ------------------------------------------------------------------------------- content and trees
+
+
+@dataclass(frozen=True)
+class Content:
+    """The bytes that a file will have: in memory, or a member of a pinned wheel read on demand."""
+
+    sha256: str
+    size: int
+    mode: int = 0o644
+    data: bytes | None = field(default=None, repr=False)
+    load: Callable[[], bytes] | None = field(default=None, repr=False, compare=False)
+    origin: str = ""
+
+    @classmethod
+    def of(cls, data: bytes, mode: int = 0o644) -> Content:
+        """Content that is already in memory."""
+        return cls(sha256=sha256_hex(data), size=len(data), mode=mode, data=data)
+
+    def read(self) -> bytes:
+        """The bytes, checked against the digest.
+
+        Raises:
+            ApplyError: the loaded bytes have another sha256.
+        """
+        if self.data is not None:
+            return self.data
+        assert self.load is not None
+        data = self.load()
+        if sha256_hex(data) != self.sha256:
+            raise ApplyError(
+                f"{self.origin}: sha256 is {sha256_hex(data)}, pinned is {self.sha256}",
+                EXIT_REMOTE,
+            )
+        return data
+
+
+#: Path below site-packages -> new content, or None for a file that goes away.
+Changes = dict[str, "Content | None"]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed distribution: normalised name, version, and its ``.dist-info`` directory."""
+
+    name: str
+    version: str
+    info_dir: str
+
+
+class Tree(Protocol):
+    """A site-packages directory, wherever its files are.  Paths are relative POSIX paths."""
+
+    def read(self, path: str) -> bytes | None:
+        """The file's bytes, or None when there is no such file."""
+
+    def digest(self, path: str) -> str | None:
+        """The file's sha256, or None; cheaper than :meth:`read` where a RECORD vouches for it."""
+
+    def mode(self, path: str) -> int:
+        """Permission bits of a file that exists."""
+
+    def children(self, directory: str) -> list[str]:
+        """Names directly below a directory ('' is the root), sorted; empty when it is absent."""
+
+    def distributions(self) -> dict[str, Distribution]:
+        """Installed distributions by normalised name."""
+
+
+_INFO_NAME = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+)\.dist-info$")
+
+
+def distribution_of(info_dir: str) -> Distribution | None:
+    """The distribution that a ``NAME-VERSION.dist-info`` directory belongs to."""
+    match = _INFO_NAME.match(info_dir)
+    if not match:
+        return None
+    return Distribution(normalize(match["name"]), match["version"], info_dir)
+
+
+def versions(tree: Tree) -> dict[str, str]:
+    """Installed versions by normalised distribution name."""
+    return {name: dist.version for name, dist in tree.distributions().items()}
+
+
+class DirTree:
+    """A real site-packages directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def digest(self, path: str) -> str | None:
+        try:
+            with open(self.root / path, "rb") as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except AttributeError:  # hashlib.file_digest is new in Python 3.11
+            data = self.read(path)
+            return None if data is None else sha256_hex(data)
+
+    def mode(self, path: str) -> int:
+        return stat.S_IMODE((self.root / path).stat().st_mode)
+
+    def children(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def distributions(self) -> dict[str, Distribution]:
+        found: dict[str, Distribution] = {}
+        for name in self.children(""):
+            dist = distribution_of(name)
+            if dist and (self.root / name / "METADATA").is_file():
+                found[dist.name] = dist
+        return found
+
+
+class OverlayTree:
+    """A tree with changes laid over it: what the next layer is judged on."""
+
+    def __init__(self, base: Tree) -> None:
+        self.base = base
+        self.changes: Changes = {}
+
+    def update(self, changes: Mapping[str, Content | None]) -> None:
+        """Lay more changes over the tree; later ones win."""
+        self.changes.update(changes)
+
+    def read(self, path: str) -> bytes | None:
+        if path in self.changes:
+            content = self.changes[path]
+            return None if content is None else content.read()
+        return self.base.read(path)
+
+    def digest(self, path: str) -> str | None:
+        if path in self.changes:
+            content = self.changes[path]
+            return None if content is None else content.sha256
+        return self.base.digest(path)
+
+    def mode(self, path: str) -> int:
+        content = self.changes.get(path)
+        return content.mode if content is not None else self.base.mode(path)
+
+    def children(self, directory: str) -> list[str]:
+        names = set(self.base.children(directory))
+        prefix = f"{directory}/" if directory else ""
+        touched: dict[str, bool] = {}
+        for path, content in self.changes.items():
+            if path.startswith(prefix):
+                name = path[len(prefix) :].split("/", 1)[0]
+                touched[name] = touched.get(name, False) or content is not None
+        for name, alive in touched.items():
+            if alive:
+                names.add(name)
+            elif self.changes.get(prefix + name, self) is None:
+                names.discard(name)
+        return sorted(names)
+
+    def distributions(self) -> dict[str, Distribution]:
+        found = dict(self.base.distributions())
+        for path, content in self.changes.items():
+            info_dir, _, rest = path.partition("/")
+            dist = distribution_of(info_dir) if rest == "METADATA" else None
+            if dist is None:
+                continue
+            if content is not None:
+                found[dist.name] = dist
+            elif found.get(dist.name) == dist:
+                del found[dist.name]
+        return found
+
+
+@dataclass(frozen=True)
+class RecordRow:
+    """One row of a RECORD file; ``sha256`` is hex, or None where the row carries no hash."""
+
+    path: str
+    sha256: str | None
+    size: int | None
+
+
+def parse_record(data: bytes) -> list[RecordRow]:
+    """Read a RECORD file (Python packaging's "Recording installed projects")."""
+    rows = []
+    for row in csv.reader(io.StringIO(data.decode("utf-8"))):
+        if not row:
+            continue
+        path, digest, size = (row + ["", ""])[:3]
+        sha = None
+        if digest.startswith("sha256="):
+            raw = digest.removeprefix("sha256=")
+            sha = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
+        rows.append(RecordRow(path, sha, int(size) if size else None))
+    return rows
+
+
+def record_of(tree: Tree, dist: Distribution) -> list[RecordRow]:
+    """The RECORD of an installed distribution.
+
+    Raises:
+        ApplyError: there is none, so nobody can say which files the distribution owns.
+    """
+    data = tree.read(f"{dist.info_dir}/RECORD")
+    if data is None:
+        raise ApplyError(f"{dist.name} {dist.version} has no RECORD, so its files are unknown")
+    return parse_record(data)
+
+
+def stale_pyc(tree: Tree, path: str) -> list[str]:
+    """Compiled files of a ``.py`` file.
+
+    They go away with every change: a hash-based .pyc may be 'unchecked' (PEP 552), and then
+    Python would go on running the old code.
+    """
+    if not path.endswith(".py"):
+        return []
+    directory, _, name = path.rpartition("/")
+    cache = f"{directory}/__pycache__" if directory else "__pycache__"
+    stem = name.removesuffix(".py") + "."
+    return [f"{cache}/{n}" for n in tree.children(cache) if n.startswith(stem) and ".pyc" in n]
+
+
+# --------------------------------------------------------------------------------------- receipts
+
+
+def receipts_of(tree: Tree) -> list[dict[str, Any]]:
+    """Receipts in the tree, in order of application.
+
+    Raises:
+        ApplyError: a receipt is not readable JSON.
+    """
+    found = []
+    for name in tree.children(RECEIPTS):
+        data = tree.read(f"{RECEIPTS}/{name}")
+        if not name.endswith(".json") or data is None:
+            continue
+        try:
+            found.append(json.loads(data))
+        except ValueError as error:
+            raise ApplyError(f"receipt {RECEIPTS}/{name} is damaged: {error}") from None
+    return sorted(found, key=lambda receipt: (receipt["sequence"], receipt["layer"]))
+
+
+def explained(path: str, start: str | None, current: str | None, receipts: Iterable[Any]) -> bool:
+    """Whether receipts lead from one digest of a file to its current one, step by step."""
+    digest = start
+    for receipt in receipts:
+        entry = receipt["files"].get(path)
+        if entry is not None and entry["before"] == digest:
+            digest = entry["after"]
+    return digest == current
+
+
+def unexplained(
+    receipt: Mapping[str, Any], receipts: Iterable[Mapping[str, Any]], tree: Tree
+) -> list[str]:
+    """Files of a receipt that are not what it, and the receipts after it, say they are."""
+    later = [r for r in receipts if r["sequence"] > receipt["sequence"]]
+    return [
+        path
+        for path, entry in receipt["files"].items()
+        if not explained(path, entry["after"], tree.digest(path), later)
+    ]
+
+
+# ----------------------------------------------------------------------------------------- sources
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a wheel, as its central directory and RECORD describe it."""
+
+    path: str
+    sha256: str
+    size: int
+    mode: int
+
+
+class Sources(Protocol):
+    """Where pinned inputs come from: the builder's cached index client, or pip in a mod."""
+
+    def donor(self, pin: Mapping[str, Any]) -> bytes:
+        """The bytes of one member of a pinned wheel, checked against ``member-sha256``."""
+
+    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        """The files of a pinned wheel in archive order."""
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        """One file of a pinned wheel."""
+
+
+class RangeFile(io.RawIOBase):
+    """A read-only file over byte ranges, for ``zipfile`` to read a remote archive through.
+
+    Fetched ranges are kept, so that the central directory is asked for once.
+    """
+
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes], block: int = 1 << 16) -> None:
+        super().__init__()
+        self._size, self._fetch, self._block = size, fetch, block
+        self._position = 0
+        self._blocks: dict[int, bytes] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def prefetch(self, start: int, stop: int) -> None:
+        """Fetch [start, stop) in as few ranges as the blocks not yet held allow."""
+        first, last = start // self._block, (min(stop, self._size) - 1) // self._block
+        run: list[int] = []
+        for number in range(first, last + 2):
+            if number <= last and number not in self._blocks:
+                run.append(number)
+            elif run:
+                begin = run[0] * self._block
+                end = min((run[-1] + 1) * self._block, self._size)
+                data = self._fetch(begin, end)
+                for index, held in enumerate(run):
+                    self._blocks[held] = data[index * self._block : (index + 1) * self._block]
+                run = []
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._position + size, self._size)
+        if stop <= self._position:
+            return b""
+        self.prefetch(self._position, stop)
+        first, last = self._position // self._block, (stop - 1) // self._block
+        data = b"".join(self._blocks[number] for number in range(first, last + 1))
+        begin = self._position - first * self._block
+        data = data[begin : begin + stop - self._position]
+        self._position = stop
+        return data
+
+
+def wheel_members(archive: zipfile.ZipFile) -> list[Member]:
+    """The files of a wheel, with their RECORD hashes.
+
+    Raises:
+        ApplyError: a file of the archive is missing from its RECORD, or its path leaves the tree.
+    """
+    names = [info for info in archive.infolist() if not info.is_dir()]
+    record_name = next(n.filename for n in names if n.filename.endswith(".dist-info/RECORD"))
+    record_data = archive.read(record_name)
+    hashes = {row.path: row.sha256 for row in parse_record(record_data)}
+    hashes[record_name] = sha256_hex(record_data)
+    members = []
+    for info in names:
+        path = info.filename
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ApplyError(f"wheel member {path!r} points out of the tree", EXIT_REMOTE)
+        digest = hashes.get(path)
+        if digest is None:
+            if path.endswith((".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
+                continue
+            raise ApplyError(f"wheel member {path!r} has no hash in RECORD", EXIT_REMOTE)
+        executable = (info.external_attr >> 16) & 0o111
+        members.append(Member(path, digest, info.file_size, 0o755 if executable else 0o644))
+    return members
+
+
+def default_index() -> str:
+    """The package index that pip is configured with, or pip's own default."""
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        if os.environ.get(name):
+            return os.environ[name]
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode == 0 and answer.stdout.strip():
+        return answer.stdout.strip()
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        raise ApplyError(
+            "no package index: pip is not installed and PIP_INDEX_URL is not set",
+            EXIT_MISSING,
+            "export PIP_INDEX_URL=<simple index>",
+        ) from None
+    return str(PyPI.simple_url)
+
+
+class IndexSources:
+    """Pinned wheels straight from a package index, with the standard library alone (for mods)."""
+
+    def __init__(self, index: str | None = None, cache: Path | None = None) -> None:
+        self._index = index
+        self._cache = cache
+        self._archives: dict[str, zipfile.ZipFile] = {}
+
+    def _url(self, pin: Mapping[str, Any]) -> str:
+        if self._index is None:
+            self._index = default_index()
+        page = f"{self._index.rstrip('/')}/{normalize(pin['distribution'])}/"
+        accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
+        request = urllib.request.Request(page, headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            body = response.read().decode("utf-8", "replace")
+            is_json = "json" in response.headers.get("Content-Type", "")
+        if is_json:
+            hrefs = [item["url"] for item in json.loads(body)["files"]]
+        else:
+            hrefs = re.findall(r"href=[\"']([^\"'#]+)", body)
+        for href in hrefs:
+            if href.split("?")[0].rsplit("/", 1)[-1] == pin["filename"]:
+                return urllib.parse.urljoin(page, href)
+        raise ApplyError(f"{pin['filename']} is not on the package index", EXIT_REMOTE)
+
+    def _remote(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+        url = self._url(pin)
+
+        def fetch(start: int, stop: int) -> bytes:
+            request = urllib.request.Request(url, headers={"Range": f"bytes={start}-{stop - 1}"})
+            with urllib.request.urlopen(request, timeout=120) as response:
+                data: bytes = response.read()
+            if response.status != 206 or len(data) != stop - start:
+                raise ApplyError(f"{pin['filename']}: the index does not serve ranges", EXIT_REMOTE)
+            return data
+
+        head = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(head, timeout=60) as response:
+            size = int(response.headers["Content-Length"])
+        return zipfile.ZipFile(RangeFile(size, fetch))  # type: ignore[arg-type]
+
+    def _download(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+        assert self._cache is not None
+        self._cache.mkdir(parents=True, exist_ok=True)
+        target = self._cache / pin["filename"]
+        if not target.is_file() or DirTree(self._cache).digest(pin["filename"]) != pin["sha256"]:
+            say(f"downloading {pin['filename']} ({pin['size'] / 1e6:.0f} MB)")
+            partial = target.with_suffix(".part")
+            with urllib.request.urlopen(self._url(pin), timeout=120) as response:
+                with open(partial, "wb") as stream:
+                    shutil.copyfileobj(response, stream, 1 << 20)
+            digest = DirTree(self._cache).digest(partial.name)
+            if digest != pin["sha256"]:
+                partial.unlink()
+                raise ApplyError(
+                    f"{pin['filename']}: sha256 is {digest}, pinned is {pin['sha256']}", EXIT_REMOTE
+                )
+            partial.replace(target)
+        return zipfile.ZipFile(target)
+
+    def _archive(self, pin: Mapping[str, Any], whole: bool) -> zipfile.ZipFile:
+        name = pin["filename"]
+        if name not in self._archives:
+            try:
+                opened = self._download(pin) if whole and self._cache else self._remote(pin)
+            except OSError as error:
+                raise ApplyError(f"cannot fetch {name}: {error}", EXIT_REMOTE) from error
+            self._archives[name] = opened
+        return self._archives[name]
+
+    def donor(self, pin: Mapping[str, Any]) -> bytes:
+        data = self._archive(pin, whole=False).read(pin["member"])
+        if sha256_hex(data) != pin["member-sha256"]:
+            raise ApplyError(
+                f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
+                f"pinned is {pin['member-sha256']}",
+                EXIT_REMOTE,
+            )
+        return data
+
+    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        return wheel_members(self._archive(pin, whole=True))
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        return self._archive(pin, whole=True).read(path)
+
+
+# ------------------------------------------------------------------------- text operations: before
+# and after are decided by content alone; nothing here knows about versions
+
+
+PRE, POST = "pre", "post"
+
+
+@dataclass
+class OpResult:
+    """What one operation finds: ``pre``, ``post``, ``drift``, ``ambiguous``, or ``skip``."""
+
+    found: str
+    changes: Changes = field(default_factory=dict)
+    reason: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _standalone(text: str, wanted: str, inside: str) -> int:
+    """Occurrences of ``wanted`` that are not part of an occurrence of the longer ``inside``."""
+    if wanted in inside and wanted != inside:
+        text = text.replace(inside, "\0")
+    return text.count(wanted)
+
+
+def replace_text(text: str, old: str, new: str, count: int) -> tuple[str, str]:
+    """Judge an exact replacement: ``(pre|post|drift|ambiguous, new text or reason)``.
+
+    When both texts match, the longer one is the truth: an insertion's new text holds its old one.
+    """
+    pre, post = _standalone(text, old, new), _standalone(text, new, old)
+    if pre == count:
+        return PRE, text.replace(old, new)
+    if pre > count:
+        return AMBIGUOUS, f"{first_line(old)!r} is there {pre} times, expected {count}"
+    if pre == 0 and post == count:
+        return POST, text
+    if post > count:
+        return AMBIGUOUS, f"{first_line(new)!r} is there {post} times, expected {count}"
+    near = nearest_line(text, first_line(old))
+    if pre or post:
+        return DRIFT, f"{pre} of {count} places are unpatched and {post} are patched"
+    return DRIFT, f"{first_line(old)!r} not found" + (f"; nearest is line {near}" if near else "")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One hunk of a unified diff as two blocks of whole lines, and where the diff says it is."""
+
+    start: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+
+
+def parse_diff(diff: str) -> dict[str, list[Hunk]]:
+    """Hunks by file (``a/``, ``b/`` prefixes dropped) of a unified diff that edits files.
+
+    Raises:
+        ApplyError: the diff is malformed, or it adds, deletes or renames files.
+    """
+    files: dict[str, list[Hunk]] = {}
+    lines = diff.splitlines(keepends=True)
+    index, current = 0, ""
+    while index < len(lines):
+        line = lines[index]
+        index += 1
+        if line.startswith("+++ "):
+            current = line[4:].split("\t")[0].strip().removeprefix("b/")
+            if current == "/dev/null":
+                raise ApplyError("a diff cannot delete a file", EXIT_USAGE)
+            files.setdefault(current, [])
+        match = _HUNK.match(line)
+        if not match:
+            continue
+        want_old, want_new = int(match[2] or 1), int(match[4] or 1)
+        old: list[str] = []
+        new: list[str] = []
+        while index < len(lines) and (len(old) < want_old or len(new) < want_new):
+            mark, rest = lines[index][:1], lines[index][1:]
+            index += 1
+            if mark in (" ", "-"):
+                old.append(rest)
+            if mark in (" ", "+"):
+                new.append(rest)
+            if mark not in (" ", "-", "+", "\\"):
+                break
+        if (len(old), len(new)) != (want_old, want_new) or not current:
+            raise ApplyError(f"malformed hunk {line.strip()!r}", EXIT_USAGE)
+        files[current].append(Hunk(int(match[1]), tuple(old), tuple(new)))
+    if not files:
+        raise ApplyError("the diff changes no file", EXIT_USAGE)
+    return files
+
+
+def _block_positions(lines: Sequence[str], block: Sequence[str]) -> list[int]:
+    width = len(block)
+    wanted = list(block)
+    return [i for i in range(len(lines) - width + 1) if list(lines[i : i + width]) == wanted]
+
+
+def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
+    """Judge hunks with fuzz 0 and unique positions: ``(found, new text or reason, offsets)``."""
+    lines = text.splitlines(keepends=True)
+    verdicts, notes = [], []
+    shift = 0
+    for number, hunk in enumerate(hunks, 1):
+        pre, post = _block_positions(lines, hunk.old), _block_positions(lines, hunk.new)
+        if pre and post:
+            pre, post = (pre, []) if len(hunk.old) > len(hunk.new) else ([], post)
+        if len(pre) > 1 or len(post) > 1:
+            return AMBIGUOUS, f"hunk {number} matches {len(pre) or len(post)} times", notes
+        if not pre and not post:
+            wanted = next((ln for ln in hunk.old if ln.strip()), "").strip()
+            near = nearest_line(text, wanted)
+            return DRIFT, f"hunk {number}: {wanted!r} not found; nearest is line {near}", notes
+        verdicts.append(PRE if pre else POST)
+        if pre:
+            offset = pre[0] + 1 - hunk.start - shift
+            if offset and hunk.old:
+                notes.append(f"hunk {number} applied at offset {offset:+d}")
+            lines[pre[0] : pre[0] + len(hunk.old)] = hunk.new
+            shift += len(hunk.new) - len(hunk.old)
+    if len(set(verdicts)) > 1:
+        return DRIFT, "some hunks are already there and some are not", notes
+    return verdicts[0], "".join(lines), notes
+
+
+def top_level(source: str) -> dict[str, tuple[int, int]]:
+    """Line spans (0-based start, end) of the top-level definitions of a module, by name."""
+    spans: dict[str, tuple[int, int]] = {}
+    for node in ast.parse(source).body:
+        names: list[str] = []
+        start = node.lineno
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names = [node.name]
+            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
+        for name in names:
+            spans[name] = (start - 1, node.end_lineno or node.lineno)
+    return spans
+
+
+def definition(source: str, name: str) -> str | None:
+    """The source text of a top-level definition, or None."""
+    span = top_level(source).get(name)
+    return None if span is None else "".join(source.splitlines(keepends=True)[slice(*span)])
+
+
+def graft_text(
+    target: str, donor: str, names: Sequence[str], after: str | None, replace: bool
+) -> tuple[str, str]:
+    """Judge a graft of named definitions: ``(found, new text or reason)``.
+
+    Raises:
+        ApplyError: the donor lacks a name, which means that its pin is wrong.
+    """
+    verdicts = set()
+    text = target
+    for name in names:
+        wanted = definition(donor, name)
+        if wanted is None:
+            raise ApplyError(f"the donor module does not define {name}", EXIT_USAGE)
+        wanted = wanted.rstrip("\n") + "\n"
+        spans = top_level(text)
+        lines = text.splitlines(keepends=True)
+        if name in spans:
+            start, end = spans[name]
+            present = "".join(lines[start:end]).rstrip("\n") + "\n"
+            if present == wanted:
+                verdicts.add(POST)
+                continue
+            if not replace:
+                return DRIFT, f"{name} is already defined (line {start + 1}) and differs"
+            lines[start:end] = [wanted]
+        elif replace:
+            return DRIFT, f"{name} is not defined, so it cannot be replaced"
+        else:
+            if after is not None and after not in spans:
+                return DRIFT, f"{after}, after which {name} belongs, is not defined"
+            at = spans[after][1] if after else len(lines)
+            if lines and not lines[-1].endswith("\n"):
+                lines[-1] += "\n"
+            tail = ["\n", "\n"] if after and at < len(lines) and lines[at].strip() else []
+            lines[at:at] = ["\n", "\n", wanted, *tail]
+            after = name
+        verdicts.add(PRE)
+        text = "".join(lines)
+    if len(verdicts) > 1:
+        return DRIFT, "some of the definitions are already there and some are not"
+    return verdicts.pop(), text
+
+
+def run_hook(source: str, function: str, text: str) -> tuple[str, str]:
+    """Judge a hook, a pure ``str -> str``: ``(found, new text or reason)``."""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<hook>", "exec"), namespace)
+    edited = namespace[function](text)
+    if not isinstance(edited, str):
+        return DRIFT, f"hook {function} returned {type(edited).__name__}, not str"
+    if edited == text:
+        return POST, text
+    if namespace[function](edited) != edited:
+        return DRIFT, f"hook {function} is not idempotent: a second run changes the file again"
+    return PRE, edited
+
+
+# ------------------------------------------------------------------------------------- environment
+
+
+@dataclass(frozen=True)
+class EnvReader:
+    """The variables a module reads: name -> accepted values, or None where any value goes."""
+
+    known: Mapping[str, tuple[str, ...] | None]
+
+
+def read_envs(source: str) -> EnvReader:
+    """Read vLLM's ``envs.py``: keys of ``environment_variables``, and the choices of each."""
+    known: dict[str, tuple[str, ...] | None] = {}
+    for node in ast.walk(ast.parse(source)):
+        target: ast.expr | None = None
+        if isinstance(node, ast.AnnAssign):
+            target = node.target
+        elif isinstance(node, ast.Assign):
+            target = node.targets[0]
+        else:
+            continue
+        is_table = isinstance(target, ast.Name) and target.id == "environment_variables"
+        if not is_table or not isinstance(node.value, ast.Dict):
+            continue
+        for key, value in zip(node.value.keys, node.value.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                known[key.value] = _choices(value)
+    return EnvReader(known)
+
+
+def _choices(value: ast.expr) -> tuple[str, ...] | None:
+    for call in ast.walk(value):
+        if not isinstance(call, ast.Call):
+            continue
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        if name not in ("env_with_choices", "env_set_with_choices", "env_list_with_choices"):
+            continue
+        for argument in call.args:
+            if isinstance(argument, (ast.List, ast.Tuple)):
+                items = [e.value for e in argument.elts if isinstance(e, ast.Constant)]
+                return tuple(str(item) for item in items)
+    return None
+
+
+# ---------------------------------------------------------------------------------- judging a layer
+
+
+@dataclass(frozen=True)
+class Target:
+    """What pins are chosen for: an OCI platform and a CPython tag such as ``cp312``."""
+
+    platform: str
+    python: str
+
+    @classmethod
+    def here(cls) -> Target:
+        """This interpreter on this machine."""
+        machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "unknown")
+        tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        return cls(f"linux/{machine}", tag)
+
+
+@dataclass
+class Outcome:
+    """A layer judged on a tree: its state, why, and exactly what would change."""
+
+    layer: str
+    state: str
+    reason: str
+    variant: str | None = None
+    since: str | None = None
+    changes: Changes = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    serve_flags: list[str] = field(default_factory=list)
+    moe_serve_flags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    #: file -> kinds of op that touched it, for the plan and the receipt
+    ops: dict[str, list[str]] = field(default_factory=dict)
+
+
+Layer = Mapping[str, Any]
+
+
+def layer_digest(layer: Layer) -> str:
+    """The identity of a rendered layer."""
+    return sha256_hex(canonical_json(layer))
+
+
+class _Judge:
+    """Runs the ops of one variant over a view of the tree."""
+
+    def __init__(
+        self, layer: Layer, tree: Tree, sources: Sources, target: Target, env: Mapping[str, str]
+    ) -> None:
+        self.layer, self.sources, self.target, self.base_env = layer, sources, target, env
+        self.view = OverlayTree(tree)
+        self.packages = versions(tree)
+        self.receipts = receipts_of(tree)
+
+    # -- one method per op; each returns what it found and the changes it would make
+
+    def op_replace(self, op: Layer) -> OpResult:
+        return self._edit(
+            op["file"], lambda text: replace_text(text, op["old"], op["new"], op["count"])
+        )
+
+    def op_diff(self, op: Layer) -> OpResult:
+        whole = OpResult(POST)
+        found = set()
+        for path, hunks in parse_diff(op["diff"]).items():
+            notes: list[str] = []
+
+            def edit(text: str, hunks: list[Hunk] = hunks, notes: list[str] = notes) -> Any:
+                verdict, new, offsets = apply_hunks(text, hunks)
+                notes.extend(offsets)
+                return verdict, new
+
+            result = self._edit(path, edit)
+            if result.found not in (PRE, POST):
+                return result
+            found.add(result.found)
+            whole.changes.update(result.changes)
+            whole.reason += "; ".join(f"{path}: {note}" for note in notes)
+        whole.found = found.pop() if len(found) == 1 else DRIFT
+        return whole
+
+    def op_graft(self, op: Layer) -> OpResult:
+        pin = self._donor_pin(op)
+        donor = self.sources.donor(pin)
+        if op.get("whole"):
+            result = self._create(op["file"], donor)
+        else:
+            text = donor.decode("utf-8")
+            result = self._edit(
+                op["file"],
+                lambda target: graft_text(
+                    target, text, op["names"], op.get("after"), op.get("replace", False)
+                ),
+            )
+        result.inputs = [dict(pin)]
+        return result
+
+    def op_copy(self, op: Layer) -> OpResult:
+        return self._create(op["to"], base64.b64decode(op["data"]))
+
+    def op_hook(self, op: Layer) -> OpResult:
+        return self._edit(op["file"], lambda text: run_hook(op["source"], op["function"], text))
+
+    def op_env(self, op: Layer) -> OpResult:
+        name, value = op["name"], op["value"]
+        reader = op.get("reader", "vllm/envs.py")
+        data = self.view.read(reader)
+        if data is None:
+            return OpResult(DRIFT, reason=f"{reader}, which should read {name}, is not there")
+        text = data.decode("utf-8")
+        if reader == "vllm/envs.py":
+            envs = read_envs(text)
+            if name not in envs.known:
+                near = difflib.get_close_matches(name, list(envs.known), n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                return OpResult(
+                    DRIFT,
+                    reason=f"vllm {self.packages.get('vllm')} does not read {name} "
+                    f"(not in {reader}){hint}",
+                )
+            choices = envs.known[name]
+            if choices is not None and value not in choices:
+                return OpResult(
+                    DRIFT,
+                    reason=f"{name}={value} is not a choice of vllm "
+                    f"{self.packages.get('vllm')}: {', '.join(choices)}",
+                )
+        elif name not in text:
+            return OpResult(DRIFT, reason=f"{reader} does not read {name}")
+        found = POST if self.base_env.get(name) == value else PRE
+        return OpResult(found, env={name: value})
+
+    def op_wheel(self, op: Layer) -> OpResult:
+        name = normalize(op["distribution"])
+        version = op.get("version") or self.packages.get(normalize(op["version-of"]))
+        if version is None:
+            return OpResult(DRIFT, reason=f"{op['version-of']} is not in the base")
+        pin = self._wheel_pin(name, version)
+        members = self.sources.members(pin)
+        installed = self.view.distributions().get(name)
+        if installed and installed.version == version and self._wins(members):
+            return OpResult(POST, reason=f"{name} {version} is there and its files won")
+        changes: Changes = {}
+        if installed:
+            changes.update(self._without(installed))
+        for member in members:
+            changes.update(self._laid_out(pin, member))
+        info_dir = next(m.path.split("/")[0] for m in members if m.path.endswith("/RECORD"))
+        changes[f"{info_dir}/INSTALLER"] = Content.of(INSTALLER)
+        changes[f"{info_dir}/RECORD"] = self._record(pin, members, info_dir)
+        return OpResult(PRE, changes=self._minimal(changes), inputs=[dict(pin)])
+
+    def op_remove(self, op: Layer) -> OpResult:
+        installed = self.view.distributions().get(normalize(op["distribution"]))
+        if installed is None:
+            return OpResult(POST, reason=f"{op['distribution']} is not in the base")
+        if "unless" in op and version_matches(installed.version, op["unless"]):
+            return OpResult(POST, reason=f"{op['distribution']} {installed.version} may stay")
+        return OpResult(PRE, changes=self._without(installed))
+
+    def op_compile(self, op: Layer) -> OpResult:
+        return OpResult(NEEDS_REBUILD, reason=op.get("reason", "this layer changes compiled code"))
+
+    # -- shared by the ops
+
+    def _edit(self, path: str, edit: Callable[[str], tuple[str, str]]) -> OpResult:
+        data = self.view.read(path)
+        if data is None:
+            return OpResult(DRIFT, reason=f"{path} is not there")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            return OpResult(DRIFT, reason=f"{path} is not UTF-8 text")
+        found, new = edit(text)
+        if found == POST:
+            return OpResult(POST)
+        if found != PRE:
+            return OpResult(found, reason=f"{path}: {new}")
+        if new == text:
+            return OpResult(DRIFT, reason=f"{path}: the edit changes nothing")
+        content = Content.of(new.encode("utf-8"), self.view.mode(path))
+        return OpResult(PRE, changes={path: content})
+
+    def _create(self, path: str, data: bytes) -> OpResult:
+        present = self.view.read(path)
+        if present == data:
+            return OpResult(POST)
+        if present is not None:
+            return OpResult(DRIFT, reason=f"{path} is already there with other content")
+        return OpResult(PRE, changes={path: Content.of(data)})
+
+    def _donor_pin(self, op: Layer) -> Mapping[str, Any]:
+        distribution, _, version = op["from"].partition("==")
+        member = op.get("member", op["file"])
+        for pin in self.layer["pins"]["donor"]:
+            same = normalize(pin["distribution"]) == normalize(distribution)
+            if same and pin["version"] == version and pin["member"] == member:
+                return dict(pin)
+        raise ApplyError(
+            f"layer {self.layer['name']}: no pin for {member} of {op['from']}",
+            EXIT_USAGE,
+            f"spark-build layers pin {self.layer['name']}",
+        )
+
+    def _wheel_pin(self, name: str, version: str) -> Mapping[str, Any]:
+        for pin in self.layer["pins"]["wheel"]:
+            fits = (
+                normalize(pin["distribution"]) == name
+                and pin["version"] == version
+                and pin["platform"] in ("any", self.target.platform)
+                and pin["python"] in ("py3", self.target.python)
+            )
+            if fits:
+                return dict(pin)
+        raise ApplyError(
+            f"layer {self.layer['name']}: no pinned wheel of {name} {version} for "
+            f"{self.target.platform} and {self.target.python}",
+            EXIT_USAGE,
+            f"spark-build layers pin {self.layer['name']}",
+        )
+
+    def _wins(self, members: Iterable[Member]) -> bool:
+        for member in members:
+            if member.path.endswith(".dist-info/RECORD"):
+                continue
+            path = self._site_path(member.path)
+            if path is None:
+                continue
+            if not explained(path, member.sha256, self.view.digest(path), self.receipts):
+                return False
+        return True
+
+    @staticmethod
+    def _site_path(path: str) -> str | None:
+        """Where a wheel member lies in site-packages; None for scripts, headers and data."""
+        head, _, rest = path.partition("/")
+        if not head.endswith(".data"):
+            return path
+        scheme, _, below = rest.partition("/")
+        return below if scheme in ("purelib", "platlib") else None
+
+    def _laid_out(self, pin: Mapping[str, Any], member: Member) -> Changes:
+        path = self._site_path(member.path)
+        if path is None:
+            return {}
+        if member.size == 0:
+            return {path: Content.of(b"", member.mode)}
+        sources, name = self.sources, member.path
+        content = Content(
+            sha256=member.sha256,
+            size=member.size,
+            mode=member.mode,
+            load=lambda: sources.member(pin, name),
+            origin=f"{pin['filename']}:{name}",
+        )
+        return {path: content}
+
+    def _record(
+        self, pin: Mapping[str, Any], members: Sequence[Member], info_dir: str
+    ) -> Content:
+        """The wheel's RECORD as an installer leaves it: laid-out paths, plus our INSTALLER."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        rows = [(m.path, m.sha256, m.size) for m in members if not m.path.endswith("/RECORD")]
+        rows.append((f"{info_dir}/INSTALLER", sha256_hex(INSTALLER), len(INSTALLER)))
+        for name, digest, size in rows:
+            path = self._site_path(name)
+            if path is not None:
+                raw = base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
+                writer.writerow([path, f"sha256={raw}", size])
+        writer.writerow([f"{info_dir}/RECORD", "", ""])
+        return Content.of(out.getvalue().encode())
+
+    def _without(self, dist: Distribution) -> Changes:
+        """Deletes a distribution's files, except those that another distribution also owns."""
+        shared: set[str] = set()
+        for other in self.view.distributions().values():
+            data = self.view.read(f"{other.info_dir}/RECORD") if other != dist else None
+            if data is not None:
+                shared.update(row.path for row in parse_record(data))
+        gone: Changes = {}
+        for row in record_of(self.view, dist):
+            if row.path in shared or row.path.startswith(("/", "../")):
+                continue
+            if self.view.digest(row.path) is not None:
+                gone[row.path] = None
+                gone.update(dict.fromkeys(stale_pyc(self.view, row.path)))
+        return gone
+
+    def _minimal(self, changes: Changes) -> Changes:
+        """Without the files that already have exactly these bytes."""
+        return {
+            path: content
+            for path, content in changes.items()
+            if content is None or content.sha256 != self.view.digest(path)
+        }
+
+
+_TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
+
+
+def judge(
+    layer: Layer,
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Decide a layer's state on a tree and compute its changes; nothing is written.
+
+    Args:
+        layer: the rendered layer.
+        tree: the tree as the layers before this one leave it.
+        sources: where pinned wheels come from.
+        target: platform and interpreter that the tree is for.
+        env: variables that the base already sets.
+
+    Raises:
+        ApplyError: a pin is missing, an input cannot be fetched or has another digest.
+    """
+    packages = versions(tree)
+    package = normalize(layer["package"])
+    name = layer["name"]
+    if package not in packages:
+        return Outcome(name, NOT_APPLICABLE, f"{package} is not in the base")
+    receipted = _judge_by_receipt(layer, tree, env or {})
+    if receipted is not None:
+        return receipted
+    early = _judge_by_probe(layer, tree, packages)
+    if early is not None:
+        return early
+    matching = [v for v in layer["variants"] if all_match(v["when"], packages)]
+    if not matching:
+        return _judge_no_variant(layer, packages)
+    if len(matching) > 1:
+        both = " and ".join(v["name"] for v in matching)
+        raise ApplyError(f"layer {name}: variants {both} both match this base", EXIT_USAGE)
+    judge_ops = _Judge(layer, tree, sources, target, env or {})
+    return _judge_variant(judge_ops, layer, matching[0])
+
+
+def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outcome | None:
+    receipts = receipts_of(tree)
+    receipt = next((r for r in receipts if r["layer"] == layer["name"]), None)
+    if receipt is None or receipt["layer_digest"] != layer_digest(layer):
+        return None
+    if unexplained(receipt, receipts, tree) or any(
+        env.get(name) != value for name, value in receipt["env"].items()
+    ):
+        return None
+    count = len(receipt["files"])
+    return Outcome(
+        layer["name"],
+        APPLIED,
+        f"receipt found, {count} file{'s' if count != 1 else ''} as it says",
+        variant=receipt["variant"],
+        env=dict(receipt["env"]),
+        serve_flags=list(receipt["serve_flags"]),
+        moe_serve_flags=list(receipt["moe_serve_flags"]),
+    )
+
+
+def _judge_by_probe(layer: Layer, tree: Tree, packages: Mapping[str, str]) -> Outcome | None:
+    for entry in layer["upstream"]:
+        if all_match(entry["when"], packages) and probe_holds(entry["probe"], tree):
+            return Outcome(layer["name"], UPSTREAM, entry["reason"], since=entry["since"])
+    for entry in layer["not-applicable"]:
+        if all_match(entry["when"], packages):
+            return Outcome(layer["name"], NOT_APPLICABLE, entry["reason"])
+    return None
+
+
+def _judge_no_variant(layer: Layer, packages: Mapping[str, str]) -> Outcome:
+    nominated = [e for e in layer["upstream"] if all_match(e["when"], packages)]
+    if nominated:
+        failed = nominated[0]
+        return Outcome(
+            layer["name"],
+            DRIFT,
+            f"{failed['since']} should have this fix, but {describe_probe(failed['probe'])} "
+            "does not hold",
+        )
+    wanted = [", ".join(f"{p} {s}" for p, s in v["when"].items()) for v in layer["variants"]]
+    names = sorted({normalize(p) for v in layer["variants"] for p in v["when"]})
+    have = ", ".join(f"{p} {packages.get(p, 'absent')}" for p in names)
+    return Outcome(
+        layer["name"], NOT_APPLICABLE, f"made for {' or '.join(wanted)}; the base has {have}"
+    )
+
+
+def probe_holds(probe: Iterable[Layer], tree: Tree) -> bool:
+    """Whether every clause of a probe holds; text only, nothing is imported."""
+    for clause in probe:
+        data = tree.read(clause["file"])
+        if clause.get("missing"):
+            if data is not None:
+                return False
+            continue
+        if data is None:
+            return False
+        text = data.decode("utf-8", "replace")
+        if "contains" in clause and clause["contains"] not in text:
+            return False
+        if "lacks" in clause and clause["lacks"] in text:
+            return False
+    return True
+
+
+def describe_probe(probe: Iterable[Layer]) -> str:
+    """A probe in words, for messages."""
+    parts = []
+    for clause in probe:
+        if clause.get("missing"):
+            parts.append(f"{clause['file']} is absent")
+        elif "contains" in clause:
+            parts.append(f"{clause['file']} holds {first_line(clause['contains'])!r}")
+        else:
+            parts.append(f"{clause['file']} lacks {first_line(clause['lacks'])!r}")
+    return " and ".join(parts)
+
+
+def _judge_variant(run: _Judge, layer: Layer, variant: Layer) -> Outcome:
+    outcome = Outcome(layer["name"], NEEDED, "", variant=variant["name"])
+    outcome.serve_flags = list(variant.get("serve-flags", ()))
+    outcome.moe_serve_flags = list(variant.get("moe-serve-flags", ()))
+    outcome.notes = list(variant.get("notes", ()))
+    texts: dict[str, list[str]] = {PRE: [], POST: []}
+    ensured: dict[str, list[str]] = {PRE: [], POST: []}
+    for number, op in enumerate(variant["ops"], 1):
+        if "if" in op and not all_match(op["if"], run.packages):
+            continue
+        kind = op["op"]
+        result: OpResult = getattr(run, f"op_{kind}")(op)
+        label = _op_label(number, op)
+        if result.found not in (PRE, POST):
+            outcome.state, outcome.changes = result.found, {}
+            outcome.reason = f"op {label}: {result.reason}"
+            return outcome
+        (texts if kind in _TEXT_OPS else ensured)[result.found].append(label)
+        outcome.env.update(result.env)
+        outcome.inputs.extend(result.inputs)
+        if kind == "diff" and result.reason:
+            outcome.notes.append(result.reason)
+        run.view.update(result.changes)
+        outcome.changes.update(result.changes)
+        for path in result.changes:
+            outcome.ops.setdefault(path, []).append(kind)
+    if texts[PRE] and texts[POST]:
+        return _half_there(outcome, texts)
+    outcome.reason = _reason(outcome, variant, texts, ensured)
+    if outcome.state == NEEDED:
+        _finish_changes(run, outcome)
+    return outcome
+
+
+def _op_label(number: int, op: Layer) -> str:
+    subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name") or ""
+    return f"{number} ({op['op']} {subject})"
+
+
+def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
+    outcome.state, outcome.changes = DRIFT, {}
+    outcome.reason = (
+        f"partly there: {', '.join(texts[POST])} already in the base, "
+        f"{', '.join(texts[PRE])} not; all or nothing"
+    )
+    return outcome
+
+
+def _reason(
+    outcome: Outcome,
+    variant: Layer,
+    texts: Mapping[str, list[str]],
+    ensured: Mapping[str, list[str]],
+) -> str:
+    if texts[PRE] or ensured[PRE]:
+        what = len(outcome.changes)
+        settings = [label for label in ensured[PRE] if "(env " in label]
+        parts = [f"{what} file{'s' if what != 1 else ''} to change"] if what else []
+        if settings:
+            parts.append("sets " + ", ".join(f"{k}={v}" for k, v in outcome.env.items()))
+        return "; ".join(parts) or "nothing but order"
+    if texts[POST] or ensured[POST]:
+        outcome.state, outcome.changes = APPLIED, {}
+        return "the change is already there, byte for byte"
+    flags = outcome.serve_flags + outcome.moe_serve_flags
+    if flags:
+        return "settings only: " + " ".join(flags)
+    outcome.state, outcome.changes = NOT_APPLICABLE, {}
+    return f"no op of variant {variant['name']} concerns this base"
+
+
+def _finish_changes(run: _Judge, outcome: Outcome) -> None:
+    """Parse every changed module and take its compiled files away."""
+    for path, content in list(outcome.changes.items()):
+        if not path.endswith(".py"):
+            continue
+        if content is not None and content.data is not None:
+            try:
+                ast.parse(content.data, path)
+            except SyntaxError as error:
+                outcome.state, outcome.changes = DRIFT, {}
+                outcome.reason = f"{path} would no longer parse: {error}"
+                return
+        for stale in stale_pyc(run.view, path):
+            outcome.changes[stale] = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer judged in its turn; ``changes`` holds its receipt too."""
+
+    layer: Layer
+    outcome: Outcome
+    receipt: Mapping[str, Any] | None
+    changes: Changes
+
+
+def judge_in_order(
+    layers: Iterable[Layer],
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str],
+) -> Iterator[Step]:
+    """Judge each layer on the tree as the layers before it leave it; nothing is written.
+
+    Raises:
+        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+    """
+    overlay = OverlayTree(tree)
+    current = dict(env)
+    sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
+    for layer in layers:
+        outcome = judge(layer, overlay, sources, target, current)
+        receipt: dict[str, Any] | None = None
+        changes: Changes = {}
+        if outcome.state == NEEDED:
+            sequence += 1
+            receipt = make_receipt(layer, outcome, overlay, sequence)
+            changes = dict(outcome.changes)
+            changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+            overlay.update(changes)
+        current.update(outcome.env)
+        yield Step(layer, outcome, receipt, changes)
+
+
+def make_receipt(layer: Layer, outcome: Outcome, tree: Tree, sequence: int) -> dict[str, Any]:
+    """The receipt of a needed layer: sha256 of every file before and after, per path."""
+    files = {}
+    for path in sorted(outcome.changes):
+        content = outcome.changes[path]
+        files[path] = {
+            "before": tree.digest(path),
+            "after": None if content is None else content.sha256,
+            "ops": outcome.ops.get(path, []),
+        }
+    return {
+        "schema": SCHEMA,
+        "layer": layer["name"],
+        "layer_digest": layer_digest(layer),
+        "variant": outcome.variant,
+        "sequence": sequence,
+        "env": outcome.env,
+        "serve_flags": outcome.serve_flags,
+        "moe_serve_flags": outcome.moe_serve_flags,
+        "files": files,
+    }
+
+
+def receipt_bytes(receipt: Mapping[str, Any]) -> bytes:
+    """A receipt as it is written: readable, sorted, with a final newline."""
+    return json.dumps(receipt, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def receipt_path(layer: str) -> str:
+    """Where a layer's receipt lies below site-packages."""
+    return f"{RECEIPTS}/{layer}.json"
+
+
+# ------------------------------------------------------------------------------ writing a real tree
+
+
+def say(message: str) -> None:
+    """Talk goes to stderr; stdout is for data."""
+    print(message, file=sys.stderr, flush=True)
+
+
+class Store:
+    """The one place that writes a real site-packages directory.
+
+    A change is journalled: originals are moved to ``.spark-build/backup`` and new files, staged
+    beforehand, are renamed into place.  An interruption rolls back at once; a kill is rolled back
+    by the next command.  Use it as a context manager: it holds the directory's lock.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / STATE_DIR
+        self._lock: Any = None
+
+    def __enter__(self) -> Store:
+        import fcntl
+
+        self.state.mkdir(exist_ok=True)
+        self._lock = open(self.state / "lock", "w")  # noqa: SIM115 - held until __exit__
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ApplyError(
+                f"{self.root}: another spark-build is writing here",
+                EXIT_USAGE,
+                "wait for it to end, then run the same command again",
+            ) from None
+        if (self.state / "journal.json").exists():
+            say(f"{self.root}: rolling back a change that was interrupted")
+            self._roll_back()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        shutil.rmtree(self.state / "stage", ignore_errors=True)
+        if not (self.state / "receipts").is_dir():
+            shutil.rmtree(self.state, ignore_errors=True)
+        self._lock.close()
+
+    # -- apply
+
+    def commit(self, layer: Layer, outcome: Outcome) -> dict[str, Any]:
+        """Write a needed layer's changes and its receipt, or nothing at all.
+
+        Raises:
+            ApplyError: the disk is full or a file cannot be written; the tree is as it was.
+        """
+        tree = DirTree(self.root)
+        receipts = receipts_of(tree)
+        number = 1 + max((r["sequence"] for r in receipts), default=0)
+        receipt = make_receipt(layer, outcome, tree, number)
+        previous = next((r for r in receipts if r["layer"] == layer["name"]), None)
+        if previous is not None:  # the files went back to an earlier state behind our back
+            receipt["superseded"] = previous["files"]
+        changes: Changes = dict(outcome.changes)
+        for path, entry in receipt["files"].items():
+            if entry["before"] is not None:
+                info = (self.root / path).stat()
+                entry["mode"] = stat.S_IMODE(info.st_mode)
+                entry["mtime_ns"] = info.st_mtime_ns
+        changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+        merged: dict[str, str] = {}
+        for earlier in [*(r for r in receipts if r is not previous), receipt]:
+            merged.update(earlier["env"])
+        if merged:
+            changes[ENV_PTH] = Content.of(env_pth(merged))
+        self._write(changes)
+        return receipt
+
+    def _write(self, changes: Changes) -> None:
+        stage = self.state / "stage"
+        shutil.rmtree(stage, ignore_errors=True)
+        staged: dict[str, Path] = {}
+        try:
+            stage.mkdir(parents=True)
+            (self.state / "backup").mkdir(exist_ok=True)
+            for number, (path, content) in enumerate(sorted(changes.items())):
+                if content is not None:
+                    staged[path] = stage / str(number)
+                    staged[path].write_bytes(content.read())
+                    staged[path].chmod(content.mode)
+            self._swap(changes, staged)
+        except BaseException as error:
+            if (self.state / "journal.json").exists():
+                self._roll_back()
+            shutil.rmtree(stage, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ApplyError(
+                    f"{self.root}: cannot write ({error.strerror}: {error.filename}); "
+                    "nothing was changed",
+                    EXIT_USAGE,
+                ) from error
+            raise
+
+    def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
+        tree = DirTree(self.root)
+        journal = []
+        for path in sorted(changes):
+            target = self.root / path
+            missing = next(
+                (p for p in [*reversed(target.parents), target] if not p.exists()), None
+            )
+            made = str(missing.relative_to(self.root)) if missing else None
+            journal.append({"path": path, "backup": tree.digest(path), "made": made})
+        self._put("journal.json", json.dumps(journal).encode())
+        for entry in journal:
+            target = self.root / entry["path"]
+            if entry["backup"] is not None:
+                kept = self.state / "backup" / entry["backup"]
+                if entry["path"] in staged and kept.exists():
+                    pass
+                elif kept.exists():
+                    target.unlink()
+                else:
+                    target.rename(kept)
+            if entry["path"] in staged:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                staged[entry["path"]].replace(target)
+        (self.state / "journal.json").unlink()
+
+    def _put(self, name: str, data: bytes) -> None:
+        partial = self.state / f"{name}.part"
+        with open(partial, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(self.state / name)
+
+    def _roll_back(self) -> None:
+        journal = json.loads((self.state / "journal.json").read_bytes())
+        for entry in reversed(journal):
+            target = self.root / entry["path"]
+            if entry["backup"] is not None:
+                kept = self.state / "backup" / entry["backup"]
+                if kept.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(kept, target)
+            elif entry["made"] is not None:
+                made = self.root / entry["made"]
+                if made.is_dir():
+                    shutil.rmtree(made)
+                else:
+                    made.unlink(missing_ok=True)
+        (self.state / "journal.json").unlink()
+
+    # -- revert
+
+    def revert(self, names: Sequence[str] | None, force: bool = False) -> list[str]:
+        """Put back the exact bytes from before the named layers (all, when None).
+
+        Returns the layers reverted, last applied first.
+
+        Raises:
+            ApplyError: a file was edited since, or a layer that stays built on one that goes.
+        """
+        receipts = receipts_of(DirTree(self.root))
+        going = [r for r in receipts if names is None or r["layer"] in names]
+        staying = [r for r in receipts if r not in going]
+        self._refuse_entangled(going, staying)
+        self._refuse_edited(going, receipts, force)
+        for receipt in reversed(going):
+            self._put_back(receipt)
+        merged: dict[str, str] = {}
+        for receipt in staying:
+            merged.update(receipt["env"])
+        pth = self.root / ENV_PTH
+        if merged:
+            pth.write_bytes(env_pth(merged))
+        else:
+            pth.unlink(missing_ok=True)
+        if not staying:
+            shutil.rmtree(self.state)
+            self.state.mkdir()
+        return [r["layer"] for r in reversed(going)]
+
+    @staticmethod
+    def _refuse_entangled(going: Sequence[Any], staying: Sequence[Any]) -> None:
+        for gone in going:
+            for kept in staying:
+                both = set(gone["files"]) & set(kept["files"])
+                if kept["sequence"] > gone["sequence"] and both:
+                    raise ApplyError(
+                        f"layer {kept['layer']} was applied on top of {gone['layer']} "
+                        f"({sorted(both)[0]}), so {gone['layer']} cannot go alone",
+                        EXIT_DRIFT,
+                        f"revert {kept['layer']} too",
+                    )
+
+    def _refuse_edited(
+        self, going: Sequence[Any], receipts: Sequence[Any], force: bool
+    ) -> None:
+        tree = DirTree(self.root)
+        for receipt in going:
+            edited = [] if force else unexplained(receipt, receipts, tree)
+            if edited:
+                raise ApplyError(
+                    f"{edited[0]} was changed after layer {receipt['layer']} was applied; "
+                    "reverting would lose that",
+                    EXIT_DRIFT,
+                    "look at the file, then use --force to put the original back all the same",
+                )
+
+    def _put_back(self, receipt: Mapping[str, Any]) -> None:
+        for path, entry in {**receipt.get("superseded", {}), **receipt["files"]}.items():
+            target = self.root / path
+            if entry["before"] is None:
+                target.unlink(missing_ok=True)
+                drop_empty(target.parent, self.root)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(target.name + ".spark-build")
+            shutil.copyfile(self.state / "backup" / entry["before"], partial)
+            partial.chmod(entry.get("mode", 0o644))
+            if "mtime_ns" in entry:
+                os.utime(partial, ns=(entry["mtime_ns"], entry["mtime_ns"]))
+            partial.replace(target)
+            for stale in stale_pyc(DirTree(self.root), path):
+                if stale not in receipt["files"]:
+                    (self.root / stale).unlink(missing_ok=True)
+        (self.root / receipt_path(receipt["layer"])).unlink()
+
+
+def env_pth(env: Mapping[str, str]) -> bytes:
+    """A ``.pth`` line that gives every Python process of this environment its defaults.
+
+    A mod cannot export a variable into a server that starts later, and a virtual environment has
+    no image ENV; this reaches both.  A variable that is set anyway wins.
+    """
+    pairs = repr(dict(sorted(env.items())))
+    return f"import os; [os.environ.setdefault(k, v) for k, v in {pairs}.items()]\n".encode()
+
+
+def finish(root: Path) -> list[str]:
+    """Complete an image into which ready files were copied; gives the paths taken away.
+
+    A copy cannot delete: this removes the files that receipts say are gone and compiled files of
+    modules that changed, and then checks every other file of every receipt.
+
+    Raises:
+        ApplyError: a file is not what its receipt says, so the copy went wrong.
+    """
+    tree = DirTree(root)
+    final: dict[str, str | None] = {}
+    for receipt in receipts_of(tree):
+        final.update({path: entry["after"] for path, entry in receipt["files"].items()})
+    if not final:
+        raise ApplyError(f"{root} holds no receipts: nothing was copied here", EXIT_USAGE)
+    gone = [path for path, digest in final.items() if digest is None]
+    for path, digest in final.items():
+        if digest is not None:
+            gone.extend(stale_pyc(tree, path))
+    removed = []
+    for path in sorted(set(gone)):
+        target = root / path
+        if target.is_file():
+            target.unlink()
+            removed.append(path)
+            drop_empty(target.parent, root)
+    wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
+    if wrong:
+        raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
+    return removed
+
+
+def drop_empty(directory: Path, root: Path) -> None:
+    """Remove a directory and its parents up to ``root`` while nothing but caches is left."""
+    while directory != root:
+        cache = directory / "__pycache__"
+        if cache.is_dir() and not any(directory.glob("*.py")):
+            shutil.rmtree(cache)
+        try:
+            directory.rmdir()
+        except OSError:
+            return
+        directory = directory.parent
+
+
+def apply_layers(
+    root: Path,
+    layers: Sequence[Layer],
+    sources: Sources,
+    target: Target,
+    report: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Judge all layers, refuse if one cannot go on, then commit those that are needed.
+
+    Raises:
+        ApplyError: a layer drifted, is ambiguous or needs a rebuild; nothing was written.
+    """
+    with Store(root) as store:
+        tree = DirTree(root)
+        env = {**os.environ, **env_of(tree)}
+        judged = list(judge_in_order(layers, tree, sources, target, env))
+        for step in judged:
+            report(step.outcome)
+        for step in judged:
+            refuse(step.outcome)
+        for step in judged:
+            if step.outcome.state == NEEDED:
+                store.commit(step.layer, step.outcome)
+    return [step.outcome for step in judged]
+
+
+def env_of(tree: Tree) -> dict[str, str]:
+    """Variables that receipts in the tree say are set."""
+    merged: dict[str, str] = {}
+    for receipt in receipts_of(tree):
+        merged.update(receipt["env"])
+    return merged
+
+
+def refuse(outcome: Outcome) -> None:
+    """Raise for the states that stop a build, with the exit code of each.
+
+    Raises:
+        ApplyError: the state is drift, ambiguous or needs-rebuild.
+    """
+    if outcome.state in (DRIFT, AMBIGUOUS):
+        raise ApplyError(
+            f"layer {outcome.layer}: {outcome.state}: {outcome.reason}",
+            EXIT_DRIFT,
+            f"spark-build layers show {outcome.layer}",
+        )
+    if outcome.state == NEEDS_REBUILD:
+        raise ApplyError(f"layer {outcome.layer}: needs a rebuild: {outcome.reason}", EXIT_REBUILD)
+
+
+# --------------------------------------------------------------------------- command line, for mods
+
+
+def find_site_packages() -> Path:
+    """The site-packages directory of this interpreter that holds vLLM.
+
+    Raises:
+        ApplyError: vLLM is not installed for this interpreter.
+    """
+    candidates = [os.environ.get("VLLM_SITE_PACKAGES", ""), *sys.path]
+    for candidate in candidates:
+        root = Path(candidate)
+        if candidate and any(root.glob("vllm-*.dist-info/METADATA")):
+            return root.resolve()
+    raise ApplyError(
+        f"vllm is not installed for {sys.executable}",
+        EXIT_MISSING,
+        "set VLLM_SITE_PACKAGES to the directory that holds it",
+    )
+
+
+def _main_apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Path) -> None:
+    def report(outcome: Outcome) -> None:
+        say(f"  {outcome.state:<15}{outcome.layer}: {outcome.reason}")
+        for note in outcome.notes if outcome.state == NEEDED else []:
+            say(f"  {'':<15}note: {note}")
+
+    layers = bundle["layers"]
+    sources = IndexSources(cache=Path(options.cache) if options.cache else None)
+    say(f"spark-build: {bundle['name']}, {len(layers)} layers, on {root}")
+    packages = versions(DirTree(root))
+    if not all_match(bundle["needs"], packages):
+        wanted = ", ".join(f"{name} {spec}" for name, spec in bundle["needs"].items())
+        raise ApplyError(
+            f"{bundle['name']} needs {wanted}, this is vllm {packages.get('vllm')}: "
+            f"{bundle['needs_reason']}",
+            EXIT_NOTHING,
+        )
+    outcomes = apply_layers(root, layers, sources, Target.here(), report)
+    for name, value in env_of(DirTree(root)).items():
+        if os.environ.get(name, value) != value:
+            say(f"warning: {name}={os.environ[name]} is set here and wins over {value}")
+        say(f"  default        {name}={value}  (by {ENV_PTH}, for every Python that starts here)")
+    flags = [flag for outcome in outcomes for flag in outcome.serve_flags]
+    moe = [flag for outcome in outcomes for flag in outcome.moe_serve_flags]
+    if flags:
+        say(f"  start vLLM with: {' '.join(flags)}")
+    if moe:
+        say(f"  and, for MoE models whose experts it supports: {' '.join(moe)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``spark_apply.py apply|revert|status|finish [--layers FILE] [--root DIR]``."""
+    parser = argparse.ArgumentParser(description="apply spark-build layers to site-packages")
+    parser.add_argument("command", choices=("apply", "revert", "status", "finish"))
+    parser.add_argument("--layers", help="bundle: JSON object with the rendered layers")
+    parser.add_argument("--root", help="site-packages directory (default: where vLLM is)")
+    parser.add_argument("--cache", help="directory for downloaded wheels")
+    options = parser.parse_args(argv)
+    try:
+        root = Path(options.root) if options.root else find_site_packages()
+        if options.command == "finish":
+            say(f"spark-build: {len(finish(root))} files taken away, the others are as recorded")
+            return 0
+        bundle = json.loads(Path(options.layers).read_bytes()) if options.layers else {}
+        if options.command == "apply":
+            _main_apply(options, bundle, root)
+        elif options.command == "revert":
+            with Store(root) as store:
+                for name in store.revert([layer["name"] for layer in bundle["layers"]]):
+                    say(f"  reverted       {name}")
+        else:
+            for receipt in receipts_of(DirTree(root)):
+                print(f"{receipt['layer']}\t{receipt['variant']}\t{len(receipt['files'])} files")
+    except ApplyError as error:
+        say(f"error: {error}")
+        if error.hint:
+            say(f"  try: {error.hint}")
+        return error.code
+    except KeyboardInterrupt:
+        say("interrupted; the layer in progress was rolled back")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
