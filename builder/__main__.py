@@ -11,39 +11,50 @@ from builder.errors import Exit
 from builder.runtime.spark_apply import ApplyError
 
 
-def _report(code: int, message: str, hint: str = "") -> int:
+def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
     from builder.console import console
 
-    if "--json" in sys.argv[1:]:
+    if "--json" in words:
         print(json.dumps({"schema": 1, "error": {"code": code, "message": message, "hint": hint}}))
     else:
         console.error(message, hint)
     return code
 
 
-def _on_terminate(signum: int, frame: object) -> NoReturn:
+def _on_terminate(_signum: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
+
+
+#: Options of the program that people also write after the command.
+_COMMON = ("-q", "--quiet", "-v", "--verbose", "--debug")
+
+
+def _common_first(words: list[str]) -> list[str]:
+    end = words.index("--") if "--" in words else len(words)
+    common = [word for word in words[:end] if word in _COMMON]
+    return [*common, *(word for word in words[:end] if word not in _COMMON), *words[end:]]
 
 
 def run(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code."""
     from builder.cli.app import app
 
+    words = _common_first(sys.argv[1:] if argv is None else argv)
     try:
-        result = app(args=argv, prog_name="spark-build", standalone_mode=False)
+        result = app(args=words, prog_name="spark-build", standalone_mode=False)
     except ApplyError as error:
-        return _report(error.code, str(error), error.hint)
+        return _report(words, error.code, str(error), error.hint)
     except KeyboardInterrupt:
-        return _report(Exit.INTERRUPTED, "interrupted; nothing half-written was left")
+        return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
     except BrokenPipeError:
         sys.stderr.close()
         return Exit.OK
     except Exception as error:
-        return _unexpected(error)
+        return _unexpected(words, error)
     return int(result or 0)
 
 
-def _unexpected(error: Exception) -> int:
+def _unexpected(words: list[str], error: Exception) -> int:
     exit_code = getattr(error, "exit_code", None)
     if isinstance(exit_code, int):  # typer.Exit, typer.Abort and usage errors of the command line
         format_message = getattr(error, "format_message", None)
@@ -51,13 +62,15 @@ def _unexpected(error: Exception) -> int:
             return exit_code
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "spark-build"
-        return _report(Exit.USAGE, str(format_message()), f"{command} --help")
+        return _report(words, Exit.USAGE, str(format_message()), f"{command} --help")
     if type(error).__name__ == "Abort":
-        return _report(Exit.INTERRUPTED, "interrupted; nothing half-written was left")
-    if "--debug" in sys.argv[1:]:
+        return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
+    if "--debug" in words:
         raise error
     kind = type(error).__name__
-    return _report(Exit.BUG, f"a bug of spark-build: {kind}: {error}", "the same with --debug")
+    return _report(
+        words, Exit.BUG, f"a bug of spark-build: {kind}: {error}", "the same with --debug"
+    )
 
 
 def main() -> None:

@@ -122,8 +122,9 @@ class _Reader:
 
     def fail(self, where: str, problem: str, file: str = "layer.toml") -> UsageError:
         return UsageError(
-            f"{self.folder.name}/{file}: {where}: {problem}" if where else
-            f"{self.folder.name}/{file}: {problem}",
+            f"{self.folder.name}/{file}: {where}: {problem}"
+            if where
+            else f"{self.folder.name}/{file}: {problem}",
             hint=f"spark-build layers check {self.folder.name}",
         )
 
@@ -146,9 +147,7 @@ class _Reader:
             if key not in value:
                 if required:
                     raise self.fail(where, f"key {key!r} is missing", file)
-            elif not isinstance(value[key], kind) or (
-                kind is int and isinstance(value[key], bool)
-            ):
+            elif not isinstance(value[key], kind) or (kind is int and isinstance(value[key], bool)):
                 raise self.fail(where, f"{key!r} should be a {kind.__name__}", file)
         return value
 
@@ -303,9 +302,7 @@ def load_layer(folder: Path) -> Table:
             reader.upstream(e, f"upstream {i}") for i, e in enumerate(raw.get("upstream", ()), 1)
         ],
         "not-applicable": not_applicable,
-        "variants": [
-            reader.variant(v, f"variant {i}") for i, v in enumerate(raw["variant"], 1)
-        ],
+        "variants": [reader.variant(v, f"variant {i}") for i, v in enumerate(raw["variant"], 1)],
         "pins": reader.pins(),
     }
     layer_digest(layer)  # everything must be JSON

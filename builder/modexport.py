@@ -58,9 +58,11 @@ def stale_files(folder: Path, files: dict[str, tuple[bytes, int]]) -> list[str]:
     wrong = []
     for name, (data, mode) in files.items():
         path = folder / name
-        if not path.is_file() or path.read_bytes() != data:
-            wrong.append(name)
-        elif bool(path.stat().st_mode & 0o111) != bool(mode & 0o111):
+        if (
+            not path.is_file()
+            or path.read_bytes() != data
+            or bool(path.stat().st_mode & 0o111) != bool(mode & 0o111)
+        ):
             wrong.append(name)
     present = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     return sorted([*wrong, *(present - set(files) - {"__pycache__"})])

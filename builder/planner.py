@@ -11,7 +11,6 @@ from builder.runtime.spark_apply import (
     DRIFT,
     NEEDS_REBUILD,
     NOT_APPLICABLE,
-    UPSTREAM,
     all_match,
     judge_in_order,
 )

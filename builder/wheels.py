@@ -13,6 +13,7 @@ from urllib.parse import quote
 from builder.console import console, megabytes
 from builder.errors import RemoteError
 from builder.index import PackageIndex, WheelFile, write_atomically
+from builder.locks import locked
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import (
     Distribution,
@@ -86,7 +87,7 @@ class RemoteWheel:
     def _archive(self) -> zipfile.ZipFile:
         console.detail(f"reading {self.file.filename} ({megabytes(self.size)}) by range")
         try:
-            return zipfile.ZipFile(self._stream)  # type: ignore[type-var]
+            return zipfile.ZipFile(self._stream)
         except zipfile.BadZipFile as error:
             raise RemoteError(f"{self.file.filename} is not a wheel: {error}") from error
 
@@ -165,11 +166,10 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
     import hashlib
 
     import requests
-    from filelock import FileLock
 
     target = cache_dir() / "wheels" / file.sha256 / file.filename
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
+    with locked(file.filename):
+        target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
             return target
         partial = target.with_suffix(".part")

@@ -94,9 +94,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     config = image.attrs.get("Config") or {}
     env = dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)
     site = str(answer["site_packages"])
-    scattered = {
-        name: root for name, root in answer["roots"].items() if root != site
-    }
+    scattered = {name: root for name, root in answer["roots"].items() if root != site}
     if scattered:
         listed = ", ".join(f"{name} in {root}" for name, root in scattered.items())
         raise UsageError(f"{ref}: vllm is in {site}, but {listed}; layers patch one directory")
@@ -126,7 +124,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
 
 def _digest(attrs: dict[str, Any], ref: str) -> str:
     """The manifest digest of the registry that the reference names, else the image ID."""
-    repository = ref.split("@")[0]
+    repository = ref.partition("@")[0]
     if ":" in repository.rsplit("/", 1)[-1]:
         repository = repository.rpartition(":")[0]
     for entry in attrs.get("RepoDigests") or []:

@@ -32,14 +32,15 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
     """
     named: dict[str, tuple[str, frozenset[str]]] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
+        wrong = UsageError(f"pypi: {item!r} is not NAME==VERSION", hint="pypi:vllm==0.20.1")
         try:
             requirement = Requirement(item)
             (spec,) = requirement.specifier
             Version(spec.version)
         except (InvalidRequirement, InvalidVersion, ValueError):
-            spec = None
-        if spec is None or spec.operator != "==":
-            raise UsageError(f"pypi: {item!r} is not NAME==VERSION", hint="pypi:vllm==0.20.1")
+            raise wrong from None
+        if spec.operator != "==":
+            raise wrong
         named[normalize(requirement.name)] = (spec.version, frozenset(requirement.extras))
     if "vllm" not in named:
         raise UsageError("pypi: names no vllm", hint="pypi:vllm==0.20.1")
@@ -89,9 +90,7 @@ class _Resolver:
         if name not in self.order:
             self.order.append(name)
 
-    def _requirements(
-        self, wheel: RemoteWheel, extras: frozenset[str]
-    ) -> Iterator[Requirement]:
+    def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
         info = next(p for p in wheel.members if p.endswith(".dist-info/METADATA"))
         text = wheel.read(info).decode("utf-8", "replace")
         metadata = email.parser.Parser().parsestr(text, headersonly=True)

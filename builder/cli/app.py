@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from builder.cli import options as opt
+from builder.cli import options as opt  # noqa: TC001 - typer reads annotations when it runs
 from builder.console import console
 
 app = typer.Typer(
@@ -101,9 +101,7 @@ def image(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Stop at the plan.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Stop at the plan.")] = False,
     print_dockerfile: Annotated[
         bool, typer.Option("--print-dockerfile", help="Print what would be built, and stop.")
     ] = False,
@@ -169,7 +167,9 @@ def verify(
     )
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")
+]
 Directory = Annotated[Path, typer.Argument(help="site-packages, or a virtual environment.")]
 
 
@@ -280,9 +280,7 @@ def layers_new(
 
 
 @layers_app.command("pin")
-def layers_pin(
-    name: LayerName, patches: opt.Patches = None, refresh: opt.Refresh = False
-) -> None:
+def layers_pin(name: LayerName, patches: opt.Patches = None, refresh: opt.Refresh = False) -> None:
     """Write a layer's pins.toml: sha256 of every wheel and donor file that its ops can need."""
     from builder.cli.layers import pin_command
 

@@ -199,7 +199,7 @@ def _verify_scratch(plan: BuildPlan, built: BuiltImage, opened: Opened) -> Repor
             platform=plan.base.platform.oci,
             python=".".join(map(str, plan.base.platform.python_version)),
             site_packages=plan.base.site_packages,
-            pins={name: version for name, version in plan.base.packages.items()},
+            pins=dict(plan.base.packages.items()),
             index=opened.index,
         )
     )

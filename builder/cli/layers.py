@@ -30,9 +30,7 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
                     {"name": p.name, "summary": p.summary, "layers": list(p.layers)}
                     for p in profiles
                 ],
-                "layers": [
-                    {"name": item["name"], "summary": item["summary"]} for item in layers
-                ],
+                "layers": [{"name": item["name"], "summary": item["summary"]} for item in layers],
             }
         )
         return
@@ -88,9 +86,9 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
     print(f"  layers     {', '.join(profile.layers)}")
     print(f"  image      {profile.image}")
     print(f"  or         {profile.pypi}")
-    for item in expect:
-        ranges = ", ".join(f"{p} {s}" for p, s in item["when"].items())
-        print(f"  expects    {item['line']}   ({ranges})")
+    for e in profile.expect:
+        ranges = ", ".join(f"{p} {s}" for p, s in e.when.items())
+        print(f"  expects    {e.line}   ({ranges})")
 
 
 def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:
@@ -157,8 +155,9 @@ def new_command(name: str, directory: Path, package: str) -> None:
     folder.mkdir(parents=True)
     text = _TEMPLATE.format(package=package, module=package.replace("-", "_"), today=today)
     (folder / "layer.toml").write_text(text)
-    console.say(f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} "
-                f"--patches {directory}")
+    console.say(
+        f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} --patches {directory}"
+    )
     print(folder)
 
 

@@ -58,5 +58,3 @@ def verify_command(
     if json:
         raise SystemExit(int(Exit.VERIFY_FAILED))
     raise SparkBuildError(message, Exit.VERIFY_FAILED)
-
-

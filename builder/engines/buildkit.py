@@ -94,7 +94,7 @@ class BuildkitEngine:
         client = docker.connect()
         version = str(client.version().get("Version", "0"))
         client.close()
-        return int(version.split(".")[0]) >= _LINK_SINCE
+        return int(version.split(".", 1)[0]) >= _LINK_SINCE
 
     def render(self, plan: BuildPlan) -> str:
         return self._render(plan, self._base_name(plan), [name for name, _ in image_layers(plan)])
@@ -111,7 +111,12 @@ class BuildkitEngine:
 
         loader = jinja2.FileSystemLoader(data_dir("dockerfiles"))
         environment = jinja2.Environment(
-            loader=loader, undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True
+            loader=loader,
+            undefined=jinja2.StrictUndefined,
+            autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
         )
         folders = [{"title": n, "folder": _folder(i, n)} for i, n in enumerate(names)]
         finish = None
@@ -124,6 +129,7 @@ class BuildkitEngine:
             base=base,
             user=plan.base.user,
             copy_flags="--link " if self._links else "",
+            run_flags="--network=none " if self._links else "",
             layers=folders,
             finish=finish,
             env=sorted(plan.env.items()),
@@ -138,9 +144,7 @@ class BuildkitEngine:
             context = Path(folder)
             added = 0
             for number, (name, files) in enumerate(layers):
-                size = write_context(
-                    context / _folder(number, name), files, bake.timestamp(plan)
-                )
+                size = write_context(context / _folder(number, name), files, bake.timestamp(plan))
                 console.say(f"  {name:<22}{len(files):>5} files {megabytes(size):>10}")
                 added += size
             base = self._pin_base(plan)
@@ -179,14 +183,19 @@ class BuildkitEngine:
     def _run(self, context: Path, request: BuildRequest) -> None:
         assert self._cli is not None
         epoch = str(bake.timestamp(request.plan))
-        command = [*self._cli.command, "--progress=plain", "-t", request.tag]
+        command = [*self._cli.command, "--progress=plain", "--network=none", "-t", request.tag]
         if request.plan.base.kind == "pypi":
             command += ["--platform", request.plan.base.platform.oci]
         command += [str(context)]
         console.detail(f"+ {' '.join(command)}")
         env = {**os.environ, **self._cli.env, "SOURCE_DATE_EPOCH": epoch}
         process = subprocess.run(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         for line in process.stdout.splitlines():
             console.detail(line)

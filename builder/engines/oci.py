@@ -25,6 +25,7 @@ from builder import bake
 from builder.console import console, megabytes
 from builder.engines import BuildRequest, BuiltImage
 from builder.errors import BuildFailed, UsageError
+from builder.locks import locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,19 +54,21 @@ class Blob:
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
 
-class _HashingWriter:
+class _HashingWriter(io.RawIOBase):
     """Passes bytes on and keeps their sha256 and count."""
 
-    def __init__(self, out: IO[bytes]) -> None:
+    def __init__(self, out: IO[bytes] | io.RawIOBase | gzip.GzipFile) -> None:
+        super().__init__()
         self._out, self._sha, self.size = out, hashlib.sha256(), 0
 
-    def write(self, data: bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
         self._sha.update(data)
         self.size += len(data)
-        return self._out.write(data)
-
-    def flush(self) -> None:
-        self._out.flush()
+        self._out.write(data)
+        return len(data)
 
     @property
     def digest(self) -> str:
@@ -80,9 +83,9 @@ def tar_layer(
     ``files`` maps absolute paths to content, or None for a file that goes away (a whiteout).
     """
     compressed = _HashingWriter(out)
-    with gzip.GzipFile("", "wb", compresslevel=6, fileobj=compressed, mtime=0) as packer:  # type: ignore[arg-type]
-        plain = _HashingWriter(packer)  # type: ignore[arg-type]
-        with tarfile.open(mode="w|", fileobj=plain, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+    with gzip.GzipFile("", "wb", compresslevel=6, fileobj=compressed, mtime=0) as packer:
+        plain = _HashingWriter(packer)
+        with tarfile.open(None, "w|", fileobj=plain, format=tarfile.PAX_FORMAT) as tar:
             for name, content in _entries(files):
                 info = tarfile.TarInfo(name)
                 info.mtime = epoch
@@ -196,7 +199,6 @@ class OciEngine:
         return overlay_recipe(plan, "OVERLAY")
 
     def build(self, request: BuildRequest) -> BuiltImage:
-        plan = request.plan
         if request.push or request.output is None:
             raise UsageError(
                 "the oci engine writes a layout on disk and does not push it",
@@ -204,6 +206,14 @@ class OciEngine:
             )
         target = request.output.absolute()
         self._check_target(target)
+        with locked(str(target), wait=False):
+            manifest, added = self._replace(target, request)
+        return BuiltImage(
+            ref=f"oci:{request.output}", digest=manifest.digest, added_bytes=added, engine=self.name
+        )
+
+    def _replace(self, target: Path, request: BuildRequest) -> tuple[Blob, int]:
+        """Write beside the target, then rename: it is the old layout or the new one, never half."""
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
@@ -218,9 +228,7 @@ class OciEngine:
             ) from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        return BuiltImage(
-            ref=f"oci:{request.output}", digest=manifest.digest, added_bytes=added, engine=self.name
-        )
+        return manifest, added
 
     @staticmethod
     def _check_target(target: Path) -> None:
@@ -274,13 +282,13 @@ class OciEngine:
 def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
     """How an overlay goes onto the image it is meant for, as Dockerfile lines."""
     base = f"vllm/vllm-openai:v{plan.base.packages.get('vllm')}"
-    python = plan.base.interpreter
+    python, site = plan.base.interpreter, plan.base.site_packages
+    script = f"{bake.SHARE}/spark_apply.py"
     lines = [
         f"# docker buildx build --build-context overlay=oci-layout://{overlay} -t IMAGE -",
         f"FROM {base}",
         "COPY --from=overlay / /",
-        f'RUN ["{python}", "-B", "{bake.SHARE}/spark_apply.py", "finish", "--root", '
-        f'"{plan.base.site_packages}"]',
+        f"RUN {json.dumps([python, '-B', script, 'finish', '--root', site])}",
         *(f'ENV {name}="{value}"' for name, value in sorted(plan.env.items())),
     ]
     return "\n".join(lines) + "\n"
@@ -294,6 +302,7 @@ def read_layout(layout: Path) -> tuple[dict[str, Any], dict[str, bytes | None], 
     Raises:
         UsageError: it is not a layout of ours, or a blob is damaged.
     """
+
     def blob(digest: str) -> bytes:
         try:
             data = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()

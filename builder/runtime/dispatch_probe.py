@@ -17,19 +17,27 @@ Request (every key but ``ask`` may be left out)::
 
     {"paths": ["dirs to put first on sys.path"], "env": {"NAME": "value, or null to unset"},
      "capability": [12, 1], "cuda_version": "13.0", "device_name": "NVIDIA GB10",
+     "driver_library": "a stub of libcuda.so.1, where the target has neither driver nor stub",
      "stub_modules": "auto" | "none", "pretend_nvcc": false, "pretend_triton": false,
      "ask": [{"kind": "nvfp4-linear" | "nvfp4-moe" | "fp8-linear", "env": {...},
               "linear_backend": "auto", "moe_backend": "auto", "use_a16": false}]}
 
+``pretend_nvcc`` and ``pretend_triton`` stand for a compiler and a package that FlashInfer wants to
+see before it counts as usable; ask for them where a sandbox leaves them out, never for an image.
 ``env`` of an ask is laid over the request's for that ask alone. Each ask runs in its own forked
 child, so that vLLM's "log this once" caches and cached environment of one ask cannot hide the
 lines of another.
 
-Result: ``{"schema", "python", "versions", "answers", "simulated", "real", "not_found", "fatal"}``; an
-answer is ``{"kind", "request", "selected", "implementation", "lines", "debug", "error"}``. ``lines``
-are the messages that vLLM logged at INFO or above during the call, ``debug`` those below: there a
-release says why it passed a backend over. ``not_found`` names the modules that something tried to
-import and nobody has. The exit status is 0 whenever a result was written.
+Result::
+
+    {"schema": 1, "python": "...", "versions": {"vllm": "...", ...}, "answers": [...],
+     "simulated": ["..."], "real": ["..."], "not_found": ["..."], "fatal": null | {...}}
+
+An answer is ``{"kind", "request", "selected", "implementation", "lines", "debug", "error"}``.
+``lines`` are the messages that vLLM logged at INFO or above during the call, ``debug`` those below:
+there a release says why it passed a backend over. ``real`` names the extension modules that really
+loaded, ``not_found`` the modules that something tried to import and nobody has. The exit status is
+0 whenever a result was written.
 """
 
 from __future__ import annotations
@@ -55,9 +63,11 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 SCHEMA = 1
 DISTRIBUTIONS = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl", "torch")
@@ -73,6 +83,7 @@ HOST_FUNCTIONS: dict[str, Callable[[int], bool]] = {
 
 DRIVER_PLACES = (
     "/usr/local/cuda*/compat/libcuda.so.1",
+    "/usr/local/cuda*/compat/lib*/libcuda.so.1",
     "/usr/local/cuda*/targets/*/lib/stubs/libcuda.so",
     "/usr/local/cuda*/lib64/stubs/libcuda.so",
     "/usr/lib/*-linux-gnu/libcuda.so.1",
@@ -86,11 +97,11 @@ echo "Cuda compilation tools, release {version}, V{version}.0"
 Json = dict[str, Any]
 
 
-class NotAskable(Exception):
+class NotAskableError(Exception):
     """The release has no such setting or entry point, so the question has no answer there."""
 
 
-class NotFound:
+class NotFound(importlib.abc.MetaPathFinder):
     """The last finder: is asked only for modules that nobody has, and remembers their names.
 
     vLLM and FlashInfer take a missing module for a missing feature and say nothing, so this is
@@ -100,9 +111,14 @@ class NotFound:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> None:
         """Find nothing."""
-        self.names.add(name)
+        self.names.add(fullname)
 
 
 @dataclasses.dataclass
@@ -115,6 +131,15 @@ class Probe:
     stub_modules: str = "auto"
     simulated: list[str] = dataclasses.field(default_factory=list)
     not_found: NotFound = dataclasses.field(default_factory=NotFound)
+
+    @classmethod
+    def of(cls, request: Json) -> Probe:
+        """Take from the request what it says about the device."""
+        major, minor = request.get("capability", (12, 1))
+        probe = cls(capability=(int(major), int(minor)))
+        for name in ("cuda_version", "device_name", "stub_modules"):
+            setattr(probe, name, request.get(name, getattr(probe, name)))
+        return probe
 
     def note(self, words: str) -> None:
         """Record a simulated part once."""
@@ -170,15 +195,17 @@ def pretend_nvcc(probe: Probe, folder: str) -> None:
     os.environ["CUDA_HOME"] = os.environ["CUDA_PATH"] = folder
 
 
-def load_driver_library(probe: Probe) -> None:
-    """Where no driver is installed, load the toolkit's stub so that extension modules can load.
+def load_driver_library(probe: Probe, offered: str | None) -> None:
+    """Where no driver is installed, load a stub of it so that extension modules can load.
 
-    The stub carries the driver's soname, so a library that asks for it later finds it loaded.
+    The toolkit's stub and its compatibility library carry the driver's soname, so a library that
+    asks for it later finds it loaded. None of their functions is called by selection.
     """
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
         return
-    for path in (found for place in DRIVER_PLACES for found in sorted(glob.glob(place))):
+    found = [path for place in DRIVER_PLACES for path in sorted(glob.glob(place))]
+    for path in [offered, *found] if offered else found:
         with contextlib.suppress(OSError):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
             probe.note(f"driver: {path} in place of libcuda.so.1")
@@ -213,7 +240,7 @@ class ExtensionLoader(importlib.abc.Loader):
             self.real.loader.exec_module(module)
 
 
-class ExtensionFinder:
+class ExtensionFinder(importlib.abc.MetaPathFinder):
     """The first finder: is responsible for vLLM's operator libraries and nothing else."""
 
     def __init__(self, probe: Probe, names: frozenset[str]) -> None:
@@ -221,16 +248,19 @@ class ExtensionFinder:
         self.names = names
 
     def find_spec(
-        self, name: str, path: Any = None, target: Any = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         """Find one of the named extension modules, there or not."""
-        if name not in self.names:
+        if fullname not in self.names:
             return None
-        real = importlib.machinery.PathFinder.find_spec(name, path)
+        real = importlib.machinery.PathFinder.find_spec(fullname, path)
         loader = ExtensionLoader(self.probe, real)
         if real is None or real.origin is None:
-            return importlib.machinery.ModuleSpec(name, loader)
-        return importlib.util.spec_from_file_location(name, real.origin, loader=loader)
+            return importlib.machinery.ModuleSpec(fullname, loader)
+        return importlib.util.spec_from_file_location(fullname, real.origin, loader=loader)
 
 
 def extensions_of_platform(package: Path) -> set[str]:
@@ -262,10 +292,10 @@ def extensions_of_wheel() -> set[str]:
 
 def watch_imports(probe: Probe, package: Path) -> None:
     """Install the finders: one for extension modules, one for what nobody has."""
-    sys.meta_path.append(cast(Any, probe.not_found))
+    sys.meta_path.append(probe.not_found)
     if probe.stub_modules == "auto":
         names = frozenset(extensions_of_platform(package) | extensions_of_wheel())
-        sys.meta_path.insert(0, cast(Any, ExtensionFinder(probe, names)))
+        sys.meta_path.insert(0, ExtensionFinder(probe, names))
 
 
 def define_host_functions(probe: Probe) -> list[object]:
@@ -273,8 +303,7 @@ def define_host_functions(probe: Probe) -> list[object]:
 
     The libraries returned must be kept alive: torch forgets the functions with them.
     """
-    import torch
-
+    torch = importlib.import_module("torch")
     kept: list[object] = []
     for name, answer in HOST_FUNCTIONS.items():
         if hasattr(torch.ops._C, name):
@@ -293,8 +322,7 @@ def describe_device_to_torch(probe: Probe) -> None:
     FlashInfer reads some of them while it is imported, and compares torch's CUDA version, which a
     CPU build does not have.
     """
-    import torch
-
+    torch = importlib.import_module("torch")
     if torch.version.cuda is None:
         torch.version.cuda = probe.cuda_version
         probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
@@ -322,7 +350,7 @@ def describe_device_to_torch(probe: Probe) -> None:
         "current_device": 0,
     }
     for name, value in answers.items():
-        setattr(torch.cuda, name, lambda *args, _value=value, **kwargs: _value)
+        setattr(torch.cuda, name, lambda *_args, _value=value, **_kwargs: _value)
     probe.note(f"torch.cuda: {', '.join(answers)} answer for the simulated device")
 
 
@@ -342,7 +370,7 @@ def simulated_platform(probe: Probe, base: type, capability_type: Callable[..., 
     }
 
     def constant(value: Any) -> Any:
-        return classmethod(lambda cls, *args, **kwargs: value)
+        return classmethod(lambda _cls, *_args, **_kwargs: value)
 
     namespace = {name: constant(value) for name, value in answers.items() if hasattr(base, name)}
     return type("SimulatedCudaPlatform", (base,), namespace)()
@@ -350,11 +378,9 @@ def simulated_platform(probe: Probe, base: type, capability_type: Callable[..., 
 
 def install_platform(probe: Probe) -> None:
     """Make the simulated device vLLM's current platform, before anything has asked for one."""
-    platforms = importlib.import_module("vllm.platforms")
+    platforms: Any = importlib.import_module("vllm.platforms")
     cuda = importlib.import_module("vllm.platforms.cuda")
-    device = simulated_platform(
-        probe, cuda.CudaPlatformBase, platforms.interface.DeviceCapability
-    )
+    device = simulated_platform(probe, cuda.CudaPlatformBase, platforms.interface.DeviceCapability)
     platforms._current_platform = device
     major, minor = probe.capability
     probe.note(f"device: {probe.device_name}, compute capability {major}.{minor}")
@@ -362,6 +388,7 @@ def install_platform(probe: Probe) -> None:
 
 def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
     """Everything that must be in place before the first question."""
+    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", scratch)
     add_paths([str(path) for path in request.get("paths", [])])
     apply_environment(request.get("env", {}))
     if request.get("pretend_nvcc"):
@@ -369,14 +396,11 @@ def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("vllm is not installed for this interpreter", name="vllm")
-    load_driver_library(probe)
+    load_driver_library(probe, request.get("driver_library"))
     watch_imports(probe, Path(next(iter(spec.submodule_search_locations))))
-    import torch  # noqa: F401  (its libraries must be loaded before vLLM's)
-
     describe_device_to_torch(probe)
     install_platform(probe)
-    kept = define_host_functions(probe)
-    return kept
+    return define_host_functions(probe)
 
 
 # --- vLLM's configuration ----------------------------------------------------------------------
@@ -400,7 +424,7 @@ def kernel_config(ask: Json) -> Any:
         if setting in parameters:
             chosen[setting] = value
         elif value != "auto":
-            raise NotAskable(f"this release has no {setting} setting")
+            raise NotAskableError(f"this release has no {setting} setting")
     return config_type(**chosen)
 
 
@@ -429,13 +453,21 @@ def vllm_config(kernel: Any, probe: Probe) -> Any:
 # --- the questions -----------------------------------------------------------------------------
 
 
-def select_nvfp4_linear(ask: Json, kernel: Any) -> tuple[str, str]:
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What the entry points take from an ask; the linear backend reaches them through vLLM."""
+
+    moe_backend: str
+    use_a16: bool
+
+
+def select_nvfp4_linear(question: Question) -> tuple[str, str]:
     """NVFP4 linear layers: a kernel class from 0.20.0 on, an enumeration member before."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     entry = getattr(linear, "init_nvfp4_linear_kernel", None)
-    known = {} if entry is None else known_arguments(entry, {"use_a16": bool(ask.get("use_a16"))})
-    if ask.get("use_a16") and not known:
-        raise NotAskable("this release does not choose a kernel for W4A16 NVFP4 layers")
+    known = {} if entry is None else known_arguments(entry, {"use_a16": question.use_a16})
+    if question.use_a16 and not known:
+        raise NotAskableError("this release does not choose a kernel for W4A16 NVFP4 layers")
     if entry is not None:
         name = type(entry(**known)).__name__
         return name, name
@@ -446,8 +478,7 @@ def select_nvfp4_linear(ask: Json, kernel: Any) -> tuple[str, str]:
 
 def moe_config(moe_backend: str) -> Any:
     """A mixture-of-experts layer in the release's own terms: SiLU-gated, 128 experts, top 8."""
-    import torch
-
+    torch = importlib.import_module("torch")
     config = importlib.import_module("vllm.model_executor.layers.fused_moe.config")
     activation = importlib.import_module("vllm.model_executor.layers.fused_moe.activation")
     values: Json = {
@@ -468,23 +499,21 @@ def moe_config(moe_backend: str) -> Any:
     return config.FusedMoEConfig(**known_arguments(config.FusedMoEConfig, values))
 
 
-def select_nvfp4_moe(ask: Json, kernel: Any) -> tuple[str, str]:
+def select_nvfp4_moe(question: Question) -> tuple[str, str]:
     """NVFP4 experts: the backend's value, and the class that implements it."""
     oracle = importlib.import_module("vllm.model_executor.layers.fused_moe.oracle.nvfp4")
     quant = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
-    activation_key = None if ask.get("use_a16") else quant.kNvfp4Dynamic
     backend, experts = oracle.select_nvfp4_moe_backend(
-        config=moe_config(kernel.moe_backend),
+        config=moe_config(question.moe_backend),
         weight_key=quant.kNvfp4Static,
-        activation_key=activation_key,
+        activation_key=None if question.use_a16 else quant.kNvfp4Dynamic,
     )
     return str(backend.value), getattr(experts, "__name__", str(experts))
 
 
-def select_fp8_linear(ask: Json, kernel: Any) -> tuple[str, str]:
+def select_fp8_linear(_question: Question) -> tuple[str, str]:
     """Static per-tensor FP8 linear layers, as ModelOpt checkpoints have them."""
-    import torch
-
+    torch = importlib.import_module("torch")
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     quant = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
     values: Json = {
@@ -500,7 +529,7 @@ def select_fp8_linear(ask: Json, kernel: Any) -> tuple[str, str]:
     return name, name
 
 
-KINDS: dict[str, Callable[[Json, Any], tuple[str, str]]] = {
+KINDS: dict[str, Callable[[Question], tuple[str, str]]] = {
     "nvfp4-linear": select_nvfp4_linear,
     "nvfp4-moe": select_nvfp4_moe,
     "fp8-linear": select_fp8_linear,
@@ -572,44 +601,53 @@ class Recorder(logging.Handler):
         self.debug: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep one message."""
         kept = self.lines if record.levelno >= logging.INFO else self.debug
         kept.append(record.getMessage())
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Recorder]:
+def attached(recorder: Recorder) -> Iterator[None]:
     """Record everything that vLLM logs, whatever level its own settings choose."""
     logger = logging.getLogger("vllm")
-    recorder = Recorder()
     logger.addHandler(recorder)
     logger.setLevel(logging.DEBUG)
     try:
-        yield recorder
+        yield
     finally:
         logger.removeHandler(recorder)
 
 
+def select(ask: Json, probe: Probe, recorder: Recorder) -> tuple[str, str]:
+    """Configure the release as the ask says, and call its entry point, which alone is recorded."""
+    kind = ask.get("kind")
+    if kind not in KINDS:
+        raise NotAskableError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
+    apply_environment(ask.get("env", {}))
+    kernel = kernel_config(ask)
+    question = Question(getattr(kernel, "moe_backend", "auto"), bool(ask.get("use_a16")))
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    with current(vllm_config(kernel, probe)), attached(recorder):
+        return KINDS[kind](question)
+
+
 def describe(error: BaseException) -> Json:
-    """An error as the result carries it."""
+    """Put an error into the form that the result carries."""
     return {"type": type(error).__name__, "message": str(error)}
 
 
+def empty_answer(ask: Json) -> Json:
+    """Make an answer that says nothing yet."""
+    named: Json = {"kind": ask.get("kind"), "request": ask, "selected": None}
+    return {**named, "implementation": None, "lines": [], "debug": [], "error": None}
+
+
 def answer(ask: Json, probe: Probe) -> Json:
-    """Put one question to vLLM (called in a child of its own)."""
-    reply: Json = {"kind": ask.get("kind"), "request": ask, "selected": None}
-    reply.update(implementation=None, lines=[], debug=[], error=None)
+    """Put one question to vLLM; to be called in a child of its own."""
+    recorder = Recorder()
+    reply = {**empty_answer(ask), "lines": recorder.lines, "debug": recorder.debug}
     try:
-        if ask.get("kind") not in KINDS:
-            raise NotAskable(f"unknown kind {ask.get('kind')!r}; known: {', '.join(KINDS)}")
-        apply_environment(ask.get("env", {}))
-        kernel = kernel_config(ask)
-        config = vllm_config(kernel, probe)
-        current = importlib.import_module("vllm.config").set_current_vllm_config
-        with recorded() as recorder:
-            reply.update(lines=recorder.lines, debug=recorder.debug)
-            with current(config):
-                selected, implementation = KINDS[ask["kind"]](ask, kernel)
-        reply.update(selected=selected, implementation=implementation)
+        reply["selected"], reply["implementation"] = select(ask, probe, recorder)
     except Exception as error:
         traceback.print_exc()
         reply["error"] = describe(error)
@@ -617,14 +655,16 @@ def answer(ask: Json, probe: Probe) -> Json:
 
 
 def real_extensions() -> list[str]:
-    """vLLM's extension modules that really loaded."""
+    """List vLLM's extension modules that really loaded."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-    return sorted(
-        name
-        for name, module in list(sys.modules.items())
-        if name.startswith("vllm.")
-        and str(getattr(module, "__file__", None) or "").endswith(suffixes)
-    )
+    found: list[str] = []
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", None) or "")
+        loader = getattr(module, "__loader__", None)
+        empty = isinstance(loader, ExtensionLoader) and loader.real is None
+        if name.startswith("vllm.") and file.endswith(suffixes) and not empty:
+            found.append(name)
+    return sorted(found)
 
 
 def answer_in_child(ask: Json, probe: Probe) -> Json:
@@ -651,12 +691,9 @@ def answer_in_child(ask: Json, probe: Probe) -> Json:
     if code != 0 or not text:
         words = f"signal {-code}" if code < 0 else f"exit status {code}"
         error = {"type": "Crashed", "message": f"the child that asked ended with {words}"}
-        reply = {"kind": ask.get("kind"), "request": ask, "selected": None}
-        reply.update(implementation=None, lines=[], debug=[], error=error)
+        reply = {**empty_answer(ask), "error": error}
         return {"reply": reply, "simulated": [], "real": [], "not_found": []}
-    payload = json.loads(text)
-    assert isinstance(payload, dict)
-    return payload
+    return cast("Json", json.loads(text))
 
 
 def versions() -> dict[str, str | None]:
@@ -671,21 +708,14 @@ def versions() -> dict[str, str | None]:
 
 
 def fatal_error(error: BaseException) -> Json:
-    """An error that left no question askable, with the end of its traceback."""
+    """Describe an error that left no question askable, with the end of its traceback."""
     tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {**describe(error), "traceback_tail": tail.splitlines()[-15:]}
 
 
 def run(request: Json) -> Json:
     """Answer a whole request."""
-    probe = Probe(
-        capability=(int(request.get("capability", (12, 1))[0]), int(request["capability"][1]))
-        if "capability" in request
-        else (12, 1),
-        cuda_version=request.get("cuda_version", "13.0"),
-        device_name=request.get("device_name", "NVIDIA GB10"),
-        stub_modules=request.get("stub_modules", "auto"),
-    )
+    probe = Probe.of(request)
     result: Json = {"schema": SCHEMA, "python": platform.python_version(), "versions": {}}
     result.update(answers=[], simulated=probe.simulated, real=[], fatal=None)
     with tempfile.TemporaryDirectory(prefix="dispatch-probe-") as scratch:

@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import base64
-import contextlib
 import csv
-import dataclasses
 import difflib
 import hashlib
 import io
@@ -321,7 +319,7 @@ def parse_record(data: bytes) -> list[RecordRow]:
     for row in csv.reader(io.StringIO(data.decode("utf-8"))):
         if not row:
             continue
-        path, digest, size = (row + ["", ""])[:3]
+        path, digest, size = [*row, "", ""][:3]
         sha = None
         if digest.startswith("sha256="):
             raw = digest.removeprefix("sha256=")
@@ -508,8 +506,9 @@ def wheel_members(archive: zipfile.ZipFile) -> list[Member]:
 def default_index() -> str:
     """The package index that pip is configured with, or pip's own default."""
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-        if os.environ.get(name):
-            return os.environ[name]
+        named = os.environ.get(name, "")
+        if named:
+            return named
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode == 0 and answer.stdout.strip():
@@ -548,7 +547,7 @@ class IndexSources:
             hrefs = re.findall(r"href=[\"']([^\"'#]+)", body)
         for href in hrefs:
             if href.split("?")[0].rsplit("/", 1)[-1] == pin["filename"]:
-                return urllib.parse.urljoin(page, href)
+                return str(urllib.parse.urljoin(page, href))
         raise ApplyError(f"{pin['filename']} is not on the package index", EXIT_REMOTE)
 
     def _remote(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
@@ -565,7 +564,7 @@ class IndexSources:
         head = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(head, timeout=60) as response:
             size = int(response.headers["Content-Length"])
-        return zipfile.ZipFile(RangeFile(size, fetch))  # type: ignore[arg-type]
+        return zipfile.ZipFile(RangeFile(size, fetch))
 
     def _download(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
         assert self._cache is not None
@@ -574,9 +573,11 @@ class IndexSources:
         if not target.is_file() or DirTree(self._cache).digest(pin["filename"]) != pin["sha256"]:
             say(f"downloading {pin['filename']} ({pin['size'] / 1e6:.0f} MB)")
             partial = target.with_suffix(".part")
-            with urllib.request.urlopen(self._url(pin), timeout=120) as response:
-                with open(partial, "wb") as stream:
-                    shutil.copyfileobj(response, stream, 1 << 20)
+            with (
+                urllib.request.urlopen(self._url(pin), timeout=120) as response,
+                open(partial, "wb") as stream,
+            ):
+                shutil.copyfileobj(response, stream, 1 << 20)
             digest = DirTree(self._cache).digest(partial.name)
             if digest != pin["sha256"]:
                 partial.unlink()
@@ -719,7 +720,8 @@ def _block_positions(lines: Sequence[str], block: Sequence[str]) -> list[int]:
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
     """Judge hunks with fuzz 0 and unique positions: ``(found, new text or reason, offsets)``."""
     lines = text.splitlines(keepends=True)
-    verdicts, notes = [], []
+    verdicts: list[str] = []
+    notes: list[str] = []
     shift = 0
     for number, hunk in enumerate(hunks, 1):
         pre, post = _block_positions(lines, hunk.old), _block_positions(lines, hunk.new)
@@ -938,7 +940,9 @@ class _Judge:
         for path, hunks in parse_diff(op["diff"]).items():
             notes: list[str] = []
 
-            def edit(text: str, hunks: list[Hunk] = hunks, notes: list[str] = notes) -> Any:
+            def edit(
+                text: str, hunks: list[Hunk] = hunks, notes: list[str] = notes
+            ) -> tuple[str, str]:
                 verdict, new, offsets = apply_hunks(text, hunks)
                 notes.extend(offsets)
                 return verdict, new
@@ -1020,7 +1024,7 @@ class _Judge:
             changes.update(self._laid_out(pin, member))
         info_dir = next(m.path.split("/")[0] for m in members if m.path.endswith("/RECORD"))
         changes[f"{info_dir}/INSTALLER"] = Content.of(INSTALLER)
-        changes[f"{info_dir}/RECORD"] = self._record(pin, members, info_dir)
+        changes[f"{info_dir}/RECORD"] = self._record(members, info_dir)
         return OpResult(PRE, changes=self._minimal(changes), inputs=[dict(pin)])
 
     def op_remove(self, op: Layer) -> OpResult:
@@ -1128,9 +1132,7 @@ class _Judge:
         )
         return {path: content}
 
-    def _record(
-        self, pin: Mapping[str, Any], members: Sequence[Member], info_dir: str
-    ) -> Content:
+    def _record(self, members: Sequence[Member], info_dir: str) -> Content:
         """The wheel's RECORD as an installer leaves it: laid-out paths, plus our INSTALLER."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -1161,12 +1163,14 @@ class _Judge:
         return gone
 
     def _minimal(self, changes: Changes) -> Changes:
-        """Without the files that already have exactly these bytes."""
-        return {
-            path: content
+        """Without the files that already have exactly these bytes, and their compiled files."""
+        same = {
+            path
             for path, content in changes.items()
-            if content is None or content.sha256 != self.view.digest(path)
+            if content is not None and content.sha256 == self.view.digest(path)
         }
+        same |= {pyc for path in same for pyc in stale_pyc(self.view, path)}
+        return {path: content for path, content in changes.items() if path not in same}
 
 
 _TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
@@ -1476,7 +1480,7 @@ class Store:
         import fcntl
 
         self.state.mkdir(exist_ok=True)
-        self._lock = open(self.state / "lock", "w")  # noqa: SIM115 - held until __exit__
+        self._lock = open(self.state / "lock", "w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -1554,12 +1558,10 @@ class Store:
 
     def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
         tree = DirTree(self.root)
-        journal = []
+        journal: list[dict[str, Any]] = []
         for path in sorted(changes):
             target = self.root / path
-            missing = next(
-                (p for p in [*reversed(target.parents), target] if not p.exists()), None
-            )
+            missing = next((p for p in [*reversed(target.parents), target] if not p.exists()), None)
             made = str(missing.relative_to(self.root)) if missing else None
             journal.append({"path": path, "backup": tree.digest(path), "made": made})
         self._put("journal.json", json.dumps(journal).encode())
@@ -1641,14 +1643,12 @@ class Store:
                 if kept["sequence"] > gone["sequence"] and both:
                     raise ApplyError(
                         f"layer {kept['layer']} was applied on top of {gone['layer']} "
-                        f"({sorted(both)[0]}), so {gone['layer']} cannot go alone",
+                        f"({min(both)}), so {gone['layer']} cannot go alone",
                         EXIT_DRIFT,
                         f"revert {kept['layer']} too",
                     )
 
-    def _refuse_edited(
-        self, going: Sequence[Any], receipts: Sequence[Any], force: bool
-    ) -> None:
+    def _refuse_edited(self, going: Sequence[Any], receipts: Sequence[Any], force: bool) -> None:
         tree = DirTree(self.root)
         for receipt in going:
             edited = [] if force else unexplained(receipt, receipts, tree)
@@ -1740,7 +1740,7 @@ def apply_layers(
     layers: Sequence[Layer],
     sources: Sources,
     target: Target,
-    report: Callable[[Outcome], None] = lambda outcome: None,
+    report: Callable[[Outcome], None] = lambda _outcome: None,
 ) -> list[Outcome]:
     """Judge all layers, refuse if one cannot go on, then commit those that are needed.
 

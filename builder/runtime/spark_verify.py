@@ -19,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import spark_apply  # type: ignore[import-not-found]  # noqa: E402
+import spark_apply  # type: ignore[import-not-found]
 
 EXIT_FAILED = 5
 
@@ -53,8 +53,13 @@ def check_layers(plan: dict[str, Any], root: Path) -> list[dict[str, Any]]:
 def check_environment(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Does this process see the variables that the plan set?"""
     return [
-        check("static", f"env {name}", os.environ.get(name) == value, value,
-              os.environ.get(name, "(unset)"))
+        check(
+            "static",
+            f"env {name}",
+            os.environ.get(name) == value,
+            value,
+            os.environ.get(name, "(unset)"),
+        )
         for name, value in sorted(plan["env"].items())
     ]
 

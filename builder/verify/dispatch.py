@@ -5,6 +5,7 @@ The log lines are vLLM's own.  Which parts were simulated stands in the evidence
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def flag_value(flags: Sequence[str], name: str) -> str:
     """The value of a ``vllm serve`` flag, or ``auto``."""
-    for flag, value in zip(flags, flags[1:], strict=False):
+    for flag, value in itertools.pairwise(flags):
         if flag == name:
             return value
     return "auto"

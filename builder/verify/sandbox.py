@@ -14,18 +14,19 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
 from builder.console import console
 from builder.errors import SparkBuildError, UsageError
+from builder.locks import locked
 from builder.paths import cache_dir, package_file
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from builder.runtime.spark_apply import Tree
 
@@ -95,10 +96,7 @@ class Sandbox:
         Raises:
             SandboxUnavailable: it cannot be made here, and why.
         """
-        from filelock import FileLock
-
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.root}.lock"):
+        with locked(str(self.root)):
             if (self.root / "complete").exists():
                 return
             shutil.rmtree(self.root, ignore_errors=True)
@@ -142,8 +140,6 @@ class Sandbox:
         Raises:
             SandboxUnavailable: it cannot be installed.
         """
-        from filelock import FileLock
-
         wanted = sorted(
             f"{name}=={version}"
             for name, version in packages.items()
@@ -151,7 +147,7 @@ class Sandbox:
         )
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
         folder = cache_dir() / "sandbox" / f"dsl-{tag}-{sha256_hex(canonical_json(wanted))[:12]}"
-        with FileLock(f"{folder}.lock"):
+        with locked(str(folder)):
             if not folder.exists():
                 console.say(
                     f"  installing {', '.join(wanted)} for this machine, up to "
@@ -231,15 +227,12 @@ def python_files(tree: Tree) -> Iterator[str]:
 
 def lay_out(tree: Tree) -> Path:
     """The target's Python files as a directory, kept in the cache by content."""
-    from filelock import FileLock
-
     from builder.wheels import preload
 
     paths = sorted(python_files(tree))
     key = sha256_hex(canonical_json([[path, tree.digest(path)] for path in paths]))
     folder = cache_dir() / "trees" / key[:24]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with locked(str(folder)):
         if folder.exists():
             os.utime(folder)
             return folder

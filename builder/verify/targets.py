@@ -22,7 +22,7 @@ from builder.verify.sandbox import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from builder.catalog import Selection
     from builder.index import PackageIndex

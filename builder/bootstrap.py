@@ -1,0 +1,112 @@
+"""Set spark-build up in a checkout, then run it: needs python3 and a package index, nothing else.
+
+    python3 builder/bootstrap.py image --layers b12x-full    set up, then run that command
+    python3 builder/bootstrap.py --test                      set up, then lint and run all tests
+
+Standard library only; the environment is ``.venv`` in the checkout (or SPARK_BUILD_VENV).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def say(message: str) -> None:
+    """Talk goes to stderr: stdout belongs to the command."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def fail(message: str) -> None:
+    """End with a usage error."""
+    say(f"error: {message}")
+    raise SystemExit(2)
+
+
+def ensure_venv_module() -> None:
+    """Debian and Ubuntu split ensurepip off; install it where we may, else say how."""
+    if importlib.util.find_spec("ensurepip") is not None:
+        return
+    package = f"python3.{sys.version_info.minor}-venv"
+    if shutil.which("apt-get") is None:
+        fail("this Python has no ensurepip; install its venv package, then run this again")
+    prefix = [] if os.geteuid() == 0 else ["sudo"]
+    say(f"• installing {package}")
+    code = 0
+    install = ["install", "-y", "--no-install-recommends", package]
+    for words in (["update"], install):
+        command = [*prefix, "apt-get", "-qq", *words]
+        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    if code != 0:
+        fail(f"could not install {package}; install it yourself, then run this again")
+
+
+def set_up(extra: str) -> Path:
+    """Make or refresh the environment; gives its ``bin`` directory."""
+    venv = Path(os.environ.get("SPARK_BUILD_VENV", ROOT / ".venv"))
+    stamp = venv / f"spark-build{extra}.stamp"
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        ensure_venv_module()
+        say(f"• setting up {venv}")
+        if not (venv / "bin" / "pip").exists():
+            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        command = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "-e"]
+        subprocess.run([*command, f"{ROOT}{extra}"], check=True, stdout=sys.stderr)
+        stamp.write_text(wanted)
+    return venv / "bin"
+
+
+def run_tests(bindir: Path, arguments: list[str]) -> int:
+    """Lint, types, freshness of generated files, then every test; stops at the first failure."""
+    python = str(bindir / "python")
+    checks = [
+        [str(bindir / "ruff"), "check", "."],
+        [str(bindir / "ruff"), "format", "--check", "."],
+        [str(bindir / "mypy")],
+        [str(bindir / "spark-build"), "layers", "check"],
+        [str(bindir / "spark-build"), "mods", "export", "--check"],
+    ]
+    for command in checks:
+        say(f"• {Path(command[0]).name} {' '.join(command[1:])}")
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if code != 0:
+            return code
+    # the engine and its base image are made while the other tests run
+    warm = subprocess.Popen([python, "-m", "tests.engine.prepare"], cwd=ROOT)
+    try:
+        say("• pytest")
+        command = [python, "-m", "pytest", *(arguments or ["tests"])]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    finally:
+        warm.terminate()
+        warm.wait()
+
+
+def main() -> int:
+    """Set up and run."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - this runs before anything could check
+        fail(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
+    arguments = sys.argv[1:]
+    try:
+        if arguments[:1] == ["--test"]:
+            return run_tests(set_up("[dev]"), arguments[1:])
+        return subprocess.run(
+            [str(set_up("") / "spark-build"), *(arguments or ["--help"])], check=False
+        ).returncode
+    except subprocess.CalledProcessError as error:
+        say(f"error: {' '.join(error.cmd)} exited {error.returncode}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

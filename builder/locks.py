@@ -1,0 +1,48 @@
+"""Locks between runs of spark-build on one machine; they live in the cache, not beside the data."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.errors import UsageError
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import sha256_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def locked(subject: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a subject (a path, a wheel) while the block runs.
+
+    Raises:
+        UsageError: another run holds it and ``wait`` is false, or the cache cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    path = cache_dir() / "locks" / f"{sha256_hex(subject.encode())[:16]}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not wait:
+                raise UsageError(
+                    f"another spark-build is writing {subject}",
+                    hint="wait for it to end, then run the same command again",
+                ) from None
+            console.say(f"  waiting for another spark-build that works on {subject}")
+            lock.acquire()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write below {path.parent}: {error.strerror}",
+            hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

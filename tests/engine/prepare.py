@@ -1,0 +1,22 @@
+"""Make the engine's cache ahead of the tests that need it: ``python -m tests.engine.prepare``."""
+
+from __future__ import annotations
+
+import sys
+
+from .machine import Engine, MachineError, base_image
+
+
+def main() -> int:
+    """Build the base image once; a failure is reported here and again by the tests themselves."""
+    try:
+        with Engine() as engine:
+            print(f"engine base image: {base_image(engine)}", file=sys.stderr)
+    except MachineError as error:
+        print(f"engine base image: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tests against released wheels, read from the package index: minutes cold, seconds warm."""

@@ -1,0 +1,154 @@
+"""What several of these tests share: plans of real releases, and trees laid out from them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.catalog import Catalog
+from builder.cli.options import identify_base
+from builder.planner import make_plan
+from builder.runtime.spark_apply import OverlayTree, parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from builder.bases import Base
+    from builder.catalog import Selection
+    from builder.index import PackageIndex
+    from builder.model import BuildPlan, LayerDecision
+    from builder.runtime.spark_apply import Changes, Tree
+    from builder.wheels import IndexSources
+
+HERE = Path(__file__).parent
+#: Every profile of ours, and so every layer; the first one's pins decide what is left open.
+ALL = "b12x-full,marlin,cutlass-sm12x"
+#: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.
+VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.py"
+
+
+def expected_states() -> dict[str, Any]:
+    """The table of states: data, so that a change of it is seen in review."""
+    return tomllib.loads((HERE / "expected-states.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A base and what a plan makes of it."""
+
+    base: Base
+    plan: BuildPlan
+    selection: Selection
+
+    def decision(self, layer: str) -> LayerDecision:
+        """What was decided about one layer."""
+        return next(d for d in self.plan.decisions if d.name == layer)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Layer -> state, in order of application."""
+        return {d.name: d.outcome.state for d in self.plan.decisions}
+
+    def before(self, layer: str) -> OverlayTree:
+        """The files as the layers before this one leave them, without anybody's receipt."""
+        overlay = OverlayTree(self.base.tree)
+        for decision in self.plan.decisions:
+            if decision.name == layer:
+                break
+            overlay.update(decision.outcome.changes)
+        return overlay
+
+
+class Planner:
+    """Makes plans the way the commands do, each once."""
+
+    def __init__(self, index: PackageIndex, sources: IndexSources) -> None:
+        self.index, self.sources = index, sources
+        self._made: dict[tuple[str, str, str | None], Planned] = {}
+
+    def __call__(self, ref: str, layers: str = ALL, platform: str | None = None) -> Planned:
+        key = (ref, layers, platform)
+        if key not in self._made:
+            self._made[key] = self._make(*key)
+        return self._made[key]
+
+    def _make(self, ref: str, layers: str, platform: str | None) -> Planned:
+        selection = Catalog.discover().select([layers])
+        base = identify_base(ref, selection, self.index, platform=platform)
+        return Planned(base, make_plan(base, selection, self.sources), selection)
+
+
+def snapshot(root: Path) -> dict[str, str]:
+    """Path -> sha256 of every file below a directory."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            found[path.relative_to(root).as_posix()] = digest
+    return found
+
+
+def lay_out(tree: Tree, paths: Iterable[str], root: Path) -> None:
+    """Make a site-packages of some of a tree's files.
+
+    Each distribution's RECORD lists just those files, as that of a smaller wheel would: the tree
+    is then whole in itself, and the static check can be asked about it.
+    """
+    present = {path for path in paths if tree.digest(path) is not None}
+    for dist in tree.distributions().values():
+        record = f"{dist.info_dir}/RECORD"
+        data = tree.read(record) or b""
+        own = {f"{dist.info_dir}/METADATA", record}
+        kept = {row.path for row in parse_record(data)} & (present | own)
+        write(root, record, trimmed_record(data, kept))
+        present = (present | own) - {record}
+    for path in sorted(present):
+        write(root, path, tree.read(path) or b"", tree.mode(path))
+
+
+def write(root: Path, path: str, data: bytes, mode: int = 0o644) -> None:
+    """Write one file and the directories above it."""
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    target.chmod(mode)
+
+
+def trimmed_record(data: bytes, kept: set[str]) -> bytes:
+    """A RECORD with the rows of some files only."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    for row in parse_record(data):
+        if row.path in kept:
+            rows.writerow([row.path, _record_hash(row.sha256), row.size or ""])
+    return out.getvalue().encode()
+
+
+def _record_hash(sha256: str | None) -> str:
+    if sha256 is None:
+        return ""
+    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
+
+
+def probed_files(layer: Mapping[str, Any]) -> set[str]:
+    """Files that a layer's probes and settings look at without changing them."""
+    probes = {c["file"] for entry in layer["upstream"] for c in entry["probe"]}
+    readers = {
+        op.get("reader", "vllm/envs.py")
+        for variant in layer["variants"]
+        for op in variant["ops"]
+        if op["op"] == "env"
+    }
+    return probes | readers
+
+
+def digests_of(changes: Changes) -> dict[str, str | None]:
+    """Path -> sha256 that a change leads to, None for a file that goes away."""
+    return {path: content.sha256 if content else None for path, content in changes.items()}

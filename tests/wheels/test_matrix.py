@@ -1,0 +1,150 @@
+"""Every layer on every release, against a table kept beside this file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.runtime.spark_apply import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
+
+from .support import ALL, expected_states
+
+if TYPE_CHECKING:
+    from .support import Planned, Planner
+
+TABLE = expected_states()
+#: What b12x-full changes in files; nothing of it may be left to do from `clean-from` on.
+FILE_LAYERS = (
+    "cutlass-dsl-cu13",
+    "cutlass-dsl-sm121a",
+    "flashinfer-b12x",
+    "flashinfer-sm121",
+    "vllm-b12x-backend",
+    "vllm-b12x-reachable",
+)
+
+
+def wanted(layers: list[str], states: list[str]) -> dict[str, str]:
+    """A row of the table as layer -> state."""
+    return dict(zip(layers, states, strict=True))
+
+
+def assert_explained(made: Planned) -> None:
+    """Every state says why, and a fix that is already there says since when."""
+    for decision in made.plan.decisions:
+        outcome = decision.outcome
+        assert outcome.reason.strip(), f"{decision.name} is {outcome.state} without a reason"
+        if outcome.state == UPSTREAM:
+            assert outcome.since, f"{decision.name}: upstream since when?"
+            assert outcome.since.split()[-1][0].isdigit(), outcome.since
+        else:
+            assert outcome.since is None
+        if outcome.state != NEEDED:
+            assert not outcome.changes, f"{decision.name} is {outcome.state} and changes files"
+            assert decision.receipt is None
+
+
+@pytest.mark.parametrize("release", TABLE["release"])
+def test_states_with_what_a_release_pins(planned: Planner, release: str) -> None:
+    row = TABLE["release"][release]
+    made = planned(f"pypi:vllm=={release}")
+    assert made.states == wanted(TABLE["layers"], row["states"])
+    assert made.plan.base.packages["flashinfer-python"] == row["flashinfer"]
+    assert made.plan.base.packages["nvidia-cutlass-dsl"] == row["dsl"]
+    assert_explained(made)
+
+
+def test_the_table_names_every_layer(planned: Planner) -> None:
+    """A layer that no profile selects would otherwise never be held against a release."""
+    from builder.catalog import Catalog
+    from builder.paths import data_dir
+
+    ours = {path.parent.name for path in data_dir("patches").glob("*/layer.toml")}
+    assert ours == set(TABLE["layers"]) == set(Catalog.discover().folders)
+    assert list(planned("pypi:vllm==0.20.1").states) == TABLE["layers"]
+
+
+@pytest.mark.parametrize("release", TABLE["dsl"]["release"])
+def test_states_on_every_cute_dsl(planned: Planner, release: str) -> None:
+    """libs-cu13 is missing or in front, by its extra; sm_121a is admitted from 4.5.0 on."""
+    version, bracket, _ = release.partition("[")
+    extra = "[cu13]" if bracket else ""
+    layers = TABLE["dsl"]["layers"]
+    ref = f"pypi:vllm==0.20.1,nvidia-cutlass-dsl{extra}=={version}"
+    made = planned(ref, ",".join(layers))
+    assert made.states == wanted(layers, TABLE["dsl"]["release"][release]["states"])
+    libs = {name: v for name, v in made.plan.base.packages.items() if "cutlass-dsl" in name}
+    assert set(libs.values()) == {version}, "the libraries are those of the DSL"
+    assert_explained(made)
+
+
+@pytest.mark.parametrize("release", TABLE["flashinfer"]["release"])
+def test_states_on_every_flashinfer(planned: Planner, release: str) -> None:
+    layers = TABLE["flashinfer"]["layers"]
+    ref = f"pypi:vllm==0.20.1,flashinfer-python=={release},nvidia-cutlass-dsl==4.4.2"
+    made = planned(ref, ",".join(layers))
+    assert made.states == wanted(layers, TABLE["flashinfer"]["release"][release]["states"])
+    assert_explained(made)
+
+
+@pytest.mark.parametrize("dsl", ["4.4.2", "4.5.3", "4.6.0"])
+@pytest.mark.parametrize("flashinfer", ["0.6.9", "0.6.11.post3", "0.6.12", "0.7.2.post1"])
+def test_layers_of_one_package_do_not_look_at_another(
+    planned: Planner, flashinfer: str, dsl: str
+) -> None:
+    """Mixed stacks have the state that each package has by itself."""
+    ref = f"pypi:vllm==0.20.1,flashinfer-python=={flashinfer},nvidia-cutlass-dsl=={dsl}"
+    made = planned(ref, "b12x-full")
+    for kind, release in (("dsl", dsl), ("flashinfer", flashinfer)):
+        row = TABLE[kind]["release"][release]["states"]
+        expected = wanted(TABLE[kind]["layers"], row)
+        assert {name: made.states[name] for name in expected} == expected
+    assert_explained(made)
+
+
+@pytest.mark.parametrize("release", ["0.20.1", "0.24.0", "0.33.0"])
+def test_the_other_architecture_is_judged_alike(planned: Planner, release: str) -> None:
+    """The Python of a release is the same in both wheels, so its states are."""
+    arm = planned(f"pypi:vllm=={release}")
+    amd = planned(f"pypi:vllm=={release}", ALL, "linux/amd64")
+    assert amd.states == arm.states
+    assert amd.plan.base.digest != arm.plan.base.digest
+
+
+@pytest.mark.parametrize("release", TABLE["release"])
+def test_settings_are_read_by_the_release_that_gets_them(planned: Planner, release: str) -> None:
+    """No VLLM_* variable is set that the release (as patched) does not know."""
+    from builder.runtime.spark_apply import OverlayTree, read_envs
+
+    made = planned(f"pypi:vllm=={release}")
+    tree = OverlayTree(made.base.tree)
+    tree.update(made.plan.changes)
+    known = read_envs((tree.read("vllm/envs.py") or b"").decode()).known
+    for name in made.plan.env:
+        assert not name.startswith("VLLM_") or name in known, f"{name} is unknown to {release}"
+
+
+@pytest.mark.parametrize("release", [r for r in TABLE["release"] if r >= "0.28.0"])
+def test_recent_releases_need_settings_only(planned: Planner, release: str) -> None:
+    """From the profile's `clean-from` on, b12x-full changes no file."""
+    made = planned(f"pypi:vllm=={release}")
+    assert {made.states[name] for name in FILE_LAYERS} == {UPSTREAM}
+    assert made.plan.changes.keys() == {
+        f".spark-build/receipts/{d.name}.json" for d in made.plan.needed
+    }
+
+
+def test_b12x_has_no_place_before_0_20(planned: Planner) -> None:
+    for release in ("0.17.0", "0.17.1", "0.18.1", "0.19.1"):
+        states = planned(f"pypi:vllm=={release}").states
+        assert {states[n] for n in FILE_LAYERS[2:]} == {NOT_APPLICABLE}
+        assert states["b12x-env"] == NOT_APPLICABLE
+
+
+def test_the_cu13_extra_counts_as_done_only_while_its_files_are_in_front(planned: Planner) -> None:
+    """vLLM 0.22.0 to 0.25.1 ask for the extra: laid out last it wins, and the reason says so."""
+    for release in ("0.22.0", "0.25.1"):
+        decision = planned(f"pypi:vllm=={release}").decision("cutlass-dsl-cu13")
+        assert decision.outcome.state == APPLIED
+        assert "already there" in decision.outcome.reason
