@@ -8,7 +8,6 @@ import sys
 from typing import NoReturn
 
 from builder.errors import Exit
-from builder.runtime.spark_apply import ApplyError
 
 
 def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
@@ -42,8 +41,6 @@ def run(argv: list[str] | None = None) -> int:
     words = _common_first(sys.argv[1:] if argv is None else argv)
     try:
         result = app(args=words, prog_name="spark-build", standalone_mode=False)
-    except ApplyError as error:
-        return _report(words, error.code, str(error), error.hint)
     except KeyboardInterrupt:
         return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
     except BrokenPipeError:
@@ -55,6 +52,9 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _unexpected(words: list[str], error: Exception) -> int:
+    code, hint = getattr(error, "code", None), getattr(error, "hint", None)
+    if isinstance(code, int) and isinstance(hint, str):  # SparkBuildError, or ApplyError
+        return _report(words, code, str(error), hint)
     exit_code = getattr(error, "exit_code", None)
     if isinstance(exit_code, int):  # typer.Exit, typer.Abort and usage errors of the command line
         format_message = getattr(error, "format_message", None)

@@ -10,8 +10,6 @@ import difflib
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from builder.runtime.spark_apply import ApplyError
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -33,11 +31,16 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class SparkBuildError(ApplyError):
-    """A failure that the user can understand and act on."""
+class SparkBuildError(Exception):
+    """A failure that the user can understand and act on.
+
+    The applier has its own ``ApplyError`` of the same shape, because it imports nothing of ours.
+    """
 
     def __init__(self, message: str, code: Exit = Exit.USAGE, hint: str = "") -> None:
-        super().__init__(message, int(code), hint)
+        super().__init__(message)
+        self.code = int(code)
+        self.hint = hint
 
 
 class UsageError(SparkBuildError):

@@ -1,0 +1,1 @@
+"""Fast tests: no network, no engine, no GPU."""
