@@ -8,9 +8,11 @@ from builder.errors import Exit, SparkBuildError
 from builder.model import BuildPlan, LayerDecision
 from builder.runtime.spark_apply import (
     AMBIGUOUS,
+    APPLIED,
     DRIFT,
     NEEDS_REBUILD,
     NOT_APPLICABLE,
+    UPSTREAM,
     all_match,
     judge_in_order,
 )
@@ -94,7 +96,7 @@ def refuse_plan(plan: BuildPlan) -> None:
         )
 
 
-def refuse_nothing(plan: BuildPlan, selection: Selection) -> None:
+def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:
     """Raise when a profile does not serve this base, or no layer concerns it.
 
     Raises:
@@ -109,6 +111,8 @@ def refuse_nothing(plan: BuildPlan, selection: Selection) -> None:
                 Exit.NOTHING_TO_DO,
                 hint="spark-build layers list",
             )
-    if all(d.outcome.state == NOT_APPLICABLE for d in plan.decisions):
+    idle = all(d.outcome.state == NOT_APPLICABLE for d in plan.decisions)
+    done = all(d.outcome.state in (APPLIED, UPSTREAM, NOT_APPLICABLE) for d in plan.decisions)
+    if idle or (building and done):
         reasons = "\n  ".join(f"layer {d.name}: {d.outcome.reason}" for d in plan.decisions)
         raise SparkBuildError(f"nothing to do:\n  {reasons}", Exit.NOTHING_TO_DO)

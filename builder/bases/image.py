@@ -92,7 +92,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     image = engine.find_image(client, ref, request.platform)
     answer = _ask(client, ref, request)
     config = image.attrs.get("Config") or {}
-    env = dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)
+    env = engine.env_of_image(image)
     site = str(answer["site_packages"])
     scattered = {name: root for name, root in answer["roots"].items() if root != site}
     if scattered:

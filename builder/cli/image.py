@@ -19,8 +19,6 @@ from builder.verify import LEVELS, Report, verify
 from builder.wheels import IndexSources
 
 if TYPE_CHECKING:
-    from builder.bases import Base
-    from builder.catalog import Selection
     from builder.engines import BuiltImage, Engine
     from builder.model import BuildPlan
 
@@ -56,7 +54,7 @@ def image_command(options: ImageOptions) -> None:
     timings: dict[str, float] = {}
     began = time.monotonic()
     with console.step("base"):
-        ref = options.base or opt.default_base(selection, options.engine)
+        ref = options.base or opt.default_base(selection, options.engine, pull=not options.dry_run)
         base = opt.identify_base(
             ref,
             selection,
@@ -71,11 +69,12 @@ def image_command(options: ImageOptions) -> None:
             if not options.json or not options.dry_run:
                 show_plan(plan)
         timings["plan"] = time.monotonic() - began
-        _refuse(plan, selection, options)
+        refuse_nothing(plan, selection, building=True)
+        refuse_plan(plan)
         if options.dry_run:
             _print_dry_run(plan, options)
             return
-        _build_and_verify(plan, base, options, timings, Opened(index, sources))
+        _build_and_verify(plan, options, timings, Opened(index, sources))
     finally:
         base.close()
 
@@ -88,12 +87,6 @@ class Opened:
     sources: IndexSources
 
 
-def _refuse(plan: BuildPlan, selection: Selection, options: ImageOptions) -> None:
-    del options
-    refuse_nothing(plan, selection)
-    refuse_plan(plan)
-
-
 def _print_dry_run(plan: BuildPlan, options: ImageOptions) -> None:
     if options.json:
         print_json(plan.as_json())
@@ -102,7 +95,7 @@ def _print_dry_run(plan: BuildPlan, options: ImageOptions) -> None:
 
 
 def _build_and_verify(
-    plan: BuildPlan, base: Base, options: ImageOptions, timings: dict[str, float], opened: Opened
+    plan: BuildPlan, options: ImageOptions, timings: dict[str, float], opened: Opened
 ) -> None:
     engine = _engine_for(plan, options)
     if options.print_dockerfile:
@@ -117,7 +110,7 @@ def _build_and_verify(
     if options.verify:
         began = time.monotonic()
         with console.step("verify"):
-            report = _verify(plan, base, built, opened)
+            report = _verify(built, opened)
             show_report(report)
         timings["verify"] = time.monotonic() - began
     _print_result(plan, built, report, timings, options)
@@ -173,37 +166,15 @@ def _request(plan: BuildPlan, options: ImageOptions, engine: Engine) -> BuildReq
     return BuildRequest(plan=plan, tag=tag, output=folder, push=push)
 
 
-def _verify(plan: BuildPlan, base: Base, built: BuiltImage, opened: Opened) -> Report:
-    """Verify what was built, from the built thing itself."""
+def _verify(built: BuiltImage, opened: Opened) -> Report:
+    """Verify what was built, read back from the built thing itself."""
     from builder.verify.targets import Opening, open_target
 
-    del base
-    ref = built.ref if built.engine == "oci" or plan.base.kind == "image" else ""
-    opening = Opening(index=opened.index, sources=opened.sources)
-    if not ref:  # an overlay in a Docker Engine has no interpreter: check its files as planned
-        return _verify_scratch(plan, built, opened)
-    target = open_target(ref, opening)
+    target = open_target(built.ref, Opening(index=opened.index, sources=opened.sources))
     try:
         return verify(target, LEVELS)
     finally:
         target.close()
-
-
-def _verify_scratch(plan: BuildPlan, built: BuiltImage, opened: Opened) -> Report:
-    from builder.bases import BaseRequest, identify
-    from builder.verify.targets import target_of_plan
-
-    base = identify(
-        BaseRequest(
-            ref=plan.base.ref,
-            platform=plan.base.platform.oci,
-            python=".".join(map(str, plan.base.platform.python_version)),
-            site_packages=plan.base.site_packages,
-            pins=dict(plan.base.packages.items()),
-            index=opened.index,
-        )
-    )
-    return verify(target_of_plan(plan, base, built.ref, patched=True), LEVELS)
 
 
 def _print_result(
@@ -227,12 +198,11 @@ def _print_result(
     if options.json:
         print_json(value)
         return
-    if built.engine == "oci":
+    if plan.base.kind == "pypi":
         from builder.engines.oci import overlay_recipe
 
         console.say("\nOn the Spark, put it onto the official image with this Dockerfile:\n")
-        folder = str(Path(built.ref.removeprefix("oci:")).absolute())
-        for line in overlay_recipe(plan, folder).splitlines():
+        for line in overlay_recipe(plan, built.ref).splitlines():
             console.say(f"    {line}")
         console.say("")
     if not options.verify:

@@ -90,7 +90,7 @@ def select(layers: list[str], patches: list[Path] | None) -> tuple[Catalog, Sele
     return catalog, catalog.select(layers)
 
 
-def default_base(selection: Selection, engine: str) -> str:
+def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
     """The profile's image where a Docker Engine has or can pull it, else its released wheels.
 
     Raises:
@@ -110,7 +110,8 @@ def default_base(selection: Selection, engine: str) -> str:
         except SparkBuildError:
             return profile.pypi
         try:
-            docker.find_image(client, profile.image.removeprefix("docker://"), "linux/arm64")
+            name = profile.image.removeprefix("docker://")
+            docker.find_image(client, name, "linux/arm64", pull=pull)
         except SparkBuildError as error:
             console.say(f"  {error}")
             console.say(f"  using {profile.pypi} instead")

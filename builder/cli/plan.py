@@ -29,7 +29,7 @@ def plan_command(
     """Plan and print; a plan that could not be built is shown, then refused."""
     _, selection = opt.select(layers, patches)
     index = PackageIndex(refresh=refresh)
-    ref = base or opt.default_base(selection, "auto")
+    ref = base or opt.default_base(selection, "auto", pull=False)
     identified = opt.identify_base(
         ref,
         selection,

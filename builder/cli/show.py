@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 from builder.console import console
@@ -44,7 +46,7 @@ def show_plan(plan: BuildPlan) -> None:
         )
         if decision.needed:
             for note in decision.outcome.notes:
-                console.say(console.style(f"  {'':<15}{'':<22}note: {note}", "dim"))
+                console.say(console.style(_wrapped(f"note: {note}"), "dim"))
     console.say("")
     for name, value in plan.env.items():
         console.say(f"  env    {name}={value}")
@@ -57,6 +59,13 @@ def show_plan(plan: BuildPlan) -> None:
     for hint in plan.hints:
         console.say(f"  hint   {hint}")
     console.say(f"\nplan  {plan.digest}")
+
+
+def _wrapped(text: str) -> str:
+    """A note below its layer, wrapped to the terminal."""
+    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
+    indent = " " * 19
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
 def show_report(report: Report) -> None:

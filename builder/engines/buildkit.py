@@ -150,7 +150,10 @@ class BuildkitEngine:
             base = self._pin_base(plan)
             dockerfile = self._render(plan, base, [name for name, _ in layers])
             (context / "Dockerfile").write_text(dockerfile)
-            self._run(context, request)
+            try:
+                self._run(context, request)
+            finally:
+                self._unpin_base(base)
         client = docker.connect()
         try:
             digest = str(client.images.get(request.tag).id)
@@ -179,6 +182,18 @@ class BuildkitEngine:
         finally:
             client.close()
         return pinned
+
+    @staticmethod
+    def _unpin_base(pinned: str) -> None:
+        """Take our name off the base again; the image itself stays."""
+        if pinned == "scratch":
+            return
+        client = docker.connect()
+        try:
+            if len(client.images.get(pinned).tags) > 1:
+                client.images.remove(pinned, noprune=True)
+        finally:
+            client.close()
 
     def _run(self, context: Path, request: BuildRequest) -> None:
         assert self._cli is not None

@@ -9,12 +9,12 @@ import contextlib
 import io
 import os
 import tarfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from builder.errors import BuildFailed, EngineError, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import docker
     from docker.models.containers import Container
@@ -57,16 +57,20 @@ def _root_cause(error: BaseException) -> str:
     return str(error) or error.__class__.__name__
 
 
-def find_image(client: docker.DockerClient, ref: str, platform: str | None) -> Image:
-    """The image in the engine, pulled when it is not there.
+def find_image(
+    client: docker.DockerClient, ref: str, platform: str | None, *, pull: bool = True
+) -> Image:
+    """The image in the engine, pulled (unless told not to) when it is not there.
 
     Raises:
-        RemoteError: it is not there and cannot be pulled.
+        RemoteError: it is not there and cannot be, or may not be, pulled.
     """
     from docker.errors import APIError, ImageNotFound
 
     with contextlib.suppress(ImageNotFound):
         return client.images.get(ref)
+    if not pull:
+        raise RemoteError(f"image {ref} is not in the Docker Engine", hint=f"docker pull {ref}")
     from builder.console import console
 
     console.say(f"  pulling {ref}")
@@ -109,6 +113,42 @@ def read_file(container: Container, path: str) -> bytes | None:
         return extracted.read() if extracted else None
 
 
+def export_files(container: Container) -> Iterator[tuple[str, bytes]]:
+    """Every regular file of a container by absolute path, streamed."""
+    stream = _IterStream(cast("Iterable[bytes]", container.export()))
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            extracted = archive.extractfile(member) if member.isfile() else None
+            if extracted is not None:
+                yield f"/{member.name.removeprefix('./')}", extracted.read()
+
+
+class _IterStream(io.RawIOBase):
+    """A readable stream over an iterator of chunks."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        super().__init__()
+        self._chunks, self._rest = iter(chunks), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while size < 0 or len(self._rest) < size:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                break
+            self._rest += chunk
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
+def env_of_image(image: Image) -> dict[str, str]:
+    """The variables of an image's configuration."""
+    config = image.attrs.get("Config") or {}
+    return dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)
+
+
 def run(
     client: docker.DockerClient,
     image: str,
@@ -145,6 +185,11 @@ def run(
         tail = (text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))[-2000:]
         raise BuildFailed(f"{image}: {command[0]} exited {error.exit_status}: {tail}") from None
     except APIError as error:
+        if "exec format error" in str(error.explanation):
+            raise EngineError(
+                f"{image} is for another architecture than this machine, which has no emulation",
+                hint="install qemu-user-static and binfmt-support, or use a pypi: base",
+            ) from None
         raise BuildFailed(f"{image}: cannot run {command[0]}: {error.explanation}") from None
     assert isinstance(output, bytes)
     return output.decode("utf-8", "replace")

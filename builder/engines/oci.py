@@ -196,7 +196,7 @@ class OciEngine:
 
     def render(self, plan: BuildPlan) -> str:
         """The Dockerfile lines with which the overlay goes onto an image."""
-        return overlay_recipe(plan, "OVERLAY")
+        return overlay_recipe(plan, "oci:OVERLAY")
 
     def build(self, request: BuildRequest) -> BuiltImage:
         if request.push or request.output is None:
@@ -280,15 +280,25 @@ class OciEngine:
 
 
 def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
-    """How an overlay goes onto the image it is meant for, as Dockerfile lines."""
+    """How an overlay (``oci:DIR`` or an image name) goes onto the image it is meant for.
+
+    Plain Dockerfile lines: copied files, then one step that takes replaced files away and checks
+    the others against their receipts.
+    """
     base = f"vllm/vllm-openai:v{plan.base.packages.get('vllm')}"
     python, site = plan.base.interpreter, plan.base.site_packages
     script = f"{bake.SHARE}/spark_apply.py"
+    finish = json.dumps([python, "-B", script, "finish", "--root", site])
+    source, how = overlay, "docker buildx build -t IMAGE -"
+    if overlay.startswith("oci:"):
+        folder = Path(overlay.removeprefix("oci:")).absolute()
+        how = f"docker buildx build --build-context overlay=oci-layout://{folder} -t IMAGE -"
+        source = "overlay"
     lines = [
-        f"# docker buildx build --build-context overlay=oci-layout://{overlay} -t IMAGE -",
+        f"# {how} <this file",
         f"FROM {base}",
-        "COPY --from=overlay / /",
-        f"RUN {json.dumps([python, '-B', script, 'finish', '--root', site])}",
+        f"COPY --from={source} / /",
+        f"RUN --network=none {finish}",
         *(f'ENV {name}="{value}"' for name, value in sorted(plan.env.items())),
     ]
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +53,12 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     scheme, rest = scheme_of(text)
     if scheme == "oci":
         return open_layout(Path(rest), opening)
+    if scheme == "docker":
+        return _open_engine_image(rest, opening)
     pins = opening.selection.pins() if opening.selection else {}
     request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
     base = identify(request)
     try:
-        if scheme == "docker":
-            return _open_image(base, opening)
         if opening.selection is None:
             raise UsageError(
                 f"{text} does not say which layers it should have",
@@ -136,6 +137,16 @@ def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
     from builder.engines.oci import read_layout
 
     plan, files, env = read_layout(layout)
+    return _open_overlay(f"oci:{layout}", plan, files, env, opening)
+
+
+def _open_overlay(
+    name: str,
+    plan: dict[str, Any],
+    files: Mapping[str, bytes | None],
+    env: Mapping[str, str],
+    opening: Opening,
+) -> VerifyTarget:
     site = plan["base"]["site_packages"]
     request = BaseRequest(
         ref=_exact_ref(plan),
@@ -148,7 +159,7 @@ def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
     base = identify(request)
     if base.identity.digest != plan["base"]["digest"]:
         raise UsageError(
-            f"{layout} was made for wheels {plan['base']['digest'][:19]}..., the package index "
+            f"{name} was made for wheels {plan['base']['digest'][:19]}..., the package index "
             f"has {base.identity.digest[:19]}...: a wheel was replaced since"
         )
     overlay = OverlayTree(base.tree)
@@ -161,12 +172,12 @@ def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
         }
     )
     if opening.selection is not None:
-        judged = Base(base.identity, overlay)
+        judged = Base(dataclasses.replace(base.identity, env=dict(env)), overlay)
         judged_plan = make_plan(judged, opening.selection, opening.sources)
-        return target_of_plan(judged_plan, judged, f"oci:{layout}", patched=False)
+        return target_of_plan(judged_plan, judged, name, patched=False)
     ask, why = sandbox_asker(overlay, plan["base"]["packages"])
     return VerifyTarget(
-        name=f"oci:{layout}",
+        name=name,
         kind="oci",
         plan=plan,
         layers=json.loads(files[f"{bake.SHARE}/layers.json"] or b"[]"),
@@ -184,27 +195,55 @@ def _exact_ref(plan: Mapping[str, Any]) -> str:
     return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
 
 
-def _open_image(base: Base, opening: Opening) -> VerifyTarget:
+def _open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
+    """An image in a Docker Engine: an overlay of ours, or one that vLLM runs in."""
     from builder.engines import docker
 
-    ref = base.identity.ref
     client = docker.connect()
     try:
-        with docker.created(client, ref) as container:
+        image = docker.find_image(client, ref, opening.platform)
+        with docker.created(client, image.id or ref) as container:
             baked = docker.read_file(container, f"{bake.SHARE}/plan.json")
             layers = docker.read_file(container, f"{bake.SHARE}/layers.json")
+            plan = json.loads(baked) if baked else None
+            if plan and plan["base"]["kind"] == "pypi":
+                files: dict[str, bytes | None] = dict(docker.export_files(container))
+                files |= _taken_away(plan)
+                env = docker.env_of_image(image)
+                return _open_overlay(ref, plan, files, env, opening)
     finally:
         client.close()
-    if opening.selection is not None:
-        plan = make_plan(base, opening.selection, opening.sources).as_json()
-        used = [dict(layer) for layer in opening.selection.layers]
-    elif baked is None:
-        raise UsageError(
-            f"image {ref} carries no spark-build plan, so nothing says what it should be",
-            hint=f"spark-build verify {ref} --layers b12x-full",
-        )
-    else:
-        plan, used = json.loads(baked), json.loads(layers or b"[]")
+    return _open_image(ref, plan, json.loads(layers or b"[]"), opening)
+
+
+def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:
+    """Files that the plan removes: an image that stands on nothing cannot hold whiteouts."""
+    site = plan["base"]["site_packages"]
+    return {
+        f"{site}/{file['path']}": None
+        for layer in plan["layers"]
+        for file in layer["files"]
+        if file["after"] is None
+    }
+
+
+def _open_image(
+    ref: str, plan: dict[str, Any] | None, layers: list[Any], opening: Opening
+) -> VerifyTarget:
+    pins = opening.selection.pins() if opening.selection else {}
+    base = identify(BaseRequest(ref=ref, platform=opening.platform, pins=pins, index=opening.index))
+    try:
+        if opening.selection is not None:
+            plan = make_plan(base, opening.selection, opening.sources).as_json()
+            layers = [dict(layer) for layer in opening.selection.layers]
+        elif plan is None:
+            raise UsageError(
+                f"image {ref} carries no spark-build plan, so nothing says what it should be",
+                hint=f"spark-build verify {ref} --layers b12x-full",
+            )
+    except BaseException:
+        base.close()
+        raise
 
     def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return ask_in_container(base, request)
@@ -213,7 +252,7 @@ def _open_image(base: Base, opening: Opening) -> VerifyTarget:
         name=ref,
         kind="image",
         plan=plan,
-        layers=used,
+        layers=layers,
         tree=base.tree,
         env=base.identity.env,
         ask=ask,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.bases import Base
 from builder.runtime.spark_apply import (
     APPLIED,
     NEEDED,
@@ -22,8 +21,9 @@ from builder.runtime.spark_apply import (
     parse_record,
     receipts_of,
 )
+from builder.verify import VerifyTarget
 from builder.verify.static import check_static
-from builder.verify.targets import target_of_plan
+from builder.wheels import WheelTree
 
 from .support import VENDORED, expected_states, lay_out, probed_files, snapshot
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from builder.runtime.spark_apply import Outcome
     from builder.verify import Check
-    from builder.wheels import IndexSources, RemoteWheel, WheelTree
+    from builder.wheels import IndexSources, RemoteWheel
 
     from .support import Planned, Planner
 
@@ -220,30 +220,33 @@ def stack(planned: Planner, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     order on a real disk; about 600 MB, taken away at the end."""
     root = tmp_path_factory.mktemp("stack")
     made = planned("pypi:vllm==0.20.1", "b12x-full")
-    files = set(made.plan.changes) | {VENDORED}
+    files = set(made.plan.changes)
     for decision in made.plan.decisions:
         files |= probed_files(decision.layer)
-    lay_out(made.base.tree, files, root)
-    for wheel in wheels_of(made):
-        if wheel.file.distribution not in ("vllm", "flashinfer-cubin"):
+    wheels = wheels_of(made)
+    in_part = [w for w in wheels if w.file.distribution in ("vllm", "flashinfer-cubin")]
+    for wheel in wheels:
+        if wheel not in in_part:
             unpack(wheel, root)
+    lay_out(WheelTree(in_part), files, root)
     yield root
     shutil.rmtree(root)
 
 
 def wheels_of(made: Planned) -> list[RemoteWheel]:
     """The base's wheels, in the order in which they are laid out."""
-    tree: WheelTree = made.base.tree  # type: ignore[assignment]
-    return list(tree.wheels)
+    assert isinstance(made.base.tree, WheelTree)
+    return list(made.base.tree.wheels)
 
 
 def unpack(wheel: RemoteWheel, root: Path) -> list[str]:
     """Lay a whole wheel out, over whatever is there, as an installer would."""
     with zipfile.ZipFile(wheel.download()) as archive:
-        for name in archive.namelist():
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        for name in names:
             (root / name).unlink(missing_ok=True)
-        archive.extractall(root)
-        return archive.namelist()
+        archive.extractall(root, names)
+    return names
 
 
 def states_on(root: Path, made: Planned, sources: IndexSources) -> dict[str, str]:
@@ -258,19 +261,16 @@ def states_on(root: Path, made: Planned, sources: IndexSources) -> dict[str, str
 
 def static_checks(root: Path, made: Planned) -> dict[str, Check]:
     """The static level on a real directory, by the plan that was applied to it."""
-    base = Base(made.base.identity, DirTree(root))
-    target = target_of_plan(made.plan, base, "dir", patched=False)
-    checks = check_static(
-        type(target)(
-            name=target.name,
-            kind=target.kind,
-            plan=target.plan,
-            layers=target.layers,
-            tree=target.tree,
-            env=made.plan.env,
-            ask=None,
-        )
+    target = VerifyTarget(
+        name="dir",
+        kind="dir",
+        plan=made.plan.as_json(),
+        layers=[decision.layer for decision in made.plan.decisions],
+        tree=DirTree(root),
+        env=made.plan.env,
+        ask=None,
     )
+    checks = check_static(target)
     return {check.name: check for check in checks}
 
 
