@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from typing import NoReturn
@@ -14,6 +13,8 @@ def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
     from builder.console import console
 
     if "--json" in words:
+        import json
+
         print(json.dumps({"schema": 1, "error": {"code": code, "message": message, "hint": hint}}))
     else:
         console.error(message, hint)

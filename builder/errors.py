@@ -6,7 +6,6 @@ to try.  The command line prints both and exits with the code; nothing else catc
 
 from __future__ import annotations
 
-import difflib
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -70,5 +69,7 @@ class BuildFailed(SparkBuildError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``'; did you mean X?'`` for the nearest known word, or an empty string."""
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -118,6 +118,7 @@ class NotFound(importlib.abc.MetaPathFinder):
         target: types.ModuleType | None = None,
     ) -> None:
         """Find nothing."""
+        del path, target  # the interface has them
         self.names.add(fullname)
 
 
@@ -254,6 +255,7 @@ class ExtensionFinder(importlib.abc.MetaPathFinder):
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         """Find one of the named extension modules, there or not."""
+        del target  # the interface has it
         if fullname not in self.names:
             return None
         real = importlib.machinery.PathFinder.find_spec(fullname, path)

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from builder.bases import Base
 from builder.model import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.runtime.spark_apply import (
+    RECEIPTS,
+    STATE_DIR,
     Distribution,
     Member,
     Outcome,
+    Step,
     Store,
     Target,
     Tree,
@@ -110,10 +113,10 @@ class MemoryTree:
         dists = (distribution_of(name) for name in self.children(""))
         return {d.name: d for d in dists if d and f"{d.info_dir}/METADATA" in self.files}
 
-    def after(self, outcome: Outcome) -> MemoryTree:
-        """The tree as the outcome would leave it."""
+    def after(self, judged: Outcome | Step) -> MemoryTree:
+        """The tree as an outcome, or a step with its receipt, would leave it."""
         files = dict(self.files)
-        for path, content in outcome.changes.items():
+        for path, content in judged.changes.items():
             files.pop(path, None)
             if content is not None:
                 files[path] = content.read()
@@ -246,10 +249,15 @@ def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, bytes] | None]:
-    """Everything below a directory: mode, mtime and bytes of files; None for directories."""
+    """Everything below a directory: mode, mtime and bytes of files; None for directories.
+
+    Of our own state only the receipts count: backups and the lock are not part of the tree.
+    """
     found: dict[str, tuple[int, int, bytes] | None] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
+        if name.startswith(f"{STATE_DIR}/") and not name.startswith(RECEIPTS):
+            continue
         info = path.stat()
         data = None if path.is_dir() else (info.st_mode, info.st_mtime_ns, path.read_bytes())
         found[name] = data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from dataclasses import replace
 
 import pytest
 
@@ -142,7 +141,7 @@ def test_a_file_that_a_later_layer_edited_is_still_the_wheels() -> None:
     layers, tree = [wheel_layer(NEW), EDIT], base()
     for step in judge_in_order(layers, tree, FakeSources(NEW), TARGET, {}):
         assert step.outcome.state == NEEDED
-        tree.files = tree.after(replace_changes(step.outcome, step.changes)).files
+        tree.files = tree.after(step).files
     again = list(judge_in_order(layers, tree, FakeSources(NEW), TARGET, {}))
     assert [step.outcome.state for step in again] == [APPLIED, APPLIED]
 
@@ -152,14 +151,10 @@ def test_a_wheel_of_the_base_that_a_layer_edited_is_still_whole() -> None:
     tree = base()
     tree = tree.after(judged(wheel_layer(NEW), tree, NEW))
     (step,) = judge_in_order([EDIT], tree, FakeSources(), TARGET, {})
-    tree = tree.after(replace_changes(step.outcome, step.changes))
+    tree = tree.after(step)
     assert judged(wheel_layer(NEW), tree, NEW).state == APPLIED
     tree.files["lib/__init__.py"] = b"v = 'edited by hand'\n"
     assert judged(wheel_layer(NEW), tree, NEW).state == NEEDED
-
-
-def replace_changes(outcome: object, changes: object) -> object:
-    return replace(outcome, changes=changes)  # type: ignore[type-var]
 
 
 BASE_WHEEL = {"dsl/shared.so": "base build\n", "dsl/base.py": ""}
@@ -221,7 +216,7 @@ def test_a_pin_fits_the_platform_and_the_python(
 # ---------------------------------------------------------------------------------------- remove
 
 
-def remove_layer(**op: str) -> Layer:
+def remove_layer(**op: object) -> Layer:
     return make_layer("clean", {"op": "remove", "distribution": "lib", **op})
 
 
@@ -261,7 +256,7 @@ def test_remove_without_a_record_is_refused() -> None:
 
 
 def test_nothing_to_remove_is_nothing_to_do() -> None:
-    assert judged(remove_layer(**{"if": {"lib": ">=1.0"}}), vllm_files()).state == NOT_APPLICABLE  # type: ignore[arg-type]
+    assert judged(remove_layer(**{"if": {"lib": ">=1.0"}}), vllm_files()).state == NOT_APPLICABLE
 
 
 # ------------------------------------------------------------------------------- reading a wheel

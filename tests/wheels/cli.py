@@ -1,0 +1,62 @@
+"""The command line as a user's shell runs it: a process, its streams and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last(self) -> str:
+        """The last line of stdout, which scripts read."""
+        return self.out.rstrip("\n").rpartition("\n")[2]
+
+    def json(self) -> Any:
+        """Stdout, which must be one JSON document and nothing else."""
+        return json.loads(self.out)
+
+
+def command(*words: str) -> list[str]:
+    """The command line of spark-build under this interpreter."""
+    return [sys.executable, "-m", "builder", *words]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without what would colour or redirect an answer."""
+    dropped = ("SPARK_BUILD_PATCHES", "SOURCE_DATE_EPOCH", "CLICOLOR_FORCE", "DOCKER_HOST")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "NO_COLOR": "1", **(extra or {})}
+
+
+def spark_build(
+    *words: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 300
+) -> Ran:
+    """Run a command to its end; a traceback is a failure whatever the exit code."""
+    ended = subprocess.run(
+        command(*words),
+        cwd=cwd,
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode != 1, f"a bug of ours: {ended.stderr}"
+    return Ran(ended.returncode, ended.stdout, ended.stderr)
