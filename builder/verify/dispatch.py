@@ -6,10 +6,12 @@ The log lines are vLLM's own.  Which parts were simulated stands in the evidence
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
 from builder.verify import Check
+from builder.verify.imports import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,6 +76,19 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             yield _compare(target, expectation, answers[number], default, simulated)
 
 
+def _lacking(target: VerifyTarget, answer: Mapping[str, Any]) -> str | None:
+    """The third-party module that a sandbox lacks, so that vLLM could not be asked at all.
+
+    In an image the same error is vLLM's own failure, and a missing module of a patched package is
+    one everywhere.
+    """
+    error = answer.get("error") or {}
+    found = re.search(r"No module named '([\w.]+)'", str(error.get("message", "")))
+    if target.kind == "image" or error.get("type") != "ModuleNotFoundError" or not found:
+        return None
+    return None if found[1].split(".", 1)[0] in PACKAGES else found[1]
+
+
 def _compare(
     target: VerifyTarget,
     expectation: Mapping[str, str],
@@ -82,6 +97,9 @@ def _compare(
     simulated: tuple[str, ...],
 ) -> Check:
     wanted = expectation["line"]
+    lacking = _lacking(target, answer)
+    if lacking is not None:
+        return _not_run(expectation["kind"], wanted, f"the sandbox lacks the module {lacking}")
     error = answer.get("error")
     line = next((text for text in answer["lines"] if wanted in text), None)
     good = line is not None and error is None

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 #: Top-level directories of site-packages whose Python files the probe may need.
 _PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache")
 #: Files below these are data (headers, vendored sources, tuning tables), not imported.
-_SKIP = ("flashinfer/data/", "vllm/third_party/triton_kernels/")
+_SKIP = (
+    "flashinfer/data/",
+    "vllm/third_party/triton_kernels/",
+    "vllm/model_executor/layers/fused_moe/configs/",
+)
+#: What selection reads; RECORD tells the probe which extension modules the wheel has.
+_SUFFIXES = (".py", ".json", ".toml", "/METADATA", "/RECORD", "/entry_points.txt")
 
 
 class SandboxUnavailable(SparkBuildError):
@@ -48,6 +54,7 @@ class Requirements:
     packages: tuple[str, ...]
     torch: str
     needs_dsl: bool
+    pretend_triton: bool
     megabytes: int
 
 
@@ -71,10 +78,11 @@ def requirements_for(vllm: str) -> Requirements:
     needs_dsl = any(s["needs-dsl"] for s in sets)
     packages = sorted({package for s in sets for package in s["python-packages"]})
     return Requirements(
-        name="-".join(s["name"] for s in sets if s["name"] not in ("torch-runtime", "common")),
+        name="-".join(s["name"] for s in sets if s["name"].startswith("transformers")),
         packages=tuple(packages),
         torch=os.environ.get("SPARK_BUILD_TORCH", TORCH),
         needs_dsl=needs_dsl,
+        pretend_triton=any(s.get("pretend-triton", False) for s in sets),
         megabytes=_TORCH_MEGABYTES + sum(s.get("megabytes", 0) for s in sets),
     )
 
@@ -221,7 +229,7 @@ def python_files(tree: Tree) -> Iterator[str]:
         children = tree.children(path)
         if children:
             pending.extend(f"{path}/{name}" for name in children)
-        elif path.endswith((".py", "/METADATA", "/entry_points.txt")):
+        elif path.endswith(_SUFFIXES):
             yield path
 
 

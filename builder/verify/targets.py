@@ -118,7 +118,12 @@ def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
     def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
         folder = lay_out(tree)
         has_cubin = "flashinfer-cubin" in current
-        full = {**request, "paths": [str(folder), *extra], "pretend_nvcc": not has_cubin}
+        full = {
+            **request,
+            "paths": [str(folder), *extra],
+            "pretend_nvcc": not has_cubin,
+            "pretend_triton": requirements.pretend_triton,
+        }
         result = sandbox.ask(full)
         result.setdefault("simulated", []).insert(
             0, f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox"

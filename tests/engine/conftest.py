@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import machine
+from . import base, machine
+from .support import PROFILE, Built, Cli, Done, Tree, tags, tree_in_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,9 +52,18 @@ def engine(tools: machine.EngineTools, pytestconfig: pytest.Config) -> Iterator[
     with _talking(pytestconfig):
         running.__enter__()
     try:
+        _tidy(running)
         yield running
+        _tidy(running)
     finally:
         running.__exit__(None, None, None)
+
+
+def _tidy(engine: machine.Engine) -> None:
+    """Nothing but base images outlives a run; a killed one may have left some."""
+    made = [name for name in tags(engine) if not name.startswith(f"{base.REPOSITORY}:")]
+    if made:
+        engine.run("image", "rm", *made)
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +78,38 @@ def base_image(engine: machine.Engine, pytestconfig: pytest.Config) -> str:
     """A base image with the real wheels, in the engine's store."""
     with _talking(pytestconfig):
         return machine.base_image(engine)
+
+
+@pytest.fixture(scope="session")
+def cli(engine: machine.Engine, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """The command line as a user of this engine has it."""
+    return Cli(engine.env, tmp_path_factory.mktemp("cwd"))
+
+
+@pytest.fixture(scope="session")
+def built(cli: Cli, base_image: str) -> Done:
+    """`spark-build image --json` on the base image, run once."""
+    return cli("image", "--layers", PROFILE, "--base", base_image, "--json").ok()
+
+
+@pytest.fixture(scope="session")
+def patched(built: Done) -> str:
+    """The image that it made."""
+    return str(built.json["image"])
+
+
+@pytest.fixture(scope="session")
+def built_tree(engine: machine.Engine, patched: str) -> Tree:
+    """Its site-packages."""
+    return tree_in_image(engine, patched)
+
+
+@pytest.fixture
+def build(engine: machine.Engine) -> Iterator[Built]:
+    """Makes images from Dockerfiles; they are removed after the test."""
+    made = Built(engine)
+    yield made
+    made.remove()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

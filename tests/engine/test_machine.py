@@ -29,7 +29,7 @@ COPY --link marker.txt /opt/marker.txt
 
 
 @pytest.fixture
-def built(engine: machine.Engine, base_image: str, tmp_path: Path) -> Iterator[str]:
+def probe(engine: machine.Engine, base_image: str, tmp_path: Path) -> Iterator[str]:
     """A small image on the base, built by BuildKit."""
     (tmp_path / "Dockerfile").write_text(DOCKERFILE.format(base=base_image))
     (tmp_path / "marker.txt").write_text("linked\n")
@@ -60,8 +60,8 @@ def test_plain_docker_and_the_sdk_reach_the_same_engine(engine: machine.Engine) 
         client.close()
 
 
-def test_builds_with_heredoc_and_linked_copy(engine: machine.Engine, built: str) -> None:
-    said = in_container(engine, built, "cat", "/heredoc.txt", "/opt/marker.txt")
+def test_builds_with_heredoc_and_linked_copy(engine: machine.Engine, probe: str) -> None:
+    said = in_container(engine, probe, "cat", "/heredoc.txt", "/opt/marker.txt")
     assert said == "heredoc\nlinked\n"
 
 

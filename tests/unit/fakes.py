@@ -73,7 +73,7 @@ def vllm_files(version: str = "0.20.1", /, **extra: str) -> Files:
     )
 
 
-ENVS = '''\
+ENVS = """\
 import os
 
 def env_with_choices(name, default, choices): ...
@@ -84,7 +84,7 @@ environment_variables = {
     ),
     "VLLM_USE_FLASHINFER_MOE_FP4": lambda: bool(int(os.getenv("VLLM_USE_FLASHINFER_MOE_FP4"))),
 }
-'''
+"""
 
 
 class MemoryTree:

@@ -84,7 +84,9 @@ class TestKinds:
 
 def test_several_names_keep_their_order() -> None:
     _, text = graft_text(TARGET, DONOR, ["Kernel", "cached"], "Old", False)
-    places = [text.index(word) for word in ("class Old", "class Kernel", "def cached", "class Last")]
+    places = [
+        text.index(word) for word in ("class Old", "class Kernel", "def cached", "class Last")
+    ]
     assert places == sorted(places)
 
 

@@ -66,4 +66,6 @@ def test_drift_shows_the_nearest_line_and_its_number() -> None:
 
 
 def test_partly_patched_says_how_many() -> None:
-    assert "1 of 2 places are unpatched and 1 are patched" in replace_text(OLD + NEW, OLD, NEW, 2)[1]
+    assert (
+        "1 of 2 places are unpatched and 1 are patched" in replace_text(OLD + NEW, OLD, NEW, 2)[1]
+    )

@@ -135,7 +135,7 @@ def environment_in(site: Path, **already: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("value", ["marlin", "it's \"quoted\"", "two\nlines", "{}", "$HOME", "%s"])
+@pytest.mark.parametrize("value", ["marlin", 'it\'s "quoted"', "two\nlines", "{}", "$HOME", "%s"])
 def test_variables_reach_a_process_that_starts_later(site: Path, value: str) -> None:
     layer = make_layer("set", env_op("BACKEND", value, reader=CORE))
     apply_to(site, layer)
@@ -285,9 +285,14 @@ def test_reverting_after_a_reinstallation_keeps_the_new_release(site: Path) -> N
 def random_site(root: Path, rng: random.Random) -> list[str]:
     """A vLLM with random modules, modes, times and compiled files; gives the module names."""
     names = [f"m{number}" for number in range(rng.randint(2, 6))]
-    text = {name: f"MARK_{name} = {rng.randint(0, 2)}\n" + "pass\n" * rng.randint(0, 3) for name in names}
+    text = {
+        name: f"MARK_{name} = {rng.randint(0, 2)}\n" + "pass\n" * rng.randint(0, 3)
+        for name in names
+    }
     write_tree(root, vllm_files(**text))
-    write_tree(root, dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/a.py": "", "lib/b.txt": "b"}))
+    write_tree(
+        root, dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/a.py": "", "lib/b.txt": "b"})
+    )
     for name in names:
         if rng.random() < 0.5:
             write_tree(root, {f"vllm/__pycache__/{name}.cpython-312.pyc": rng.randbytes(8)})
@@ -305,7 +310,9 @@ def random_layers(names: list[str], rng: random.Random) -> list[Layer]:
         name = rng.choice(names)
         ops = [
             replace_op(f"MARK_{name} =", f"L{number} = {number}\nMARK_{name} =", f"vllm/{name}.py"),
-            copy_op(f"vllm/{rng.choice(['', 'sub/', 'lib/'])}new{number}.py", rng.randbytes(0) + b"#\n"),
+            copy_op(
+                f"vllm/{rng.choice(['', 'sub/', 'lib/'])}new{number}.py", rng.randbytes(0) + b"#\n"
+            ),
             env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"),
         ]
         layers.append(make_layer(f"layer{number}", *rng.sample(ops, rng.randint(1, 3))))
@@ -384,7 +391,9 @@ def kill() -> None:
 def prepare(site: Path) -> None:
     """Compiled files, a mode and a distribution to remove."""
     write_tree(site, {"vllm/__pycache__/core.cpython-312.pyc": b"old"})
-    write_tree(site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 0\n", "lib/sub/a.py": "a = 0\n"}))
+    write_tree(
+        site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 0\n", "lib/sub/a.py": "a = 0\n"})
+    )
     (site / CORE).chmod(0o755)
 
 

@@ -161,9 +161,7 @@ BASE_WHEEL = {"dsl/shared.so": "base build\n", "dsl/base.py": ""}
 CU13 = make_wheel("dsl-libs-cu13", "4.4", {"dsl/shared.so": "cuda 13\n", "dsl/cu13.py": ""})
 
 
-@pytest.mark.parametrize(
-    ("last", "state"), [("dsl-libs-cu13", APPLIED), ("dsl-libs-base", NEEDED)]
-)
+@pytest.mark.parametrize(("last", "state"), [("dsl-libs-cu13", APPLIED), ("dsl-libs-base", NEEDED)])
 def test_which_wheel_was_laid_out_last_decides(last: str, state: str) -> None:
     """Two distributions own one file: only the content says which of them won."""
     files = vllm_files() | dist_files("dsl-libs-base", "4.4", BASE_WHEEL)
@@ -272,8 +270,13 @@ def archive_of(files: dict[str, str], record: str) -> zipfile.ZipFile:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("x/a.py", "has no hash in RECORD"), ("../a.py", "out of the tree"),
-                          ("/a.py", "out of the tree"), ("x/../../a.py", "out of the tree")]
+    ("name", "message"),
+    [
+        ("x/a.py", "has no hash in RECORD"),
+        ("../a.py", "out of the tree"),
+        ("/a.py", "out of the tree"),
+        ("x/../../a.py", "out of the tree"),
+    ],
 )
 def test_a_wheel_that_does_not_vouch_for_its_files_is_refused(name: str, message: str) -> None:
     with pytest.raises(ApplyError, match=message):

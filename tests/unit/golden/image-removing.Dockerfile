@@ -1,0 +1,22 @@
+FROM vllm/vllm-openai:v0.20.1@sha256:abababababababababababababababababababababababababababababababab
+USER root
+# fix
+COPY --link 00-fix/ /
+# clean
+COPY --link 01-clean/ /
+# set
+COPY --link 02-set/ /
+# spark-build
+COPY --link 03-spark-build/ /
+RUN --network=none ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish", "--root", "/usr/lib/python3/dist-packages"]
+ENV VLLM_NVFP4_GEMM_BACKEND="marlin"
+LABEL "io.github.spark-build.layers"="fix,clean,set"
+LABEL "io.github.spark-build.plan"="sha256:PLAN"
+LABEL "io.github.spark-build.profiles"="test"
+LABEL "io.github.spark-build.serve-flags"=""
+LABEL "io.github.spark-build.states"="{\"clean\": \"needed\", \"fix\": \"needed\", \"set\": \"needed\"}"
+LABEL "org.opencontainers.image.base.digest"="sha256:abababababababababababababababababababababababababababababababab"
+LABEL "org.opencontainers.image.base.name"="vllm/vllm-openai:v0.20.1"
+LABEL "org.opencontainers.image.title"="spark-build test"
+LABEL "org.opencontainers.image.version"="0.20.1"
+USER vllm

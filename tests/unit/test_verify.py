@@ -1,0 +1,334 @@
+"""Verification: a check that could not run is never a pass, and every check has been seen to fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.errors import SparkBuildError, UsageError
+from builder.runtime.spark_apply import RECEIPTS, OverlayTree
+from builder.verify import Check, Report, Status, VerifyTarget, parse_levels, verify
+from builder.verify.dispatch import check_dispatch, flag_value, make_request
+from builder.verify.static import check_static
+
+from .fakes import (
+    BACKEND,
+    Layer,
+    MemoryTree,
+    dist_files,
+    env_op,
+    fake_base,
+    make_layer,
+    make_plan_of,
+    make_wheel,
+    vllm_files,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# ------------------------------------------------------------------------------------- the report
+
+
+def report_of(**checks: Status) -> Report:
+    made = [
+        Check(level=level, name="x", status=status, expected="", seen="")
+        for level, status in checks.items()
+    ]
+    return Report(target="t", plan_digest="sha256:0", checks=made)
+
+
+@pytest.mark.parametrize(
+    ("checks", "require", "passed"),
+    [
+        ({}, (), False),
+        ({"static": "pass"}, (), True),
+        ({"static": "fail"}, (), False),
+        ({"static": "not-run"}, (), False),
+        ({"static": "pass", "imports": "fail"}, (), False),
+        ({"static": "pass", "dispatch": "not-run"}, (), True),
+        ({"static": "pass", "dispatch": "not-run"}, ("dispatch",), False),
+        ({"static": "pass", "dispatch": "not-run"}, ("static",), True),
+        ({"static": "pass"}, ("dispatch",), False),
+        ({"static": "pass", "dispatch": "pass"}, ("static", "dispatch"), True),
+    ],
+)
+def test_what_counts_as_passed(
+    checks: dict[str, Status], require: Sequence[str], passed: bool
+) -> None:
+    report = report_of(**checks)
+    assert report.passed(require) is passed
+    value = report.as_json(require)
+    assert value["passed"] is passed
+    assert value["not_run"] == list(checks.values()).count("not-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "levels"),
+    [
+        ([], ("static", "imports", "dispatch")),
+        (["dispatch,static"], ("static", "dispatch")),
+        (["dispatch", "static", "static"], ("static", "dispatch")),
+        (["dispatch, static"], ("static", "dispatch")),
+    ],
+)
+def test_levels_come_in_order_of_cost(words: list[str], levels: tuple[str, ...]) -> None:
+    assert parse_levels(words) == levels
+
+
+def test_nothing_is_required_by_default() -> None:
+    assert parse_levels([], default=()) == ()
+
+
+def test_an_unknown_level_is_an_error() -> None:
+    with pytest.raises(UsageError, match="'dispach'; did you mean 'dispatch'"):
+        parse_levels(["static,dispach"])
+
+
+# ----------------------------------------------------------------------------------------- static
+
+SET = env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")
+LAYER = make_layer("fix", BACKEND, SET)
+Ask = "Callable[[Mapping[str, Any]], Mapping[str, Any]] | None"
+
+
+def target_of(
+    *layers: Layer, files: Mapping[str, bytes] | None = None, **changes: Any
+) -> VerifyTarget:
+    """A target as a build leaves it."""
+    wheels = changes.pop("wheels", ())
+    base = fake_base(files or vllm_files())
+    plan = make_plan_of(base, *layers, wheels=wheels)
+    tree = OverlayTree(base.tree)
+    tree.update(plan.changes)
+    target = VerifyTarget(
+        name="oci:out",
+        kind="oci",
+        plan=plan.as_json(),
+        layers=layers,
+        tree=tree,
+        env=plan.env,
+        ask=None,
+        cannot_ask="no sandbox",
+    )
+    return dataclasses.replace(target, **changes)
+
+
+def static(target: VerifyTarget) -> dict[str, Check]:
+    return {check.name: check for check in check_static(target)}
+
+
+def edited(target: VerifyTarget, path: str, data: bytes | None) -> VerifyTarget:
+    """The target with a file that somebody else changed or took away."""
+    tree = MemoryTree(
+        {name: target.tree.read(name) or b"" for name in _paths(target.tree) if name != path}
+    )
+    if data is not None:
+        tree.files[path] = data
+    return dataclasses.replace(target, tree=tree)
+
+
+def _paths(tree: Any, folder: str = "") -> list[str]:
+    found = []
+    for name in tree.children(folder):
+        path = f"{folder}/{name}" if folder else name
+        found += [path] if tree.read(path) is not None else _paths(tree, path)
+    return found
+
+
+def test_a_good_target_passes_every_static_check() -> None:
+    checks = static(target_of(LAYER))
+    assert {check.status for check in checks.values()} == {"pass"}
+    assert list(checks) == [
+        "layer fix",
+        "environment",
+        "patched modules parse",
+        "no other file touched",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "name", "where"),
+    [
+        pytest.param(f"{RECEIPTS}/fix.json", None, "layer fix", f"{RECEIPTS}/fix.json", id="gone"),
+        pytest.param("vllm/core.py", b"x = 1\n", "layer fix", "vllm/core.py", id="edited"),
+        pytest.param("vllm/core.py", b"x = (\n", "patched modules parse", "vllm/core.py", id="py"),
+        pytest.param("vllm/envs.py", b"", "no other file touched", "vllm/envs.py", id="other"),
+        pytest.param("vllm/envs.py", None, "no other file touched", "vllm/envs.py", id="lost"),
+    ],
+)
+def test_a_static_check_fails_and_says_where(
+    path: str, data: bytes | None, name: str, where: str
+) -> None:
+    check = static(edited(target_of(LAYER), path, data))[name]
+    assert (check.status, check.where) == ("fail", where)
+
+
+@pytest.mark.parametrize("env", [{}, {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}])
+def test_a_missing_variable_fails(env: dict[str, str]) -> None:
+    check = static(target_of(LAYER, env=env))["environment"]
+    assert check.status == "fail"
+    assert check.reason == "VLLM_NVFP4_GEMM_BACKEND differs"
+    assert check.expected == "VLLM_NVFP4_GEMM_BACKEND=marlin"
+
+
+def test_an_unpatched_base_fails() -> None:
+    patched = target_of(LAYER)
+    checks = static(dataclasses.replace(patched, tree=fake_base(vllm_files()).tree))
+    assert checks["layer fix"].status == "fail"
+    assert checks["layer fix"].reason == "layer fix is missing"
+
+
+def test_a_change_that_the_base_brought_needs_no_receipt() -> None:
+    files = vllm_files()
+    files["vllm/core.py"] = files["vllm/core.py"].replace(b"cutlass", b"b12x")
+    checks = static(target_of(make_layer("fix", BACKEND), files=files))
+    assert checks["layer fix"].status == "pass"
+    assert checks["no other file touched"].status == "fail"
+
+
+def test_a_tree_without_any_record_does_not_pass() -> None:
+    files = {path: data for path, data in vllm_files().items() if "RECORD" not in path}
+    assert static(target_of(LAYER, files=files))["no other file touched"].status == "fail"
+
+
+def test_files_of_a_wheel_layer_are_held_against_its_record() -> None:
+    wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "v = 2\n"})
+    op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
+    layer = make_layer("lib", op, wheels=[wheel])
+    files = vllm_files() | dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/old.py": ""})
+    target = target_of(layer, files=files, wheels=[wheel])
+    assert {check.status for check in static(target).values()} == {"pass"}
+    assert "5 files as RECORD" in static(target)["no other file touched"].seen
+    broken = edited(target, "lib/__init__.py", b"v = 3\n")
+    assert static(broken)["no other file touched"].where == "lib/__init__.py"
+
+
+def test_a_layer_that_was_not_needed_is_not_checked() -> None:
+    assert "layer idle" not in static(target_of(LAYER, make_layer("idle", package="sglang")))
+
+
+# --------------------------------------------------------------------------------------- dispatch
+
+EXPECT = [
+    {"kind": "nvfp4-linear", "line": "Using MarlinKernel for NVFP4 GEMM"},
+    {"kind": "nvfp4-moe", "line": "Using 'MARLIN' MoE"},
+]
+PLAN = {
+    "plan_digest": "sha256:0",
+    "env": {"VLLM_X": "1"},
+    "serve_flags": ["--linear-backend", "marlin"],
+    "moe_serve_flags": ["--moe-backend", "cutlass"],
+    "expect": EXPECT,
+    "layers": [],
+}
+
+
+def answer(*lines: str, selected: str | None = "x", error: Mapping[str, str] | None = None) -> Any:
+    return {"lines": list(lines), "selected": selected, "error": error}
+
+
+def dispatch(*answers: Any, **changes: Any) -> list[Check]:
+    """The checks when the target's vLLM answers like that."""
+    result = {"fatal": None, "simulated": ["the device"], "answers": list(answers)}
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert len(request["ask"]) == len(answers) or changes
+        return {**result, **changes}
+
+    return list(check_dispatch(dataclasses.replace(target_of(LAYER), plan=PLAN, ask=ask)))
+
+
+GOOD = [answer(expectation["line"]) for expectation in EXPECT]
+DEFAULT = [answer("Using Default", selected="Default")] * 2
+
+
+def test_the_expected_lines_pass_with_the_line_as_evidence() -> None:
+    checks = dispatch(*GOOD, *DEFAULT)
+    assert [(c.name, c.status, c.seen) for c in checks] == [
+        (e["kind"], "pass", e["line"]) for e in EXPECT
+    ]
+    assert checks[0].simulated == ("the device",)
+
+
+@pytest.mark.parametrize(
+    ("bad", "seen", "reason"),
+    [
+        (answer("noise", "Using Other"), "Using Other", "selected instead: x"),
+        (answer(), "no such line; selected x", "selected instead: x"),
+        (
+            answer(selected=None, error={"type": "ValueError", "message": "not\n  supported"}),
+            "ValueError: not supported",
+            "the choice was refused; without these settings it is: Default",
+        ),
+        (
+            answer(EXPECT[0]["line"], error={"type": "E", "message": "later"}),
+            "E: later",
+            "selected instead: x",
+        ),
+    ],
+)
+def test_another_line_or_an_error_fails(bad: Any, seen: str, reason: str) -> None:
+    linear, moe = dispatch(bad, GOOD[1], *DEFAULT)
+    assert (linear.status, linear.seen, linear.reason) == ("fail", seen, reason)
+    assert linear.expected == EXPECT[0]["line"]
+    assert moe.status == "pass"
+
+
+def test_a_vllm_that_does_not_import_fails_every_line() -> None:
+    checks = dispatch(fatal={"type": "ImportError", "message": "no module"})
+    assert [check.status for check in checks] == ["fail", "fail"]
+    assert checks[0].seen == "ImportError: no module"
+
+
+def test_what_cannot_be_asked_is_not_run_and_says_why() -> None:
+    target = dataclasses.replace(target_of(LAYER), plan=PLAN)
+    checks = list(check_dispatch(target))
+    assert [(c.status, c.reason) for c in checks] == [("not-run", "no sandbox")] * 2
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise SparkBuildError("the probe took too long")
+
+    checks = list(check_dispatch(dataclasses.replace(target, ask=ask)))
+    assert [(c.status, c.reason) for c in checks] == [("not-run", "the probe took too long")] * 2
+
+
+def test_without_a_profile_no_line_is_expected_and_none_passes() -> None:
+    target = dataclasses.replace(target_of(LAYER), plan={**PLAN, "expect": []})
+    assert [check.status for check in check_dispatch(target)] == ["not-run"]
+
+
+def test_the_probe_is_asked_with_the_settings_and_without() -> None:
+    request = make_request(PLAN, {"OTHER": "2"})
+    assert request["env"] == {"OTHER": "2", "VLLM_X": "1"}
+    assert request["ask"] == [
+        {"kind": "nvfp4-linear", "linear_backend": "marlin"},
+        {"kind": "nvfp4-moe", "moe_backend": "cutlass"},
+        {"kind": "nvfp4-linear", "env": {"VLLM_X": None}},
+        {"kind": "nvfp4-moe", "env": {"VLLM_X": None}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"), [([], "auto"), (["--a", "1"], "1"), (["--b", "--a"], "auto")]
+)
+def test_the_value_of_a_flag(flags: list[str], value: str) -> None:
+    assert flag_value(flags, "--a") == value
+
+
+# ------------------------------------------------------------------------------------ all together
+
+
+def test_levels_that_were_not_asked_for_do_not_run() -> None:
+    report = verify(target_of(LAYER), ["static"])
+    assert {check.level for check in report.checks} == {"static"}
+    assert report.passed()
+
+
+def test_every_level_together() -> None:
+    report = verify(target_of(LAYER), ["static", "imports", "dispatch"])
+    assert [c.level for c in report.of("not-run")] == ["dispatch"]
+    assert report.passed()
+    assert not report.passed(["dispatch"])
