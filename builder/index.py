@@ -236,8 +236,10 @@ def write_atomically(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(data)
         partial.replace(path)
-    except OSError as error:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise UsageError(
             f"cannot write {path}: {error.strerror}",
             hint="free some space, or set SPARK_BUILD_CACHE to another disk",

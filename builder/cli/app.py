@@ -218,6 +218,12 @@ def matrix(
         str | None,
         typer.Option(help="vLLM releases, comma-separated (default: every one since 0.17.0)."),
     ] = None,
+    dispatch: Annotated[
+        bool, typer.Option("--dispatch", help="Also ask each release what it selects on SM121.")
+    ] = False,
+    evidence: Annotated[
+        Path | None, typer.Option(help="Keep each release's evidence in this directory.")
+    ] = None,
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
     refresh: opt.Refresh = False,
@@ -232,6 +238,8 @@ def matrix(
         platform=platform,
         patches=patches,
         refresh=refresh,
+        dispatch=dispatch,
+        evidence=evidence,
         json=json,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -12,11 +13,14 @@ from builder.console import console
 from builder.errors import Exit, SparkBuildError
 from builder.index import PackageIndex
 from builder.planner import make_plan
-from builder.runtime.spark_apply import AMBIGUOUS, DRIFT
+from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, all_match
 from builder.wheels import IndexSources
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from builder.bases import Base
+    from builder.model import BuildPlan
 
 _OLDEST = Version("0.17.0")
 _SHORT = {
@@ -37,9 +41,11 @@ def matrix_command(
     platform: str | None,
     patches: list[Path] | None,
     refresh: bool,
+    dispatch: bool,
+    evidence: Path | None,
     json: bool,
 ) -> None:
-    """Print the table; exit 4 when a layer drifted anywhere."""
+    """Print the table; exit 4 when a layer drifted anywhere, 5 when a kernel is not selected."""
     _, selection = opt.select(layers, patches)
     index = PackageIndex(refresh=refresh)
     sources = IndexSources(index)
@@ -47,17 +53,25 @@ def matrix_command(
     wanted = named or [v for v in index.releases("vllm") if _wanted(Version(v))]
     rows: list[dict[str, Any]] = []
     for release in wanted:
-        console.detail(f"vllm {release}")
+        console.say(f"  vllm {release}")
         base = opt.identify_base(f"pypi:vllm=={release}", selection, index, platform=platform)
         plan = make_plan(base, selection, sources)
-        states = {d.name: d.outcome.state for d in plan.decisions}
-        reasons = {d.name: d.outcome.reason for d in plan.decisions}
-        rows.append({"vllm": release, "states": states, "reasons": reasons})
+        row: dict[str, Any] = {
+            "vllm": release,
+            "states": {d.name: d.outcome.state for d in plan.decisions},
+            "reasons": {d.name: d.outcome.reason for d in plan.decisions},
+        }
+        row["served"] = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)
+        if dispatch and row["served"]:
+            row["dispatch"] = _dispatch(plan, base, release, evidence)
+        rows.append(row)
     names = [str(layer["name"]) for layer in selection.layers]
     if json:
         print_json({"schema": 1, "layers": names, "rows": rows})
     else:
         _print_table(names, rows)
+        if dispatch:
+            _print_dispatch(rows)
     drifted = [
         f"{name} on vllm {row['vllm']}: {row['reasons'][name]}"
         for row in rows
@@ -66,6 +80,42 @@ def matrix_command(
     ]
     if drifted:
         raise SparkBuildError("\n  ".join(drifted), Exit.DRIFT, hint="spark-build layers show NAME")
+    failed = [
+        f"vllm {row['vllm']}: {check['name']}: {check['seen']}"
+        for row in rows
+        for check in row.get("dispatch", ())
+        if check["status"] == "fail"
+    ]
+    if failed:
+        raise SparkBuildError("\n  ".join(failed), Exit.VERIFY_FAILED)
+
+
+def _dispatch(
+    plan: BuildPlan, base: Base, release: str, evidence: Path | None
+) -> list[dict[str, Any]]:
+    """What this release selects by default and with the plan; the evidence goes to a file."""
+    from builder.verify import verify
+    from builder.verify.targets import target_of_plan
+
+    target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
+    report = verify(target, ["dispatch"])
+    if evidence is not None:
+        from builder.index import write_atomically
+
+        data = dumps(report.as_json(), indent=1, sort_keys=True).encode() + b"\n"
+        write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)
+    return [check.as_json() for check in report.checks]
+
+
+def _print_dispatch(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{'vllm':<10}{'':<9}{'kind':<15}{'by default':<40}as planned")
+    for row in rows:
+        if not row["served"]:
+            print(f"{row['vllm']:<10}the profile does not serve this release")
+        for check in row.get("dispatch", ()):
+            default = check["reason"].rpartition(": ")[2]
+            line = check["seen"].split(" out of ")[0]
+            print(f"{row['vllm']:<10}{check['status']:<9}{check['name']:<15}{default:<40}{line}")
 
 
 def _wanted(version: Version) -> bool:
@@ -80,4 +130,5 @@ def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:
             f"{_SHORT[row['states'][name]]:<{width}}"
             for name, width in zip(names, widths, strict=True)
         ]
-        print(f"{row['vllm']:<10}" + "  ".join(cells))
+        served = "" if row["served"] else "  (not served by the profile)"
+        print(f"{row['vllm']:<10}" + "  ".join(cells) + served)

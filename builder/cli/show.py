@@ -75,6 +75,8 @@ def show_report(report: Report) -> None:
         console.say(f"  {console.style(f'{word:<8}', style)}{check.level:<9}{check.name}")
         if check.status == "pass":
             console.say(console.style(f"  {'':<17}{check.seen}", "dim"))
+            if check.reason:
+                console.say(console.style(f"  {'':<17}{check.reason}", "dim"))
             continue
         console.say(f"  {'':<17}expected: {check.expected}")
         if check.seen:

@@ -218,9 +218,7 @@ class OciEngine:
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
             manifest, added = self._write(Layout(work / "layout"), request)
-            if target.exists():
-                target.rename(work / "previous")
-            (work / "layout").rename(target)
+            self._swap(work / "layout", target, work / "previous")
         except OSError as error:
             raise BuildFailed(
                 f"cannot write {target}: {error.strerror}; nothing was left there",
@@ -229,6 +227,17 @@ class OciEngine:
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return manifest, added
+
+    @staticmethod
+    def _swap(layout: Path, target: Path, previous: Path) -> None:
+        try:
+            if target.exists():
+                target.rename(previous)
+            layout.rename(target)
+        except BaseException:
+            if previous.exists() and not target.exists():
+                previous.rename(target)
+            raise
 
     @staticmethod
     def _check_target(target: Path) -> None:

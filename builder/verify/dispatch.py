@@ -111,7 +111,7 @@ def _compare(
         expected=wanted,
         seen=(line or seen) if good else seen,
         where=f"log of vllm in {target.name}",
-        reason="" if good else _why(answer, default),
+        reason=f"without these settings: {_default(default)}" if good else _why(answer, default),
         simulated=simulated,
     )
 
@@ -119,8 +119,12 @@ def _compare(
 def _why(answer: Mapping[str, Any], default: Mapping[str, Any]) -> str:
     if answer.get("selected"):
         return f"selected instead: {answer['selected']}"
-    by_default = default.get("selected") or _headline(default)
-    return f"the choice was refused; without these settings it is: {by_default}"
+    return f"the choice was refused; without these settings it is: {_default(default)}"
+
+
+def _default(answer: Mapping[str, Any]) -> str:
+    """What vLLM selects when nothing is set."""
+    return str(answer.get("selected") or _headline(answer))
 
 
 def _headline(answer: Mapping[str, Any]) -> str:

@@ -28,8 +28,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import urllib.parse
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -533,6 +531,9 @@ class IndexSources:
         self._archives: dict[str, zipfile.ZipFile] = {}
 
     def _url(self, pin: Mapping[str, Any]) -> str:
+        import urllib.parse
+        import urllib.request
+
         if self._index is None:
             self._index = default_index()
         page = f"{self._index.rstrip('/')}/{normalize(pin['distribution'])}/"
@@ -551,6 +552,8 @@ class IndexSources:
         raise ApplyError(f"{pin['filename']} is not on the package index", EXIT_REMOTE)
 
     def _remote(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+        import urllib.request
+
         url = self._url(pin)
 
         def fetch(start: int, stop: int) -> bytes:
@@ -567,6 +570,8 @@ class IndexSources:
         return zipfile.ZipFile(RangeFile(size, fetch))
 
     def _download(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+        import urllib.request
+
         assert self._cache is not None
         self._cache.mkdir(parents=True, exist_ok=True)
         target = self._cache / pin["filename"]
