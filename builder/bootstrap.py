@@ -39,12 +39,14 @@ def ensure_venv_module() -> None:
         fail("this Python has no ensurepip; install its venv package, then run this again")
     prefix = [] if os.geteuid() == 0 else ["sudo"]
     say(f"• installing {package}")
-    code = 0
+    code, output = 0, ""
     install = ["install", "-y", "--no-install-recommends", package]
     for words in (["update"], install):
         command = [*prefix, "apt-get", "-qq", *words]
-        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, output = done.returncode, done.stdout + done.stderr
     if code != 0:
+        say(output)
         fail(f"could not install {package}; install it yourself, then run this again")
 
 

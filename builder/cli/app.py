@@ -147,6 +147,9 @@ def verify(
     require: Annotated[
         list[str] | None, typer.Option("--require", help="Levels that must have run.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the evidence as one self-contained page too.")
+    ] = None,
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
     refresh: opt.Refresh = False,
@@ -160,6 +163,7 @@ def verify(
         layers=layers,
         levels=level or [],
         require=require or [],
+        html=html,
         platform=platform,
         patches=patches,
         refresh=refresh,

@@ -8,7 +8,7 @@ from builder.cli import options as opt
 from builder.cli.show import print_json, show_report
 from builder.console import console
 from builder.errors import Exit, SparkBuildError
-from builder.index import PackageIndex
+from builder.index import PackageIndex, write_atomically
 from builder.verify import parse_levels, verify
 from builder.wheels import IndexSources
 
@@ -25,9 +25,11 @@ def verify_command(
     platform: str | None,
     patches: list[Path] | None,
     refresh: bool,
+    html: Path | None,
     json: bool,
 ) -> None:
     """Verify a target; exit 5 when a check failed or a required level did not run."""
+    from builder.verify.html import render_html
     from builder.verify.targets import Opening, open_target
 
     chosen = parse_levels(levels)
@@ -44,6 +46,9 @@ def verify_command(
             report = verify(opened, chosen)
     finally:
         opened.close()
+    if html is not None:
+        write_atomically(html, render_html(report, opened.plan, required).encode())
+        console.say(f"  evidence: {html}")
     if json:
         print_json(report.as_json(required))
     else:

@@ -35,6 +35,8 @@ class Check:
     reason: str = ""
     #: parts that were simulated, for levels that simulate
     simulated: tuple[str, ...] = ()
+    #: numbers worth drawing, such as instruction counts by mnemonic
+    figures: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The check in the evidence."""
@@ -49,6 +51,8 @@ class Check:
         }
         if self.simulated:
             value["simulated"] = list(self.simulated)
+        if self.figures:
+            value["figures"] = dict(self.figures)
         return value
 
 

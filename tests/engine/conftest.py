@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import base, machine
-from .support import PROFILE, Built, Cli, Done, Tree, tags, tree_in_image
+from . import base, machine, support
+from .support import PROFILE, Built, Cli, Done, tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,9 +99,31 @@ def patched(built: Done) -> str:
 
 
 @pytest.fixture(scope="session")
-def built_tree(engine: machine.Engine, patched: str) -> Tree:
+def built_tree(engine: machine.Engine, patched: str) -> support.Tree:
     """Its site-packages."""
-    return tree_in_image(engine, patched)
+    return support.tree_in_image(engine, patched)
+
+
+@pytest.fixture(scope="session")
+def modded(engine: machine.Engine, base_image: str) -> Iterator[support.Modded]:
+    """A container of the base image in which our mod has run once."""
+    with support.mod_container(engine, base_image) as made:
+        made.first = made.run(support.MOD)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def modded_tree(engine: machine.Engine, modded: support.Modded) -> support.Tree:
+    """Its site-packages after that."""
+    modded.first.ok()
+    return support.tree_in_container(engine, modded.held)
+
+
+@pytest.fixture
+def mod_container(engine: machine.Engine, base_image: str) -> Iterator[support.Modded]:
+    """A fresh container of the base image, with our mod copied in."""
+    with support.mod_container(engine, base_image) as made:
+        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from .machine import Engine, MachineError, base_image
+from .cache import MachineError
+from .machine import Engine, base_image
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -143,9 +144,10 @@ class Built:
     made: list[str] = field(default_factory=list)
 
     def __call__(self, name: str, dockerfile: str, *options: str) -> str:
-        words = [self.engine.docker, "buildx", "build", "--load", "--network=none", "--quiet"]
+        output = f"type=docker,name={name},compression=uncompressed"
+        words = [self.engine.docker, "buildx", "build", "--output", output, "--network=none"]
         done = subprocess.run(
-            [*words, *options, "--tag", name, "-"], input=dockerfile, env=self.engine.env,
+            [*words, "--quiet", *options, "-"], input=dockerfile, env=self.engine.env,
             text=True, capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -291,8 +293,59 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+# --- mods ---------------------------------------------------------------------------------------
+
+MOD = "sm121-b12x-full-enable"
+MODS = Path(__file__).parents[2] / "mods"
+
+
+@dataclass
+class Modded:
+    """A container in which mods run; what they download is kept beside the base image."""
+
+    engine: Engine
+    held: str
+    first: Done = field(init=False)
+
+    def copy(self, folder: Path) -> None:
+        """Bring a mod in: `docker cp mod/.` keeps names that begin with a dot."""
+        target = f"/workspace/mods/{folder.name}"
+        self.engine.run("exec", self.held, "mkdir", "-p", target)
+        self.engine.run("cp", f"{folder}/.", f"{self.held}:{target}")
+
+    def run(self, name: str, env: Mapping[str, str] | None = None) -> Done:
+        """Run a mod, word for word as spark-vllm-docker and sparkrun do it."""
+        line = (
+            f"export WORKSPACE_DIR=$PWD && cd /workspace/mods/{name} && chmod +x run.sh && ./run.sh"
+        )
+        more = [f"--env={key}={value}" for key, value in (env or {}).items()]
+        done = subprocess.run(
+            [self.engine.docker, "exec", *more, self.held, "bash", "-c", line],
+            env=self.engine.env, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def mod_container(engine: Engine, image: str) -> Iterator[Modded]:
+    """A container of an image with our mod in it, and with this machine's way to the index."""
+    wheels = cache.root() / "mod-wheels"
+    wheels.mkdir(exist_ok=True)
+    options = ["--network=host", f"--volume={wheels}:/var/cache/wheels"]
+    options += ["--env=SPARK_BUILD_CACHE=/var/cache/wheels"]
+    authorities = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    if authorities:
+        inside = "/run/authorities.pem"
+        options += [f"--volume={authorities}:{inside}:ro", f"--env=SSL_CERT_FILE={inside}"]
+    options += [f"--env={key}={value}" for key, value in host_index().items()]
+    with container(engine, image, *options) as held:
+        made = Modded(engine, held)
+        made.copy(MODS / MOD)
+        yield made
+
+
 def host_index() -> dict[str, str]:
-    """What a container needs to reach the package index that this machine's pip reaches."""
+    """The package index that this machine's pip uses, where it is not pip's own default."""
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
         text=True, capture_output=True, check=False,

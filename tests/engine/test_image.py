@@ -184,7 +184,9 @@ def test_baked_files(engine: machine.Engine, built: Done) -> None:
     image = built.json["image"]
     tree = support.tree_in_image(engine, image, SHARE)
     assert {path: mode for path, (_, mode, _) in tree.items()} == BAKED
-    said = support.script(engine, image, f"cat {SHARE}/plan.json; stat -c %a /usr/local/bin/spark-*")
+    said = support.script(
+        engine, image, f"cat {SHARE}/plan.json; stat -c %a /usr/local/bin/spark-*"
+    )
     plan, end = json.JSONDecoder().raw_decode(said)
     assert plan["plan_digest"] == built.json["plan_digest"]
     assert [layer["name"] for layer in plan["layers"]] == [
@@ -208,14 +210,18 @@ def test_base_image_is_as_it_was(engine: machine.Engine, built: Done, base_image
     assert image["RootFS"]["Layers"][: len(seen["RootFS"]["Layers"])] == seen["RootFS"]["Layers"]
 
 
-def test_nothing_else_is_left_in_the_engine(engine: machine.Engine, built: Done, base_image: str) -> None:
+def test_nothing_else_is_left_in_the_engine(
+    engine: machine.Engine, built: Done, base_image: str
+) -> None:
     others = (f"{base.REPOSITORY}:", "broken:")
     names = {name for name in support.tags(engine) if not name.startswith(others)}
     assert names == {built.json["image"]}
     assert not support.containers(engine)
 
 
-def test_dry_run_builds_nothing(cli: Cli, engine: machine.Engine, built: Done, base_image: str) -> None:
+def test_dry_run_builds_nothing(
+    cli: Cli, engine: machine.Engine, built: Done, base_image: str
+) -> None:
     before = support.tags(engine)
     words = ("image", "--layers", PROFILE, "--base", base_image, "--tag", "never:built")
     plain = cli(*words, "--dry-run").ok()

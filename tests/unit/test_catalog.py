@@ -92,7 +92,7 @@ def test_directories_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="patches directory .* does not exist"):
+    with pytest.raises(UsageError, match=r"patches directory .* does not exist"):
         Catalog.discover([tmp_path / "gone"])
 
 

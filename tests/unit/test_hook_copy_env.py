@@ -163,7 +163,7 @@ def test_an_envs_module_that_is_not_python_is_drift() -> None:
     assert judged(make_layer("settings", MARLIN), files).state == DRIFT
 
 
-# ------------------------------------------------------------------------------- if, compile, probes
+# ------------------------------------------------------------------------------ if, compile, probes
 
 
 @pytest.mark.parametrize(

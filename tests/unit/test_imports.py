@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +20,9 @@ from .fakes import (
     replace_op,
     vllm_files,
 )
+
+if TYPE_CHECKING:
+    from builder.runtime.spark_apply import Tree
 
 OTHER = {
     "flashinfer/__init__.py": "from .gemm import mm\n",
@@ -48,16 +52,8 @@ def check_of(code: str, path: str = "vllm/core.py") -> Check:
     return check
 
 
-def target(plan: object, tree: object) -> VerifyTarget:
-    return VerifyTarget(
-        name="t",
-        kind="oci",
-        plan=plan,
-        layers=[],
-        tree=tree,
-        env={},
-        ask=None,  # type: ignore[arg-type]
-    )
+def target(plan: dict[str, Any], tree: Tree) -> VerifyTarget:
+    return VerifyTarget(name="t", kind="oci", plan=plan, layers=[], tree=tree, env={}, ask=None)
 
 
 GOOD = {

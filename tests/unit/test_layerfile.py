@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,8 +96,7 @@ MISTAKES = {
     "variant-does-nothing": (f"{HEAD}{VARIANT}", "variant 1: has no op and no flags"),
     "bare-upper-bound": (
         GOOD.replace(">=0.20.0", "<1.0"),
-        "variant 1: vllm <1.0: a bare bound treats pre-releases and local versions wrongly; "
-        "write e.g. '<1.0rc0'",
+        "variant 1: vllm <1.0: a bare bound treats pre-releases and local versions wrongly",
     ),
     "bare-lower-bound": (GOOD.replace(">=0.20.0", ">1.0"), "vllm >1.0: a bare bound"),
     "no-range": (GOOD.replace(">=0.20.0", "newest"), "'newest' is not a PEP 440 range"),
@@ -193,7 +191,7 @@ def test_probes(tmp_path: Path, probe: str, message: str | None) -> None:
     if message is None:
         assert len(load_layer(root)["upstream"]) == 1
         return
-    with pytest.raises(UsageError, match="my-fix/layer.toml") as caught:
+    with pytest.raises(UsageError, match=r"my-fix/layer\.toml") as caught:
         load_layer(root)
     assert message in str(caught.value)
 

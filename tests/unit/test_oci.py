@@ -59,7 +59,8 @@ def build(target: Path, plan: BuildPlan = PLAN) -> BuiltImage:
 
 
 def blob(layout: Path, descriptor: dict[str, Any]) -> bytes:
-    return (layout / "blobs" / descriptor["digest"].replace(":", "/")).read_bytes()
+    algorithm, _, name = str(descriptor["digest"]).partition(":")
+    return (layout / "blobs" / algorithm / name).read_bytes()
 
 
 def manifest_of(layout: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_only_the_named_text_changes() -> None:
 
 
 def test_an_insertion_beside_a_patched_place_is_not_made_twice() -> None:
-    """One place is patched and one is not: patching both would insert into the patched one again."""
+    """Replacing both would insert into the patched place again."""
     found, _ = replace_text(f"{INSERTED}x\n{OLD}", OLD, INSERTED, 1)
     assert found in (AMBIGUOUS, DRIFT)
 

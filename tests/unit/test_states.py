@@ -84,7 +84,7 @@ def test_three_states_stop_a_build(state: str, code: int | None) -> None:
     if code is None:
         refuse(outcome)
         return
-    with pytest.raises(ApplyError, match="fix.*why") as caught:
+    with pytest.raises(ApplyError, match=r"fix.*why") as caught:
         refuse(outcome)
     assert caught.value.code == code
 

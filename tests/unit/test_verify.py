@@ -1,4 +1,4 @@
-"""Verification: a check that could not run is never a pass, and every check has been seen to fail."""
+"""A check that could not run is never a pass, and every check is seen to fail here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from .fakes import (
     make_layer,
     make_plan_of,
     make_wheel,
+    replace_op,
     vllm_files,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 # ------------------------------------------------------------------------------------- the report
 
@@ -91,7 +92,6 @@ def test_an_unknown_level_is_an_error() -> None:
 
 SET = env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")
 LAYER = make_layer("fix", BACKEND, SET)
-Ask = "Callable[[Mapping[str, Any]], Mapping[str, Any]] | None"
 
 
 def target_of(
@@ -131,7 +131,7 @@ def edited(target: VerifyTarget, path: str, data: bytes | None) -> VerifyTarget:
 
 
 def _paths(tree: Any, folder: str = "") -> list[str]:
-    found = []
+    found: list[str] = []
     for name in tree.children(folder):
         path = f"{folder}/{name}" if folder else name
         found += [path] if tree.read(path) is not None else _paths(tree, path)
@@ -201,9 +201,23 @@ def test_files_of_a_wheel_layer_are_held_against_its_record() -> None:
     files = vllm_files() | dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/old.py": ""})
     target = target_of(layer, files=files, wheels=[wheel])
     assert {check.status for check in static(target).values()} == {"pass"}
-    assert "5 files as RECORD" in static(target)["no other file touched"].seen
+    assert "7 files as RECORD" in static(target)["no other file touched"].seen
     broken = edited(target, "lib/__init__.py", b"v = 3\n")
     assert static(broken)["no other file touched"].where == "lib/__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("op", "state"),
+    [
+        (replace_op("gone", "never"), "drift"),
+        (replace_op("BACKEND", "BACK"), "ambiguous"),
+        ({"op": "compile"}, "needs-rebuild"),
+    ],
+)
+def test_a_layer_that_does_not_fit_fails(op: Layer, state: str) -> None:
+    check = static(target_of(make_layer("fix", op)))["layer fix"]
+    assert check.status == "fail"
+    assert state in f"{check.seen} {check.reason}"
 
 
 def test_a_layer_that_was_not_needed_is_not_checked() -> None:

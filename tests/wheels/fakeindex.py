@@ -24,7 +24,10 @@ _JSON = "application/vnd.pypi.simple.v1+json"
 def build_wheel(
     name: str, version: str, files: Mapping[str, bytes], requires: Sequence[str] = ()
 ) -> bytes:
-    """A wheel with a true RECORD; the same input gives the same bytes."""
+    """A wheel with a true RECORD; the same input gives the same bytes.
+
+    RECORD is not compressed, so that a wheel with other hashes in it can have the same length.
+    """
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {requirement}" for requirement in requires]
@@ -37,7 +40,8 @@ def build_wheel(
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in whole.items():
-            archive.writestr(zipfile.ZipInfo(path), data, zipfile.ZIP_DEFLATED)
+            kind = zipfile.ZIP_STORED if path.endswith("RECORD") else zipfile.ZIP_DEFLATED
+            archive.writestr(zipfile.ZipInfo(path), data, kind)
     return out.getvalue()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import resource
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,8 +110,6 @@ def write_layers(place: Path, index: FakeIndex) -> None:
             "python": "py3",
         }
         write_pins(place / folder_name, "wheel", rows)
-    import hashlib
-
     donor = {
         "distribution": "vllm",
         "version": "9.9.1",
@@ -340,9 +341,6 @@ def test_a_pinned_file_is_gone(world: World) -> None:
 
 def tampered(filename: str, old: bytes, new: bytes, index: FakeIndex) -> bytes:
     """A wheel with one file changed and a RECORD that says so: only its own digest can tell."""
-    import io
-    import zipfile
-
     with zipfile.ZipFile(io.BytesIO(index.files[filename])) as archive:
         files = {n: archive.read(n) for n in archive.namelist() if ".dist-info/" not in n}
         info = next(n for n in archive.namelist() if n.endswith("/METADATA"))
@@ -350,7 +348,10 @@ def tampered(filename: str, old: bytes, new: bytes, index: FakeIndex) -> bytes:
     requires = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist")]
     name, version = filename.split("-")[:2]
     changed = {path: data.replace(old, new) for path, data in files.items()}
-    return build_wheel(name.replace("_", "-"), version, changed, requires)
+    wheel = build_wheel(name.replace("_", "-"), version, changed, requires)
+    assert wheel != index.files[filename]
+    assert len(wheel) == len(index.files[filename]), "as long as the page says"
+    return wheel
 
 
 @pytest.mark.parametrize(
@@ -466,9 +467,6 @@ def test_no_room_for_the_cache(world: World, kilobytes: int) -> None:
 
 def site_packages(world: World) -> Path:
     """The base laid out on disk."""
-    import io
-    import zipfile
-
     site = world.root / "site"
     for name in world.index.files:
         if "cu13" not in name and "core" not in name and name != DONOR:
@@ -581,13 +579,22 @@ def test_two_runs_into_one_environment(world: World) -> None:
 
 def interrupted(world: World, words: list[str], after: float, number: signal.Signals) -> Ran:
     """Send a signal some time after the command's first words."""
-    process = start(world, *words)
-    assert process.stderr is not None
-    first = process.stderr.readline()
-    time.sleep(after)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    return Ran(process.returncode, out, first + err)
+    said = world.root / "stderr"
+    with said.open("w") as err:
+        process = subprocess.Popen(
+            command(*words),
+            cwd=world.work,
+            env=environment(world.env),
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
+        while process.poll() is None and not said.stat().st_size:
+            time.sleep(0.002)
+        time.sleep(after)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    return Ran(process.returncode, out, said.read_text())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -617,7 +624,7 @@ def test_an_interruption_at_any_time(world: World, warm: bool, number: signal.Si
     assert good(world, world.image()) == digest
 
 
-@pytest.mark.parametrize("after", [0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+@pytest.mark.parametrize("after", [0.05, 0.1, 0.15, 0.2, 0.3])
 def test_an_interruption_while_it_starts(world: World, after: float) -> None:
     """Imports take a while too: no traceback there either, once Python itself is up."""
     process = start(world, *world.image_words())
@@ -625,9 +632,10 @@ def test_an_interruption_while_it_starts(world: World, after: float) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert world.leftovers() == []
-    inside = "builder/" in err or "spark_build" in err
-    assert process.returncode in (130, -signal.SIGINT, 0), err
-    assert "Traceback" not in err or not inside, err
+    if "Traceback" in err:  # then Python had not come to our first line yet
+        assert "builder" not in err.replace("-m builder", ""), err
+    else:
+        assert process.returncode in (130, 0, -signal.SIGINT), err
 
 
 def test_an_interrupted_replacement_keeps_the_old_image(world: World) -> None:
@@ -687,7 +695,7 @@ def test_a_mod_without_its_index(world: World, layer: str, filename: str, fault:
     elif fault == "ranges":
         faults.no_ranges = True
     elif fault == "swap":
-        faults.swap[filename] = tampered(filename, b" = ", b" =  ", world.index)
+        faults.swap[filename] = tampered(filename, b" = ", b" =\t", world.index)
     else:
         faults.status[layer_project(layer)] = 404
     ran = run_mod(world, f"text,{layer}")

@@ -1,0 +1,121 @@
+"""A mod in a running container, started as the tools of the ecosystem start it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import base, support
+from .support import LINEAR, MOE, MOD, Cli, Modded
+
+if TYPE_CHECKING:
+    from .machine import Engine
+
+ANCHOR = "vllm/envs.py"
+PROBE = Path(__file__).parents[2] / "builder" / "runtime" / "dispatch_probe.py"
+
+
+def test_mod_succeeds_and_says_what_it_did(modded: Modded) -> None:
+    done = modded.first.ok()
+    said = done.err + done.out
+    for layer in ("cutlass-dsl-cu13", "flashinfer-b12x", "vllm-b12x-backend", "b12x-env"):
+        assert f"needed         {layer}:" in said
+    assert "VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x" in said
+    assert "start vLLM" in said or "--moe-backend flashinfer_b12x" in said
+
+
+def test_kernels_are_selected_with_no_variable_set(engine: Engine, modded: Modded) -> None:
+    """What the recipe exports is not seen here, so the variables must come with Python itself."""
+    names = ("VLLM_NVFP4_GEMM_BACKEND", "CUTE_DSL_ARCH", "FLASHINFER_DISABLE_VERSION_CHECK")
+    config = json.loads(engine.run("inspect", modded.held))[0]["Config"]
+    assert not support.environment_of(config).keys() & set(names)
+    engine.run("cp", PROBE, f"{modded.held}:/tmp/probe.py")
+    asks = [{"kind": "nvfp4-linear"}, {"kind": "nvfp4-moe", "moe_backend": "flashinfer_b12x"}]
+    answer = subprocess.run(
+        [engine.docker, "exec", "-i", modded.held, "python3", "-B", "/tmp/probe.py"],
+        input=json.dumps({"ask": asks}), env=engine.env, text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    result = json.loads(answer.stdout)
+    assert result["fatal"] is None
+    linear, moe = result["answers"]
+    assert LINEAR in linear["lines"]
+    assert any(line.startswith(MOE) for line in moe["lines"])
+
+
+def test_variables_reach_every_python_and_can_be_overruled(engine: Engine, modded: Modded) -> None:
+    show = "import os; print(os.environ.get('VLLM_NVFP4_GEMM_BACKEND'))"
+    words = (modded.held, "python3", "-c", show)
+    assert engine.run("exec", *words).strip() == "flashinfer-b12x"
+    mine = ("--env", "VLLM_NVFP4_GEMM_BACKEND=marlin")
+    assert engine.run("exec", *mine, *words).strip() == "marlin"
+
+
+def test_second_run_changes_nothing_and_says_so(
+    engine: Engine, modded: Modded, modded_tree: support.Tree
+) -> None:
+    again = modded.run(MOD).ok()
+    assert "applied        vllm-b12x-backend: receipt found" in again.err
+    assert "needed" not in again.err
+    assert "downloading" not in again.err
+    tree = support.tree_in_container(engine, modded.held)
+    assert not support.differences(tree, modded_tree)
+
+
+def test_drift_stops_the_launch_and_nothing_is_written(mod_container: Modded) -> None:
+    held, engine = mod_container.held, mod_container.engine
+    edit = f'sed -i \'s/"flashinfer-cudnn",/"flashinfer-cudnn2",/\' {base.SITE}/{ANCHOR}'
+    engine.run("exec", held, "sh", "-c", edit)
+    before = support.tree_in_container(engine, held)
+    done = mod_container.run(MOD)
+    assert done.code == 4
+    assert f"{ANCHOR}: " in done.err
+    assert "drift" in done.err
+    assert "error: layer vllm-b12x-backend" in done.err
+    assert not support.differences(support.tree_in_container(engine, held), before)
+
+
+def test_layers_that_do_not_concern_the_image_are_no_failure(
+    cli: Cli, mod_container: Modded, tmp_path: Path
+) -> None:
+    """It is up to date in its own way; the mod says why it does nothing, and vLLM starts."""
+    words = ("--layers", "vllm-b12x-reachable", "--in", tmp_path)
+    cli("mods", "export", "reachable", *words).ok()
+    mod_container.copy(tmp_path / "reachable")
+    done = mod_container.run("reachable")
+    assert "not-applicable vllm-b12x-reachable: before 0.24.0" in done.err
+    assert done.code == 0
+    shown = mod_container.engine.run("exec", mod_container.held, "ls", "-A", base.SITE)
+    assert ".spark-build" not in shown.split()
+
+
+def test_mod_for_another_release_refuses(mod_container: Modded) -> None:
+    """The image says that it is 0.19.1: the profile has nothing for that, and says what has."""
+    old, new = f"vllm-{base.requirements()['vllm']}.dist-info", "vllm-0.19.1.dist-info"
+    edit = (
+        f"cd {base.SITE} && mv {old} {new} && "
+        f"sed -i 's/^Version: .*/Version: 0.19.1/' {new}/METADATA"
+    )
+    mod_container.engine.run("exec", mod_container.held, "sh", "-c", edit)
+    done = mod_container.run(MOD)
+    assert done.code == 3
+    assert "needs vllm >=0.20.0rc0, this is vllm 0.19.1" in done.err
+
+
+def test_image_without_vllm(mod_container: Modded) -> None:
+    gone = f"rm -r {base.SITE}/vllm-*.dist-info"
+    mod_container.engine.run("exec", mod_container.held, "sh", "-c", gone)
+    done = mod_container.run(MOD)
+    assert done.code == 6
+    assert "no Python here has vllm" in done.err
+
+
+def test_index_out_of_reach(mod_container: Modded) -> None:
+    dead = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "SPARK_BUILD_CACHE": "/tmp/empty"}
+    before = support.tree_in_container(mod_container.engine, mod_container.held)
+    done = mod_container.run(MOD, env=dead)
+    assert done.code == 8, done.err
+    assert "error: cannot fetch" in done.err
+    after = support.tree_in_container(mod_container.engine, mod_container.held)
+    assert not support.differences(after, before)

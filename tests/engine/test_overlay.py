@@ -1,0 +1,121 @@
+"""The overlay of the oci engine, put onto an image as its recipe says, and into a registry."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import base, cache, support
+from .support import LINEAR, MOE, PROFILE, WHEELS, Cli, Done
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .machine import Engine, Registry
+
+MATCHING = ("--platform", "linux/amd64", "--python", "3.11", "--site-packages", base.SITE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the overlay is written."""
+    return tmp_path_factory.mktemp("overlay") / "layout"
+
+
+@pytest.fixture(scope="module")
+def made(cli: Cli, folder: Path) -> Done:
+    """`spark-build image --engine oci` for what the base image is."""
+    words = ("--base", WHEELS, *MATCHING, "--engine", "oci", "--output", f"oci:{folder}")
+    return cli("image", "--layers", PROFILE, *words, "--no-verify").ok()
+
+
+@pytest.fixture(scope="module")
+def recipe(made: Done) -> list[str]:
+    """The Dockerfile that is printed for people to copy, its leading comment included."""
+    printed = made.err[made.err.index("with this Dockerfile:") :]
+    return [line.removeprefix("    ") for line in printed.splitlines() if line.startswith("    ")]
+
+
+@pytest.fixture(scope="module")
+def overlaid(engine: Engine, folder: Path, recipe: list[str], base_image: str) -> Iterator[str]:
+    """The image that the recipe makes, of the test's base in place of the official one."""
+    context = re.search(r"overlay=(\S+)", recipe[0])
+    assert context is not None
+    assert context[1] == f"oci-layout://{folder}"
+    lines = [f"FROM {base_image}" if line.startswith("FROM ") else line for line in recipe]
+    command = [engine.docker, *recipe[0].removeprefix("# docker ").split(" <")[0].split()]
+    command[command.index("IMAGE")] = "overlaid:1"
+    done = subprocess.run(
+        command, input="\n".join(lines), env=engine.env, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    yield "overlaid:1"
+    engine.run("image", "rm", "overlaid:1")
+
+
+def test_last_line_names_the_layout(made: Done, folder: Path) -> None:
+    digest, _ = support.layout_manifest(folder)
+    assert made.last == f"oci:{folder}@{digest}"
+
+
+def test_recipe_is_for_the_official_image(recipe: list[str]) -> None:
+    version = base.requirements()["vllm"]
+    assert f"FROM vllm/vllm-openai:v{version}" in recipe
+    (run,) = [line for line in recipe if line.startswith("RUN ")]
+    assert run.startswith("RUN --network=none ["), "the step that takes files away needs no network"
+
+
+def test_overlaid_image_has_the_same_files(
+    engine: Engine, overlaid: str, built_tree: support.Tree
+) -> None:
+    """As one that was built on the image itself, but for what the receipts say of the base."""
+    tree = support.tree_in_image(engine, overlaid)
+    ours = (".spark-build",)
+    assert not support.differences(support.without(tree, *ours), support.without(built_tree, *ours))
+
+
+def test_overlaid_image_verifies_from_inside(engine: Engine, overlaid: str) -> None:
+    words = ("run", "--rm", "--network=none", "--entrypoint", "spark-verify", overlaid, "--json")
+    evidence = json.loads(engine.run(*words))
+    assert evidence["passed"] is True
+    seen = {check["name"]: check["seen"] for check in evidence["checks"]}
+    assert seen["nvfp4-linear"] == LINEAR
+    assert seen["nvfp4-moe"].startswith(MOE)
+    assert [c["name"] for c in evidence["checks"] if c["name"].startswith("env ")]
+
+
+def test_overlaid_image_verifies_from_outside(cli: Cli, overlaid: str) -> None:
+    done = cli("verify", overlaid, "--level", "static", "--json").ok()
+    assert done.json["passed"] is True
+
+
+def test_skopeo_reads_the_layout(engine: Engine, made: Done, folder: Path) -> None:
+    skopeo = engine.tools.program("skopeo")
+    seen = json.loads(cache.call(skopeo, "inspect", f"oci:{folder}"))
+    digest, manifest = support.layout_manifest(folder)
+    assert seen["Digest"] == digest
+    assert (seen["Os"], seen["Architecture"]) == ("linux", "amd64")
+    assert seen["Layers"] == [layer["digest"] for layer in manifest["layers"]]
+    assert seen["Labels"] == manifest["annotations"]
+
+
+def test_skopeo_copies_the_layout(
+    engine: Engine, registry: Registry, made: Done, folder: Path
+) -> None:
+    skopeo = engine.tools.program("skopeo")
+    digest, _ = support.layout_manifest(folder)
+    target = f"{registry.address}/overlay:1"
+    words = ("--preserve-digests", "--dest-tls-verify=false", f"oci:{folder}", f"docker://{target}")
+    cache.call(skopeo, "copy", "--quiet", *words)
+    pinned = f"docker://{registry.address}/overlay@{digest}"
+    seen = json.loads(cache.call(skopeo, "inspect", "--tls-verify=false", pinned))
+    assert seen["Digest"] == digest
+    engine.run("pull", "--quiet", f"{registry.address}/overlay@{digest}")
+    pulled = support.inspect(engine, f"{registry.address}/overlay@{digest}")
+    assert support.environment_of(pulled["Config"])["CUTE_DSL_ARCH"] == "sm_121a"
+    engine.run("image", "rm", f"{registry.address}/overlay@{digest}")

@@ -1,0 +1,223 @@
+"""One plan, several ways to carry it out, the same files: byte for byte, with the same modes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import base, support
+from .support import PROFILE, WHEELS, Built, Cli, Done, Tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .machine import Engine
+
+#: What `docker create` puts into every container, and nothing of which is in the image.
+CONTAINER_OWN = (
+    ".dockerenv", "dev", "proc", "sys", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf",
+)  # fmt: skip
+#: What only an installed environment has: where the originals are, and the variables' defaults.
+STATE = (".spark-build", "spark_build_env.pth")
+#: The parts of site-packages that an `apply` may look at, without the gigabytes that it does not.
+EXPORT = (
+    "find vllm flashinfer nvidia_cutlass_dsl *.dist-info *.pth ! -type d "
+    r"\( -size -8M -o -path 'nvidia_cutlass_dsl/*' \) -print0 "
+    "| tar --create --null --files-from=- --file=-"
+)
+
+
+# --- buildkit and oci ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layout(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The overlay for the default platform, arm64 and Python 3.12, as the oci engine writes it."""
+    folder = tmp_path_factory.mktemp("oci") / "layout"
+    words = ("--base", WHEELS, "--engine", "oci", "--output", f"oci:{folder}", "--no-verify")
+    cli("image", "--layers", PROFILE, *words).ok()
+    return folder
+
+
+def test_engines_give_the_same_files(cli: Cli, engine: Engine, layout: Path, build: Built) -> None:
+    words = ("--base", WHEELS, "--engine", "buildkit", "--no-verify", "--json")
+    done = cli("image", "--layers", PROFILE, *words, "--tag", "same:bytes").ok()
+    build.made.append("same:bytes")
+    exported = support.tree_of_export(engine, "same:bytes", "--platform=linux/arm64")
+    of_buildkit = support.without(exported, *CONTAINER_OWN)
+    whole = support.tree_of_layout(layout)
+    of_oci = {path: entry for path, entry in whole.items() if "/.wh." not in path}
+    assert len(of_oci) > 200
+    assert len(of_oci) < len(whole), "no file goes away, so this is not the plan that it should be"
+    del of_buildkit["etc"]
+    assert not support.differences(of_buildkit, of_oci)
+    plan = json.loads((layout / "index.json").read_text())["manifests"][0]["annotations"]
+    tag = done.json["plan_digest"].removeprefix("sha256:")[:12]
+    assert plan["org.opencontainers.image.ref.name"].endswith(tag)
+
+
+def test_engines_give_the_same_configuration(
+    cli: Cli, engine: Engine, layout: Path, build: Built
+) -> None:
+    words = ("--base", WHEELS, "--engine", "buildkit", "--no-verify", "--tag", "same:config")
+    cli("image", "--layers", PROFILE, *words).ok()
+    build.made.append("same:config")
+    seen = support.inspect(engine, "same:config")
+    _, manifest = support.layout_manifest(layout)
+    config = support.layout_json(layout, manifest["config"])
+    ours = support.environment_of(config["config"])
+    theirs = support.environment_of(seen["Config"])
+    theirs.pop("PATH", None)  # BuildKit's own default
+    assert theirs == ours
+    assert seen["Config"]["Labels"] == config["config"]["Labels"] == manifest["annotations"]
+    assert (seen["Os"], seen["Architecture"]) == (config["os"], config["architecture"])
+    assert config["architecture"] == "arm64"
+    assert seen["Created"][:19] == config["created"][:19]
+
+
+def test_oci_layout_is_the_same_twice(cli: Cli, layout: Path, tmp_path: Path) -> None:
+    words = ("--base", WHEELS, "--engine", "oci", "--output", f"oci:{tmp_path}/o", "--no-verify")
+    cli("image", "--layers", PROFILE, *words).ok()
+    assert support.layout_manifest(tmp_path / "o") == support.layout_manifest(layout)
+    assert (tmp_path / "o/index.json").read_bytes() == (layout / "index.json").read_bytes()
+
+
+# --- an image, a directory, a mod ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base_tree(engine: Engine, base_image: str) -> Tree:
+    """Site-packages of the base image."""
+    return support.tree_in_image(engine, base_image)
+
+
+@pytest.fixture(scope="module")
+def plan(cli: Cli, base_image: str) -> dict[str, Any]:
+    """The plan for the base image, as the command line prints it."""
+    return cli("plan", "--layers", PROFILE, "--base", base_image, "--json").ok().json
+
+
+def planned_files(plan: dict[str, Any]) -> dict[str, tuple[str | None, str | None]]:
+    """Path -> sha256 before the first layer and after the last one."""
+    net: dict[str, tuple[str | None, str | None]] = {}
+    for layer in plan["layers"]:
+        for row in layer["files"]:
+            before = net[row["path"]][0] if row["path"] in net else row["before"]
+            net[row["path"]] = (before, row["after"])
+    return net
+
+
+def test_image_is_the_base_and_the_plan_and_nothing_else(
+    base_tree: Tree, built_tree: Tree, plan: dict[str, Any], built: Done
+) -> None:
+    assert plan["plan_digest"] == built.json["plan_digest"]
+    net = planned_files(plan)
+    files = support.files_of(base_tree)
+    assert {path: before for path, (before, _) in net.items()} == {
+        path: files[path][2] if path in files else None for path in net
+    }
+    expected = dict(files)
+    for path, (_, after) in net.items():
+        mode = expected.pop(path, ("file", 0o644, ""))[1]
+        if after is not None:
+            expected[path] = ("file", mode, after)
+    seen = support.files_of(built_tree)
+    receipts = {path for path in seen if path.startswith(".spark-build/receipts/")}
+    assert len(receipts) == len([la for la in plan["layers"] if la["state"] == "needed"])
+    seen = {path: entry for path, entry in seen.items() if path not in receipts}
+    assert not support.differences(executables_aside(expected), executables_aside(seen))
+
+
+def executables_aside(tree: Tree) -> Tree:
+    """New files may be executable, which the plan does not say: only who may write counts."""
+    return {path: (kind, mode & ~0o111, what) for path, (kind, mode, what) in tree.items()}
+
+
+def test_folders_keep_their_modes(base_tree: Tree, built_tree: Tree) -> None:
+    was = {path: entry for path, entry in base_tree.items() if entry[0] == "dir"}
+    now = {path: entry for path, entry in built_tree.items() if entry[0] == "dir"}
+    assert not support.differences(was, {path: now[path] for path in was if path in now})
+    assert {entry[1] for path, entry in now.items() if path not in was} == {0o755}
+    gone = was.keys() - now.keys()
+    left = [p for p in built_tree if any(p.startswith(f"{folder}/") for folder in gone)]
+    assert not left
+
+
+def export(engine: Engine, image: str, folder: Path) -> None:
+    """Copy what an `apply` reads and writes out of an image."""
+    words = ("run", "--rm", "--network=none", f"--workdir={base.SITE}", "--entrypoint", "sh")
+    with subprocess.Popen(
+        [engine.docker, *words, image, "-c", EXPORT], env=engine.env, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
+            tar.extractall(folder, filter="tar")
+    assert process.returncode == 0
+
+
+def test_apply_gives_what_the_image_has(
+    cli: Cli, engine: Engine, base_image: str, base_tree: Tree, built_tree: Tree,
+    plan: dict[str, Any], tmp_path: Path,
+) -> None:  # fmt: skip
+    root = tmp_path / "python3.11" / "site-packages"
+    root.mkdir(parents=True)
+    export(engine, base_image, root)
+    before = support.files_of(support.tree_of_directory(root))
+    touched = planned_files(plan)
+    missing = {path for path, (was, _) in touched.items() if was is not None} - before.keys()
+    assert not missing, "the export leaves out what the plan changes"
+    done = cli("apply", root, "--layers", PROFILE, "--json").ok()
+    assert done.json["written"] is True
+    after = support.without(support.files_of(support.tree_of_directory(root)), *STATE)
+    image = support.without(support.files_of(built_tree), *STATE)
+    wanted = {
+        path: entry for path, entry in image.items() if path in before or path not in base_tree
+    }
+    assert not support.differences(after, wanted)
+    cli("revert", root, "--layers", PROFILE).ok()
+    reverted = support.without(support.files_of(support.tree_of_directory(root)), *STATE)
+    bytecode = {path for path in before.keys() - reverted.keys() if path.endswith(".pyc")}
+    assert not support.differences(
+        {path: entry for path, entry in before.items() if path not in bytecode}, reverted
+    )
+
+
+def test_mod_gives_what_the_image_has(built_tree: Tree, modded_tree: Tree) -> None:
+    of_mod = support.without(modded_tree, *STATE)
+    of_image = support.without(built_tree, *STATE)
+    assert len(of_mod) > 40_000
+    assert not support.differences(support.files_of(of_mod), support.files_of(of_image))
+    assert not support.differences(of_mod, of_image)
+
+
+# --- and that the comparison can fail -----------------------------------------------------------
+
+
+def test_comparison_sees_a_byte_and_a_mode(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name / "package").mkdir(parents=True)
+        (tmp_path / name / "package" / "module.py").write_text("x = 1\n")
+        (tmp_path / name / "link").symlink_to("package")
+    one, other = tmp_path / "one", tmp_path / "other"
+    trees = support.tree_of_directory
+    assert not support.differences(trees(one), trees(other))
+    (other / "package/module.py").chmod(0o755)
+    assert set(support.differences(trees(one), trees(other))) == {"package/module.py"}
+    (other / "package/module.py").chmod(0o644)
+    (other / "package/module.py").write_text("x = 2\n")
+    assert set(support.differences(trees(one), trees(other))) == {"package/module.py"}
+    (one / "package/module.py").unlink()
+    assert support.differences(trees(one), trees(other))["package/module.py"][0] is None
+
+
+def test_comparison_sees_a_changed_file_of_an_image(
+    engine: Engine, patched: str, built_tree: Tree, build: Built
+) -> None:
+    changed = "vllm/envs.py"
+    text = f"FROM {patched}\nRUN printf '\\n' >> {base.SITE}/{changed}\n"
+    tree = support.tree_in_image(engine, build("same:changed", text))
+    assert set(support.differences(tree, built_tree)) == {changed}
