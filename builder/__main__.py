@@ -56,6 +56,8 @@ def _unexpected(words: list[str], error: Exception) -> int:
     code, hint = getattr(error, "code", None), getattr(error, "hint", None)
     if isinstance(code, int) and isinstance(hint, str):  # SparkBuildError, or ApplyError
         return _report(words, code, str(error), hint)
+    if type(error).__name__ == "Abort":  # what typer makes of a KeyboardInterrupt
+        return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
     exit_code = getattr(error, "exit_code", None)
     if isinstance(exit_code, int):  # typer.Exit, typer.Abort and usage errors of the command line
         format_message = getattr(error, "format_message", None)
@@ -64,8 +66,6 @@ def _unexpected(words: list[str], error: Exception) -> int:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "spark-build"
         return _report(words, Exit.USAGE, str(format_message()), f"{command} --help")
-    if type(error).__name__ == "Abort":
-        return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
     if "--debug" in words:
         raise error
     kind = type(error).__name__

@@ -59,7 +59,8 @@ def _layer(
             reason=f"layer {name} is missing",
         )
     wrong = unexplained(receipt, receipts, target.tree)
-    seen = f"{len(receipt['files'])} files as recorded"
+    count = len(receipt["files"])
+    seen = f"{count} file{'s' if count != 1 else ''} as recorded"
     if wrong:
         seen = f"{len(wrong)} files are something else, such as {wrong[0]}"
     return Check(

@@ -12,6 +12,7 @@ from builder import layerfile
 from builder.__main__ import run
 from builder.errors import RemoteError
 from builder.runtime.spark_apply import Store
+from builder.verify import Check, Report
 
 from .fakes import fake_base, snapshot, vllm_files, write_tree
 
@@ -331,6 +332,20 @@ class TestStreams:
         checks = {check["name"]: check["status"] for check in value["verify"]["checks"]}
         assert checks["layer fix"] == "pass"
         assert value["verify"]["passed"] is True
+
+    def test_an_image_that_fails_verification_is_named_all_the_same(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check = Check(level="static", name="x", status="fail", expected="a", seen="b")
+        report = Report(target="oci:out", plan_digest="sha256:0", checks=[check])
+        monkeypatch.setattr("builder.cli.image.verify", lambda *_: report)
+        words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
+        result = call(*words)
+        assert result.code == 5
+        assert result.out.startswith("oci:out@sha256:")
+        assert "expected 'a', seen 'b'" in result.err
+        value = call(*words, "--json").json
+        assert (value["image"], value["error"]["code"]) == ("oci:out", 5)
 
     def test_without_verification_nothing_is_said_to_have_passed(self, call: Call) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]

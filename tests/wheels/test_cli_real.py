@@ -331,6 +331,16 @@ def test_a_consistent_but_changed_image_fails(
     assert check in failed
 
 
+def test_a_module_that_no_longer_parses_is_a_failed_check(layout: Layout, tmp_path: Path) -> None:
+    """At the level that follows imports too: a finding about the image, not a bug of ours."""
+    changed = layout.copy(tmp_path / "changed")
+    break_syntax(changed)
+    ran = verify(changed, "--level", "imports", "--json")
+    assert ran.code == 5, ran.err
+    failed = [c["level"] for c in ran.json()["checks"] if c["status"] == "fail"]
+    assert {"static", "imports"} <= set(failed)
+
+
 def test_a_damaged_blob_is_refused(layout: Layout, tmp_path: Path) -> None:
     changed = layout.copy(tmp_path / "changed")
     digest = changed.manifest["layers"][-1]["digest"]
