@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from builder.errors import Exit
+
+_INTERRUPTED = "interrupted; nothing half-written was left"
 
 
 def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
     from builder.console import console
 
-    if "--json" in words:
-        import json
-
-        print(json.dumps({"schema": 1, "error": {"code": code, "message": message, "hint": hint}}))
+    if "--json" in words:  # one document: what was found out, and why that is not all
+        problem = {"code": code, "message": message, "hint": hint}
+        _print_document({**(console.document or {"schema": 1}), "error": problem})
     else:
         console.error(message, hint)
     return code
+
+
+def _print_document(document: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(document, indent=2))
 
 
 def _on_terminate(_signum: int, _frame: object) -> NoReturn:
@@ -38,12 +45,18 @@ def _common_first(words: list[str]) -> list[str]:
 def run(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code."""
     from builder.cli.app import app
+    from builder.console import console
 
+    console.document = None
     words = _common_first(sys.argv[1:] if argv is None else argv)
     try:
         result = app(args=words, prog_name="spark-build", standalone_mode=False)
+        if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
+            return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
+        if console.document is not None:
+            _print_document(console.document)
     except KeyboardInterrupt:
-        return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
+        return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return Exit.OK
@@ -57,7 +70,7 @@ def _unexpected(words: list[str], error: Exception) -> int:
     if isinstance(code, int) and isinstance(hint, str):  # SparkBuildError, or ApplyError
         return _report(words, code, str(error), hint)
     if type(error).__name__ == "Abort":  # what typer makes of a KeyboardInterrupt
-        return _report(words, Exit.INTERRUPTED, "interrupted; nothing half-written was left")
+        return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
     exit_code = getattr(error, "exit_code", None)
     if isinstance(exit_code, int):  # typer.Exit, typer.Abort and usage errors of the command line
         format_message = getattr(error, "format_message", None)

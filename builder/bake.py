@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 from typing import TYPE_CHECKING
 
 from builder import __version__
@@ -71,6 +72,14 @@ def build_metadata(plan: BuildPlan) -> bytes:
         lines.append(f"{name}:")
         lines += [f"  {key}: {json.dumps(value)}" for key, value in table.items()]
     return ("\n".join(lines) + "\n").encode()
+
+
+def quoted(value: str) -> str:
+    """A value as ENV and LABEL take it: in double quotes, with nothing expanded.
+
+    JSON would not do: a Dockerfile does not know its ``\\u`` escapes.
+    """
+    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
 def labels(plan: BuildPlan) -> dict[str, str]:

@@ -138,7 +138,11 @@ class Catalog:
         for place in places:
             if not place.is_dir():
                 raise UsageError(f"patches directory {place} does not exist")
-            folders.update({p.parent.name: p.parent for p in sorted(place.glob("*/layer.toml"))})
+            found = {p.parent.name: p.parent for p in sorted(place.glob("*/layer.toml"))}
+            if not found:
+                hint = f"--patches {place.parent}" if (place / "layer.toml").is_file() else ""
+                raise UsageError(f"{place} holds no layer folder (NAME/layer.toml)", hint=hint)
+            folders.update(found)
         profiles = {p.stem: p for p in sorted(package_file("profiles").glob("*.toml"))}
         return cls(folders, profiles)
 

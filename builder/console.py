@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,8 @@ class Console:
 
     def __init__(self) -> None:
         self.quiet = False
+        #: the JSON document of the command, printed when it ends, with its error if there is one
+        self.document: dict[str, Any] | None = None
         self.verbose = False
 
     @staticmethod

@@ -6,6 +6,7 @@ canonical sha256 is the layer's identity.
 
 from __future__ import annotations
 
+import ast
 import base64
 import datetime
 import tomllib
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.errors import UsageError, did_you_mean
-from builder.runtime.spark_apply import layer_digest, normalize, parse_diff
+from builder.runtime.spark_apply import ApplyError, layer_digest, normalize, parse_diff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,6 +115,13 @@ _DONOR_PIN = {
 }
 
 
+def _is_a(value: object, kind: type) -> bool:
+    """``isinstance``, but a bool is no int and a time of day is no date."""
+    if isinstance(value, (bool, datetime.datetime)):
+        return type(value) is kind
+    return isinstance(value, kind)
+
+
 class _Reader:
     """Validates one layer folder; every complaint names the file and the place in it."""
 
@@ -147,12 +155,15 @@ class _Reader:
             if key not in value:
                 if required:
                     raise self.fail(where, f"key {key!r} is missing", file)
-            elif not isinstance(value[key], kind) or (kind is int and isinstance(value[key], bool)):
+            elif not _is_a(value[key], kind):
                 raise self.fail(where, f"{key!r} should be a {kind.__name__}", file)
         return value
 
     def text(self, name: str) -> str:
-        return self.data(name).decode("utf-8")
+        try:
+            return self.data(name).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fail("", f"file {name!r} is not UTF-8 text") from None
 
     def data(self, name: str) -> bytes:
         path = (self.folder / name).resolve()
@@ -189,11 +200,13 @@ class _Reader:
         if "if" in op:
             op["if"] = self.when(op["if"], where)
         for key in ("file", "to", "reader"):
-            path = str(op.get(key, ""))
-            if path.startswith("/") or ".." in path.split("/"):
-                raise self.fail(where, f"{key} {path!r} is not below site-packages")
+            self.below(str(op.get(key, "")), where, key)
         render = getattr(self, f"op_{kind}", None)
         return render(op, where) if render else op
+
+    def below(self, path: str, where: str, key: str) -> None:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise self.fail(where, f"{key} {path!r} is not below site-packages")
 
     def op_replace(self, op: Table, where: str) -> Table:
         for side in ("old", "new"):
@@ -204,17 +217,22 @@ class _Reader:
                 op[side] = self.text(source)
             if not op[side]:
                 raise self.fail(where, f"{side!r} is empty, so its state could not be told")
-        op.setdefault("count", 1)
+        if op.setdefault("count", 1) < 1:
+            raise self.fail(where, "'count' is less than 1: it would change nothing")
         if op["old"] == op["new"]:
             raise self.fail(where, "'old' and 'new' are the same text")
         return op
 
     def op_diff(self, op: Table, where: str) -> Table:
         op["diff"] = self.text(op["file"])
-        for path, hunks in parse_diff(op["diff"]).items():
+        try:
+            files = parse_diff(op["diff"])
+        except ApplyError as error:
+            raise self.fail(where, f"{op['file']}: {error}") from None
+        for path, hunks in files.items():
+            self.below(path, where, op["file"])
             for hunk in hunks:
-                context = min(len(hunk.old), len(hunk.new))
-                if context < 3:
+                if hunk.context < 3:
                     raise self.fail(where, f"{path}: a hunk has less than 3 lines of context")
         return op
 
@@ -235,6 +253,14 @@ class _Reader:
             raise self.fail(where, "give either 'version' or 'version-of'")
         return op
 
+    def op_remove(self, op: Table, where: str) -> Table:
+        if "unless" in op:
+            try:
+                SpecifierSet(op["unless"])
+            except InvalidSpecifier:
+                raise self.fail(where, f"{op['unless']!r} is not a PEP 440 range") from None
+        return op
+
     def op_env(self, op: Table, where: str) -> Table:
         if not op["name"].startswith("VLLM_") and "reader" not in op:
             raise self.fail(where, f"{op['name']} needs a 'reader': the file that reads it")
@@ -245,6 +271,12 @@ class _Reader:
         if not function:
             raise self.fail(where, "'hook' is not FILE.py:FUNCTION")
         op["source"], op["function"] = self.text(name), function
+        try:
+            body = ast.parse(op["source"]).body
+        except SyntaxError as error:
+            raise self.fail(where, f"hook {name} is not Python: {error}") from None
+        if not any(isinstance(n, ast.FunctionDef) and n.name == function for n in body):
+            raise self.fail(where, f"hook {name} does not define {function}")
         return op
 
     def variant(self, value: object, where: str) -> Table:
@@ -259,7 +291,7 @@ class _Reader:
         entry = self.table(value, _UPSTREAM, where, "layer.toml")
         for clause in entry["probe"]:
             self.table(clause, _PROBE, f"{where} probe", "layer.toml")
-            if len(clause) != 2:
+            if len(clause) != 2 or clause.get("missing") is False:
                 raise self.fail(where, "a probe clause is 'file' and one test")
         if not entry["probe"]:
             raise self.fail(where, "the probe is empty: a range alone decides nothing")

@@ -9,6 +9,7 @@ with.
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 from builder.paths import package_file
@@ -73,7 +74,8 @@ def write_mod(folder: Path, files: dict[str, tuple[bytes, int]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in stale_files(folder, files):
         if name not in files:
-            (folder / name).unlink()
+            extra = folder / name
+            shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
     for name, (data, mode) in files.items():
         path = folder / name
         path.write_bytes(data)

@@ -104,6 +104,12 @@ class RemoteWheel:
         write_atomically(cached, json.dumps(rows).encode())
         return {m.path: m for m in members}
 
+    @property
+    def info_dir(self) -> str:
+        """The wheel's own ``.dist-info`` directory, not that of something vendored below it."""
+        own = (p for p in self.members if p.count("/") == 1 and p.endswith(".dist-info/METADATA"))
+        return next(own).split("/")[0]
+
     def read(self, path: str) -> bytes:
         """One file, checked against RECORD.
 
@@ -254,8 +260,7 @@ class WheelTree:
     def distributions(self) -> dict[str, Distribution]:
         found = {}
         for wheel in self.wheels:
-            info_dir = next(p.split("/")[0] for p in wheel.members if p.endswith("/METADATA"))
-            dist = distribution_of(info_dir)
+            dist = distribution_of(wheel.info_dir)
             assert dist is not None
             found[dist.name] = dist
         return found

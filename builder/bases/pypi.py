@@ -91,8 +91,7 @@ class _Resolver:
             self.order.append(name)
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
-        info = next(p for p in wheel.members if p.endswith(".dist-info/METADATA"))
-        text = wheel.read(info).decode("utf-8", "replace")
+        text = wheel.read(f"{wheel.info_dir}/METADATA").decode("utf-8", "replace")
         metadata = email.parser.Parser().parsestr(text, headersonly=True)
         for line in metadata.get_all("Requires-Dist", []):
             requirement = Requirement(line)

@@ -96,10 +96,9 @@ def check_command(names: list[str], patches: list[Path] | None, json: bool) -> N
     catalog = Catalog.discover(patches or ())
     checked = names or list(catalog.folders)
     layers = [catalog.layer(name) for name in checked]
-    order([catalog.layer(name) for name in catalog.folders])
-    for layer in layers:
-        for other in layer["after"]:
-            catalog.layer(other)
+    for layer in layers:  # grows: what a layer comes after is checked too
+        layers += [o for n in layer["after"] if (o := catalog.layer(n)) not in layers]
+    order(layers)
     if json:
         print_json({"schema": 1, "checked": checked})
     else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builder.console import console
 
@@ -25,9 +24,9 @@ _STATE_STYLE = {
 _MARK = {"pass": ("PASS", "green"), "fail": ("FAIL", "red"), "not-run": ("NOT RUN", "yellow")}
 
 
-def print_json(value: object) -> None:
-    """The one JSON document of a command, on stdout."""
-    print(json.dumps(value, indent=2, sort_keys=False))
+def print_json(value: dict[str, Any]) -> None:
+    """The one JSON document of a command; it goes to stdout when the command ends."""
+    console.document = value
 
 
 def show_plan(plan: BuildPlan) -> None:

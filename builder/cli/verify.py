@@ -60,6 +60,4 @@ def verify_command(
     failed = report.of("fail") or report.of("not-run")
     lines = [f"{c.level} {c.name}: {c.reason or c.seen}" for c in failed[:6]]
     message = f"{target}: {len(failed)} checks did not pass:\n  " + "\n  ".join(lines)
-    if json:
-        raise SystemExit(int(Exit.VERIFY_FAILED))
     raise SparkBuildError(message, Exit.VERIFY_FAILED)

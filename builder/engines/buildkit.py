@@ -118,6 +118,7 @@ class BuildkitEngine:
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
+        environment.filters["quoted"] = bake.quoted
         folders = [{"title": n, "folder": _folder(i, n)} for i, n in enumerate(names)]
         finish = None
         gone = any(content is None for content in plan.changes.values())

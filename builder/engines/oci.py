@@ -173,7 +173,7 @@ def layout_digest(layout: Path) -> str:
         index = json.loads((layout / "index.json").read_bytes())
         (entry,) = index["manifests"]
         digest: str = entry["digest"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{layout} is not an OCI layout of one image: {error}") from None
     return digest
 
@@ -308,7 +308,7 @@ def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
         f"FROM {base}",
         f"COPY --from={source} / /",
         f"RUN --network=none {finish}",
-        *(f'ENV {name}="{value}"' for name, value in sorted(plan.env.items())),
+        *(f"ENV {name}={bake.quoted(value)}" for name, value in sorted(plan.env.items())),
     ]
     return "\n".join(lines) + "\n"
 

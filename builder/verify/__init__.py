@@ -113,7 +113,7 @@ def parse_levels(words: Sequence[str], default: Sequence[str] = LEVELS) -> tuple
     Raises:
         UsageError: a level is unknown.
     """
-    chosen = {word for item in words for word in item.split(",") if word}
+    chosen = {word for item in words for word in map(str.strip, item.split(",")) if word}
     for word in chosen:
         if word not in LEVELS:
             raise UsageError(

@@ -110,7 +110,7 @@ def check_imports(target: VerifyTarget) -> Iterator[Check]:
         if data is None:
             yield _result(path, 0, [f"{path} is not there"])
             continue
-        follower = _Follower(modules, dotted_name(path))
+        follower = _Follower(modules, dotted_name(path), path.endswith("/__init__.py"))
         follower.visit(ast.parse(data))
         yield _result(path, follower.followed, follower.problems)
 
@@ -145,8 +145,8 @@ def dotted_name(path: str) -> str:
 class _Follower(ast.NodeVisitor):
     """Follows imports of one module, wherever they stand in it."""
 
-    def __init__(self, modules: Modules, name: str) -> None:
-        self.modules, self.name = modules, name
+    def __init__(self, modules: Modules, name: str, is_package: bool) -> None:
+        self.modules, self.name, self.is_package = modules, name, is_package
         self.problems: list[str] = []
         self.followed = 0
         self._functions: dict[str, Function] = {}
@@ -179,7 +179,7 @@ class _Follower(ast.NodeVisitor):
         if not node.level:
             return node.module or ""
         parts = self.name.split(".")
-        package = parts[: len(parts) - node.level]
+        package = parts[: len(parts) - node.level + self.is_package]
         return ".".join([*package, *([node.module] if node.module else [])])
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -197,28 +197,35 @@ def mismatch(call: ast.Call, function: Function) -> str | None:
         return None
     arguments = function.args
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-    keyword_only = [a.arg for a in arguments.kwonlyargs]
+    by_name = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
     given = [k.arg for k in call.keywords if k.arg is not None]
     unpacked = any(k.arg is None for k in call.keywords) or any(
         isinstance(a, ast.Starred) for a in call.args
     )
     for name in given:
-        if name not in (*positional, *keyword_only) and arguments.kwarg is None:
+        if name not in by_name and arguments.kwarg is None:
             return f"has no parameter {name!r}"
     if len(call.args) > len(positional) and arguments.vararg is None:
         return f"takes {len(positional)} positional arguments, {len(call.args)} are given"
     if unpacked:
         return None
-    required = positional[: len(positional) - len(arguments.defaults)]
+    return _twice_or_missing(call, arguments, positional, given)
+
+
+def _twice_or_missing(
+    call: ast.Call, arguments: ast.arguments, positional: list[str], given: list[str]
+) -> str | None:
+    twice = next((name for name in positional[: len(call.args)] if name in given), None)
+    if twice is not None and arguments.kwarg is None:
+        return f"gets {twice!r} twice"
+    required = positional[: len(positional) - len(arguments.defaults)][len(call.args) :]
     required += [
-        name
-        for name, default in zip(keyword_only, arguments.kw_defaults, strict=True)
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    for name in required[len(call.args) :]:
-        if name not in given:
-            return f"misses {name!r}"
-    return None
+    missing = next((name for name in required if name not in given), None)
+    return None if missing is None else f"misses {missing!r}"
 
 
 def _keeps_signature(decorator: ast.expr) -> bool:

@@ -27,6 +27,15 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     for decision in target.plan["layers"]:
         if decision["state"] in ("needed", "applied"):
             yield _layer(target, decision, receipts)
+        elif decision["state"] in ("drift", "ambiguous", "needs-rebuild"):
+            yield Check(
+                level="static",
+                name=f"layer {decision['name']}",
+                status="fail",
+                expected="the change is there",
+                seen=f"{decision['state']}: {decision['reason']}",
+                reason=f"layer {decision['name']} does not fit: {decision['state']}",
+            )
     if target.plan["env"]:
         yield _environment(target)
     if receipts:

@@ -105,17 +105,17 @@ def _ask_of(tree: Tree, base: Base) -> tuple[Any, str]:
 
 def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
     """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
-    try:
-        requirements = requirements_for(packages["vllm"])
-        sandbox = Sandbox(requirements)
-        sandbox.prepare()
-        current = {**packages, **versions(tree)}
-        extra = [str(sandbox.dsl(current))] if requirements.needs_dsl else []
-    except SparkBuildError as error:
-        hint = f"; try: {error.hint}" if error.hint else ""
-        return None, f"{error}{hint}"
+    current = {**packages, **versions(tree)}
 
     def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:  # made when it is first asked: the other levels need no download
+            requirements = requirements_for(packages["vllm"])
+            sandbox = Sandbox(requirements)
+            sandbox.prepare()
+            extra = [str(sandbox.dsl(current))] if requirements.needs_dsl else []
+        except SparkBuildError as error:
+            hint = f"; try: {error.hint}" if error.hint else ""
+            raise SandboxUnavailable(f"{error}{hint}") from None
         folder = lay_out(tree)
         has_cubin = "flashinfer-cubin" in current
         full = {

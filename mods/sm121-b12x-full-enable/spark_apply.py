@@ -114,6 +114,14 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends, split where Python's parser splits: at line feeds alone.
+
+    ``str.splitlines`` also splits at form feeds and at separators inside string literals.
+    """
+    return io.StringIO(text, newline="\n").readlines()
+
+
 def nearest_line(text: str, wanted: str) -> str:
     """The line of ``text`` most like ``wanted``, as ``'LINE: TEXT'``, or an empty string."""
     numbered = {line.strip(): n for n, line in reversed(list(enumerate(text.splitlines(), 1)))}
@@ -475,6 +483,9 @@ class RangeFile(io.RawIOBase):
         return data
 
 
+_OWN_RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
+
+
 def wheel_members(archive: zipfile.ZipFile) -> list[Member]:
     """The files of a wheel, with their RECORD hashes.
 
@@ -482,7 +493,11 @@ def wheel_members(archive: zipfile.ZipFile) -> list[Member]:
         ApplyError: a file of the archive is missing from its RECORD, or its path leaves the tree.
     """
     names = [info for info in archive.infolist() if not info.is_dir()]
-    record_name = next(n.filename for n in names if n.filename.endswith(".dist-info/RECORD"))
+    record_name = next(
+        (n.filename for n in names if _OWN_RECORD.fullmatch(n.filename)), ""
+    )  # a vendored distribution may bring a RECORD of its own
+    if not record_name:
+        raise ApplyError("the wheel has no RECORD", EXIT_REMOTE)
     record_data = archive.read(record_name)
     hashes = {row.path: row.sha256 for row in parse_record(record_data)}
     hashes[record_name] = sha256_hex(record_data)
@@ -603,7 +618,7 @@ class IndexSources:
         return self._archives[name]
 
     def donor(self, pin: Mapping[str, Any]) -> bytes:
-        data = self._archive(pin, whole=False).read(pin["member"])
+        data = self._read(pin, pin["member"], whole=False)
         if sha256_hex(data) != pin["member-sha256"]:
             raise ApplyError(
                 f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
@@ -616,7 +631,15 @@ class IndexSources:
         return wheel_members(self._archive(pin, whole=True))
 
     def member(self, pin: Mapping[str, Any], path: str) -> bytes:
-        return self._archive(pin, whole=True).read(path)
+        return self._read(pin, path, whole=True)
+
+    def _read(self, pin: Mapping[str, Any], path: str, whole: bool) -> bytes:
+        try:
+            return self._archive(pin, whole).read(path)
+        except (OSError, KeyError, zipfile.BadZipFile) as error:
+            raise ApplyError(
+                f"cannot read {path} of {pin['filename']}: {error}", EXIT_REMOTE
+            ) from error
 
 
 # ------------------------------------------------------------------------- text operations: before
@@ -650,6 +673,8 @@ def replace_text(text: str, old: str, new: str, count: int) -> tuple[str, str]:
     When both texts match, the longer one is the truth: an insertion's new text holds its old one.
     """
     pre, post = _standalone(text, old, new), _standalone(text, new, old)
+    if pre and post and old in new:  # replacing would insert into the patched place again
+        return AMBIGUOUS, f"{pre} places are unpatched and {post} are patched, expected {count}"
     if pre == count:
         return PRE, text.replace(old, new)
     if pre > count:
@@ -671,6 +696,8 @@ class Hunk:
     start: int
     old: tuple[str, ...]
     new: tuple[str, ...]
+    #: unchanged lines among them, which tie the hunk to its place
+    context: int
 
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -683,7 +710,7 @@ def parse_diff(diff: str) -> dict[str, list[Hunk]]:
         ApplyError: the diff is malformed, or it adds, deletes or renames files.
     """
     files: dict[str, list[Hunk]] = {}
-    lines = diff.splitlines(keepends=True)
+    lines = lines_of(diff)
     index, current = 0, ""
     while index < len(lines):
         line = lines[index]
@@ -699,18 +726,27 @@ def parse_diff(diff: str) -> dict[str, list[Hunk]]:
         want_old, want_new = int(match[2] or 1), int(match[4] or 1)
         old: list[str] = []
         new: list[str] = []
-        while index < len(lines) and (len(old) < want_old or len(new) < want_new):
-            mark, rest = lines[index][:1], lines[index][1:]
+        context, mark = 0, ""
+        while index < len(lines):
+            full = len(old) >= want_old and len(new) >= want_new
+            if full and not lines[index].startswith("\\"):
+                break
+            last, mark, rest = mark, lines[index][:1], lines[index][1:]
             index += 1
+            if mark == "\\":  # no newline at the end of the file: of the line before
+                for side in {" ": (old, new), "-": (old,), "+": (new,)}.get(last, ()):
+                    side[-1] = side[-1].removesuffix("\n")
+                continue
             if mark in (" ", "-"):
                 old.append(rest)
             if mark in (" ", "+"):
                 new.append(rest)
-            if mark not in (" ", "-", "+", "\\"):
+            context += mark == " "
+            if mark not in (" ", "-", "+"):
                 break
         if (len(old), len(new)) != (want_old, want_new) or not current:
             raise ApplyError(f"malformed hunk {line.strip()!r}", EXIT_USAGE)
-        files[current].append(Hunk(int(match[1]), tuple(old), tuple(new)))
+        files[current].append(Hunk(int(match[1]), tuple(old), tuple(new), context))
     if not files:
         raise ApplyError("the diff changes no file", EXIT_USAGE)
     return files
@@ -722,22 +758,35 @@ def _block_positions(lines: Sequence[str], block: Sequence[str]) -> list[int]:
     return [i for i in range(len(lines) - width + 1) if list(lines[i : i + width]) == wanted]
 
 
+def _outside(
+    places: Sequence[int], block: Sequence[str], others: Sequence[int], other: Sequence[str]
+) -> list[int]:
+    """Places of a block that do not lie inside an occurrence of the other, longer one."""
+    if len(block) >= len(other):
+        return list(places)
+    return [
+        at
+        for at in places
+        if not any(o <= at and at + len(block) <= o + len(other) for o in others)
+    ]
+
+
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
     """Judge hunks with fuzz 0 and unique positions: ``(found, new text or reason, offsets)``."""
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     verdicts: list[str] = []
     notes: list[str] = []
     shift = 0
     for number, hunk in enumerate(hunks, 1):
         pre, post = _block_positions(lines, hunk.old), _block_positions(lines, hunk.new)
-        if pre and post:
-            pre, post = (pre, []) if len(hunk.old) > len(hunk.new) else ([], post)
-        if len(pre) > 1 or len(post) > 1:
-            return AMBIGUOUS, f"hunk {number} matches {len(pre) or len(post)} times", notes
+        pre, post = _outside(pre, hunk.old, post, hunk.new), _outside(post, hunk.new, pre, hunk.old)
+        if len(pre) + len(post) > 1:
+            return AMBIGUOUS, f"hunk {number} matches {len(pre) + len(post)} times", notes
         if not pre and not post:
             wanted = next((ln for ln in hunk.old if ln.strip()), "").strip()
             near = nearest_line(text, wanted)
-            return DRIFT, f"hunk {number}: {wanted!r} not found; nearest is line {near}", notes
+            shown = f"; nearest is line {near}" if near else ""
+            return DRIFT, f"hunk {number}: {wanted!r} not found{shown}", notes
         verdicts.append(PRE if pre else POST)
         if pre:
             offset = pre[0] + 1 - hunk.start - shift
@@ -771,7 +820,7 @@ def top_level(source: str) -> dict[str, tuple[int, int]]:
 def definition(source: str, name: str) -> str | None:
     """The source text of a top-level definition, or None."""
     span = top_level(source).get(name)
-    return None if span is None else "".join(source.splitlines(keepends=True)[slice(*span)])
+    return None if span is None else "".join(lines_of(source)[slice(*span)])
 
 
 def graft_text(
@@ -790,7 +839,7 @@ def graft_text(
             raise ApplyError(f"the donor module does not define {name}", EXIT_USAGE)
         wanted = wanted.rstrip("\n") + "\n"
         spans = top_level(text)
-        lines = text.splitlines(keepends=True)
+        lines = lines_of(text)
         if name in spans:
             start, end = spans[name]
             present = "".join(lines[start:end]).rstrip("\n") + "\n"
@@ -821,14 +870,17 @@ def graft_text(
 def run_hook(source: str, function: str, text: str) -> tuple[str, str]:
     """Judge a hook, a pure ``str -> str``: ``(found, new text or reason)``."""
     namespace: dict[str, Any] = {}
-    exec(compile(source, "<hook>", "exec"), namespace)
-    edited = namespace[function](text)
-    if not isinstance(edited, str):
-        return DRIFT, f"hook {function} returned {type(edited).__name__}, not str"
-    if edited == text:
-        return POST, text
-    if namespace[function](edited) != edited:
-        return DRIFT, f"hook {function} is not idempotent: a second run changes the file again"
+    try:
+        exec(compile(source, "<hook>", "exec"), namespace)
+        edited = namespace[function](text)
+        if not isinstance(edited, str):
+            return DRIFT, f"hook {function} returned {type(edited).__name__}, not str"
+        if edited == text:
+            return POST, text
+        if namespace[function](edited) != edited:
+            return DRIFT, f"hook {function} is not idempotent: a second run changes the file again"
+    except Exception as error:
+        return DRIFT, f"hook {function} failed: {type(error).__name__}: {error}"
     return PRE, edited
 
 
@@ -941,7 +993,7 @@ class _Judge:
 
     def op_diff(self, op: Layer) -> OpResult:
         whole = OpResult(POST)
-        found = set()
+        found: dict[str, list[str]] = {}
         for path, hunks in parse_diff(op["diff"]).items():
             notes: list[str] = []
 
@@ -955,10 +1007,13 @@ class _Judge:
             result = self._edit(path, edit)
             if result.found not in (PRE, POST):
                 return result
-            found.add(result.found)
+            found.setdefault(result.found, []).append(path)
             whole.changes.update(result.changes)
             whole.reason += "; ".join(f"{path}: {note}" for note in notes)
-        whole.found = found.pop() if len(found) == 1 else DRIFT
+        whole.found = next(iter(found))
+        if len(found) > 1:
+            there, missing = ", ".join(found[POST]), ", ".join(found[PRE])
+            return OpResult(DRIFT, reason=f"{there} already patched, {missing} not")
         return whole
 
     def op_graft(self, op: Layer) -> OpResult:
@@ -991,7 +1046,10 @@ class _Judge:
             return OpResult(DRIFT, reason=f"{reader}, which should read {name}, is not there")
         text = data.decode("utf-8")
         if reader == "vllm/envs.py":
-            envs = read_envs(text)
+            try:
+                envs = read_envs(text)
+            except SyntaxError as error:
+                return OpResult(DRIFT, reason=f"{reader} is not Python: {error}")
             if name not in envs.known:
                 near = difflib.get_close_matches(name, list(envs.known), n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
@@ -1027,7 +1085,7 @@ class _Judge:
             changes.update(self._without(installed))
         for member in members:
             changes.update(self._laid_out(pin, member))
-        info_dir = next(m.path.split("/")[0] for m in members if m.path.endswith("/RECORD"))
+        info_dir = next(m.path.split("/")[0] for m in members if _OWN_RECORD.fullmatch(m.path))
         changes[f"{info_dir}/INSTALLER"] = Content.of(INSTALLER)
         changes[f"{info_dir}/RECORD"] = self._record(members, info_dir)
         return OpResult(PRE, changes=self._minimal(changes), inputs=[dict(pin)])
@@ -1053,7 +1111,10 @@ class _Judge:
             text = data.decode("utf-8")
         except UnicodeDecodeError:
             return OpResult(DRIFT, reason=f"{path} is not UTF-8 text")
-        found, new = edit(text)
+        try:
+            found, new = edit(text)
+        except SyntaxError as error:
+            return OpResult(DRIFT, reason=f"{path} is not Python: {error}")
         if found == POST:
             return OpResult(POST)
         if found != PRE:
@@ -1103,7 +1164,7 @@ class _Judge:
 
     def _wins(self, members: Iterable[Member]) -> bool:
         for member in members:
-            if member.path.endswith(".dist-info/RECORD"):
+            if _OWN_RECORD.fullmatch(member.path):
                 continue
             path = self._site_path(member.path)
             if path is None:
@@ -1141,7 +1202,8 @@ class _Judge:
         """The wheel's RECORD as an installer leaves it: laid-out paths, plus our INSTALLER."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        rows = [(m.path, m.sha256, m.size) for m in members if not m.path.endswith("/RECORD")]
+        own = f"{info_dir}/RECORD"
+        rows = [(m.path, m.sha256, m.size) for m in members if m.path != own]
         rows.append((f"{info_dir}/INSTALLER", sha256_hex(INSTALLER), len(INSTALLER)))
         for name, digest, size in rows:
             path = self._site_path(name)
@@ -1412,6 +1474,7 @@ def judge_in_order(
     """
     overlay = OverlayTree(tree)
     current = dict(env)
+    setters: dict[str, str] = {}
     sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
     for layer in layers:
         outcome = judge(layer, overlay, sources, target, current)
@@ -1423,6 +1486,15 @@ def judge_in_order(
             changes = dict(outcome.changes)
             changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
             overlay.update(changes)
+        for variable, value in outcome.env.items():
+            if variable in setters and current[variable] != value:
+                raise ApplyError(
+                    f"layers {setters[variable]} and {layer['name']} set {variable} to "
+                    f"{current[variable]} and to {value}",
+                    EXIT_USAGE,
+                    "choose one of them",
+                )
+            setters[variable] = layer["name"]
         current.update(outcome.env)
         yield Step(layer, outcome, receipt, changes)
 
@@ -1484,8 +1556,13 @@ class Store:
     def __enter__(self) -> Store:
         import fcntl
 
-        self.state.mkdir(exist_ok=True)
-        self._lock = open(self.state / "lock", "w")
+        try:
+            self.state.mkdir(exist_ok=True)
+            self._lock = open(self.state / "lock", "w")
+        except OSError as error:
+            raise ApplyError(
+                f"{self.root}: cannot write ({error.strerror}: {error.filename})", EXIT_USAGE
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -1519,14 +1596,15 @@ class Store:
         number = 1 + max((r["sequence"] for r in receipts), default=0)
         receipt = make_receipt(layer, outcome, tree, number)
         previous = next((r for r in receipts if r["layer"] == layer["name"]), None)
-        if previous is not None:  # the files went back to an earlier state behind our back
-            receipt["superseded"] = previous["files"]
         changes: Changes = dict(outcome.changes)
+        ours = {entry.get("made") for r in receipts for entry in r["files"].values()}
         for path, entry in receipt["files"].items():
-            if entry["before"] is not None:
-                info = (self.root / path).stat()
-                entry["mode"] = stat.S_IMODE(info.st_mode)
-                entry["mtime_ns"] = info.st_mtime_ns
+            if entry["before"] is None:
+                entry["made"] = self._first_missing(path, ours)
+            else:
+                entry.update(self._facts(path))
+        if previous is not None:
+            _keep_originals(receipt, previous["files"], tree)
         changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
         merged: dict[str, str] = {}
         for earlier in [*(r for r in receipts if r is not previous), receipt]:
@@ -1535,6 +1613,19 @@ class Store:
             changes[ENV_PTH] = Content.of(env_pth(merged))
         self._write(changes)
         return receipt
+
+    def _first_missing(self, path: str, ours: Iterable[str | None] = ()) -> str | None:
+        """The topmost part of a path that is not there, or that other layers made."""
+        parts = path.split("/")
+        above = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        return next((p for p in above if p in ours or not os.path.lexists(self.root / p)), None)
+
+    def _facts(self, path: str) -> dict[str, Any]:
+        """What a file is besides its bytes, to put it back as it was."""
+        target = self.root / path
+        info = target.stat()
+        facts = {"mode": stat.S_IMODE(info.st_mode), "mtime_ns": info.st_mtime_ns}
+        return {**facts, "link": os.readlink(target)} if target.is_symlink() else facts
 
     def _write(self, changes: Changes) -> None:
         stage = self.state / "stage"
@@ -1564,25 +1655,33 @@ class Store:
     def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
         tree = DirTree(self.root)
         journal: list[dict[str, Any]] = []
+        held = set(os.listdir(self.state / "backup"))
         for path in sorted(changes):
-            target = self.root / path
-            missing = next((p for p in [*reversed(target.parents), target] if not p.exists()), None)
-            made = str(missing.relative_to(self.root)) if missing else None
-            journal.append({"path": path, "backup": tree.digest(path), "made": made})
+            digest = tree.digest(path)
+            entry: dict[str, Any] = {"path": path, "backup": digest}
+            if digest is None:
+                entry["made"] = self._first_missing(path)
+            else:
+                entry.update(self._facts(path), moves=digest not in held)
+                held.add(digest)
+            journal.append(entry)
         self._put("journal.json", json.dumps(journal).encode())
         for entry in journal:
             target = self.root / entry["path"]
             if entry["backup"] is not None:
                 kept = self.state / "backup" / entry["backup"]
-                if entry["path"] in staged and kept.exists():
-                    pass
-                elif kept.exists():
-                    target.unlink()
-                else:
+                if entry["moves"] and "link" in entry:
+                    shutil.copyfile(target, kept)
+                elif entry["moves"]:
                     target.rename(kept)
+                if entry["path"] not in staged:
+                    target.unlink(missing_ok=True)
             if entry["path"] in staged:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 staged[entry["path"]].replace(target)
+        for path in changes:
+            if path not in staged:
+                prune((self.root / path).parent, self.root)
         (self.state / "journal.json").unlink()
 
     def _put(self, name: str, data: bytes) -> None:
@@ -1599,9 +1698,11 @@ class Store:
             target = self.root / entry["path"]
             if entry["backup"] is not None:
                 kept = self.state / "backup" / entry["backup"]
-                if kept.exists():
+                if kept.exists() and entry["moves"] and "link" not in entry:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(kept, target)
+                    kept.replace(target)  # no copy: the disk may be full
+                elif kept.exists() or "link" in entry:
+                    self._restore(entry["path"], entry["backup"], entry)
             elif entry["made"] is not None:
                 made = self.root / entry["made"]
                 if made.is_dir():
@@ -1609,6 +1710,21 @@ class Store:
                 else:
                     made.unlink(missing_ok=True)
         (self.state / "journal.json").unlink()
+
+    def _restore(self, path: str, digest: str, facts: Mapping[str, Any]) -> None:
+        """Put a file from the backup in its place, with its mode and time."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".spark-build")
+        partial.unlink(missing_ok=True)
+        if "link" in facts:
+            partial.symlink_to(facts["link"])
+        else:
+            shutil.copyfile(self.state / "backup" / digest, partial)
+            partial.chmod(facts.get("mode", 0o644))
+            if "mtime_ns" in facts:
+                os.utime(partial, ns=(facts["mtime_ns"], facts["mtime_ns"]))
+        partial.replace(target)
 
     # -- revert
 
@@ -1625,16 +1741,17 @@ class Store:
         staying = [r for r in receipts if r not in going]
         self._refuse_entangled(going, staying)
         self._refuse_edited(going, receipts, force)
+        self._refuse_lost(going)
         for receipt in reversed(going):
             self._put_back(receipt)
         merged: dict[str, str] = {}
         for receipt in staying:
             merged.update(receipt["env"])
-        pth = self.root / ENV_PTH
         if merged:
-            pth.write_bytes(env_pth(merged))
+            self._put("env.pth", env_pth(merged))
+            (self.state / "env.pth").replace(self.root / ENV_PTH)
         else:
-            pth.unlink(missing_ok=True)
+            (self.root / ENV_PTH).unlink(missing_ok=True)
         if not staying:
             shutil.rmtree(self.state)
             self.state.mkdir()
@@ -1657,6 +1774,8 @@ class Store:
         tree = DirTree(self.root)
         for receipt in going:
             edited = [] if force else unexplained(receipt, receipts, tree)
+            # a revert that was interrupted has put some of them back already
+            edited = [p for p in edited if tree.digest(p) != receipt["files"][p]["before"]]
             if edited:
                 raise ApplyError(
                     f"{edited[0]} was changed after layer {receipt['layer']} was applied; "
@@ -1665,24 +1784,63 @@ class Store:
                     "look at the file, then use --force to put the original back all the same",
                 )
 
+    def _refuse_lost(self, going: Sequence[Any]) -> None:
+        tree, backup = DirTree(self.root), DirTree(self.state / "backup")
+        for receipt in going:
+            for path, entry in receipt["files"].items():
+                before = entry["before"]
+                needed = before is not None and tree.digest(path) != before
+                if needed and backup.digest(before) != before:
+                    raise ApplyError(
+                        f"the original of {path} is lost or damaged in {backup.root}",
+                        EXIT_DRIFT,
+                        f"install {path.split('/')[0]} again",
+                    )
+
     def _put_back(self, receipt: Mapping[str, Any]) -> None:
-        for path, entry in {**receipt.get("superseded", {}), **receipt["files"]}.items():
+        for path, entry in receipt["files"].items():
             target = self.root / path
             if entry["before"] is None:
                 target.unlink(missing_ok=True)
-                drop_empty(target.parent, self.root)
+                made = self.root / (entry.get("made") or path)
+                drop_empty(target.parent, made.parent)
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(target.name + ".spark-build")
-            shutil.copyfile(self.state / "backup" / entry["before"], partial)
-            partial.chmod(entry.get("mode", 0o644))
-            if "mtime_ns" in entry:
-                os.utime(partial, ns=(entry["mtime_ns"], entry["mtime_ns"]))
-            partial.replace(target)
+            if DirTree(self.root).digest(path) != entry["before"]:
+                self._restore(path, entry["before"], entry)
             for stale in stale_pyc(DirTree(self.root), path):
                 if stale not in receipt["files"]:
                     (self.root / stale).unlink(missing_ok=True)
         (self.root / receipt_path(receipt["layer"])).unlink()
+
+
+def _keep_originals(
+    receipt: dict[str, Any], older: Mapping[str, Mapping[str, Any]], tree: Tree
+) -> None:
+    """What an older form of the same layer changed, and is still so, is this receipt's too.
+
+    Files that somebody else has put in place since (a package manager, say) are theirs.
+    """
+    files = receipt["files"]
+    for path, entry in older.items():
+        now = files.get(path)
+        if now is None and tree.digest(path) == entry["after"]:
+            files[path] = dict(entry)
+        elif now is not None and now["before"] == entry["after"]:
+            files[path] = {**entry, "after": now["after"], "ops": now["ops"]}
+    receipt["files"] = dict(sorted(files.items()))
+
+
+def prune(directory: Path, root: Path) -> None:
+    """Remove a directory and its parents up to ``root`` while they are empty.
+
+    An empty package directory would still be importable, as a namespace package.
+    """
+    while directory != root:
+        try:
+            directory.rmdir()
+        except OSError:
+            return
+        directory = directory.parent
 
 
 def env_pth(env: Mapping[str, str]) -> bytes:
@@ -1841,6 +1999,16 @@ def _main_apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Pa
         say(f"  and, for MoE models whose experts it supports: {' '.join(moe)}")
 
 
+def _read_bundle(path: str | None) -> dict[str, Any]:
+    if path is None:
+        raise ApplyError("no layers named", EXIT_USAGE, "--layers layers.json")
+    try:
+        bundle: dict[str, Any] = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ApplyError(f"{path} cannot be read: {error}", EXIT_USAGE) from None
+    return bundle
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``spark_apply.py apply|revert|status|finish [--layers FILE] [--root DIR]``."""
     parser = argparse.ArgumentParser(description="apply spark-build layers to site-packages")
@@ -1854,7 +2022,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "finish":
             say(f"spark-build: {len(finish(root))} files taken away, the others are as recorded")
             return 0
-        bundle = json.loads(Path(options.layers).read_bytes()) if options.layers else {}
+        bundle = _read_bundle(options.layers) if options.command != "status" else {}
         if options.command == "apply":
             _main_apply(options, bundle, root)
         elif options.command == "revert":
