@@ -14,6 +14,11 @@ def data_dir(name: str) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
+def in_checkout() -> bool:
+    """Whether this is a checkout, where generated files belong, or an installed package."""
+    return not (_PACKAGE / "_data").is_dir()
+
+
 def package_file(*parts: str) -> Path:
     """A file that ships inside the ``builder`` package."""
     return _PACKAGE.joinpath(*parts)

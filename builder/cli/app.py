@@ -303,7 +303,8 @@ def layers_pin(name: LayerName, patches: opt.Patches = None, refresh: opt.Refres
 def mods_export(
     names: Annotated[list[str] | None, typer.Argument(help="Mods (default: all of ours).")] = None,
     directory: Annotated[
-        Path | None, typer.Option("--in", help="Where mods go (default: the checkout's mods/).")
+        Path | None,
+        typer.Option("--in", help="Where mods go (default: the checkout's mods/, else ./mods)."),
     ] = None,
     layers: opt.OptionalLayers = None,
     patches: opt.Patches = None,

@@ -37,7 +37,7 @@ def show_command(json: bool) -> None:
         print_json({"schema": 1, "settings": values})
         return
     for name, value, source in rows:
-        print(f"{name:<28}{value:<44}{source}")
+        print(f"{name:<28}{value:<44}  {source}")
 
 
 def _source(variable: str, otherwise: str) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from builder.catalog import Catalog
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.modexport import mod_files, stale_files, write_mod
-from builder.paths import data_dir
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from builder.paths import data_dir, in_checkout
 
 
 def export_command(
@@ -41,7 +38,7 @@ def export_command(
                     hint="spark-build mods export NAME --layers L[,L...]",
                 )
         wanted = {name: ours[name] for name in names or ours}
-    root = directory or data_dir("mods")
+    root = directory or (data_dir("mods") if check or in_checkout() else Path("mods"))
     stale: list[str] = []
     for name, selected in wanted.items():
         files = mod_files(name, catalog.select(selected))
