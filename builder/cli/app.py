@@ -215,6 +215,26 @@ def revert(
     )
 
 
+@app.command(
+    epilog="Examples:  docker logs NAME 2>&1 | spark-build diagnose -   |   spark-build diagnose "
+    "server.log --vllm 0.25.0   Exit 5: the log shows an error; 0: warnings and notes at most."
+)
+def diagnose(
+    log: Annotated[
+        str | None, typer.Argument(help="A log of vLLM or TensorRT-LLM; - is standard input.")
+    ] = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(help="The vLLM release that wrote it (default: what the log says)."),
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Say which kernels a log selected, what is wrong, and what to do in that release."""
+    from builder.cli.diagnose import diagnose_command
+
+    diagnose_command(log=log, vllm=vllm, json=json)
+
+
 @app.command(epilog="Example:  spark-build matrix -l b12x-full --releases 0.20.1,0.22.1,0.33.0")
 def matrix(
     layers: opt.Layers,
@@ -304,7 +324,7 @@ def mods_export(
     names: Annotated[list[str] | None, typer.Argument(help="Mods (default: all of ours).")] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--in", help="Where mods go (default: the checkout's mods/, else ./mods)."),
+        typer.Option("--in", help="Where mods go (default: mods/ of the checkout, or here)."),
     ] = None,
     layers: opt.OptionalLayers = None,
     patches: opt.Patches = None,

@@ -1,0 +1,129 @@
+"""A finding of the catalogue, as values: what shows it, for which releases, and what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from packaging.specifiers import SpecifierSet
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A regular expression and the text that must be near for it to be tried."""
+
+    regex: re.Pattern[str]
+    needle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``NAME=REGEX``: something that was asked for."""
+
+    name: re.Pattern[str]
+    value: re.Pattern[str]
+
+    def holds(self, name: str, value: str) -> bool:
+        """Whether a setting is this one."""
+        return bool(self.name.fullmatch(name) and self.value.fullmatch(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must, or must not, be elsewhere in the log."""
+
+    patterns: tuple[Pattern, ...] = ()
+    settings: tuple[Asked, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What to do, for a range of releases."""
+
+    when: SpecifierSet | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A log that the entry is tested with; ``found = false`` says that it must stay silent."""
+
+    log: str
+    vllm: str = ""
+    line: int = 1
+    fix: str = ""
+    found: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One finding that a log can show."""
+
+    id: str
+    severity: str
+    message: str
+    engine: str
+    when: SpecifierSet | None
+    needs_version: bool
+    patterns: tuple[Pattern, ...]
+    unless: tuple[re.Pattern[str], ...]
+    settings: tuple[Asked, ...]
+    required: Condition
+    forbidden: Condition
+    fixes: tuple[Fix, ...] = ()
+    examples: tuple[Example, ...] = field(default=(), compare=False)
+
+    def applies(self, version: str | None, *, by_setting: bool) -> bool:
+        """Whether it holds for a release; None is one that the log does not tell."""
+        if version is None:
+            return not self.needs_version and not (by_setting and self.when is not None)
+        return self.when is None or self.when.contains(version, prereleases=True)
+
+    def fix_for(self, version: str | None) -> str:
+        """The advice for a release, or all of it with its ranges when the release is unknown."""
+        if version is not None:
+            for fix in self.fixes:
+                if fix.when is None or fix.when.contains(version, prereleases=True):
+                    return fix.text
+            return ""
+        if len(self.fixes) == 1:
+            return self.fixes[0].text
+        low, last = _bounds(self.when)
+        parts = []
+        for fix in self.fixes:
+            own, high = _bounds(fix.when)
+            parts.append(f"{_range(own or low, high or last)}: {fix.text}")
+            low = high or low
+        return "; ".join(parts)
+
+
+def _bounds(when: SpecifierSet | None) -> tuple[str, str]:
+    """First release of a range, and the first one behind it; empty where it is open."""
+    low = high = ""
+    for spec in when or ():
+        bare = re.sub(r"(?:rc|a|\.dev)\d+$", "", spec.version)
+        if spec.operator == "<":
+            high = bare
+        else:
+            low = bare
+    return low, high
+
+
+def _range(low: str, high: str) -> str:
+    """A range as people say it."""
+    if low.endswith(".*"):
+        return f"vLLM {low}"
+    if low and high:
+        return f"vLLM {low} up to before {high}"
+    if low:
+        return f"vLLM {low} and later"
+    return f"vLLM before {high}" if high else "any vLLM"
+
+
+def rendered(text: str, groups: Mapping[str, str]) -> str:
+    """``text`` with ``{name}`` of the pattern's named groups filled in; other braces stay."""
+    return re.sub(r"\{([a-z_]+)\}", lambda m: groups.get(m[1], m[0]), text)

@@ -1,0 +1,188 @@
+"""One pass over a log: what was selected, what was asked for, which lines are evidence.
+
+The log is read once, in blocks, and never kept.  In a block each pattern is tried only on the
+lines that hold its fixed text, and only a bounded number of distinct hits per entry is kept, so
+time grows with the size of the log and memory does not.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from builder.diagnose.dispatch import FORMS, Selection, selection
+from builder.diagnose.entries import Condition, Entry, Pattern
+from builder.diagnose.literals import fixed_text
+from builder.diagnose.settings import TRIGGERS, Setting, settings_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from builder.diagnose.reading import Line
+
+_BLOCK = 1 << 18
+#: Distinct hits of one entry that are kept; a log that shows more shows nothing more.
+_KEPT = 16
+
+_VLLM_VERSIONS = (
+    r"Initializing a V1 LLM engine \(v(?P<version>[\w.+]+)\)",
+    r"vLLM server version (?P<version>\d[\w.+]*)",
+    r"vLLM API server version (?P<version>\d[\w.+]*)",
+    r"█  version (?P<version>\d[\w.+]*)",
+)
+_TRTLLM_VERSIONS = (r"TensorRT[- ]LLM version: (?P<version>\d[\w.+]*)",)
+
+
+class Hit(NamedTuple):
+    """A line that an entry's pattern matched, with the pattern's named groups."""
+
+    line: int
+    groups: Mapping[str, str]
+    by_setting: bool = False
+
+
+@dataclass
+class Scan:
+    """What one pass over a log found."""
+
+    lines: int = 0
+    #: how often a regular expression was tried: what the work is proportional to
+    searches: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+    trtllm: dict[str, int] = field(default_factory=dict)
+    selections: dict[tuple[str, str], Selection] = field(default_factory=dict)
+    settings: dict[tuple[str, str], Setting] = field(default_factory=dict)
+    hits: dict[str, list[Hit]] = field(default_factory=dict)
+    #: sources of the patterns of ``with`` and ``without`` that are somewhere in the log
+    present: set[str] = field(default_factory=set)
+
+    def holds(self, condition: Condition, *, every: bool) -> bool:
+        """Whether all (or any) of a condition's patterns and settings are in the log."""
+        facts = [pattern.regex.pattern in self.present for pattern in condition.patterns]
+        facts += [
+            any(asked.holds(s.name, s.value) for s in self.settings.values())
+            for asked in condition.settings
+        ]
+        return all(facts) if every else any(facts)
+
+
+class _Watch(NamedTuple):
+    """A pattern to look for and what to do with a line that matches."""
+
+    pattern: Pattern
+    found: Callable[[re.Match[str], int], object]
+
+
+def scan(lines: Iterable[Line], catalog: Iterable[Entry]) -> Scan:
+    """Read a log once."""
+    result = Scan()
+    watches = _watches(result, list(catalog))
+    by_needle: dict[str, list[_Watch]] = {}
+    for watch in watches:
+        by_needle.setdefault(watch.pattern.needle, []).append(watch)
+    for block in _blocks(lines, result):
+        _read_block(block, by_needle, result)
+    return result
+
+
+def _blocks(lines: Iterable[Line], result: Scan) -> Iterator[list[Line]]:
+    block: list[Line] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line.text) + 1
+        result.lines = line.number
+        if size >= _BLOCK:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _read_block(block: list[Line], by_needle: dict[str, list[_Watch]], result: Scan) -> None:
+    text = "\n".join(line.text for line in block)
+    starts = [0]
+    for line in block:
+        starts.append(starts[-1] + len(line.text) + 1)
+    for needle, watches in by_needle.items():
+        for index in _lines_with(needle, text, starts):
+            line = block[index]
+            for watch in watches:
+                result.searches += 1
+                if match := watch.pattern.regex.search(line.text):
+                    watch.found(match, line.number)
+    seen: set[int] = set()
+    for trigger in TRIGGERS:
+        seen.update(_lines_with(trigger, text, starts))
+    for index in sorted(seen):
+        result.searches += 1
+        for setting in settings_in(block[index].text, block[index].number):
+            result.settings.setdefault((setting.name, setting.value), setting)
+
+
+def _lines_with(needle: str, text: str, starts: list[int]) -> Iterator[int]:
+    """Indices of the lines that hold a text, each once."""
+    at = text.find(needle)
+    while at >= 0:
+        index = bisect.bisect_right(starts, at) - 1
+        yield index
+        at = text.find(needle, starts[index + 1])
+
+
+def _watches(result: Scan, catalog: list[Entry]) -> Iterator[_Watch]:
+    for versions, sources in (
+        (result.versions, _VLLM_VERSIONS),
+        (result.trtllm, _TRTLLM_VERSIONS),
+    ):
+        for source in sources:
+            yield _Watch(_pattern(source), _note_version(versions))
+    for form in FORMS:
+        yield _Watch(_pattern(form.pattern), _note_selection(result, form.kind))
+    for entry in catalog:
+        for pattern in entry.patterns:
+            yield _Watch(pattern, _note_hit(result, entry))
+        for condition in (entry.required, entry.forbidden):
+            for pattern in condition.patterns:
+                yield _Watch(pattern, _note_present(result, pattern))
+
+
+def _pattern(source: str) -> Pattern:
+    return Pattern(re.compile(source), fixed_text(source))
+
+
+def _note_version(versions: dict[str, int]) -> Callable[[re.Match[str], int], object]:
+    return lambda match, line: versions.setdefault(match["version"].rstrip("."), line)
+
+
+def _note_selection(result: Scan, kind: str) -> Callable[[re.Match[str], int], object]:
+    def note(match: re.Match[str], line: int) -> None:
+        found = selection(kind, match, line)
+        key = (found.kind, found.kernel)
+        if key not in result.selections or result.selections[key].line > line:
+            result.selections[key] = found
+
+    return note
+
+
+def _note_hit(result: Scan, entry: Entry) -> Callable[[re.Match[str], int], object]:
+    kept = result.hits.setdefault(entry.id, [])
+
+    def note(match: re.Match[str], line: int) -> None:
+        if any(unless.search(match.string) for unless in entry.unless):
+            return
+        groups = {name: value or "" for name, value in match.groupdict().items()}
+        for index, hit in enumerate(kept):
+            if hit.groups == groups:
+                if line < hit.line:
+                    kept[index] = Hit(line, groups)
+                return
+        if len(kept) < _KEPT:
+            kept.append(Hit(line, groups))
+
+    return note
+
+
+def _note_present(result: Scan, pattern: Pattern) -> Callable[[re.Match[str], int], object]:
+    return lambda _match, _line: result.present.add(pattern.regex.pattern)
