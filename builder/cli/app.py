@@ -142,7 +142,8 @@ def verify(
     ],
     layers: opt.OptionalLayers = None,
     level: Annotated[
-        list[str] | None, typer.Option("--level", help="static, imports, dispatch (default: all).")
+        list[str] | None,
+        typer.Option(help="static, imports, dispatch (these by default), codegen."),
     ] = None,
     require: Annotated[
         list[str] | None, typer.Option("--require", help="Levels that must have run.")

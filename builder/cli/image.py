@@ -15,7 +15,7 @@ from builder.engines import BuildRequest, get_engine
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex
 from builder.planner import make_plan, refuse_nothing, refuse_plan
-from builder.verify import LEVELS, Report, verify
+from builder.verify import DEFAULT_LEVELS, Report, verify
 from builder.wheels import IndexSources
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _verify(built: BuiltImage, opened: Opened) -> Report:
 
     target = open_target(built.ref, Opening(index=opened.index, sources=opened.sources))
     try:
-        return verify(target, LEVELS)
+        return verify(target, DEFAULT_LEVELS)
     finally:
         target.close()
 

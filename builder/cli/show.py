@@ -84,7 +84,7 @@ def show_report(report: Report) -> None:
             console.say(f"  {'':<17}reason:   {check.reason}")
     parts = {text for check in report.checks for text in check.simulated}
     if parts:
-        console.say("  simulated for the dispatch checks:")
+        console.say("  simulated:")
         for part in sorted(parts):
             console.say(console.style(f"    {part}", "dim"))
     counts = [f"{len(report.of(s))} {_MARK[s][0].lower()}" for s in ("pass", "fail", "not-run")]

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 #: Levels that this version has, cheapest first.
-LEVELS = ("static", "imports", "dispatch")
+LEVELS = ("static", "imports", "dispatch", "codegen")
+#: Those that run when none is named: ``codegen`` downloads a CuTe DSL and takes half a minute.
+DEFAULT_LEVELS = ("static", "imports", "dispatch")
 
 Status = Literal["pass", "fail", "not-run"]
 
@@ -104,10 +106,12 @@ class VerifyTarget:
     #: the target's own variables, before those the plan sets
     ask: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
     cannot_ask: str = ""
+    #: runs the codegen probe with a request; None means that nothing here can compile
+    compile: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     close: Callable[[], None] = lambda: None
 
 
-def parse_levels(words: Sequence[str], default: Sequence[str] = LEVELS) -> tuple[str, ...]:
+def parse_levels(words: Sequence[str], default: Sequence[str] = DEFAULT_LEVELS) -> tuple[str, ...]:
     """``--level`` values, in order of cost.
 
     Raises:
@@ -125,12 +129,18 @@ def parse_levels(words: Sequence[str], default: Sequence[str] = LEVELS) -> tuple
 
 def verify(target: VerifyTarget, levels: Sequence[str]) -> Report:
     """Run the levels and collect the evidence."""
+    from builder.verify.codegen import check_codegen
     from builder.verify.dispatch import check_dispatch
     from builder.verify.imports import check_imports
     from builder.verify.static import check_static
 
     report = Report(target=target.name, plan_digest=str(target.plan["plan_digest"]))
-    runners = {"static": check_static, "imports": check_imports, "dispatch": check_dispatch}
+    runners = {
+        "static": check_static,
+        "imports": check_imports,
+        "dispatch": check_dispatch,
+        "codegen": check_codegen,
+    }
     for level in levels:
         report.checks.extend(runners[level](target))
     return report

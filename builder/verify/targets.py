@@ -14,6 +14,7 @@ from builder.errors import SparkBuildError, UsageError
 from builder.planner import make_plan
 from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
 from builder.verify import VerifyTarget
+from builder.verify.codegen import PROBE, python_compiler, sandbox_compiler
 from builder.verify.sandbox import (
     Sandbox,
     SandboxUnavailable,
@@ -90,16 +91,31 @@ def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> 
         env=env,
         ask=ask,
         cannot_ask=why,
+        compile=_compiler_of(tree, base, patched=patched),
         close=base.close,
     )
 
 
+def _compiler_of(tree: Tree, base: Base, *, patched: bool) -> Any:
+    python = _own_python(base)
+    if python is not None and not patched:
+        return python_compiler(python)
+    return sandbox_compiler(tree, dict(base.identity.packages))
+
+
+def _own_python(base: Base) -> Path | None:
+    """The interpreter of a directory that is an environment of this machine."""
+    if base.identity.kind != "dir":
+        return None
+    python = Path(base.identity.site_packages).parents[2] / "bin" / "python"
+    here = base.identity.platform.target.platform == Target.here().platform
+    return python if here and python.exists() else None
+
+
 def _ask_of(tree: Tree, base: Base) -> tuple[Any, str]:
-    if base.identity.kind == "dir":
-        root = Path(base.identity.site_packages)
-        python = root.parents[2] / "bin" / "python"
-        if python.exists() and base.identity.platform.target.platform == Target.here().platform:
-            return (lambda request: ask_probe(python, request)), ""
+    python = _own_python(base)
+    if python is not None:
+        return (lambda request: ask_probe(python, request)), ""
     return sandbox_asker(tree, dict(base.identity.packages))
 
 
@@ -190,6 +206,7 @@ def _open_overlay(
         env=env,
         ask=ask,
         cannot_ask=why,
+        compile=sandbox_compiler(overlay, plan["base"]["packages"]),
     )
 
 
@@ -253,6 +270,9 @@ def _open_image(
     def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return ask_in_container(base, request)
 
+    def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return ask_in_container(base, request, PROBE)
+
     return VerifyTarget(
         name=ref,
         kind="image",
@@ -261,18 +281,21 @@ def _open_image(
         tree=base.tree,
         env=base.identity.env,
         ask=ask,
+        compile=compile_kernels,
         close=base.close,
     )
 
 
 _STARTER = (
     "import io, os, sys; sys.stdin = io.StringIO(os.environ.pop('SPARK_BUILD_REQUEST')); "
-    "source = os.environ.pop('SPARK_BUILD_PROBE'); sys.argv = ['dispatch_probe.py']; "
-    "exec(compile(source, 'dispatch_probe.py', 'exec'), {'__name__': '__main__'})"
+    "source = os.environ.pop('SPARK_BUILD_PROBE'); sys.argv = ['probe.py']; "
+    "exec(compile(source, 'probe.py', 'exec'), {'__name__': '__main__'})"
 )
 
 
-def ask_in_container(base: Base, request: Mapping[str, Any]) -> dict[str, Any]:
+def ask_in_container(
+    base: Base, request: Mapping[str, Any], probe: str = "dispatch_probe.py"
+) -> dict[str, Any]:
     """Ask the image's own interpreter, vLLM and extension modules; no network, no GPU.
 
     Raises:
@@ -284,7 +307,7 @@ def ask_in_container(base: Base, request: Mapping[str, Any]) -> dict[str, Any]:
     client = docker.connect()
     env = {
         "SPARK_BUILD_REQUEST": json.dumps(request),
-        "SPARK_BUILD_PROBE": package_file("runtime", "dispatch_probe.py").read_text("utf-8"),
+        "SPARK_BUILD_PROBE": package_file("runtime", probe).read_text("utf-8"),
     }
     command = [base.identity.interpreter, "-B", "-c", _STARTER]
     try:

@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
     index: FakeIndex
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, _format: str, *args: object) -> None:
         """Nothing: the tests look at `requests`."""
 
     def do_HEAD(self) -> None:
@@ -191,9 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         span = f"bytes {start}-{start + len(part) - 1}/{len(data)}"
         self._answer(206, part, {"Content-Range": span}, name)
 
-    def _answer(
-        self, status: int, body: bytes, headers: Mapping[str, str], name: str = ""
-    ) -> None:
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str], name: str = "") -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

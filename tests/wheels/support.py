@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from builder.wheels import IndexSources
 
 HERE = Path(__file__).parent
-#: Every profile of ours, and so every layer; the first one's pins decide what is left open.
-ALL = "b12x-full,marlin,cutlass-sm12x"
+#: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.
+PROFILES = ("b12x-full", "cutlass-sm12x", "marlin")
 #: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.
 VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.py"
 
@@ -72,11 +72,23 @@ class Planner:
         self.index, self.sources = index, sources
         self._made: dict[tuple[str, str, str | None], Planned] = {}
 
-    def __call__(self, ref: str, layers: str = ALL, platform: str | None = None) -> Planned:
+    def __call__(self, ref: str, layers: str = "b12x-full", platform: str | None = None) -> Planned:
+        """The plan for a base."""
         key = (ref, layers, platform)
         if key not in self._made:
             self._made[key] = self._make(*key)
         return self._made[key]
+
+    def of_all(self, ref: str, platform: str | None = None) -> list[Planned]:
+        """The plans of all profiles for a base."""
+        return [self(ref, profile, platform) for profile in PROFILES]
+
+    def states(self, ref: str, platform: str | None = None) -> dict[str, str]:
+        """The state of every layer of every profile."""
+        merged: dict[str, str] = {}
+        for made in self.of_all(ref, platform):
+            merged |= made.states
+        return merged
 
     def _make(self, ref: str, layers: str, platform: str | None) -> Planned:
         selection = Catalog.discover().select([layers])

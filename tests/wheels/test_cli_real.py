@@ -101,9 +101,7 @@ def test_a_recent_release_needs_no_file(tmp_path: Path, release: str) -> None:
 def test_a_dry_run_writes_nothing_and_ends_in_the_digest(
     plans: tuple[Ran, Ran], tmp_path: Path
 ) -> None:
-    ran = spark_build(
-        "image", *B12X_ON_0_20_1, "--engine", "oci", "--dry-run", cwd=tmp_path
-    )
+    ran = spark_build("image", *B12X_ON_0_20_1, "--engine", "oci", "--dry-run", cwd=tmp_path)
     assert ran.code == 0
     assert ran.last == plans[0].json()["plan_digest"]
     assert list(tmp_path.iterdir()) == []
@@ -136,6 +134,7 @@ def test_a_release_that_does_not_exist(tmp_path: Path, release: str, near: str) 
         (("--layers", "b12x-full", "--base", "pypi:vllm==0.17.1"), 3, "marlin"),
         (("--layers", "vllm-b12x-backend", "--base", "pypi:vllm==0.19.1"), 3, "nothing to do"),
         (("--layers", "b12x-env", "--base", "pypi:vllm==0.20.1"), 4, "not a choice of vllm 0.20.1"),
+        (("--layers", "marlin,b12x-full", "--base", "pypi:vllm==0.20.1"), 2, "choose one"),
         ((*B12X_ON_0_20_1, "--platform", "linux/riscv64"), 2, "linux/riscv64"),
         ((*B12X_ON_0_20_1, "--python", "3.9"), 2, "no wheel for linux/arm64 with cp39"),
         ((*B12X_ON_0_20_1, "--patches", "nowhere"), 2, "nowhere does not exist"),

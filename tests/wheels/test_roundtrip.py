@@ -1,4 +1,4 @@
-"""Apply and revert on files of released wheels: the very bytes, nothing else, and all of it back."""
+"""Apply and revert on files of released wheels: the very bytes, nothing else, and all back."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def cases() -> list[tuple[str, str]]:
 def op_kinds(made: Planned, layer: str) -> set[str]:
     """Kinds of op that change files in the variant of a layer that was chosen."""
     decision = made.decision(layer)
-    variant = next(
-        v for v in decision.layer["variants"] if v["name"] == decision.outcome.variant
-    )
+    variant = next(v for v in decision.layer["variants"] if v["name"] == decision.outcome.variant)
     return {op["op"] for op in variant["ops"]} - {"env"}
 
 
@@ -97,9 +95,7 @@ def test_no_layer_is_left_out_here(planned: Planner, release: str) -> None:
     assert wheel == {name for name, r in needed_in(TABLE, WHEEL_LAYERS) if r == release}
 
 
-def apply_one(
-    root: Path, made: Planned, layer: str, sources: IndexSources
-) -> Outcome:
+def apply_one(root: Path, made: Planned, layer: str, sources: IndexSources) -> Outcome:
     """Apply one layer with the Store, as ``spark-build apply`` would on the Spark itself."""
     decision = made.decision(layer)
     target = made.plan.base.platform.target
@@ -141,9 +137,7 @@ def write_times(root: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in paths}
 
 
-def assert_as_planned(
-    root: Path, made: Planned, layer: str, pristine: Mapping[str, str]
-) -> None:
+def assert_as_planned(root: Path, made: Planned, layer: str, pristine: Mapping[str, str]) -> None:
     """What was written is what the plan of the wheels says, parses, and nothing else changed."""
     changes = made.decision(layer).outcome.changes
     tree = DirTree(root)
@@ -156,9 +150,7 @@ def assert_as_planned(
     others = {p: d for p, d in snapshot(root).items() if not p.startswith(".spark-build/")}
     assert {p for p in others if others[p] != pristine.get(p)} == set(changes)
     receipt = next(r for r in receipts_of(tree) if r["layer"] == layer)
-    assert {p: e["after"] for p, e in receipt["files"].items()} == {
-        p: others[p] for p in changes
-    }
+    assert {p: e["after"] for p, e in receipt["files"].items()} == {p: others[p] for p in changes}
 
 
 @pytest.mark.parametrize(("layer", "release"), needed_in(TABLE, WHEEL_LAYERS))
@@ -187,9 +179,7 @@ def test_wheel_layer_keeps_record_true(
     assert_old_version_is_gone(before, after, pin["distribution"])
 
 
-def assert_old_version_is_gone(
-    before: OverlayTree, after: OverlayTree, distribution: str
-) -> None:
+def assert_old_version_is_gone(before: OverlayTree, after: OverlayTree, distribution: str) -> None:
     """Files of a replaced version that the new one does not have do not stay behind."""
     old = before.distributions().get(distribution)
     if old is None:
@@ -211,7 +201,7 @@ def test_no_layer_edits_the_vendored_copy(planned: Planner, release: str) -> Non
     assert after.digest(VENDORED) == made.base.tree.digest(VENDORED)
 
 
-# ----------------------------------------------------- the full thing once, with the real big wheels
+# ---------------------------------------------------- the full thing once, with the real big wheels
 
 
 @pytest.fixture(scope="module")

