@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import base, support
-from .support import LINEAR, MOE, MOD, Cli, Modded
+from .support import LINEAR, MOD, MOE, Cli, Modded
 
 if TYPE_CHECKING:
     from .machine import Engine
@@ -52,28 +52,37 @@ def test_variables_reach_every_python_and_can_be_overruled(engine: Engine, modde
     assert engine.run("exec", *mine, *words).strip() == "marlin"
 
 
-def test_second_run_changes_nothing_and_says_so(
-    engine: Engine, modded: Modded, modded_tree: support.Tree
-) -> None:
+def test_packages_say_what_is_there(engine: Engine, modded: Modded) -> None:
+    """An empty metadata folder of the older FlashInfer would do for Python to name no version."""
+    show = (
+        "import importlib.metadata as m; "
+        "print([d.version for d in m.distributions() if d.name == 'flashinfer-python'])"
+    )
+    assert engine.run("exec", modded.held, "python3", "-c", show).strip() == "['0.6.9']"
+
+
+def test_second_run_changes_nothing_and_says_so(engine: Engine, modded: Modded) -> None:
+    before = support.stamps(engine, modded.held)
     again = modded.run(MOD).ok()
     assert "applied        vllm-b12x-backend: receipt found" in again.err
     assert "needed" not in again.err
     assert "downloading" not in again.err
-    tree = support.tree_in_container(engine, modded.held)
-    assert not support.differences(tree, modded_tree)
+    after = support.stamps(engine, modded.held)
+    ours = (".spark-build",)  # its lock
+    assert not support.differences(support.without(after, *ours), support.without(before, *ours))
 
 
 def test_drift_stops_the_launch_and_nothing_is_written(mod_container: Modded) -> None:
     held, engine = mod_container.held, mod_container.engine
     edit = f'sed -i \'s/"flashinfer-cudnn",/"flashinfer-cudnn2",/\' {base.SITE}/{ANCHOR}'
     engine.run("exec", held, "sh", "-c", edit)
-    before = support.tree_in_container(engine, held)
+    before = support.stamps(engine, held)
     done = mod_container.run(MOD)
     assert done.code == 4
     assert f"{ANCHOR}: " in done.err
     assert "drift" in done.err
     assert "error: layer vllm-b12x-backend" in done.err
-    assert not support.differences(support.tree_in_container(engine, held), before)
+    assert not support.differences(support.stamps(engine, held), before)
 
 
 def test_layers_that_do_not_concern_the_image_are_no_failure(
@@ -113,9 +122,9 @@ def test_image_without_vllm(mod_container: Modded) -> None:
 
 def test_index_out_of_reach(mod_container: Modded) -> None:
     dead = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "SPARK_BUILD_CACHE": "/tmp/empty"}
-    before = support.tree_in_container(mod_container.engine, mod_container.held)
+    before = support.stamps(mod_container.engine, mod_container.held)
     done = mod_container.run(MOD, env=dead)
     assert done.code == 8, done.err
     assert "error: cannot fetch" in done.err
-    after = support.tree_in_container(mod_container.engine, mod_container.held)
+    after = support.stamps(mod_container.engine, mod_container.held)
     assert not support.differences(after, before)
