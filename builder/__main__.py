@@ -44,12 +44,12 @@ def _common_first(words: list[str]) -> list[str]:
 
 def run(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code."""
-    from builder.cli.app import app
-    from builder.console import console
-
-    console.document = None
     words = _common_first(sys.argv[1:] if argv is None else argv)
     try:
+        from builder.cli.app import app
+        from builder.console import console
+
+        console.document = None
         result = app(args=words, prog_name="spark-build", standalone_mode=False)
         if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
             return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
@@ -90,7 +90,10 @@ def _unexpected(words: list[str], error: Exception) -> int:
 def main() -> None:
     """Console entry point."""
     signal.signal(signal.SIGTERM, _on_terminate)
-    sys.exit(run())
+    code = run()
+    for number in (signal.SIGINT, signal.SIGTERM):  # all is done; nothing is left to interrupt
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

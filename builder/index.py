@@ -184,9 +184,12 @@ class PackageIndex:
         wanted = Version(version)
         of_release = [w for w in self.wheels(project) if _parsed(w) == wanted]
         if not of_release:
+            releases = self.releases(project)
+            place = sum(Version(r) < wanted for r in releases)
+            near = releases[max(0, place - 4) : place + 4]
             raise UsageError(
-                f"{project} {version} is not on the package index; releases: "
-                f"{', '.join(self.releases(project)[-8:])}",
+                f"{project} {version} is not on the package index; the nearest releases are "
+                f"{', '.join(near)}",
             )
         rank = {tag: -i for i, tag in enumerate(platform_tags(platform))}
         fitting = []

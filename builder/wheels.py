@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import json
 import zipfile
+import zlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from builder.console import console, megabytes
-from builder.errors import RemoteError
+from builder.errors import RemoteError, UsageError
 from builder.index import PackageIndex, WheelFile, write_atomically
 from builder.locks import locked
 from builder.paths import cache_dir
@@ -70,7 +71,15 @@ class RemoteWheel:
         """Bytes of the whole wheel, asked of the index where its page does not say."""
         if self.file.size:
             return self.file.size
-        response = self._index.session.head(self.file.url, timeout=60, allow_redirects=True)
+        import requests
+
+        try:
+            response = self._index.session.head(self.file.url, timeout=60, allow_redirects=True)
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"{self.file.filename}: the index does not say how large it is "
+                f"({error.__class__.__name__})"
+            ) from error
         if not response.ok or "Content-Length" not in response.headers:
             raise RemoteError(f"{self.file.filename}: the index does not say how large it is")
         return int(response.headers["Content-Length"])
@@ -134,7 +143,10 @@ class RemoteWheel:
         if missing:
             self._prefetch(missing)
         for path in missing:
-            data = self._archive.read(path)
+            try:
+                data = self._archive.read(path)
+            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+                raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
             if sha256_hex(data) != self.members[path].sha256:
                 raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
             write_atomically(self._cache / "files" / quote(path, safe=""), data)
@@ -180,6 +192,8 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
             return target
         partial = target.with_suffix(".part")
         have = partial.stat().st_size if partial.exists() else 0
+        if have >= file.size:  # whole, or not of this file: there is nothing after it to ask for
+            have = 0
         console.say(f"  downloading {file.filename} ({megabytes(file.size)})")
         headers = {"Range": f"bytes={have}-"} if have else {}
         try:
@@ -196,7 +210,7 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
             ) from error
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise RemoteError(
+            raise UsageError(
                 f"{file.filename}: cannot write to {target.parent}: {error.strerror}",
                 hint="free some space, or set SPARK_BUILD_CACHE to another disk",
             ) from error
@@ -302,10 +316,8 @@ class IndexSources:
         return list(self._wheel(pin).members.values())
 
     def member(self, pin: Mapping[str, Any], path: str) -> bytes:
-        wheel = self._wheel(pin)
-        if len(wheel.members) < 50 or path.endswith((".py", "METADATA", "RECORD")):
-            return wheel.read(path)
-        with zipfile.ZipFile(wheel.download()) as archive:
+        # the whole wheel, because only its own sha256 is pinned: RECORD comes from the wheel itself
+        with zipfile.ZipFile(self._wheel(pin).download()) as archive:
             return archive.read(path)
 
 

@@ -106,6 +106,8 @@ class VerifyTarget:
     #: the target's own variables, before those the plan sets
     ask: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
     cannot_ask: str = ""
+    #: absolute paths that an overlay lays over its base; receipts and the plan explain each
+    brought: tuple[str, ...] = ()
     #: runs the codegen probe with a request; None means that nothing here can compile
     compile: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     close: Callable[[], None] = lambda: None

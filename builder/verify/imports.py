@@ -74,7 +74,10 @@ def parse_module(path: str, data: bytes) -> Module:
     """Names bound at the top level, in whichever branch; star imports make a module dynamic."""
     names: dict[str, ast.AST] = {}
     dynamic = False
-    pending: list[ast.AST] = list(ast.parse(data).body)
+    try:
+        pending: list[ast.AST] = list(ast.parse(data).body)
+    except SyntaxError:  # said once, by the check of that module itself
+        return Module(path, {}, dynamic=True)
     while pending:
         node = pending.pop()
         if isinstance(node, Function | ast.ClassDef):
@@ -110,8 +113,13 @@ def check_imports(target: VerifyTarget) -> Iterator[Check]:
         if data is None:
             yield _result(path, 0, [f"{path} is not there"])
             continue
+        try:
+            module = ast.parse(data)
+        except SyntaxError as error:
+            yield _result(path, 0, [f"line {error.lineno}: {error.msg}"])
+            continue
         follower = _Follower(modules, dotted_name(path), path.endswith("/__init__.py"))
-        follower.visit(ast.parse(data))
+        follower.visit(module)
         yield _result(path, follower.followed, follower.problems)
 
 

@@ -67,7 +67,13 @@ def _layer(
             where=receipt_path(name),
             reason=f"layer {name} is missing",
         )
+    planned = {file["path"]: file["after"] for file in decision["files"]}
     wrong = unexplained(receipt, receipts, target.tree)
+    wrong += [
+        path
+        for path, entry in receipt["files"].items()
+        if planned.get(path, entry["after"]) != entry["after"] and path not in wrong
+    ]
     count = len(receipt["files"])
     seen = f"{count} file{'s' if count != 1 else ''} as recorded"
     if wrong:
@@ -145,6 +151,7 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
             other += 1
         else:
             strange.append(path)
+    strange += _unaccounted(target, receipts)
     seen = f"{same} files as RECORD says, {other} explained by receipts"
     if strange:
         seen += f", {len(strange)} neither: {', '.join(strange[:3])}"
@@ -157,6 +164,15 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
         where=strange[0] if strange else "",
         reason="a file was changed by something else" if strange else "",
     )
+
+
+def _unaccounted(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Files that an overlay brings to site-packages and that no receipt speaks of."""
+    known = {path for receipt in receipts for path in receipt["files"]}
+    known |= {receipt_path(receipt["layer"]) for receipt in receipts}
+    prefix = f"{target.plan['base']['site_packages']}/"
+    brought = (p.removeprefix(prefix) for p in target.brought if p.startswith(prefix))
+    return sorted(path for path in brought if path not in known)
 
 
 def _laid_out(dist: Any, receipts: Sequence[Mapping[str, Any]]) -> bool:

@@ -200,6 +200,7 @@ def _open_overlay(
     return VerifyTarget(
         name=name,
         kind="oci",
+        brought=tuple(files),
         plan=plan,
         layers=json.loads(files[f"{bake.SHARE}/layers.json"] or b"[]"),
         tree=overlay,

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import base64
+import contextlib
 import csv
 import difflib
 import hashlib
@@ -28,7 +30,9 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +124,30 @@ def lines_of(text: str) -> list[str]:
     ``str.splitlines`` also splits at form feeds and at separators inside string literals.
     """
     return io.StringIO(text, newline="\n").readlines()
+
+
+def nearest_place(text: str, old: str) -> str:
+    """Where most lines of ``old`` stand in ``text``, and the first that differs there, or ''."""
+    lines = [line.strip() for line in text.splitlines()]
+    wanted = [line.strip() for line in old.strip("\n").splitlines()]
+    best, score = 0, 0.0
+    for start in range(len(lines) - len(wanted) + 1):
+        pairs = zip(lines[start:], wanted, strict=False)
+        alike = sum(len(b) * _likeness(a, b) for a, b in pairs)
+        if alike > score:
+            best, score = start, alike
+    if score < sum(map(len, wanted)) / 2:
+        return ""
+    for number, (found, line) in enumerate(zip(lines[best:], wanted, strict=False), best + 1):
+        if found != line:
+            nearest = f"{first_line(old)!r} not found; nearest is line {number}: {found}"
+            return nearest if line == first_line(old) else f"{nearest} (expected {line})"
+    return ""
+
+
+def _likeness(one: str, other: str) -> float:
+    """How alike two lines are, from 0 to 1."""
+    return 1.0 if one == other else difflib.SequenceMatcher(None, one, other).quick_ratio()
 
 
 def nearest_line(text: str, wanted: str) -> str:
@@ -537,13 +565,31 @@ def default_index() -> str:
     return str(PyPI.simple_url)
 
 
+@contextlib.contextmanager
+def reaching(filename: str) -> Iterator[None]:
+    """Turns whatever a network or a damaged archive can raise into one error.
+
+    Raises:
+        ApplyError: the file could not be fetched, or is not the wheel that it should be.
+    """
+    import http.client
+
+    damaged = (KeyError, ValueError, zipfile.BadZipFile, zlib.error)
+    broken = (OSError, http.client.HTTPException, *damaged)
+    try:
+        yield
+    except broken as error:
+        kind = type(error).__name__
+        raise ApplyError(f"cannot fetch {filename}: {kind}: {error}", EXIT_REMOTE) from error
+
+
 class IndexSources:
     """Pinned wheels straight from a package index, with the standard library alone (for mods)."""
 
     def __init__(self, index: str | None = None, cache: Path | None = None) -> None:
         self._index = index
         self._cache = cache
-        self._archives: dict[str, zipfile.ZipFile] = {}
+        self._archives: dict[tuple[str, bool], zipfile.ZipFile] = {}
 
     def _url(self, pin: Mapping[str, Any]) -> str:
         import urllib.parse
@@ -587,7 +633,9 @@ class IndexSources:
     def _download(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
         import urllib.request
 
-        assert self._cache is not None
+        if self._cache is None:
+            self._cache = Path(tempfile.mkdtemp(prefix="spark-build-"))
+            atexit.register(shutil.rmtree, self._cache, ignore_errors=True)
         self._cache.mkdir(parents=True, exist_ok=True)
         target = self._cache / pin["filename"]
         if not target.is_file() or DirTree(self._cache).digest(pin["filename"]) != pin["sha256"]:
@@ -608,14 +656,12 @@ class IndexSources:
         return zipfile.ZipFile(target)
 
     def _archive(self, pin: Mapping[str, Any], whole: bool) -> zipfile.ZipFile:
-        name = pin["filename"]
-        if name not in self._archives:
-            try:
-                opened = self._download(pin) if whole and self._cache else self._remote(pin)
-            except OSError as error:
-                raise ApplyError(f"cannot fetch {name}: {error}", EXIT_REMOTE) from error
-            self._archives[name] = opened
-        return self._archives[name]
+        """A pinned wheel: whole and checked against its sha256, or by range for one file of it."""
+        key = (pin["filename"], whole)
+        if key not in self._archives:
+            with reaching(pin["filename"]):
+                self._archives[key] = self._download(pin) if whole else self._remote(pin)
+        return self._archives[key]
 
     def donor(self, pin: Mapping[str, Any]) -> bytes:
         data = self._read(pin, pin["member"], whole=False)
@@ -634,12 +680,8 @@ class IndexSources:
         return self._read(pin, path, whole=True)
 
     def _read(self, pin: Mapping[str, Any], path: str, whole: bool) -> bytes:
-        try:
+        with reaching(pin["filename"]):
             return self._archive(pin, whole).read(path)
-        except (OSError, KeyError, zipfile.BadZipFile) as error:
-            raise ApplyError(
-                f"cannot read {path} of {pin['filename']}: {error}", EXIT_REMOTE
-            ) from error
 
 
 # ------------------------------------------------------------------------- text operations: before
@@ -683,9 +725,12 @@ def replace_text(text: str, old: str, new: str, count: int) -> tuple[str, str]:
         return POST, text
     if post > count:
         return AMBIGUOUS, f"{first_line(new)!r} is there {post} times, expected {count}"
-    near = nearest_line(text, first_line(old))
     if pre or post:
         return DRIFT, f"{pre} of {count} places are unpatched and {post} are patched"
+    place = nearest_place(text, old)
+    if place:
+        return DRIFT, place
+    near = nearest_line(text, first_line(old))
     return DRIFT, f"{first_line(old)!r} not found" + (f"; nearest is line {near}" if near else "")
 
 
