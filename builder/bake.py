@@ -35,6 +35,8 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
         f"{SHARE}/serve-flags.json": _json(flags),
         "/workspace/build-metadata.yaml": build_metadata(plan),
     }
+    if plan.base.folders:
+        files[f"{SHARE}/folders.json"] = _json(dict(plan.base.folders))
     contents = {path: Content.of(data) for path, data in files.items()}
     for name in ("spark_apply.py", "dispatch_probe.py", "spark_verify.py"):
         data = package_file("runtime", name).read_bytes()

@@ -88,6 +88,8 @@ class BaseIdentity:
     wheels: tuple[Mapping[str, Any], ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = "python3"
+    #: absolute path -> [mode, uid, gid] of folders that are not root's with mode 0755
+    folders: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
     created: str = ""
 

@@ -15,7 +15,13 @@ from builder.engines import docker as engine
 from builder.errors import BuildFailed, UsageError
 from builder.model import BaseIdentity, Platform
 from builder.paths import package_file
-from builder.runtime.spark_apply import Distribution, distribution_of, env_of, sha256_hex
+from builder.runtime.spark_apply import (
+    ENV_PTH,
+    Distribution,
+    distribution_of,
+    env_of,
+    sha256_hex,
+)
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -101,7 +107,8 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     holder = engine.created(client, image.id or ref)
     container = holder.__enter__()
     tree = ImageTree(container, site, answer["files"])
-    env.update(env_of(tree))
+    if tree.read(ENV_PTH) is not None:  # a mod ran here: its settings reach every Python
+        env = {**env_of(tree), **env}
     identity = BaseIdentity(
         kind="image",
         ref=ref,
@@ -111,6 +118,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
         packages=answer["packages"],
         env=env,
         interpreter=str(answer["interpreter"]),
+        folders=answer["folders"],
         user=str(config.get("User") or ""),
         created=str(image.attrs.get("Created") or ""),
     )

@@ -133,9 +133,14 @@ def identify_base(
 ) -> Base:
     """Identify a base, following also the packages that user layers name."""
     from builder.bases import TRACKED, BaseRequest, identify
+    from builder.runtime.spark_apply import normalize
 
     named = {layer["package"] for layer in selection.layers}
-    named |= {p for layer in selection.layers for v in layer["variants"] for p in v["when"]}
+    for variant in (v for layer in selection.layers for v in layer["variants"]):
+        named.update(variant["when"])
+        for op in variant["ops"]:
+            named.update(op.get("if", ()))
+            named.update(normalize(op[k]) for k in ("distribution", "version-of") if k in op)
     tracked = (*TRACKED, *sorted(named - set(TRACKED)))
     return identify(
         BaseRequest(

@@ -49,7 +49,7 @@ def find_cli() -> Cli | None:
         if not os.access(binary, os.X_OK):
             continue
         if _succeeds([binary, "buildx", "version"]):
-            return Cli(binary, (binary, "buildx", "build", "--load"), {})
+            return Cli(binary, (binary, "buildx", "build", "--load", "--provenance=false"), {})
         answer = subprocess.run(
             [binary, "version", "--format", "{{.Client.Version}}"],
             capture_output=True,
@@ -122,7 +122,7 @@ class BuildkitEngine:
         folders = [{"title": n, "folder": _folder(i, n)} for i, n in enumerate(names)]
         finish = None
         gone = any(content is None for content in plan.changes.values())
-        if gone and plan.base.kind == "image":
+        if (gone or plan.base.folders) and plan.base.kind == "image":
             script = f"{bake.SHARE}/spark_apply.py"
             site = plan.base.site_packages
             finish = [plan.base.interpreter, "-B", script, "finish", "--root", site]

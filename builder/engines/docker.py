@@ -11,7 +11,7 @@ import os
 import tarfile
 from typing import TYPE_CHECKING, Any, cast
 
-from builder.errors import BuildFailed, EngineError, RemoteError
+from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,36 +163,46 @@ def run(
     Raises:
         BuildFailed: it cannot start, or exits non-zero.
     """
-    from docker.errors import APIError, ContainerError
+    from docker.errors import APIError
 
     kwargs: dict[str, Any] = {"platform": platform} if platform else {}
     if user is not None:
         kwargs["user"] = user
     try:
-        output = client.containers.run(
+        container = client.containers.create(
             image,
             entrypoint=[command[0]],
             command=list(command[1:]),
             environment=dict(env or {}),
             network_mode="none",
-            remove=True,
-            stdout=True,
-            stderr=False,
             **kwargs,
         )
-    except ContainerError as error:
-        text = error.stderr
-        tail = (text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))[-2000:]
-        raise BuildFailed(f"{image}: {command[0]} exited {error.exit_status}: {tail}") from None
     except APIError as error:
-        if "exec format error" in str(error.explanation):
-            raise EngineError(
-                f"{image} is for another architecture than this machine, which has no emulation",
-                hint="install qemu-user-static and binfmt-support, or use a pypi: base",
-            ) from None
-        raise BuildFailed(f"{image}: cannot run {command[0]}: {error.explanation}") from None
-    assert isinstance(output, bytes)
+        raise BuildFailed(f"{image}: no container of it can be made: {error.explanation}") from None
+    try:  # by hand, because the SDK's own run() leaves the container behind when it is interrupted
+        container.start()
+        status = int(container.wait()["StatusCode"])
+        output = container.logs(stdout=True, stderr=False)
+        errors = container.logs(stdout=False, stderr=True)
+    except APIError as error:
+        raise _cannot_start(image, command[0], str(error.explanation)) from None
+    finally:
+        container.remove(force=True)
+    if status != 0:
+        tail = errors.decode("utf-8", "replace")[-2000:]
+        raise BuildFailed(f"{image}: {command[0]} exited {status}: {tail}")
     return output.decode("utf-8", "replace")
+
+
+def _cannot_start(image: str, program: str, words: str) -> Exception:
+    if "exec format error" in words:
+        return EngineError(
+            f"{image} is for another architecture than this machine, which has no emulation",
+            hint="install qemu-user-static and binfmt-support, or use a pypi: base",
+        )
+    if "no such file or directory" in words or "not found" in words:
+        return UsageError(f"image {image} holds no {program}: it is nothing that vLLM runs in")
+    return BuildFailed(f"{image}: cannot run {program}: {words}")
 
 
 def push(client: docker.DockerClient, ref: str) -> str:

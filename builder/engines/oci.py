@@ -1,7 +1,7 @@
 """The embedded engine: writes a deterministic OCI image layout; needs no daemon and no root.
 
-For a ``pypi:`` base the image is an overlay: only the changed and added files, with whiteouts for
-the removed ones, at the paths they have in the image they are meant for.
+For a ``pypi:`` base the image is an overlay: only the changed and added files, at the paths they
+have in the image they are meant for.  Removed ones stand in the receipts.
 
 Deterministic: entries sorted, owner 0:0, modes 0644/0755, one timestamp (``bake.timestamp``), gzip
 level 6 with no name and no time.
@@ -153,11 +153,20 @@ class Layout:
 
 
 def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:
-    """The image's layers as ``(what it is, absolute path -> content)``, bottom first."""
+    """The image's layers as ``(what it is, absolute path -> content)``, bottom first.
+
+    An overlay stands on nothing, so it holds no whiteouts (an engine cannot unpack one of a file
+    that is not below it): its receipts say what goes away, and ``spark_apply.py finish`` does it.
+    """
+    alone = plan.base.kind == "pypi"
     site = plan.base.site_packages
     layers: list[tuple[str, dict[str, Content | None]]] = []
     for decision in plan.needed:
-        files = {f"{site}/{path}": content for path, content in decision.changes.items()}
+        files = {
+            f"{site}/{path}": content
+            for path, content in decision.changes.items()
+            if content is not None or not alone
+        }
         layers.append((decision.name, files))
     layers.append(("spark-build", dict(bake.baked_files(plan))))
     return layers

@@ -48,6 +48,29 @@ def top_levels(record: list[str]) -> set[str]:
     return {row.split("/")[0] for row in record if row and not row.startswith(("/", ".."))}
 
 
+def odd_folders(site: str, files: dict[str, list[object]]) -> dict[str, list[int]]:
+    """``[mode, uid, gid]`` of folders that are not root's with mode 0755.
+
+    A copied folder arrives as root's with mode 0755; these are put back afterwards.
+    """
+    wanted = {"/usr/share", "/usr/local", "/usr/local/bin", "/workspace", site}
+    wanted.update(os.path.dirname(os.path.join(site, path)) for path in files)
+    for path in wanted:
+        while path not in ("", "/"):
+            wanted.add(path)
+            path = os.path.dirname(path)
+    odd = {}
+    for path in sorted(wanted - {""}):
+        try:
+            info = os.stat(path)
+        except OSError:
+            continue
+        found = [stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid]
+        if found != [0o755, 0, 0]:
+            odd[path] = found
+    return odd
+
+
 def main() -> None:
     """Print the identity of this interpreter's environment."""
     tracked = set(json.loads(os.environ["SPARK_BUILD_TRACKED"]))
@@ -82,9 +105,11 @@ def main() -> None:
             entry = describe(os.path.join(receipts, name), True)
             if entry is not None:
                 files[f".spark-build/receipts/{name}"] = entry
+    folders = odd_folders(site, files)
     print(
         json.dumps(
             {
+                "folders": folders,
                 "interpreter": os.path.realpath(sys.executable),
                 "python": f"cp{sys.version_info[0]}{sys.version_info[1]}",
                 "machine": os.uname().machine,

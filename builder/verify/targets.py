@@ -26,6 +26,8 @@ from builder.verify.sandbox import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from docker.models.containers import Container
+
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan
@@ -188,7 +190,7 @@ def _open_overlay(
     overlay.update(
         {
             path.removeprefix(prefix): None if data is None else Content.of(data)
-            for path, data in files.items()
+            for path, data in {**_taken_away(plan), **files}.items()
             if path.startswith(prefix)
         }
     )
@@ -229,14 +231,23 @@ def _open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
             baked = docker.read_file(container, f"{bake.SHARE}/plan.json")
             layers = docker.read_file(container, f"{bake.SHARE}/layers.json")
             plan = json.loads(baked) if baked else None
-            if plan and plan["base"]["kind"] == "pypi":
+            if plan and _stands_alone(plan, container):
                 files: dict[str, bytes | None] = dict(docker.export_files(container))
-                files |= _taken_away(plan)
                 env = docker.env_of_image(image)
                 return _open_overlay(ref, plan, files, env, opening)
     finally:
         client.close()
     return _open_image(ref, plan, json.loads(layers or b"[]"), opening)
+
+
+def _stands_alone(plan: Mapping[str, Any], container: Container) -> bool:
+    """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
+    from builder.engines import docker
+
+    base = plan["base"]
+    metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
+    found = docker.read_file(container, f"{base['site_packages']}/{metadata}")
+    return base["kind"] == "pypi" and found is None
 
 
 def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:

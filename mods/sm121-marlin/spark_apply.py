@@ -1927,7 +1927,18 @@ def finish(root: Path) -> list[str]:
     wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
     if wrong:
         raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
+    _restore_folders(Path(__file__).with_name("folders.json"))
     return removed
+
+
+def _restore_folders(listing: Path) -> None:
+    """Give folders that a copy made root's their mode and owner back."""
+    if not listing.is_file():
+        return
+    for path, (mode, uid, gid) in json.loads(listing.read_bytes()).items():
+        if os.path.isdir(path):
+            os.chown(path, uid, gid)
+            os.chmod(path, mode)
 
 
 def drop_empty(directory: Path, root: Path) -> None:

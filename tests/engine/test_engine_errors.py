@@ -196,7 +196,6 @@ def test_image_without_vllm(cli: Cli, slim: str, build: Built) -> None:
     assert f"error: image {image} holds no Python that has vllm" in done.err
 
 
-@pytest.mark.xfail(reason="exit 7 in place of 2, and the container that could not start stays")
 def test_image_without_a_shell(cli: Cli, engine: Engine, build: Built) -> None:
     image = build("empty:1", "FROM scratch\nLABEL empty=yes\n")
     done = cli(*SETTINGS, "--base", image)
@@ -228,7 +227,6 @@ def test_tag_that_moved_is_not_built_on(
     assert "built-on:old" not in support.tags(engine)
 
 
-@pytest.mark.xfail(reason="only what `package` and `when` name is looked for in an image")
 def test_distribution_that_only_an_op_names_is_looked_for(
     cli: Cli, slim: str, patches: Path
 ) -> None:
@@ -304,7 +302,6 @@ def test_interrupted_build(
     assert "interrupted:1" not in support.tags(engine)
 
 
-@pytest.mark.xfail(reason="the container of the probe runs on")
 def test_interrupted_while_the_base_is_asked(
     cli: Cli, engine: Engine, slim: str, build: Built
 ) -> None:
@@ -337,7 +334,6 @@ def test_user_of_the_base_is_kept(
     assert not [name for name in gone if name.startswith("packaging")]
 
 
-@pytest.mark.xfail(reason="COPY of a folder resets owner and mode of every folder above its files")
 def test_folders_of_the_user_stay_his(cli: Cli, engine: Engine, slim: str, build: Built) -> None:
     image = build("of-a-user:2", OF_A_USER.format(base=slim))
     cli(*SETTINGS, "--base", image, "--tag", "for-a-user:2").ok()

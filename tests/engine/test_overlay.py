@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from .machine import Engine, Registry
 
-WHITEOUTS = pytest.mark.xfail(reason="COPY cannot read a layer with whiteouts of what is not there")
 MATCHING = ("--platform", "linux/amd64", "--python", "3.11", "--site-packages", base.SITE)
 
 
@@ -71,7 +70,6 @@ def test_recipe_is_for_the_official_image(recipe: list[str]) -> None:
     assert run.startswith("RUN --network=none ["), "the step that takes files away needs no network"
 
 
-@WHITEOUTS
 def test_overlaid_image_has_the_same_files(
     engine: Engine, overlaid: str, built_tree: support.Tree
 ) -> None:
@@ -81,7 +79,6 @@ def test_overlaid_image_has_the_same_files(
     assert not support.differences(support.without(tree, *ours), support.without(built_tree, *ours))
 
 
-@WHITEOUTS
 def test_overlaid_image_verifies_from_inside(engine: Engine, overlaid: str) -> None:
     words = ("run", "--rm", "--network=none", "--entrypoint", "spark-verify", overlaid, "--json")
     evidence = json.loads(engine.run(*words))
@@ -92,7 +89,6 @@ def test_overlaid_image_verifies_from_inside(engine: Engine, overlaid: str) -> N
     assert [c["name"] for c in evidence["checks"] if c["name"].startswith("env ")]
 
 
-@WHITEOUTS
 def test_overlaid_image_verifies_from_outside(cli: Cli, overlaid: str) -> None:
     """Its own vLLM is asked, and the files are its own: it is no mere overlay any more."""
     done = cli("verify", overlaid, "--level", "static,dispatch", "--json").ok()
