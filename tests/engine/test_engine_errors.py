@@ -21,7 +21,7 @@ from builder.index import PackageIndex
 from builder.planner import make_plan
 from builder.wheels import IndexSources
 
-from . import base, cache, support
+from . import base, cache, machine, support
 from .support import Built, Cli
 
 if TYPE_CHECKING:
@@ -250,30 +250,32 @@ def test_failed_build_leaves_no_tag(
     assert "failed:1" not in support.tags(engine)
 
 
-def _running(word: str) -> list[str]:
-    """Command lines on this machine, those in containers included, that hold a word."""
+def _running(engine: Engine, word: str) -> list[str]:
+    """Command lines in the containers of this engine, those of builds included, with a word."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in machine._family(str(engine._work)):
         try:
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
             continue
-        if word in line:
-            found.append(line)
+        if word in line.decode(errors="replace"):
+            found.append(line.decode(errors="replace"))
     return found
 
 
-def _until_gone(word: str, seconds: float = 15.0) -> list[str]:
+def _until_gone(engine: Engine, word: str, seconds: float = 15.0) -> list[str]:
     deadline = time.monotonic() + seconds
-    while _running(word) and time.monotonic() < deadline:
+    while _running(engine, word) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return _running(word)
+    return _running(engine, word)
 
 
-def _interrupt(started: subprocess.Popen[str], word: str, number: int, group: bool) -> str:
+def _interrupt(
+    engine: Engine, started: subprocess.Popen[str], word: str, number: int, group: bool
+) -> str:
     """Wait until a container runs a command with that word; then end what started it."""
     deadline = time.monotonic() + 60
-    while not _running(word):
+    while not _running(engine, word):
         assert started.poll() is None, started.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -295,10 +297,10 @@ def test_interrupted_build(
     image = trapped(build, "slow-finish:1", slim, "finish", "time.sleep(50)")
     words = ("--layers", "taking-away", "--patches", patches, "--base", image)
     started = cli.start("image", *words, "--tag", "interrupted:1", "--no-verify")
-    said = _interrupt(started, "spark_apply.py finish", number, group)
+    said = _interrupt(engine, started, "spark_apply.py finish", number, group)
     assert started.returncode == Exit.INTERRUPTED, said
     assert "interrupted" in said
-    assert not _until_gone("spark_apply.py finish")
+    assert not _until_gone(engine, "spark_apply.py finish")
     assert "interrupted:1" not in support.tags(engine)
 
 
@@ -307,7 +309,7 @@ def test_interrupted_while_the_base_is_asked(
 ) -> None:
     image = trapped(build, "slow-probe:1", slim, "SPARK_BUILD_PROBE", "time.sleep(50)")
     started = cli.start(*SETTINGS, "--base", image, "--tag", "interrupted:1")
-    said = _interrupt(started, 'm.version("vllm")', signal.SIGINT, group=True)
+    said = _interrupt(engine, started, 'm.version("vllm")', signal.SIGINT, group=True)
     assert started.returncode == Exit.INTERRUPTED, said
     assert not removed_containers(engine)
 
