@@ -53,14 +53,15 @@ def odd_folders(site: str, files: dict[str, list[object]]) -> dict[str, list[int
 
     A copied folder arrives as root's with mode 0755; these are put back afterwards.
     """
-    wanted = {"/usr/share", "/usr/local", "/usr/local/bin", "/workspace", site}
-    wanted.update(os.path.dirname(os.path.join(site, path)) for path in files)
-    for path in wanted:
-        while path not in ("", "/"):
+    leaves = {"/usr/share", "/usr/local/bin", "/workspace", site}
+    leaves.update(os.path.dirname(os.path.join(site, path)) for path in files)
+    wanted = set()
+    for path in leaves:
+        while path not in ("", "/") and path not in wanted:
             wanted.add(path)
             path = os.path.dirname(path)
     odd = {}
-    for path in sorted(wanted - {""}):
+    for path in sorted(wanted):
         try:
             info = os.stat(path)
         except OSError:

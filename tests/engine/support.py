@@ -156,8 +156,10 @@ class Built:
 
     def remove(self) -> None:
         """Remove what was built."""
-        if self.made:
-            self.engine.run("image", "rm", *self.made)
+        there = tags(self.engine)
+        names = [name for name in self.made if name in there]
+        if names:
+            self.engine.run("image", "rm", *names)
 
 
 # --- trees ----------------------------------------------------------------------------------
