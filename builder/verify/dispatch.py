@@ -28,7 +28,10 @@ def flag_value(flags: Sequence[str], name: str) -> str:
 
 
 def make_request(plan: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """What the probe is asked: each expectation with the plan's settings, then without any."""
+    """What the probe is asked: each expectation with the plan's settings, then without any.
+
+    ``env`` holds what the target itself sets, which wins: a changed setting must show.
+    """
     flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
     unset = dict.fromkeys(plan["env"])
     asks: list[dict[str, Any]] = []
@@ -38,7 +41,7 @@ def make_request(plan: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, A
         value = flag_value(flags, f"--{setting.replace('_', '-')}")
         asks.append({"kind": kind, setting: value})
     asks += [{"kind": e["kind"], "env": unset} for e in plan["expect"]]
-    return {"env": {**env, **plan["env"]}, "ask": asks}
+    return {"env": {**plan["env"], **env}, "ask": asks}
 
 
 def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
@@ -52,7 +55,8 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             yield _not_run(expectation["kind"], expectation["line"], target.cannot_ask)
         return
     try:
-        result = target.ask(make_request(target.plan, {}))
+        own = {name: target.env[name] for name in target.plan["env"] if name in target.env}
+        result = target.ask(make_request(target.plan, own))
     except SparkBuildError as error:
         for expectation in expectations:
             yield _not_run(expectation["kind"], expectation["line"], str(error))

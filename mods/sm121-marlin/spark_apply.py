@@ -1908,15 +1908,19 @@ def finish(root: Path) -> list[str]:
         ApplyError: a file is not what its receipt says, so the copy went wrong.
     """
     tree = DirTree(root)
-    final: dict[str, str | None] = {}
-    for receipt in receipts_of(tree):
-        final.update({path: entry["after"] for path, entry in receipt["files"].items()})
-    if not final:
+    receipts = receipts_of(tree)
+    if not receipts:
         raise ApplyError(f"{root} holds no receipts: nothing was copied here", EXIT_USAGE)
+    final: dict[str, str | None] = {}
+    for receipt in receipts:
+        final.update({path: entry["after"] for path, entry in receipt["files"].items()})
     gone = [path for path, digest in final.items() if digest is None]
-    for path, digest in final.items():
-        if digest is not None:
-            gone.extend(stale_pyc(tree, path))
+    for path in list(gone):
+        folder, _, name = path.rpartition("/")
+        if name == "METADATA" and distribution_of(folder):  # what an installer added goes too
+            gone.extend(f"{folder}/{left}" for left in tree.children(folder))
+    for path in final:
+        gone.extend(stale_pyc(tree, path))
     removed = []
     for path in sorted(set(gone)):
         target = root / path

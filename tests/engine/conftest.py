@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SKIPPED = "no real engine: "
+#: What a warm run needs; without a limit every change of a layer adds gigabytes.
+BUILD_CACHE = "3GB"
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def engine(tools: machine.EngineTools, pytestconfig: pytest.Config) -> Iterator[
         _tidy(running)
         yield running
         _tidy(running)
+        running.run("builder", "prune", "--force", f"--keep-storage={BUILD_CACHE}")
     finally:
         running.__exit__(None, None, None)
 

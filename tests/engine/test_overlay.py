@@ -22,9 +22,10 @@ MATCHING = ("--platform", "linux/amd64", "--python", "3.11", "--site-packages", 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder() -> Iterator[Path]:
     """Where the overlay is written."""
-    return tmp_path_factory.mktemp("overlay") / "layout"
+    with cache.scratch("overlay") as scratch:
+        yield scratch / "layout"
 
 
 @pytest.fixture(scope="module")

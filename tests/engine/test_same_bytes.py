@@ -11,7 +11,7 @@ import pytest
 
 from builder.bake import LABEL_PREFIX
 
-from . import base, support
+from . import base, cache, support
 from .support import PROFILE, WHEELS, Built, Cli, Done, Tree
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ EXPORT = (
 
 
 @pytest.fixture(scope="module")
-def layout(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def layout(cli: Cli) -> Iterator[Path]:
     """The overlay for the default platform, arm64 and Python 3.12, as the oci engine writes it."""
-    folder = tmp_path_factory.mktemp("oci") / "layout"
-    words = ("--base", WHEELS, "--engine", "oci", "--output", f"oci:{folder}", "--no-verify")
-    cli("image", "--layers", PROFILE, *words).ok()
-    return folder
+    with cache.scratch("same-bytes") as folder:
+        output = f"oci:{folder}/layout"
+        words = ("--base", WHEELS, "--engine", "oci", "--output", output, "--no-verify")
+        cli("image", "--layers", PROFILE, *words).ok()
+        yield folder / "layout"
 
 
 @pytest.fixture(scope="module")
@@ -153,20 +154,26 @@ def export(engine: Engine, image: str, folder: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.fixture
+def exported(engine: Engine, base_image: str) -> Iterator[Path]:
+    """A site-packages directory of this machine, as it is in the base image."""
+    with cache.scratch("exported") as folder:
+        root = folder / "python3.11" / "site-packages"
+        root.mkdir(parents=True)
+        export(engine, base_image, root)
+        yield root
+
+
 def test_apply_gives_what_the_image_has(
-    cli: Cli, engine: Engine, base_image: str, base_tree: Tree, built_tree: Tree,
-    plan: dict[str, Any], tmp_path: Path,
-) -> None:  # fmt: skip
-    root = tmp_path / "python3.11" / "site-packages"
-    root.mkdir(parents=True)
-    export(engine, base_image, root)
-    before = support.files_of(support.tree_of_directory(root))
+    cli: Cli, exported: Path, base_tree: Tree, built_tree: Tree, plan: dict[str, Any]
+) -> None:
+    before = support.files_of(support.tree_of_directory(exported))
     touched = planned_files(plan)
     missing = {path for path, (was, _) in touched.items() if was is not None} - before.keys()
     assert not missing, "the export leaves out what the plan changes"
-    done = cli("apply", root, "--layers", PROFILE, "--json").ok()
+    done = cli("apply", exported, "--layers", PROFILE, "--json").ok()
     assert done.json["written"] is True
-    after = support.without(support.files_of(support.tree_of_directory(root)), *STATE)
+    after = support.without(support.files_of(support.tree_of_directory(exported)), *STATE)
     image = support.without(support.files_of(built_tree), *STATE)
     wanted = {
         path: entry for path, entry in image.items() if path in before or path not in base_tree
