@@ -81,7 +81,7 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     answer = subprocess.run(
         [sys.executable, "-B", str(HERE / "dispatch_probe.py")],
-        input=json.dumps({"env": plan["env"], "ask": asks}),
+        input=json.dumps({"ask": asks}),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
