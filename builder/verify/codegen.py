@@ -7,19 +7,16 @@ for that.  What comes out is looked at: the architecture it is for, its tensor-c
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
-import subprocess
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
-from builder.paths import package_file
 from builder.runtime.spark_apply import versions
 from builder.verify import Check
 from builder.verify.dslmirror import NoDsl, mirror
-from builder.verify.sandbox import Sandbox, SandboxUnavailable, lay_out, requirements_for
+from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
 from builder.verify.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 
 if TYPE_CHECKING:
@@ -313,7 +310,7 @@ def sandbox_compiler(
         dsl = mirror(tree)
         sandbox.prepare()
         full = {**request, "paths": [str(dsl), str(lay_out(tree))], "pretend_triton": True}
-        result = run_probe(sandbox.python, full)
+        result = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
         result.setdefault("simulated", [])[:0] = [
             f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox",
             "the CuTe DSL's shared libraries: this machine's build of the same wheels",
@@ -325,30 +322,4 @@ def sandbox_compiler(
 
 def python_compiler(python: Path) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """A way to compile with what an environment on this machine has installed."""
-    return lambda request: run_probe(python, request)
-
-
-def run_probe(python: Path, request: Mapping[str, Any], probe: str = PROBE) -> dict[str, Any]:
-    """Run a probe under an interpreter.
-
-    Raises:
-        SandboxUnavailable: the probe did not end with a result.
-    """
-    keep = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
-    env = {name: os.environ[name] for name in keep if os.environ.get(name)}
-    try:
-        answer = subprocess.run(
-            [str(python), str(package_file("runtime", probe))],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env=env,
-            check=False,
-        )
-        result: dict[str, Any] = json.loads(answer.stdout)
-    except subprocess.TimeoutExpired:
-        raise SandboxUnavailable(f"{probe} took more than {TIMEOUT:.0f} s") from None
-    except (OSError, ValueError) as error:
-        raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
-    return result
+    return lambda request: ask_probe(python, request, TIMEOUT, PROBE)

@@ -173,31 +173,35 @@ class Sandbox:
         return ask_probe(self.python, request, timeout)
 
 
-def ask_probe(python: Path, request: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
-    """Run the dispatch probe under an interpreter.
+def ask_probe(
+    python: Path,
+    request: Mapping[str, Any],
+    timeout: float = 300,
+    probe: str = "dispatch_probe.py",
+) -> dict[str, Any]:
+    """Run a probe of ``builder/runtime`` under an interpreter; ``timeout`` is in seconds.
 
     Raises:
         SandboxUnavailable: the probe did not end with a result.
     """
-    probe = package_file("runtime", "dispatch_probe.py")
     keep = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
-    env = {name: os.environ[name] for name in keep if name in os.environ}
-    env |= {"PYTHONDONTWRITEBYTECODE": "", "VLLM_NO_USAGE_STATS": "1"}
+    env = {name: os.environ[name] for name in keep if os.environ.get(name)}
+    env["VLLM_NO_USAGE_STATS"] = "1"
     try:
         answer = subprocess.run(
-            [str(python), str(probe)],
+            [str(python), str(package_file("runtime", probe))],
             input=json.dumps(request),
             capture_output=True,
             text=True,
             timeout=timeout,
-            env={k: v for k, v in env.items() if v},
+            env=env,
             check=False,
         )
         result: dict[str, Any] = json.loads(answer.stdout)
     except subprocess.TimeoutExpired:
-        raise SandboxUnavailable(f"the dispatch probe took more than {timeout:.0f} s") from None
+        raise SandboxUnavailable(f"{probe} took more than {timeout:.0f} s") from None
     except (OSError, ValueError) as error:
-        raise SandboxUnavailable(f"the dispatch probe gave no result: {error}") from None
+        raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
     return result
 
 
