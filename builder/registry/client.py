@@ -1,0 +1,287 @@
+"""A registry and its repositories, by the OCI distribution specification.
+
+registry = Registry(reference.host)
+repository = registry.repository(reference.repository)
+manifest = repository.manifest(reference.identifier)
+with repository.open(descriptor) as stream: ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlencode
+
+from builder.registry.answers import drain
+from builder.registry.auth import Authenticator, Refused, scope_of
+from builder.registry.download import body_from
+from builder.registry.manifests import check_manifest
+from builder.registry.model import (
+    INDEX_TYPES,
+    MANIFEST_LIMIT,
+    MANIFEST_TYPES,
+    Descriptor,
+    RawManifest,
+)
+from builder.registry.options import Options, Traffic
+from builder.registry.patience import Retries
+from builder.registry.reference import Reference, is_digest
+from builder.registry.stream import verified
+from builder.registry.transport import Transport
+from builder.registry.upload import session_address, upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import requests
+
+    from builder.registry.auth import Permit
+    from builder.registry.model import ImageSource
+
+ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
+
+
+class Registry:
+    """One registry: its connections, and how many bytes went over them."""
+
+    def __init__(
+        self, host: str, options: Options | None = None, traffic: Traffic | None = None
+    ) -> None:
+        """``host`` is as references write it; Docker Hub's API is found behind ``docker.io``."""
+        self.host = host
+        api_host = Reference(host=host, repository="").api_host
+        options = options or Options.from_environment()
+        self.transport = Transport(api_host, options, traffic)
+        #: Bytes sent at once; less after the registry has refused so much.
+        self.piece = options.chunk
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent and received so far."""
+        return self.transport.traffic
+
+    def repository(self, name: str) -> Repository:
+        """A repository on it; nothing is asked yet."""
+        return Repository(self, name)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.transport.close()
+
+
+class Repository:
+    """One repository, to read from and to write to."""
+
+    def __init__(self, registry: Registry, path: str) -> None:
+        self.registry = registry
+        self.path = path
+        self.name = f"{registry.host}/{path}"
+        self.transport = registry.transport
+        self.authenticator = Authenticator(self.transport, registry.host, path)
+        self._lock = threading.Lock()
+        self._sessions: dict[str, str] = {}
+        self._absent: set[str] = set()
+        #: Ask for leave to write at once, so that one token serves, and so that a registry which
+        #: shows a new repository only to those who may make it answers at all.
+        self.writes = False
+
+    def url(self, tail: str) -> str:
+        """The address of something in this repository."""
+        return f"{self.transport.root}/v2/{self.path}/{tail}"
+
+    # -- reading
+
+    @property
+    def reading(self) -> Permit:
+        """Leave to read."""
+        if self.writes:
+            return self.writing
+        return self.authenticator.permit(scope_of(self.path, "pull"))
+
+    @property
+    def writing(self) -> Permit:
+        """Leave to write, and to look whether it is needed."""
+        return self.authenticator.permit(scope_of(self.path, "pull", "push"))
+
+    def manifest(self, reference: str) -> RawManifest:
+        """The manifest or index of a tag or digest; a digest is checked.
+
+        Raises:
+            RemoteError: it is not there, is too large, of another type, or its bytes do not match
+                its digest.
+        """
+        subject = f"manifest {self.path}{separator(reference)}{reference}"
+        response, data = self.transport.fetch(
+            self.url(f"manifests/{reference}"),
+            subject,
+            limit=MANIFEST_LIMIT,
+            headers=ACCEPT,
+            permit=self.reading,
+        )
+        return check_manifest(
+            data,
+            content_type=response.headers.get("Content-Type", ""),
+            digest=reference if is_digest(reference) else _named_digest(response),
+            where=f"{self.transport.host}: {subject}",
+        )
+
+    def digest_of(self, reference: str) -> str | None:
+        """The digest that a tag points to, or None when there is no such tag.
+
+        Raises:
+            RemoteError: the registry does not answer.
+        """
+        response = self.transport.request(
+            "HEAD",
+            self.url(f"manifests/{reference}"),
+            f"manifest {self.path}:{reference}",
+            expect=frozenset({200, 404}),
+            headers=ACCEPT,
+            permit=self.reading,
+        )
+        drain(response)
+        if response.status_code == 404:
+            return None
+        return _named_digest(response) or self.manifest(reference).digest
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is in this repository."""
+        response = self.transport.request(
+            "HEAD",
+            self.url(f"blobs/{digest}"),
+            f"blob {digest}",
+            expect=frozenset({200, 404}),
+            permit=self.reading,
+        )
+        drain(response)
+        there = response.status_code == 200
+        with self._lock:
+            (self._absent.discard if there else self._absent.add)(digest)
+        return there
+
+    @contextlib.contextmanager
+    def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
+        """A blob as a stream, in constant memory; see ``stream.verified``."""
+        retries = Retries(self.transport, f"blob {blob.digest}")
+        stream = verified(
+            blob,
+            self.name,
+            lambda offset: body_from(self, blob, offset, retries),
+            lost=retries.lost,
+            moved=retries.moved,
+        )
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    # -- writing
+
+    def mount(self, blob: Descriptor, source: ImageSource) -> bool:
+        """Make a blob of another repository of this registry appear here, if the registry does it.
+
+        One that does not opens an upload session instead, which ``put_blob`` then uses.
+
+        Raises:
+            RemoteError: the registry does not answer.
+        """
+        if not isinstance(source, Repository) or source.registry.host != self.registry.host:
+            return False
+        if source.path == self.path:
+            return self.has(blob.digest)
+        url = self.url("blobs/uploads/")
+        query = urlencode({"mount": blob.digest, "from": source.path})
+        try:
+            response = self.transport.request(
+                "POST",
+                f"{url}?{query}",
+                f"mount of {blob.digest}",
+                expect=frozenset({201, 202, 400, 401, 403, 404, 405}),
+                headers={"Content-Length": "0"},
+                permit=self.authenticator.permit(
+                    scope_of(self.path, "pull", "push"), scope_of(source.path, "pull")
+                ),
+            )
+        except Refused:
+            return False
+        drain(response)
+        if response.status_code == 202:
+            with self._lock:
+                self._sessions[blob.digest] = session_address(self, url, response)
+        return response.status_code == 201
+
+    def waiting_session(self, digest: str) -> str | None:
+        """The upload session that a refused mount has left; it is given out once."""
+        with self._lock:
+            return self._sessions.pop(digest, None)
+
+    def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
+        """Send a blob unless it is there; nothing is stored when its bytes do not match its digest.
+
+        Raises:
+            UploadLost: it must be sent again from its start, and ``content`` cannot go back there.
+            RemoteError: the registry does not take it, or the bytes are wrong.
+        """
+        with self._lock:
+            asked = blob.digest in self._absent
+            self._absent.discard(blob.digest)
+        if asked or not self.has(blob.digest):
+            upload(self, blob, content)
+
+    def put_manifest(self, manifest: RawManifest, reference: str) -> None:
+        """Write a manifest under a tag or its own digest; this is the last step of a push.
+
+        Raises:
+            RemoteError: the registry does not take it.
+        """
+        self.send_manifest(manifest, reference)
+
+    def send_manifest(self, manifest: RawManifest, reference: str) -> requests.Response:
+        """``put_manifest``, with the registry's answer."""
+        subject = f"push of {self.path}{separator(reference)}{reference}"
+        retries = Retries(self.transport, subject)
+        while True:
+            response = self.transport.request(
+                "PUT",
+                self.url(f"manifests/{reference}"),
+                subject,
+                expect=frozenset({200, 201, 202}),
+                headers={"Content-Type": manifest.media_type},
+                body=manifest.data,
+                permit=self.writing,
+                retries=retries,
+            )
+            drain(response)
+            stored = _named_digest(response)
+            if stored in ("", manifest.digest):
+                return response
+            # damaged on the way, or changed by the registry: a tag must not be left on that
+            retries.failed(f"{manifest.digest} was stored as {stored}")
+
+    def delete(self, reference: str) -> bool:
+        """Delete a manifest by digest, or a tag where the registry can; whether it was there.
+
+        Raises:
+            RemoteError: the registry does not delete.
+        """
+        response = self.transport.request(
+            "DELETE",
+            self.url(f"manifests/{reference}"),
+            f"removal of {self.path}{separator(reference)}{reference}",
+            expect=frozenset({200, 202, 404}),
+            permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),
+        )
+        drain(response)
+        return response.status_code != 404
+
+
+def separator(reference: str) -> str:
+    """What stands between a name and a tag or digest."""
+    return "@" if is_digest(reference) else ":"
+
+
+def _named_digest(response: requests.Response) -> str:
+    """The digest that the registry names, where it is one that we can check."""
+    digest: str = response.headers.get("Docker-Content-Digest", "")
+    return digest if is_digest(digest) else ""

@@ -1,0 +1,35 @@
+"""An image of two sources: new manifests and blobs, on top of those of another image."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from builder.registry.layout import LayoutDirectory
+    from builder.registry.model import Descriptor, ImageSource, RawManifest
+
+
+class Composed:
+    """Reads from a layout what it has, and from the base's place everything else."""
+
+    def __init__(self, own: LayoutDirectory, base: ImageSource) -> None:
+        self.own, self.base = own, base
+        self.name = base.name
+
+    def manifest(self, reference: str) -> RawManifest:
+        """The manifest of a digest.
+
+        Raises:
+            RemoteError: neither has it.
+        """
+        return (self.own if self.own.has(reference) else self.base).manifest(reference)
+
+    def open(self, blob: Descriptor) -> AbstractContextManager[IO[bytes]]:
+        """A blob as a stream; see ``ImageSource.open``."""
+        return self.origin(blob).open(blob)
+
+    def origin(self, blob: Descriptor) -> ImageSource:
+        """Where a blob is, so that its registry can mount it."""
+        return self.own if self.own.has(blob.digest) else self.base

@@ -1,0 +1,247 @@
+"""Copy an image from anywhere to anywhere: only what is missing travels, and the tag comes last.
+
+Blobs first, in parallel: skipped where the target has them, mounted where it can take them from
+its neighbour, streamed otherwise.  Then the manifests, by digest, children before their index; then
+the tag.  A copy that breaks leaves the tag as it was.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, cast
+
+from builder.console import console, megabytes
+from builder.errors import RemoteError, UsageError
+from builder.registry.client import Repository
+from builder.registry.compose import Composed
+from builder.registry.manifests import blobs, entries, is_index
+from builder.registry.platforms import restrict
+from builder.registry.reference import is_digest
+from builder.registry.upload import UploadLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.registry.model import Descriptor, ImageSource, ImageTarget, RawManifest
+
+#: Transfers at once.  Each holds one piece of an upload in memory.
+JOBS = 3
+#: Times that a blob is read from its start again after the registry has lost its upload.
+_BEGINNINGS = 5
+#: Manifests in one image, indexes of indexes included, and how deep those may go.
+_MANIFEST_LIMIT = 1000
+_DEPTH_LIMIT = 4
+#: Seconds between lines of progress.
+_EVERY = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What a copy came to.  Numbers of blobs; ``streamed_bytes`` counts those of ``streamed``."""
+
+    manifest: RawManifest
+    present: int = 0
+    mounted: int = 0
+    streamed: int = 0
+    streamed_bytes: int = 0
+
+
+def copy_image(
+    source: ImageSource,
+    reference: str,
+    target: ImageTarget,
+    target_reference: str,
+    *,
+    platforms: Sequence[str] = (),
+    jobs: int = JOBS,
+) -> Copied:
+    """Copy a manifest, or an index and what it lists.
+
+    ``platforms`` (``linux/arm64``, ...) keeps those entries of an index and drops the others, which
+    gives the index a new digest; none keeps all.  ``target_reference`` is a tag; in a layout also
+    ``""``, for an image without a name.
+
+    Raises:
+        UsageError: there is no such platform, or a layout cannot be written.
+        RemoteError: one of the two ends failed, or the image is malformed.
+    """
+    root = restrict(source, source.manifest(reference), platforms)
+    if is_digest(target_reference) and target_reference != root.digest:
+        raise UsageError(f"{root.digest} cannot be copied to {target.name}@{target_reference}")
+    if isinstance(target, Repository):
+        target.writes = True
+        if target.digest_of(target_reference) == root.digest:
+            return Copied(manifest=root)
+    manifests = _manifests(source, root)
+    work = _Work(source, target, _all_blobs(manifests))
+    work.run(jobs)
+    for manifest in manifests:
+        target.put_manifest(manifest, manifest.digest)
+    if target_reference != root.digest:
+        target.put_manifest(root, target_reference)
+    return work.result(root)
+
+
+def _manifests(source: ImageSource, root: RawManifest) -> list[RawManifest]:
+    """The manifest or index and all below it, children first; each is fetched once."""
+    found: dict[str, RawManifest] = {}
+
+    def visit(manifest: RawManifest, depth: int) -> None:
+        if depth > _DEPTH_LIMIT:
+            raise RemoteError(f"{source.name}: {root.digest}: indexes in indexes, too deep")
+        if is_index(manifest):
+            for entry in entries(manifest):
+                if entry.digest in found:
+                    continue
+                if len(found) >= _MANIFEST_LIMIT:
+                    raise RemoteError(
+                        f"{source.name}: {root.digest} has more than {_MANIFEST_LIMIT} manifests"
+                    )
+                visit(_listed(source, entry), depth + 1)
+        found[manifest.digest] = manifest
+
+    visit(root, 0)
+    return list(found.values())
+
+
+def _listed(source: ImageSource, entry: Descriptor) -> RawManifest:
+    """What an index lists, when it is as the index says."""
+    manifest = source.manifest(entry.digest)
+    if len(manifest.data) != entry.size or entry.media_type not in ("", manifest.media_type):
+        raise RemoteError(
+            f"{source.name}: {entry.digest} is listed as {entry.size} bytes of "
+            f"{entry.media_type[:100]} and is {len(manifest.data)} of {manifest.media_type}"
+        )
+    return manifest
+
+
+def _all_blobs(manifests: Sequence[RawManifest]) -> list[Descriptor]:
+    """Every blob once, the largest first; layers that may not be distributed are left out."""
+    found: dict[str, Descriptor] = {}
+    for manifest in manifests:
+        if is_index(manifest):
+            continue
+        for blob in blobs(manifest):
+            known = found.setdefault(blob.digest, blob)
+            if known.size != blob.size:
+                raise RemoteError(
+                    f"{blob.digest} is said to have {known.size} bytes, and {blob.size} bytes"
+                )
+    kept = (blob for blob in found.values() if not blob.foreign)
+    return sorted(kept, key=lambda blob: (-blob.size, blob.digest))
+
+
+class _Work:
+    """The transfer of blobs, in a few threads that all stop when one fails."""
+
+    def __init__(
+        self, source: ImageSource, target: ImageTarget, blobs_: Sequence[Descriptor]
+    ) -> None:
+        self._source, self._target, self._blobs = source, target, blobs_
+        self._total = sum(blob.size for blob in blobs_)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._done: dict[str, int] = {"present": 0, "mounted": 0, "streamed": 0}
+        self._bytes = self._streamed_bytes = 0
+        self._spoke = time.monotonic()
+
+    def run(self, jobs: int) -> None:
+        """Transfer all, or raise what the first failure raised."""
+        with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
+            futures = [pool.submit(self._transfer, blob) for blob in self._blobs]
+            try:
+                finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                failed = [error for future in finished if (error := future.exception())]
+                if failed:
+                    raise next((e for e in failed if not isinstance(e, _Stopped)), failed[0])
+            except BaseException as error:
+                self._stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                if not isinstance(error, Exception):  # interrupted: end the waits of threads, too
+                    source = self._source
+                    source = source.base if isinstance(source, Composed) else source
+                    for end in (source, self._target):
+                        if isinstance(end, Repository):
+                            end.transport.stop()
+                raise
+
+    def result(self, root: RawManifest) -> Copied:
+        """What was done."""
+        return Copied(manifest=root, streamed_bytes=self._streamed_bytes, **self._done)
+
+    def _transfer(self, blob: Descriptor) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        if self._target.has(blob.digest):
+            self._count("present", blob.size)
+        elif self._target.mount(blob, origin(self._source, blob)):
+            self._count("mounted", blob.size)
+        else:
+            self._stream(blob)
+            self._count("streamed", 0)
+
+    def _stream(self, blob: Descriptor) -> None:
+        for beginning in range(1, _BEGINNINGS + 1):
+            with self._source.open(blob) as stream:
+                watched = cast("IO[bytes]", _Watched(stream, self))
+                try:
+                    self._target.put_blob(blob, watched)
+                except UploadLost:
+                    if beginning == _BEGINNINGS:
+                        raise
+                    self.moved(-cast("_Watched", watched).count)
+                else:
+                    return
+
+    def _count(self, how: str, size: int) -> None:
+        with self._lock:
+            self._done[how] += 1
+            self._bytes += size
+
+    def moved(self, size: int) -> None:
+        """Bytes of a blob have travelled; says so now and then."""
+        if self._stop.is_set():
+            raise _Stopped
+        with self._lock:
+            self._bytes += size
+            self._streamed_bytes += size
+            now = time.monotonic()
+            if now - self._spoke < _EVERY:
+                return
+            self._spoke = now
+            done, count = sum(self._done.values()), len(self._blobs)
+            console.say(
+                f"  {self._target.name}: {done} of {count} blobs, "
+                f"{megabytes(self._bytes)} of {megabytes(self._total)}"
+            )
+
+
+def origin(source: ImageSource, blob: Descriptor) -> ImageSource:
+    """The one place that a blob comes from."""
+    return source.origin(blob) if isinstance(source, Composed) else source
+
+
+class _Stopped(Exception):
+    """Another transfer has failed."""
+
+
+class _Watched(io.BufferedIOBase):
+    """A stream that reports what is read from it."""
+
+    def __init__(self, stream: IO[bytes], work: _Work) -> None:
+        super().__init__()
+        self._stream, self._work = stream, work
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = self._stream.read(-1 if size is None else size)
+        self.count += len(data)
+        self._work.moved(len(data))
+        return data

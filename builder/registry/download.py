@@ -1,0 +1,92 @@
+"""Blobs from a registry, from any byte on."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError
+from builder.registry.answers import Lost, drain, number, read_block
+
+if TYPE_CHECKING:
+    from requests import Response
+
+    from builder.registry.client import Repository
+    from builder.registry.model import Descriptor
+    from builder.registry.patience import Retries
+    from builder.registry.transport import Transport
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]+|\*)")
+
+
+class Body:
+    """The body of an answer, counted."""
+
+    def __init__(self, response: Response, transport: Transport) -> None:
+        self._response, self._transport = response, transport
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, ``b""`` at the end; ``Lost`` when the connection broke."""
+        self._transport.time_left()  # a server that drips must not hold us for ever
+        data = read_block(self._response, size)
+        self._transport.traffic.add(received=len(data))
+        return data
+
+    def skip(self, count: int) -> None:
+        """Read and forget."""
+        while count:
+            data = self.read(min(count, 1 << 20))
+            if not data:
+                raise Lost("connection cut")
+            count -= len(data)
+
+    def close(self) -> None:
+        """No more is wanted."""
+        self._response.close()
+
+
+def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Body:
+    """A blob from an offset on; a registry that gives no part of it sends all, and we skip.
+
+    Raises:
+        Lost: the connection broke.
+        RemoteError: the registry does not have it, or it has another size there.
+    """
+    response = _get(repository, blob, offset, retries)
+    if response.status_code == 416:
+        drain(response)
+        response = _get(repository, blob, 0, retries)
+    body = Body(response, repository.transport)
+    try:
+        whole = response.status_code == 200
+        _check(response, repository.name, blob, 0 if whole else offset)
+        if whole:
+            body.skip(offset)
+    except BaseException:
+        body.close()
+        raise
+    return body
+
+
+def _get(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Response:
+    """Ask for it with both ends of the range: there are registries that know no open one."""
+    return repository.transport.request(
+        "GET",
+        repository.url(f"blobs/{blob.digest}"),
+        f"blob {blob.digest}",
+        expect=frozenset({200, 206, 416} if offset else {200}),
+        headers={"Range": f"bytes={offset}-{blob.size - 1}"} if offset else None,
+        permit=repository.reading,
+        retries=retries,
+    )
+
+
+def _check(response: Response, name: str, blob: Descriptor, offset: int) -> None:
+    start, total = 0, response.headers.get("Content-Length", "")
+    if response.status_code == 206:
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        start, total = (int(match[1]), match[2]) if match else (-1, "")
+    if start != offset:
+        raise RemoteError(f"{name}: asked for {blob.digest} from byte {offset} on, got other bytes")
+    if (size := number(total)) not in (None, blob.size):
+        raise RemoteError(f"{name}: {blob.digest} should have {blob.size} bytes and has {size}")

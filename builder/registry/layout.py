@@ -1,0 +1,228 @@
+"""An OCI image layout directory, read and written like a repository."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from builder.errors import RemoteError, UsageError
+from builder.locks import locked
+from builder.registry.manifests import check_manifest
+from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
+from builder.registry.reference import is_digest
+from builder.registry.stream import verified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.registry.answers import Lost
+    from builder.registry.model import ImageSource
+
+REF_NAME = "org.opencontainers.image.ref.name"
+_MARKER = b'{"imageLayoutVersion": "1.0.0"}\n'
+_EMPTY_INDEX: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
+_BLOCK = 1 << 20
+
+
+class LayoutDirectory:
+    """One layout.  A layout that is being written has no ``index.json`` before its first image."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = f"oci:{path}"
+        self._lock = threading.Lock()
+
+    # -- reading
+
+    def references(self) -> tuple[str, ...]:
+        """The names that its index gives to images."""
+        names = (entry.annotations.get(REF_NAME, "") for entry in self._entries())
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    def manifest(self, reference: str) -> RawManifest:
+        """The manifest or index with this name or digest; ``""`` is the only one there is.
+
+        Raises:
+            RemoteError: it is not there, or is not what its digest says.
+        """
+        digest = reference if is_digest(reference) else self._find(reference)
+        with self._blob(digest) as file:
+            data = file.read(MANIFEST_LIMIT + 1)
+        return check_manifest(
+            data, content_type="", digest=digest, where=f"{self.name}: manifest {digest}"
+        )
+
+    def _find(self, name: str) -> str:
+        entries = self._entries()
+        found = {
+            entry.digest for entry in entries if not name or entry.annotations.get(REF_NAME) == name
+        }
+        if len(found) == 1:
+            return found.pop()
+        names = ", ".join(self.references()[:8]) or "none"
+        what = f"no one image {name!r}" if name else f"{len(found)} images"
+        raise RemoteError(
+            f"{self.name} has {what}; its names: {names}", hint=f"{self.name}@sha256:..."
+        )
+
+    def _entries(self) -> tuple[Descriptor, ...]:
+        return tuple(Descriptor.parse(item, self.name) for item in self._index()["manifests"])
+
+    def _index(self) -> dict[str, Any]:
+        path = self.path / "index.json"
+        try:
+            with _regular(path) as file:
+                data = file.read(MANIFEST_LIMIT + 1)
+            index = parse_json(data) if len(data) <= MANIFEST_LIMIT else None
+        except OSError as error:
+            raise RemoteError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError:
+            index = None
+        if not isinstance(index, dict) or not isinstance(index.get("manifests"), list):
+            raise RemoteError(f"{path} is not the index of an OCI layout")
+        return index
+
+    def _place(self, digest: str) -> Path:
+        if not is_digest(digest):
+            raise RemoteError(f"{self.name}: {digest!r} is not a sha256 digest")
+        return self.path / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def _blob(self, digest: str) -> IO[bytes]:
+        try:
+            return _regular(self._place(digest))
+        except OSError as error:
+            raise RemoteError(f"{self.name}: {digest}: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
+        """A blob as a stream; see ``stream.verified``."""
+
+        def give_up(lost: Lost) -> None:
+            raise RemoteError(f"{self.name}: {blob.digest} is damaged: {lost}")
+
+        def open_at(_offset: int) -> IO[bytes]:
+            return self._blob(blob.digest)
+
+        stream = verified(blob, self.name, open_at, lost=give_up, moved=lambda _count: None)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    # -- writing
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is there; it was checked when it was written."""
+        try:
+            return stat.S_ISREG(self._place(digest).lstat().st_mode)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be read: {error.strerror}") from None
+
+    def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
+        """Write a blob; nothing is left when its bytes do not match its digest.
+
+        Raises:
+            RemoteError: they do not.
+            UsageError: the disk does not take them.
+        """
+        target = self._place(blob.digest)
+        with self._writing(target) as out:
+            sha, size = hashlib.sha256(), 0
+            while size <= blob.size and (data := content.read(_BLOCK)):
+                sha.update(data)
+                size += len(data)
+                with self._told(target):
+                    out.write(data)
+            digest = f"sha256:{sha.hexdigest()}"
+            if size != blob.size or digest != blob.digest:
+                raise RemoteError(
+                    f"{self.name}: {blob.digest} of {blob.size} bytes is to be written, and what "
+                    f"came is {digest} of {size} bytes or more"
+                )
+
+    def mount(self, blob: Descriptor, source: ImageSource) -> bool:  # noqa: ARG002
+        """Never: a layout has its own copy of everything."""
+        return False
+
+    def put_manifest(self, manifest: RawManifest, reference: str) -> None:
+        """Write a manifest, and unless ``reference`` is its digest, name it in the index.
+
+        ``""`` lists it without a name.  An image that had the name before loses it.
+
+        Raises:
+            UsageError: the disk does not take it.
+        """
+        with self._writing(self._place(manifest.digest)) as out, self._told(self.path):
+            out.write(manifest.data)
+        if is_digest(reference):
+            return
+        with self._lock, locked(str(self.path.absolute())):
+            index = self._index() if (self.path / "index.json").exists() else _EMPTY_INDEX
+            kept = [
+                entry
+                for entry in index["manifests"]
+                if _name_of(entry) != reference
+                or (not reference and entry.get("digest") != manifest.digest)
+            ]
+            listed = {
+                **manifest.descriptor.as_json(),
+                **({"annotations": {REF_NAME: reference}} if reference else {}),
+            }
+            index = {**index, "manifests": [*kept, listed]}
+            text = json.dumps(index, indent=1, sort_keys=True) + "\n"
+            for name, data in (("oci-layout", _MARKER), ("index.json", text.encode())):
+                with self._writing(self.path / name) as out, self._told(self.path):
+                    out.write(data)
+
+    @contextlib.contextmanager
+    def _writing(self, target: Path) -> Iterator[IO[bytes]]:
+        """A new file that takes the place of ``target`` at the end of the block, or goes away."""
+        with self._told(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
+        partial, out = Path(name), os.fdopen(handle, "wb")
+        try:
+            yield out
+            with self._told(target):
+                out.close()  # which also writes what was kept back
+                partial.chmod(0o644)
+                partial.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                out.close()
+            partial.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _told(self, path: Path) -> Iterator[None]:
+        """Say which file the disk does not take."""
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}; nothing half-written was left",
+                hint="free some space, or choose another place",
+            ) from None
+
+
+def _regular(path: Path) -> IO[bytes]:
+    """Open a file that is one: a pipe would wait for ever, a device has no end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _name_of(entry: object) -> str:
+    annotations = entry.get("annotations") if isinstance(entry, dict) else None
+    return str(annotations.get(REF_NAME, "")) if isinstance(annotations, dict) else ""

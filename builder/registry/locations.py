@@ -1,0 +1,82 @@
+"""Where an image is, as users write it: ``docker://REFERENCE`` or ``oci:DIR[:NAME|@DIGEST]``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from builder.errors import UsageError
+from builder.registry.client import Registry
+from builder.registry.layout import LayoutDirectory
+from builder.registry.options import Options, Traffic
+from builder.registry.reference import is_digest, parse_reference
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from builder.registry.client import Repository
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A repository or layout, and the tag, name or digest in it."""
+
+    image: Repository | LayoutDirectory
+    reference: str
+
+
+class Locations:
+    """Opens locations; those on one registry share its connections.  All bytes are counted."""
+
+    def __init__(self, options: Options | None = None) -> None:
+        self._options = options or Options.from_environment()
+        self._registries: dict[str, Registry] = {}
+        self.traffic = Traffic()
+
+    def open(self, text: str) -> Location:
+        """The place that a user names; nothing is asked of it yet.
+
+        Raises:
+            UsageError: it is not a place.
+        """
+        if text.startswith("oci:"):
+            return _layout(text)
+        reference = parse_reference(text)
+        return Location(
+            image=self.registry(reference.host).repository(reference.repository),
+            reference=reference.identifier,
+        )
+
+    def registry(self, host: str) -> Registry:
+        """A registry, as references name it."""
+        if host not in self._registries:
+            self._registries[host] = Registry(host, self._options, self.traffic)
+        return self._registries[host]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for registry in self._registries.values():
+            registry.close()
+
+
+def _layout(text: str) -> Location:
+    """A directory that exists is meant as a whole, whatever colons it has."""
+    rest = text.removeprefix("oci:")
+    path, reference = rest, ""
+    if not Path(rest).is_dir():
+        path, mark, reference = rest.partition("@")
+        if mark and not is_digest(reference):
+            raise UsageError(f"{text!r}: after '@' stands a sha256 digest")
+        if not mark:
+            path, _, reference = rest.partition(":")
+    if not path:
+        raise UsageError(f"{text!r} names no directory", hint="oci:DIR, oci:DIR:NAME")
+    return Location(image=LayoutDirectory(Path(path)), reference=reference)

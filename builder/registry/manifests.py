@@ -1,0 +1,85 @@
+"""What manifests and indexes hold, read from bytes that somebody else wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builder.errors import RemoteError
+from builder.registry.model import (
+    INDEX_TYPES,
+    MANIFEST_LIMIT,
+    MANIFEST_TYPES,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    RawManifest,
+    sha256_digest,
+)
+
+#: More parts than this are no image: overlayfs takes 128 layers, the largest indexes have some 20.
+PART_LIMIT = 1000
+
+
+def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -> RawManifest:
+    """Bytes as a manifest of a type that we know; ``digest`` is checked unless it is ``""``.
+
+    ``content_type`` is the registry's word, or ``""`` in a layout, which has none.
+
+    Raises:
+        RemoteError: they are not that.
+    """
+    if len(data) > MANIFEST_LIMIT:
+        raise RemoteError(f"{where} is larger than {MANIFEST_LIMIT} bytes, which is the limit")
+    if digest and sha256_digest(data) != digest:
+        raise RemoteError(
+            f"{where}: what came for {digest} is {sha256_digest(data)}",
+            hint="do not use it; the registry or something on the way has damaged it",
+        )
+    media_type = content_type.partition(";")[0].strip().lower()
+    value = RawManifest(data=data, media_type=media_type).json()
+    stated = value.get("mediaType")
+    if not media_type:
+        media_type = stated or (OCI_INDEX if "manifests" in value else OCI_MANIFEST)
+    if media_type not in (*INDEX_TYPES, *MANIFEST_TYPES):
+        obsolete = "; that is Docker's obsolete first form" if ".v1+" in str(media_type) else ""
+        raise RemoteError(f"{where} is of type {str(media_type)[:100]!r}{obsolete}")
+    if stated is not None and stated != media_type:
+        raise RemoteError(f"{where} came as {media_type} and calls itself {str(stated)[:100]}")
+    is_index = media_type in INDEX_TYPES
+    if ("manifests" in value) != is_index or ("layers" in value or "config" in value) == is_index:
+        raise RemoteError(f"{where} is of type {media_type} and does not have its parts")
+    return RawManifest(data=data, media_type=media_type)
+
+
+def is_index(manifest: RawManifest) -> bool:
+    """Whether it lists manifests and not layers."""
+    return manifest.media_type in INDEX_TYPES
+
+
+def entries(index: RawManifest) -> tuple[Descriptor, ...]:
+    """The manifests and indexes that an index lists.
+
+    Raises:
+        RemoteError: it is malformed.
+    """
+    return _descriptors(index.json().get("manifests"), f"index {index.digest}")
+
+
+def blobs(manifest: RawManifest) -> tuple[Descriptor, ...]:
+    """Config first, then the layers from the bottom up.
+
+    Raises:
+        RemoteError: it is malformed.
+    """
+    where = f"manifest {manifest.digest}"
+    value = manifest.json()
+    config = Descriptor.parse(value.get("config"), where)
+    return (config, *_descriptors(value.get("layers"), where))
+
+
+def _descriptors(value: Any, where: str) -> tuple[Descriptor, ...]:
+    if not isinstance(value, list):
+        raise RemoteError(f"{where} has no list of parts")
+    if len(value) > PART_LIMIT:
+        raise RemoteError(f"{where} has {len(value)} parts; the limit is {PART_LIMIT}")
+    return tuple(Descriptor.parse(item, where) for item in value)

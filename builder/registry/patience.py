@@ -1,0 +1,89 @@
+"""When to try again, and when not any more."""
+
+from __future__ import annotations
+
+import random
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError
+
+if TYPE_CHECKING:
+    import requests
+
+    from builder.registry.answers import Lost
+    from builder.registry.transport import Transport
+
+#: What another try may cure: overload, and gateways that lost their backend.
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+#: Bytes that must have come through before earlier failures are forgotten.
+_PROGRESS = 1 << 20
+
+
+class Retries:
+    """Counts failures in a row of one task, waits between them, and gives up in time."""
+
+    def __init__(self, transport: Transport, subject: str) -> None:
+        self._transport = transport
+        self._subject = subject
+        self._failures = 0
+        self._moved = 0
+
+    def moved(self, count: int) -> None:
+        """Bytes came through; enough of them make up for earlier failures."""
+        self._moved += count
+        if self._moved >= _PROGRESS:
+            self._failures = 0
+
+    def lost(self, lost: Lost) -> None:
+        """The same for a connection; some need no second try."""
+        if lost.fatal:
+            message = f"{self._transport.host}: {self._subject}: {lost}"
+            raise RemoteError(message, hint=lost.hint)
+        self.failed(str(lost))
+
+    def failed(self, reason: str, wait: float | None = None) -> None:
+        """Wait before the next try: as long as the registry asks, else longer each time.
+
+        Raises:
+            RemoteError: this was the last try, or the wait would be too long.
+        """
+        options, host = self._transport.options, self._transport.host
+        self._failures += 1
+        self._moved = 0
+        if self._failures >= options.attempts:
+            raise RemoteError(
+                f"{host}: {self._subject}: {reason}, {options.attempts} times",
+                hint="run the same command again; what is done is not done twice",
+            )
+        limit = min(options.longest_wait, self._transport.time_left())
+        if wait is not None and wait > limit:
+            raise RemoteError(
+                f"{host}: {self._subject}: {reason}, and asks to wait {wait:.0f} s",
+                hint="run the same command again after that time",
+            )
+        if wait is None:
+            wait = options.backoff * 2 ** (self._failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+        soon = f" in {wait:.0f} s" if wait >= 2 else ""
+        self._transport.say_once(
+            f"  {host}: {reason}; trying again{soon} ({self._failures} of {options.attempts - 1})"
+        )
+        self._transport.wait(min(wait, limit))
+
+
+def retry_after(response: requests.Response) -> float | None:
+    """Seconds that the server asks us to wait, given as a number or as a date; None if it says not.
+
+    Only 429 and 503 give it that meaning.
+    """
+    value = response.headers.get("Retry-After", "").strip()
+    if not value or response.status_code not in (429, 503):
+        return None
+    if value.isdecimal():
+        return float(value[:9])
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, date.timestamp() - time.time())

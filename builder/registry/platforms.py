@@ -1,0 +1,79 @@
+"""Which entries of an index are for which platform."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import RemoteError, UsageError
+from builder.registry.manifests import blobs, entries, is_index
+from builder.registry.model import RawManifest, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.registry.model import ImageSource
+
+#: BuildKit marks what attests to an image, and is none, with this annotation.
+_ATTESTS = "vnd.docker.reference.digest"
+#: An image configuration larger than this is none; the largest known have some 50 kB.
+_CONFIG_LIMIT = 8 << 20
+
+
+def platform_name(value: Mapping[str, Any]) -> str:
+    """``linux/arm64``, or with the variant where there is one that says more than the default."""
+    variant = str(value.get("variant") or "")
+    names = [str(value.get("os") or "unknown"), str(value.get("architecture") or "unknown")]
+    if variant and (names[1], variant) != ("arm64", "v8"):
+        names.append(variant)
+    return "/".join(names)
+
+
+def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) -> RawManifest:
+    """An index with the entries for some platforms only, or a manifest if it is for one of them.
+
+    What attests to a kept entry is kept.
+
+    Raises:
+        UsageError: a platform is not there.
+        RemoteError: the index or the configuration is malformed.
+    """
+    if not platforms:
+        return image
+    if not is_index(image):
+        _check(source, image, platforms)
+        return image
+    listed = entries(image)
+    has = [platform_name(entry.platform) for entry in listed]
+    missing = [name for name in platforms if name not in has]
+    if missing:
+        raise _absent(source, missing[0], has)
+    kept = {e.digest for e, name in zip(listed, has, strict=True) if name in platforms}
+    kept |= {e.digest for e in listed if e.annotations.get(_ATTESTS) in kept}
+    if len(kept) == len({entry.digest for entry in listed}):
+        return image
+    value = image.json()
+    value["manifests"] = [entry for entry in value["manifests"] if entry["digest"] in kept]
+    data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return RawManifest(data=data, media_type=image.media_type)
+
+
+def _check(source: ImageSource, manifest: RawManifest, platforms: Sequence[str]) -> None:
+    config = blobs(manifest)[0]
+    if config.size > _CONFIG_LIMIT:
+        raise RemoteError(f"{source.name}: a configuration of {config.size} bytes is refused")
+    with source.open(config) as stream:
+        try:
+            value = parse_json(stream.read())
+        except ValueError:
+            value = None
+    if not isinstance(value, dict):
+        raise RemoteError(f"{source.name}: configuration {config.digest} is not a JSON object")
+    name = platform_name(value)
+    if name not in platforms:
+        raise _absent(source, platforms[0], [name])
+
+
+def _absent(source: ImageSource, name: str, has: Sequence[str]) -> UsageError:
+    known = ", ".join(dict.fromkeys(name for name in has if not name.startswith("unknown")))
+    return UsageError(f"{source.name} is not for {name}, but for {known or 'no platform it names'}")

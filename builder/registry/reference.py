@@ -1,0 +1,159 @@
+"""Image references, read as Docker reads them.
+
+The grammar and its limits are those of the distribution project's ``reference`` package and of the
+OCI distribution specification: names of at most 255 characters, tags of at most 128.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+
+from builder.errors import UsageError
+
+DOCKER_HUB = "docker.io"
+#: The host that answers for Docker Hub's registry API.
+_DOCKER_HUB_API = "registry-1.docker.io"
+_DEFAULT_TAG = "latest"
+_NAME_LIMIT = 255
+
+_LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]{{1,5}})?")
+_COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
+_TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_IMAGE_ID = re.compile(r"[0-9a-f]{64}")
+
+_FORM = "[HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A tag, a digest, or both, of one repository on one registry; ``""`` where there is none."""
+
+    host: str
+    repository: str
+    tag: str = ""
+    digest: str = ""
+
+    @property
+    def api_host(self) -> str:
+        """Host and port that speak the registry API."""
+        return _DOCKER_HUB_API if self.host == DOCKER_HUB else self.host
+
+    @property
+    def name(self) -> str:
+        """Host and repository, without tag and digest."""
+        return f"{self.host}/{self.repository}"
+
+    @property
+    def identifier(self) -> str:
+        """What a manifest is asked for by: the digest where there is one, else the tag."""
+        return self.digest or self.tag
+
+    def at(self, digest: str) -> Reference:
+        """The same name and tag, pinned to a digest."""
+        return replace(self, digest=digest)
+
+    def tagged(self, tag: str) -> Reference:
+        """The same repository, another tag and no digest.
+
+        Raises:
+            UsageError: it is not a tag.
+        """
+        return replace(self, tag=check_tag(tag), digest="")
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        digest = f"@{self.digest}" if self.digest else ""
+        return f"{self.name}{tag}{digest}"
+
+
+def check_tag(tag: str) -> str:
+    """The tag itself.
+
+    Raises:
+        UsageError: a registry would refuse it.
+    """
+    if not _TAG.fullmatch(tag):
+        raise UsageError(
+            f"{tag!r} is not a tag: letters, digits, '_', '.' and '-', at most 128, "
+            "and not '.' or '-' first"
+        )
+    return tag
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is a sha256 digest and not a tag."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def parse_reference(text: str) -> Reference:
+    """What an image reference means; ``docker://`` before it is allowed.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    rest = text.removeprefix("docker://")
+    if not rest or rest != rest.strip() or "://" in rest:
+        raise _wrong(text, f"the form is {_FORM}")
+    rest, at, digest = rest.partition("@")
+    if at and not is_digest(digest):
+        raise _wrong(text, "after '@' stands 'sha256:' and 64 lower-case hexadecimal digits")
+    host, rest = _split_host(text, rest)
+    repository, colon, tag = rest.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise _wrong(text, f"{tag!r} is not a tag")
+    if host == DOCKER_HUB and "/" not in repository:
+        if _IMAGE_ID.fullmatch(repository):
+            raise _wrong(text, "this is the ID of an image, not a name in a registry")
+        repository = f"library/{repository}"
+    _check_repository(text, host, repository)
+    if not tag and not digest:
+        tag = _DEFAULT_TAG
+    return Reference(host=host, repository=repository, tag=tag, digest=digest)
+
+
+def _split_host(text: str, rest: str) -> tuple[str, str]:
+    """A first component is a host when it could not be a name: it has a dot, a colon, a capital."""
+    first, slash, others = rest.partition("/")
+    is_host = slash and (
+        "." in first or ":" in first or first == "localhost" or first != first.lower()
+    )
+    if not is_host:
+        return DOCKER_HUB, rest
+    if not _HOST.fullmatch(first):
+        raise _wrong(text, f"{first!r} is not a host with an optional port")
+    port = first.rpartition("]")[2].partition(":")[2]
+    if port and not 0 < int(port) < 65536:
+        raise _wrong(text, f"{port} is not a port")
+    if first in ("index.docker.io", _DOCKER_HUB_API):
+        return DOCKER_HUB, others
+    return first, others
+
+
+def _check_repository(text: str, host: str, repository: str) -> None:
+    if repository != repository.lower():
+        raise _wrong(text, f"the name {repository!r} must be lower case")
+    bad = [part for part in repository.split("/") if not _COMPONENT.fullmatch(part)]
+    if bad:
+        raise _wrong(text, f"{bad[0]!r} is not a part of a repository name")
+    if len(f"{host}/{repository}") > _NAME_LIMIT:
+        raise _wrong(text, f"the name is longer than {_NAME_LIMIT} characters")
+
+
+def _wrong(text: str, why: str) -> UsageError:
+    shown = text if len(text) <= 300 else f"{text[:300]}..."
+    return UsageError(f"{shown!r} is not an image reference: {why}", hint=f"write {_FORM}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``HOST[:PORT]`` is this machine, where plain http is no risk."""
+    name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,53 @@
+"""The HTTP session of a registry client: one trust a host, no cookies, no netrc, no redirects."""
+
+from __future__ import annotations
+
+import threading
+from http.cookiejar import DefaultCookiePolicy
+from urllib.parse import urlsplit
+
+import requests
+from requests.adapters import BaseAdapter, HTTPAdapter
+from requests.auth import AuthBase
+
+from builder.registry.tls import CONNECTIONS, HostAdapter
+
+
+class OnlyThis(AuthBase):
+    """Sends what we give and nothing else: without it ``requests`` would read ``~/.netrc``."""
+
+    def __init__(self, header: str | None) -> None:
+        self._header = header
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._header is not None:
+            request.headers["Authorization"] = self._header
+        return request
+
+
+class Session(requests.Session):
+    """A session with one adapter a host for https, so that each host has its own trust."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._hosts: dict[str, HostAdapter] = {}
+        self.mount("http://", HTTPAdapter(pool_maxsize=CONNECTIONS))
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self.headers.update({"Accept-Encoding": "identity", "User-Agent": "spark-build"})
+
+    def get_adapter(self, url: str | bytes) -> BaseAdapter:
+        """The adapter of this host; several threads may ask at once."""
+        parts = urlsplit(str(url))
+        if parts.scheme != "https":
+            return super().get_adapter(str(url))
+        with self._lock:
+            if parts.netloc not in self._hosts:
+                self._hosts[parts.netloc] = HostAdapter(parts.netloc)
+            return self._hosts[parts.netloc]
+
+    def close(self) -> None:
+        """Close every connection."""
+        super().close()
+        for adapter in self._hosts.values():
+            adapter.close()

@@ -1,0 +1,119 @@
+"""Blobs as streams that check themselves, and take up again where a connection broke."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+
+from builder.errors import RemoteError
+from builder.registry.answers import Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.registry.model import Descriptor
+
+#: What a reader gets at once; a layer of a gigabyte takes a few thousand of these.
+_BUFFER = 256 << 10
+
+
+class Part(Protocol):
+    """The bytes of a blob from some offset on."""
+
+    def read(self, size: int, /) -> bytes:
+        """Some bytes, ``b""`` at the end; ``Lost`` when the connection broke."""
+
+    def close(self) -> None:
+        """No more is wanted."""
+
+
+class _Verified(io.RawIOBase):
+    """Reads a blob once.  Its last bytes are handed out only when size and digest are right."""
+
+    def __init__(
+        self,
+        blob: Descriptor,
+        where: str,
+        open_at: Callable[[int], Part],
+        lost: Callable[[Lost], None],
+        moved: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self._blob, self._where = blob, where
+        self._open_at, self._lost, self._moved = open_at, lost, moved
+        self._part: Part | None = None
+        self._sha = hashlib.sha256()
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._blob.size - self._position
+        data = self._next(min(len(buffer), left)) if left else b""
+        self._sha.update(data)
+        self._position += len(data)
+        if self._position == self._blob.size:
+            self._check()
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, size: int) -> bytes:
+        while True:
+            try:
+                if self._part is None:
+                    self._part = self._open_at(self._position)
+                data = self._part.read(size)
+                if not data:
+                    raise Lost(f"connection cut after {self._position} of {self._blob.size} bytes")
+            except Lost as lost:
+                self._drop()
+                self._lost(lost)
+                continue
+            self._moved(len(data))
+            return data
+
+    def _check(self) -> None:
+        """At the end: nothing may follow, and the digest must be the one that was asked for."""
+        if self._part is not None and self._more():
+            raise RemoteError(f"{self._where}: {self._blob.digest} is longer than it should be")
+        digest = f"sha256:{self._sha.hexdigest()}"
+        if digest != self._blob.digest:
+            raise RemoteError(
+                f"{self._where}: what came for {self._blob.digest} is {digest}",
+                hint="do not use it; the registry or something on the way has damaged it",
+            )
+
+    def _more(self) -> bool:
+        try:
+            return self._part is not None and bool(self._part.read(1))
+        except Lost:
+            return False  # all of it was here before
+
+    def _drop(self) -> None:
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+
+def verified(
+    blob: Descriptor,
+    where: str,
+    open_at: Callable[[int], Part],
+    *,
+    lost: Callable[[Lost], None],
+    moved: Callable[[int], None],
+) -> IO[bytes]:
+    """A blob as a stream that never ends well with wrong bytes.
+
+    ``open_at`` gives the bytes from an offset on; after a cut it is called again with the offset
+    that was reached, unless ``lost`` raises.  ``moved`` hears of every read.  Reading raises a
+    RemoteError when size or digest are wrong.
+    """
+    raw = _Verified(blob, where, open_at, lost, moved)
+    return cast("IO[bytes]", io.BufferedReader(raw, _BUFFER))

@@ -1,0 +1,279 @@
+"""Blobs to a registry: in one piece or in several, and on from where a connection broke.
+
+What is sent is held in memory until the registry has it, one piece at a time; so any stream can be
+uploaded, and a piece can be sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlencode, urljoin, urlsplit
+
+from builder.errors import RemoteError
+from builder.registry.answers import Lost, answered, drain, number, problem
+from builder.registry.patience import RETRIED, Retries, retry_after
+from builder.registry.reference import is_digest
+from builder.registry.transport import origin
+
+if TYPE_CHECKING:
+    import requests
+
+    from builder.registry.auth import Permit
+    from builder.registry.client import Repository
+    from builder.registry.model import Descriptor
+
+#: Registries that take no large pieces get smaller ones, half as large each time, down to this.
+#: (GHCR is known to refuse pieces over 4 MiB; ECR, all but the last under 5 MiB.)
+SMALLEST_PIECE = 1 << 20
+#: A registry may ask for pieces of some size at least; one that asks for more is refused, because
+#: pieces are held in memory.
+_LARGEST_PIECE = 64 << 20
+_RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
+_TOO_LARGE = (413, 416)
+_STORED = (200, 201, 202, 204)
+_BYTES = {"Content-Type": "application/octet-stream"}
+
+
+class UploadLost(RemoteError):
+    """The registry has forgotten the upload, and the stream cannot be read again from its start."""
+
+
+class _SessionLost(Exception):
+    """The registry has forgotten what it got so far."""
+
+
+def start(repository: Repository, retries: Retries) -> tuple[str, int]:
+    """Open an upload session: its address, and the smallest piece that it takes."""
+    url = repository.url("blobs/uploads/")
+    response = repository.transport.request(
+        "POST",
+        url,
+        "start of an upload",
+        expect=frozenset({202}),
+        headers={"Content-Length": "0"},
+        permit=repository.writing,
+        retries=retries,
+    )
+    drain(response)
+    least = number(response.headers.get("OCI-Chunk-Min-Length", "")) or 0
+    return session_address(repository, url, response), least
+
+
+def session_address(repository: Repository, url: str, response: requests.Response) -> str:
+    """The ``Location`` of an answer, relative or absolute; never a step down from https.
+
+    Raises:
+        RemoteError: there is none.
+    """
+    location = response.headers.get("Location")
+    if not location:
+        raise RemoteError(f"{repository.name}: an upload was started, but not where")
+    parts, here = urlsplit(urljoin(url, location)), urlsplit(url)
+    if here.scheme == "https" and parts.scheme == "http":
+        if parts.hostname != here.hostname:
+            raise RemoteError(f"{repository.name}: an upload over plain http is refused")
+        parts = parts._replace(scheme="https", netloc=here.netloc)  # a proxy in front of it
+    if parts.scheme not in ("http", "https"):
+        raise RemoteError(f"{repository.name}: an upload to {parts.scheme!r} is refused")
+    return parts.geturl()
+
+
+def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None:
+    """Send a blob that the repository does not have.
+
+    Raises:
+        UploadLost: it has to be sent again from the start, and ``content`` cannot go back.
+        RemoteError: the registry does not take it, or its bytes do not match its digest.
+    """
+    retries = Retries(repository.transport, f"upload of {blob.digest}")
+    if blob.size <= repository.registry.piece and not content.seekable():
+        content = io.BytesIO(_read(content, blob.size + 1))
+    beginning = content.tell() if content.seekable() else None
+    while True:
+        address = repository.waiting_session(blob.digest)
+        least = 0
+        if address is None:
+            address, least = start(repository, retries)
+        try:
+            _Upload(repository, blob, content, address, least, retries).run()
+        except _SessionLost as lost:
+            if beginning is None:
+                raise UploadLost(
+                    f"{repository.name}: {blob.digest}: {lost}", hint="run the same command again"
+                ) from None
+            retries.failed(str(lost))
+            content.seek(beginning)
+        else:
+            return
+
+
+class _Upload:
+    """One upload session."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        blob: Descriptor,
+        content: IO[bytes],
+        address: str,
+        least: int,
+        retries: Retries,
+    ) -> None:
+        if least > _LARGEST_PIECE:
+            raise RemoteError(
+                f"{repository.name} takes no piece smaller than {least} bytes; "
+                f"ours have at most {_LARGEST_PIECE}"
+            )
+        self._repository, self._transport = repository, repository.transport
+        self._blob, self._content = blob, content
+        self._address, self._least, self._retries = address, least, retries
+        self._sha = hashlib.sha256()
+        self._stored = 0  # bytes that the registry has
+
+    def run(self) -> None:
+        """Send everything; the last piece closes the session."""
+        read = 0
+        while True:
+            data = _read(self._content, max(self._repository.registry.piece, self._least))
+            self._sha.update(data)
+            read += len(data)
+            last = read >= self._blob.size or not data
+            if last:
+                self._check(read)
+            self._send(data, last=last)
+            if last:
+                return
+
+    def _check(self, read: int) -> None:
+        """Before the session is closed: is it what it should be?"""
+        digest = f"sha256:{self._sha.hexdigest()}"
+        more = len(self._content.read(1))
+        if read == self._blob.size and not more and digest == self._blob.digest:
+            return
+        with contextlib.suppress(Lost, RemoteError):
+            header = self._permit.header() if self._permit else None
+            self._transport.send("DELETE", self._address, authorization=header).close()
+        raise RemoteError(
+            f"{self._repository.name}: {self._blob.digest} of {self._blob.size} bytes is to be "
+            f"sent, and what came is {digest} of {read + more} bytes or more; nothing was stored"
+        )
+
+    @property
+    def _permit(self) -> Permit | None:
+        """Nothing of ours is shown to another host than the registry."""
+        same = origin(self._address) == origin(self._transport.root)
+        return self._repository.writing if same else None
+
+    def _send(self, data: bytes, *, last: bool) -> None:
+        """Until the registry has it all; after a failure it is asked how much it has."""
+        begin = self._stored
+        while True:
+            rest = data[self._stored - begin :]
+            if not rest and not last:
+                return
+            piece = rest[: max(self._repository.registry.piece, self._least)]
+            final = last and len(piece) == len(rest)
+            if self._exchange(piece, final=final):
+                self._stored += len(piece)
+                if final:
+                    return
+            elif final and self._repository.has(self._blob.digest):
+                return  # only the answer was lost
+            else:
+                self._stored = self._ask(begin, len(data))
+
+    def _exchange(self, piece: bytes, *, final: bool) -> bool:
+        """Send a piece once: whether it was stored; False when the registry has to be asked."""
+        headers = dict(_BYTES)
+        if piece and not (final and self._stored == 0):
+            headers["Content-Range"] = f"{self._stored}-{self._stored + len(piece) - 1}"
+        response: requests.Response | None = None
+        for challenged in (False, True):
+            header = self._permit.header() if self._permit else None
+            try:
+                response = self._transport.send(
+                    "PUT" if final else "PATCH",
+                    self._final_address() if final else self._address,
+                    headers=headers,
+                    body=piece,
+                    authorization=header,
+                )
+            except Lost as lost:
+                self._retries.lost(lost)
+                return False
+            if response.status_code != 401 or challenged or self._permit is None:
+                break
+            drain(response)
+            self._permit.answer(response)
+        assert response is not None
+        return self._judge(response, len(piece), final=final)
+
+    def _judge(self, response: requests.Response, size: int, *, final: bool) -> bool:
+        status = response.status_code
+        if status in _STORED:
+            drain(response)
+            self._retries.moved(size)
+            if final:
+                self._check_answer(response)
+            else:
+                self._moved(response)
+            return True
+        if status in _TOO_LARGE and size > max(SMALLEST_PIECE, self._least):
+            drain(response)
+            self._repository.registry.piece = max(SMALLEST_PIECE, size // 2)
+        elif status in RETRIED or status == 416:
+            drain(response)
+            self._retries.failed(f"answered {status}", retry_after(response))
+        elif status in (400, 404):  # an unknown session, or bytes that went wrong in it
+            raise _SessionLost(answered(response))
+        else:
+            raise problem(response, self._transport.host, f"upload of {self._blob.digest}")
+        return False
+
+    def _check_answer(self, response: requests.Response) -> None:
+        named = response.headers.get("Docker-Content-Digest", "")
+        if is_digest(named) and named != self._blob.digest:
+            raise RemoteError(f"{self._repository.name}: sent {self._blob.digest}, stored {named}")
+
+    def _final_address(self) -> str:
+        mark = "&" if urlsplit(self._address).query else "?"
+        return f"{self._address}{mark}{urlencode({'digest': self._blob.digest})}"
+
+    def _ask(self, begin: int, size: int) -> int:
+        """How many bytes the registry has: some of those that are in memory now, or all is lost."""
+        response = self._transport.request(
+            "GET",
+            self._address,
+            f"upload of {self._blob.digest}",
+            expect=frozenset({200, 202, 204, 400, 401, 403, 404, 405, 416}),
+            permit=self._permit,
+            retries=self._retries,
+        )
+        drain(response)
+        match = _RANGE.fullmatch(response.headers.get("Range", ""))
+        if response.status_code not in _STORED or match is None:
+            raise _SessionLost("the registry has forgotten an upload")
+        # "0-0" is also how registries write that they have nothing
+        stored = int(match[1]) + 1 if match[1] != "0" else 0
+        if not begin <= stored <= begin + size:
+            raise _SessionLost("the registry has lost its part of an upload")
+        self._moved(response)
+        return stored
+
+    def _moved(self, response: requests.Response) -> None:
+        """Each answer may say where to go on."""
+        if response.headers.get("Location"):
+            self._address = session_address(self._repository, self._address, response)
+
+
+def _read(content: IO[bytes], size: int) -> bytes:
+    """``size`` bytes, or all that is left."""
+    blocks = []
+    while size and (data := content.read(size)):
+        blocks.append(data)
+        size -= len(data)
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)

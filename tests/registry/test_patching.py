@@ -1,0 +1,249 @@
+"""`spark-build image` and `verify` on small images in real registries, without a Docker Engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.__main__ import run
+from builder.registry.client import Registry
+from builder.registry.copy import copy_image
+from builder.registry.layout import LayoutDirectory
+from tests.countproxy import CountProxy
+from tests.faultproxy import Fault, FaultProxy
+from tests.unit.fakes import write_tree
+from tests.unit.images import SITE, Item, packed, put_index, put_vllm, tar_of
+from tests.unit.test_image_command import LAYER, Result
+
+from . import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from builder.registry.client import Repository
+    from tests.engine import machine
+
+#: More than manifests, configurations and our own small layers; less than the base's filler.
+FEW_BYTES = 200_000
+FILLER = 3_000_000
+
+
+class Call:
+    """Runs ``spark-build`` in the directory of the test, with one layer of its own."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object) -> Result:
+        self._capsys.readouterr()
+        try:
+            code = run([str(word) for word in words])
+        except SystemExit as stop:
+            code = int(str(stop.code))
+        return Result(code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    write_tree(tmp_path / "patches", {"fix/layer.toml": LAYER.encode()})
+    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return Call(capsys)
+
+
+@pytest.fixture
+def counted(registry: servers.DockerRegistry) -> Iterator[CountProxy]:
+    with CountProxy(registry.address) as running:
+        yield running
+
+
+def repository(address: str, name: str) -> Repository:
+    return Registry(address).repository(name)
+
+
+def put_base(tmp_path: Path, address: str, name: str = "base/vllm") -> str:
+    """A base of a few megabytes, other ones each time."""
+    filler = packed(tar_of(Item("opt/filler", os.urandom(FILLER))))
+    put_vllm(tmp_path / "layout", filler)
+    copy_image(LayoutDirectory(tmp_path / "layout"), "", repository(address, name), "1")
+    return f"{address}/{name}:1"
+
+
+IMAGE = ("image", "-l", "fix")
+
+
+def test_in_one_registry_the_base_is_mounted(
+    call: Call, tmp_path: Path, counted: CountProxy
+) -> None:
+    base = put_base(tmp_path, counted.address)
+    counted.take()
+    assert call("plan", "-l", "fix", "-b", f"docker://{base}").code == 0
+    sent, received = counted.take()
+    assert FILLER < received < FILLER + FEW_BYTES
+    tag = f"{counted.address}/out/vllm:1"
+    done = call(*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag, "--json")
+    assert done.code == 0, done.err
+    sent, received = counted.take()
+    assert max(sent, received) < FEW_BYTES
+    pushed = repository(counted.address, "out/vllm").manifest("1")
+    assert pushed.digest == done.json["digest"]
+    was = repository(counted.address, "base/vllm").manifest("1").json()["layers"]
+    assert pushed.json()["layers"][: len(was)] == was
+
+
+def test_it_verifies_in_the_registry_by_name_and_digest(
+    call: Call, tmp_path: Path, counted: CountProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = put_base(tmp_path, counted.address)
+    tag = f"{counted.address}/out/verified:1"
+    pinned = call(*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag).out.strip()
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "another machine"))
+    for name in (f"docker://{pinned}", tag):
+        done = call("verify", name, "--level", "static,imports", "--json")
+        assert done.code == 0, done.err
+        assert done.json["passed"] is True
+    assert call("verify", f"docker://{base}", "-l", "fix", "--level", "static").code == 5
+
+
+def test_a_thin_layout_finds_its_base_in_the_registry(
+    call: Call, tmp_path: Path, counted: CountProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = put_base(tmp_path, counted.address)
+    done = call(*IMAGE, "-b", f"docker://{base}", "--thin", "--output", "oci:thin")
+    assert done.code == 0, done.err
+    assert sum(p.stat().st_size for p in (tmp_path / "work/thin").rglob("*")) < FEW_BYTES * 2
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "another machine"))
+    counted.take()
+    done = call("verify", "oci:thin", "--level", "static")
+    assert done.code == 0, done.err
+    assert counted.take()[1] > FILLER
+
+
+def test_into_another_registry_everything_travels(
+    call: Call, tmp_path: Path, counted: CountProxy, second: servers.Crane
+) -> None:
+    base = put_base(tmp_path, counted.address)
+    tag = f"{second.address}/far/vllm:1"
+    done = call(*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag, "--json")
+    assert done.code == 0, done.err
+    assert repository(second.address, "far/vllm").manifest("1").digest == done.json["digest"]
+    pushed = done.json["digest"]
+    local = call(*IMAGE, "-b", f"docker://{base}", "--output", "oci:same", "--json").json["digest"]
+    assert local == pushed, "the same bytes wherever they go"
+
+
+def test_skopeo_takes_it_and_finds_nothing_wrong(
+    call: Call, tmp_path: Path, counted: CountProxy, programs: machine.Programs
+) -> None:
+    base = put_base(tmp_path, counted.address)
+    tag = f"{counted.address}/out/skopeo:1"
+    done = call(*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag, "--json")
+    words = ("copy", "-q", "--src-tls-verify=false", f"docker://{tag}")
+    servers.skopeo(programs, *words, f"oci:{tmp_path}/copy:x")
+    (entry,) = json.loads((tmp_path / "copy/index.json").read_text())["manifests"]
+    assert entry["digest"] == done.json["digest"]
+    call(*IMAGE, "-b", f"docker://{base}", "--output", "oci:out", "--no-verify")
+    servers.skopeo(programs, "copy", "-q", "oci:out", f"oci:{tmp_path}/copy2:x")
+
+
+def test_an_index_in_a_registry(
+    call: Call, tmp_path: Path, counted: CountProxy, programs: machine.Programs
+) -> None:
+    raws = {a: put_vllm(tmp_path / "both", architecture=a, name=a) for a in ("amd64", "arm64")}
+    put_index(tmp_path / "both", raws, name="all")
+    target = repository(counted.address, "base/both")
+    copy_image(LayoutDirectory(tmp_path / "both"), "all", target, "1")
+    tag = f"{counted.address}/out/both:1"
+    words = ("-b", f"docker://{counted.address}/base/both:1", "--all-platforms", "--push", "-t")
+    done = call(*IMAGE, *words, tag, "--json")
+    assert done.code == 0, done.err
+    assert done.json["verify"]["passed"] is True
+    shown = servers.skopeo(programs, "inspect", "--raw", "--tls-verify=false", f"docker://{tag}")
+    assert [entry["platform"]["architecture"] for entry in shown["manifests"]] == list(raws)
+
+
+# ------------------------------------------------------------------------------------- trouble
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little patience, so that faults take no time."""
+    from builder.registry.options import Options
+
+    quick = Options(backoff=0.01, read_timeout=1.0, connect_timeout=5.0)
+    monkeypatch.setattr(Options, "from_environment", classmethod(lambda _cls: quick))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault.CUT_BEFORE, Fault.CUT_ANSWER, Fault.ERROR_500, Fault.WRONG_BYTES, Fault.TRUNCATED],
+    ids=lambda fault: fault.name,
+)
+@pytest.mark.usefixtures("patient")
+def test_a_fault_on_any_request_ends_well_or_leaves_no_tag(
+    call: Call, tmp_path: Path, registry: servers.DockerRegistry,
+    monkeypatch: pytest.MonkeyPatch, fault: Fault,
+) -> None:  # fmt: skip
+    """Identification and push, a fresh cache each time; the second run finishes the job."""
+    put_vllm(tmp_path / "layout")
+    name = f"fault/{fault.name.lower().replace('_', '-')}"
+    copy_image(LayoutDirectory(tmp_path / "layout"), "", repository(registry.address, name), "1")
+    wanted = call(*IMAGE, "-b", f"docker://{registry.address}/{name}:1", "--dry-run").out
+    with FaultProxy(registry.address) as proxy:
+        base, number, outcomes = f"{proxy.address}/{name}:1", 0, set()
+        while True:
+            proxy.reset({number: fault})
+            monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / f"cache-{number}"))
+            tag = f"{proxy.address}/{name}-out:{number}"
+            words = (*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag, "--no-verify")
+            done = call(*words)
+            assert done.code in (0, 8), done.err
+            assert "Traceback" not in done.err
+            moved = repository(registry.address, f"{name}-out").digest_of(str(number))
+            assert (moved is not None) == (done.code == 0)
+            outcomes.add(done.code)
+            if done.code:
+                proxy.reset()
+                assert call(*words).code == 0
+            if len(proxy.log) <= number:
+                break
+            number += 1
+    assert 0 in outcomes
+    assert number > 8
+    assert wanted
+
+
+def test_a_layer_that_another_has_spoiled_is_refused_and_nothing_is_kept(
+    call: Call, tmp_path: Path, registry: servers.DockerRegistry
+) -> None:
+    bad = packed(tar_of(Item("../../etc/cron.d/x", b"x"), Item(f"{SITE}/vllm/core.py", b"x")))
+    put_vllm(tmp_path / "layout", bad)
+    target = repository(registry.address, "bad/vllm")
+    copy_image(LayoutDirectory(tmp_path / "layout"), "", target, "1")
+    for _ in range(2):
+        done = call("plan", "-l", "fix", "-b", f"docker://{registry.address}/bad/vllm:1")
+        assert done.code == 8
+        assert "climbs out" in done.err
+
+
+def test_what_is_not_there(call: Call, registry: servers.DockerRegistry) -> None:
+    cases: dict[str, Any] = {
+        f"docker://{registry.address}/no/such:1": 8,
+        f"docker://{registry.address}/no/such@sha256:{'0' * 64}": 8,
+        "docker://127.0.0.1:1/x:1": 8,
+        f"docker://{registry.address}/UPPER:1": 2,
+        "docker://": 2,
+    }
+    for ref, code in cases.items():
+        done = call("plan", "-l", "fix", "-b", ref)
+        assert done.code == code, (ref, done.err)
+        assert done.err.count("error:") == 1

@@ -1,0 +1,123 @@
+"""``sign`` and ``verify-signature`` with a real cosign, a key pair, and no transparency log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from builder.__main__ import run
+from tests.engine import cache, debs, machine
+
+from . import overlays, servers
+from .test_publish import publish, repository
+
+#: The first Debian release with cosign.
+SUITE = "trixie"
+
+
+@pytest.fixture(scope="session")
+def cosign() -> Path:
+    """The folder of a cosign: this machine's, or Debian's, unpacked."""
+    found = shutil.which("cosign")
+    if found:
+        return Path(found).parent
+    if machine.why_not():
+        pytest.skip("no cosign here, and Debian's cannot be unpacked")
+    unpack = partial(debs.unpack, SUITE, ("cosign",))
+    folder = cache.entry(f"cosign/{cache.key(SUITE)}", lambda work: unpack(work / "tree"))
+    return folder / "tree" / "usr" / "bin"
+
+
+@pytest.fixture
+def keys(cosign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two key pairs, and cosign on PATH."""
+    monkeypatch.setenv("PATH", str(cosign), prepend=":")
+    monkeypatch.setenv("COSIGN_PASSWORD", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    for name in ("ours", "theirs"):
+        subprocess.run(
+            [cosign / "cosign", "generate-key-pair", "--output-key-prefix", name],
+            cwd=folder, check=True, capture_output=True,
+        )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def image(registry: servers.DockerRegistry, tmp_path: Path) -> str:
+    """A published image, by tag."""
+    overlays.build(tmp_path / "out", tmp_path.name)
+    overlays.evidence(tmp_path / "out")
+    where = f"{registry.address}/signed/{tmp_path.name.strip('_').replace('_', '-')}"
+    assert publish(tmp_path / "out", "--to", where, "--move-tag", "latest") == 0
+    return f"{where}:latest"
+
+
+def verify(image: str, key: Path, *words: str) -> int:
+    return run(["verify-signature", image, "--key", str(key), *words])
+
+
+def test_sign_and_verify(image: str, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(image, keys / "ours.pub") == 5, "nobody has signed yet"
+    assert run(["sign", image, "--key", str(keys / "ours.key")]) == 0
+    pinned = capsys.readouterr().out.splitlines()[-1]
+    assert pinned.startswith(f"{image}@sha256:")
+    assert verify(image, keys / "ours.pub", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["passed"], document["signatures"]) == (True, 1)
+    assert document["image"] == pinned
+    assert verify(image, keys / "theirs.pub") == 5
+    assert "no signature that matches" in capsys.readouterr().err
+
+    name = image.removesuffix(":latest")
+    assert run(["tags", name, "--json"]) == 0
+    (held,) = json.loads(capsys.readouterr().out)["images"]
+    assert held["signed"] is True
+    assert all("sha256-" not in tag["tag"] for tag in held["tags"])
+
+
+def test_a_signature_belongs_to_one_image(
+    image: str, keys: Path, registry: servers.DockerRegistry, tmp_path: Path
+) -> None:
+    """The tag is moved on to another image: the old signature says nothing about it."""
+    assert run(["sign", image, "--key", str(keys / "ours.key")]) == 0
+    other = overlays.build(tmp_path / "other", "other")
+    overlays.evidence(tmp_path / "other")
+    name = image.removesuffix(":latest")
+    assert publish(tmp_path / "other", "--to", name, "--move-tag", "latest") == 0
+    assert repository(registry.address, name.partition("/")[2]).digest_of("latest") == other
+    assert verify(image, keys / "ours.pub") == 5
+
+
+def test_an_encrypted_key_and_no_password(
+    image: str, keys: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "wrong")
+    assert run(["sign", image, "--key", str(keys / "ours.key")]) == 8
+    said = capsys.readouterr().err
+    assert "decryption failed" in said
+    assert "COSIGN_PASSWORD" in said
+
+
+def test_without_cosign(
+    image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["sign", image, "--key", str(tmp_path / "key")]) == 6
+    said = capsys.readouterr().err
+    assert "cosign is not installed" in said
+    assert "apt-get install cosign" in said
+
+
+def test_usage(image: str, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sign", image, "--key", "/nonexistent"]) == 2
+    assert run(["verify-signature", image]) == 2
+    assert "whose signature" in capsys.readouterr().err
+    assert run(["verify-signature", "127.0.0.1:1/x:y", "--key", str(keys / "ours.pub")]) == 8

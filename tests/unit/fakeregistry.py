@@ -1,0 +1,150 @@
+"""A registry that says whatever a test wants it to say, on a real socket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self
+
+from builder.registry.client import Registry, Repository
+from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, sha256_digest
+from builder.registry.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+QUICK = Options(backoff=0.001, read_timeout=2.0, chunk=4, attempts=3)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the client has sent."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What it gets.
+
+    ``length`` is what the answer claims (-1: nothing), ``cut`` closes after the body; status 0 is
+    no answer at all.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    length: int | None = None
+    cut: bool = False
+
+
+@dataclass
+class FakeRegistry:
+    """Answers each request with what ``answer`` makes of it."""
+
+    answer: Callable[[Request], Reply]
+    log: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        fake = self
+
+        class Handler(_Handler):
+            owner = fake
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def repository(self, name: str = "a/b", **options: Any) -> Repository:
+        """A client's view of it."""
+        chosen = Options(**{**vars(QUICK), "plain_http": frozenset({self.address}), **options})
+        return Registry(self.address, chosen).repository(name)
+
+    def __enter__(self) -> Self:
+        Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: FakeRegistry
+
+    def log_message(self, *_words: object) -> None:
+        """Tests read the log of the fake."""
+
+    def _any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        request = Request(self.command, self.path, dict(self.headers.items()), body)
+        self.owner.log.append(request)
+        reply = self.owner.answer(request)
+        if not reply.status:
+            self.close_connection = True
+            return
+        self.send_response_only(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        if reply.length != -1:
+            length = len(reply.body) if reply.length is None else reply.length
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)
+        self.close_connection = reply.cut or reply.length == -1
+
+    def do_GET(self) -> None:
+        self._any()
+
+    def do_HEAD(self) -> None:
+        self._any()
+
+    def do_POST(self) -> None:
+        self._any()
+
+    def do_PUT(self) -> None:
+        self._any()
+
+    def do_PATCH(self) -> None:
+        self._any()
+
+    def do_DELETE(self) -> None:
+        self._any()
+
+
+def serve(*replies: Reply) -> FakeRegistry:
+    """One after the other, the last one for ever."""
+    left = list(replies)
+    return FakeRegistry(lambda _request: left.pop(0) if len(left) > 1 else left[0])
+
+
+def manifest(**changes: Any) -> bytes:
+    """A manifest with a config and no layer, or with something else wrong."""
+    value = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "config": {"mediaType": OCI_CONFIG, "digest": sha256_digest(b"{}"), "size": 2},
+        "layers": [],
+    }
+    value.update(changes)
+    return json.dumps({key: value for key, value in value.items() if value is not None}).encode()

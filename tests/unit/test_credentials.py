@@ -1,0 +1,197 @@
+"""Where credentials come from, and that they are shown nowhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.errors import RemoteError, UsageError
+from builder.registry.credentials import Credential, find_credential
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "s3cret:with:colons"
+AUTH = base64.b64encode(f"me:{SECRET}".encode()).decode()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Docker's configuration folder; Podman's files and the home are beside it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "docker").mkdir()
+    return tmp_path
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def docker(folder: Path, value: Any) -> None:
+    write(folder / "docker" / "config.json", value)
+
+
+def test_nobody() -> None:
+    assert find_credential("ghcr.io", "a/b") is None
+
+
+@pytest.mark.parametrize(
+    "key", ["ghcr.io", "https://ghcr.io", "https://ghcr.io/", "http://ghcr.io/v1/", "ghcr.io/v2/"]
+)
+def test_docker_s_file(folder: Path, key: str) -> None:
+    docker(folder, {"auths": {key: {"auth": AUTH}, "other.example": {"auth": "eDp5"}}})
+    found = find_credential("ghcr.io", "a/b")
+    assert found is not None
+    assert (found.kind, found.username, found.secret) == ("basic", "me", SECRET)
+    assert found.basic == f"Basic {AUTH}"
+    assert find_credential("ghcr.io.evil.example") is None
+    assert SECRET not in repr(found)
+    assert AUTH not in repr(found)
+
+
+@pytest.mark.parametrize("key", ["https://index.docker.io/v1/", "docker.io", "index.docker.io"])
+def test_docker_hub_has_many_names(folder: Path, key: str) -> None:
+    docker(folder, {"auths": {key: {"auth": AUTH}}})
+    assert find_credential("docker.io", "library/debian") is not None
+
+
+def test_the_longest_path_of_podman_wins(folder: Path) -> None:
+    rows = {"ghcr.io": "host", "ghcr.io/a": "space", "ghcr.io/a/b": "repository"}
+    write(
+        folder / "config" / "containers" / "auth.json",
+        {"auths": {key: {"username": name, "password": SECRET} for key, name in rows.items()}},
+    )
+    for repository, name in (("a/b", "repository"), ("a/c", "space"), ("x", "host")):
+        found = find_credential("ghcr.io", repository)
+        assert found is not None
+        assert found.username == name
+
+
+def test_an_auth_file_that_is_named_stands_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker(folder, {"auths": {"ghcr.io": {"auth": AUTH}}})
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(folder / "auth.json"))
+    assert find_credential("ghcr.io") is None
+    write(folder / "auth.json", {"auths": {"ghcr.io": {"identitytoken": SECRET}}})
+    found = find_credential("ghcr.io")
+    assert found is not None
+    assert (found.kind, found.secret) == ("identity", SECRET)
+
+
+def test_our_variables_are_for_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_BUILD_REGISTRY_USER", "me")
+    monkeypatch.setenv("SPARK_BUILD_REGISTRY_PASSWORD", SECRET)
+    with pytest.raises(UsageError, match="belong together") as caught:
+        find_credential("ghcr.io")
+    assert SECRET not in str(caught.value)
+    monkeypatch.setenv("SPARK_BUILD_REGISTRY", "ghcr.io")
+    assert find_credential("docker.io") is None
+    found = find_credential("ghcr.io")
+    assert found is not None
+    assert found.source == "SPARK_BUILD_REGISTRY_PASSWORD"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (f"{{'auths': '{SECRET}'", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+        ({"auths": SECRET}, "'auths' is not an object"),
+        ({"credHelpers": [SECRET]}, "'credHelpers' is not an object"),
+        ({"auths": {"ghcr.io": {"auth": f"!{SECRET}"}}}, "is not base64"),
+        ({"credsStore": f"../{SECRET}"}, "is not the name of a credential helper"),
+        ({"credsStore": {"a": 1}}, "is not the name of a credential helper"),
+    ],
+)
+def test_malformed_files(folder: Path, value: Any, why: str) -> None:
+    docker(folder, value)
+    with pytest.raises(UsageError, match=r"config\.json") as caught:
+        find_credential("ghcr.io")
+    assert why in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read(folder: Path) -> None:
+    (folder / "docker" / "config.json").mkdir()
+    with pytest.raises(UsageError, match=r"config\.json cannot be read: Is a directory"):
+        find_credential("ghcr.io")
+
+
+def test_an_empty_file_and_an_entry_without_a_secret(folder: Path) -> None:
+    docker(folder, "")
+    assert find_credential("ghcr.io") is None
+    docker(folder, {"auths": {"ghcr.io": {}}})
+    assert find_credential("ghcr.io") is None
+
+
+def helper(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    program = folder / "docker-credential-test"
+    program.write_text(f"#!{sys.executable}\nimport sys, time\nserver = sys.stdin.read()\n{body}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    docker(folder, {"credsStore": "test"})
+
+
+def test_a_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = f'print(\'{{"Username": "%s", "Secret": "{SECRET}"}}\' % (sys.argv[1] + " " + server))'
+    helper(folder, monkeypatch, answer)
+    found = find_credential("ghcr.io", "a/b")
+    assert found == Credential(
+        kind="basic", source="docker-credential-test", username="get ghcr.io", secret=SECRET
+    )
+    hub = find_credential("docker.io")
+    assert hub is not None
+    assert hub.username == "get https://index.docker.io/v1/"
+    helper(folder, monkeypatch, f'print(\'{{"Username": "<token>", "Secret": "{SECRET}"}}\')')
+    token = find_credential("ghcr.io")
+    assert token is not None
+    assert token.kind == "identity"
+
+
+def test_a_helper_that_knows_nothing_leaves_it_to_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "print('credentials not found in native keychain'); sys.exit(1)"
+    helper(folder, monkeypatch, body)
+    assert find_credential("ghcr.io") is None
+    docker(folder, {"credsStore": "test", "auths": {"ghcr.io": {"auth": AUTH}}})
+    assert find_credential("ghcr.io") is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (f"print('{SECRET}'); sys.exit(3)", "exited 3 for ghcr.io"),
+        (f"print('{SECRET}')", "did not answer with a user name and a secret"),
+        (f'print(\'{{"Username": 1, "Secret": "{SECRET}"}}\')', "did not answer with"),
+        ("time.sleep(60)", "did not answer for ghcr.io in 0 s"),
+    ],
+)
+def test_a_helper_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, why: str
+) -> None:
+    monkeypatch.setattr(
+        "builder.registry.credentials.HELPER_TIMEOUT", 0.4 if "sleep" in body else 9
+    )
+    helper(folder, monkeypatch, body)
+    with pytest.raises(RemoteError, match="docker-credential-test") as caught:
+        find_credential("ghcr.io")
+    assert why in str(caught.value)
+    assert SECRET not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"
+    assert caught.value.code == 8
+
+
+def test_a_helper_that_is_not_installed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docker(folder, {"credsStore": "absent", "auths": {"ghcr.io": {"auth": AUTH}}})
+    assert find_credential("ghcr.io") is not None
+    assert "docker-credential-absent, which is not on PATH" in capsys.readouterr().err
