@@ -1,0 +1,173 @@
+"""An image by its reference: tag to digest, index to platform, manifest and configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import RemoteError, UsageError
+from builder.registry.manifests import blobs, entries, is_index
+from builder.registry.model import DOCKER_CONFIG, OCI_CONFIG
+from builder.rootfs import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from builder.registry.locations import Locations
+    from builder.registry.model import Descriptor, ImageSource, RawManifest
+
+#: The label with which an image names its base, by the image specification.
+BASE_NAME = "org.opencontainers.image.base.name"
+#: Indexes inside indexes are allowed, and end: each names the next by its digest.
+_NESTING = 4
+#: Without --platform, of an index that has several: the machine that this project is for.
+PREFERRED = "arm64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """One platform's image.  ``top`` is what the reference names: this manifest, or an index."""
+
+    source: ImageSource
+    top: RawManifest
+    manifest: RawManifest
+    config: Mapping[str, Any]
+    #: the connections that it was found over, which more can be done over
+    locations: Locations | None = None
+    close: Callable[[], None] = lambda: None
+
+    @property
+    def layers(self) -> tuple[Descriptor, ...]:
+        """Layer descriptors, bottom first."""
+        return blobs(self.manifest)[1:]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """``Env``, ``User`` and so on, as a runtime takes them."""
+        settings = self.config.get("config")
+        return settings if isinstance(settings, dict) else {}
+
+
+def open_image(ref: str, platform: str | None = None) -> Image:
+    """The image that ``docker://HOST/NAME:TAG``, ``HOST/NAME:TAG`` or ``oci:DIR[:NAME]`` names.
+
+    Raises:
+        RemoteError: it is not there, or what is there is malformed.
+        UsageError: the reference is malformed, or has no image for the platform.
+    """
+    from builder.registry.layout import LayoutDirectory
+    from builder.registry.locations import Locations
+
+    locations = Locations()
+    location = locations.open(ref)
+    if isinstance(location.image, LayoutDirectory) and not location.image.path.is_dir():
+        raise UsageError(f"{location.image.path} is not an OCI layout: there is no such directory")
+    try:
+        found = find_image(location.image, location.reference, platform)
+    except BaseException:
+        locations.__exit__(None, None, None)
+        raise
+    close = partial(locations.__exit__, None, None, None)
+    return replace(_with_base(found, locations), locations=locations, close=close)
+
+
+def _with_base(image: Image, locations: Locations) -> Image:
+    """A thin layout (``image --thin``) together with the registry that has the base's layers."""
+    from builder.registry.compose import Composed
+    from builder.registry.layout import LayoutDirectory
+
+    layout = image.source
+    labels = image.settings.get("Labels")
+    name = labels.get(BASE_NAME) if isinstance(labels, dict) else None
+    if not isinstance(layout, LayoutDirectory) or not name:
+        return image
+    if all(layout.has(layer.digest) for layer in image.layers):
+        return image
+    return replace(image, source=Composed(layout, locations.open(str(name)).image))
+
+
+def find_image(source: ImageSource, identifier: str, platform: str | None) -> Image:
+    """Resolve a tag or digest to the image for a platform (``linux/arm64``).
+
+    Raises:
+        RemoteError: it is not there, or what is there is malformed.
+        UsageError: it has no image for the platform, or several and none is asked for.
+    """
+    top = source.manifest(identifier)
+    manifest = top
+    for _ in range(_NESTING):
+        if not is_index(manifest):
+            return Image(
+                source=source, top=top, manifest=manifest, config=read_config(source, manifest)
+            )
+        manifest = source.manifest(_choose(source, manifest, platform).digest)
+    raise RemoteError(f"{source.name}: {identifier} is an index in an index, over and over")
+
+
+def image_entries(index: RawManifest) -> list[Descriptor]:
+    """The entries of an index that are images and not what is said about images."""
+    return [
+        entry
+        for entry in entries(index)
+        if str(entry.platform.get("os") or "linux") == "linux"
+        and "vnd.docker.reference.type" not in entry.annotations
+    ]
+
+
+def platform_of(entry: Descriptor) -> str:
+    """``linux/arm64``."""
+    return f"linux/{entry.platform.get('architecture') or 'unknown'}"
+
+
+def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> Descriptor:
+    from builder.console import console
+
+    found = image_entries(index)
+    names = ", ".join(sorted({platform_of(entry) for entry in found})) or "none"
+    if platform is not None:
+        wanted = f"linux/{_architecture(platform)}"
+        fitting = [entry for entry in found if platform_of(entry) == wanted]
+        if not fitting:
+            raise UsageError(f"{source.name} has no image for {wanted}; it has: {names}")
+        return fitting[0]
+    if len(found) == 1:
+        return found[0]
+    fitting = [entry for entry in found if platform_of(entry) == f"linux/{PREFERRED}"]
+    if not fitting:
+        raise UsageError(f"{source.name} has images for {names}", hint="choose one with --platform")
+    console.say(f"  of {names}: linux/{PREFERRED} (--platform chooses another)")
+    return fitting[0]
+
+
+def _architecture(platform: str) -> str:
+    from builder.model import Platform
+
+    return Platform.parse(platform).architecture
+
+
+def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:
+    """The configuration of an image, with as many diff_ids as it has layers.
+
+    Raises:
+        RemoteError: it is malformed, or this is no image that a container can be made of.
+    """
+    where = f"{source.name}: manifest {manifest.digest}"
+    descriptor, *layers = blobs(manifest)
+    if descriptor.media_type not in (OCI_CONFIG, DOCKER_CONFIG):
+        raise RemoteError(f"{where} is no image: its config is {descriptor.media_type[:80]!r}")
+    if descriptor.size > limits.CONFIG_BYTES:
+        raise RemoteError(f"{where}: a configuration of {descriptor.size} bytes")
+    if len(layers) > limits.LAYERS:
+        raise RemoteError(f"{where}: {len(layers)} layers")
+    try:
+        with source.open(descriptor) as stream:
+            value = json.loads(stream.read())
+        found = len(value["rootfs"]["diff_ids"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RemoteError(f"{where}: its configuration is not that of an image") from None
+    if found != len(layers):
+        raise RemoteError(f"{where}: {len(layers)} layers, but {found} diff_ids")
+    config: dict[str, Any] = value
+    return config

@@ -1,0 +1,237 @@
+"""Indices of layers in the cache: made when they are first asked for, kept by digest.
+
+A layer is read as a stream, and never kept as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING
+
+from builder.console import console, megabytes
+from builder.errors import RemoteError, UsageError
+from builder.locks import locked
+from builder.paths import cache_dir
+from builder.rootfs import limits
+from builder.rootfs.foreign import open_layer
+from builder.rootfs.index import VERSION, LayerIndex, LayerWriter, Row
+from builder.rootfs.scan import scan
+from builder.rootfs.tar import FILE, LayerTar
+from builder.rootfs.unpack import Unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from pathlib import Path
+
+    from builder.registry.model import Descriptor, ImageSource
+
+#: Bytes of the indices in the cache; the longest unused go first.
+_CACHE_BYTES = 4 << 30
+#: Layers that are read at once, and the bytes of one that takes a noticeable time.
+_JOBS = 3
+_WORTH_SAYING = 50_000_000
+
+
+@dataclass
+class Meter:
+    """What was read of a source: packed bytes, and the layers."""
+
+    packed: int = 0
+    layers: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, packed: int) -> None:
+        """Count more; safe from several threads."""
+        with self._lock:
+            self.packed += packed
+
+
+class _Counted:
+    """Counts what is read of a blob, and ends when nobody wants it any more."""
+
+    def __init__(self, stream: IO[bytes], meter: Meter, stop: threading.Event) -> None:
+        self._stream, self._meter, self._stop = stream, meter, stop
+
+    def read(self, size: int) -> bytes:
+        if self._stop.is_set():
+            raise RemoteError("reading was given up")
+        data = self._stream.read(size)
+        self._meter.add(len(data))
+        return data
+
+
+class LayerCache:
+    """Indices of layers, made when they are first asked for."""
+
+    def __init__(self, source: ImageSource, meter: Meter | None = None) -> None:
+        self.source = source
+        self.meter = meter or Meter()
+        self._root = cache_dir() / "layers"
+        self._known: dict[Path, LayerIndex] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: dict[str, Future[None]] = {}
+        self._stop = threading.Event()
+
+    def _path(self, layer: Descriptor) -> Path:
+        return self._root / f"{layer.digest.removeprefix('sha256:')}.v{VERSION}.sqlite"
+
+    def index(self, layer: Descriptor) -> LayerIndex:
+        """The index of a layer, from the cache or from its stream.
+
+        Raises:
+            RemoteError: the layer cannot be read, is damaged, or is beyond the limits.
+            UsageError: the cache cannot be written.
+        """
+        path = self._path(layer)
+        if layer.digest in self._ahead:
+            self._ahead.pop(layer.digest).result()
+        found = self._open(path)
+        if found is None:
+            self._make(layer)
+            found = LayerIndex(path)
+        return found
+
+    def knows(self, layer: Descriptor) -> bool:
+        """Whether a layer has been read before."""
+        return self._path(layer).is_file()
+
+    def read_ahead(self, layers: Iterable[Descriptor]) -> None:
+        """Begin to read layers, several at once; ``index`` waits for them."""
+        for layer in layers:
+            if not self.knows(layer) and layer.digest not in self._ahead:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(_JOBS, thread_name_prefix="layer")
+                self._ahead[layer.digest] = self._pool.submit(self._make, layer)
+
+    def _make(self, layer: Descriptor) -> None:
+        path = self._path(layer)
+        with locked(f"layer {layer.digest}"):
+            if not path.is_file():
+                self._scan(layer, path)
+
+    def content(self, layer: Descriptor, sha256: str) -> bytes | None:
+        """The bytes of a file of a layer whose index is there; nothing is read for it."""
+        path = self._path(layer)
+        index = self._known.get(path) or self._open(path)
+        if index is None:
+            return None
+        self._known[path] = index
+        return index.content(sha256)
+
+    def close(self) -> None:
+        """Let go of the cache's files, and stop reading ahead."""
+        self._stop.set()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        for index in self._known.values():
+            index.close()
+        self._known.clear()
+
+    @staticmethod
+    def _open(path: Path) -> LayerIndex | None:
+        if not path.is_file():
+            return None
+        try:
+            index = LayerIndex(path)
+        except sqlite3.DatabaseError:  # damaged, so it is made again
+            path.unlink()
+            return None
+        os.utime(path)
+        return index
+
+    def _scan(self, layer: Descriptor, path: Path) -> None:
+        partial = path.with_suffix(".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _prune(path.parent)
+            partial.unlink(missing_ok=True)
+            say = console.say if layer.size > _WORTH_SAYING else console.detail
+            say(f"  reading layer {layer.digest[:19]} ({megabytes(layer.size)})")
+            writer = LayerWriter(partial)
+            try:
+                self._read(layer, writer)
+                writer.finish()
+            finally:
+                writer.close()
+            partial.replace(path)
+        except (sqlite3.OperationalError, OSError) as error:
+            raise UsageError(
+                f"cannot keep what layer {layer.digest[:19]} holds in {path.parent}: {error}",
+                hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+            ) from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _read(self, layer: Descriptor, writer: LayerWriter) -> None:
+        where = f"{self.source.name}: layer {layer.digest[:19]}"
+        self.meter.layers.append(layer.digest)
+        with open_layer(self.source, layer) as blob:
+            stream = Unpacked(_Counted(blob, self.meter, self._stop), where)
+            scan(stream, writer, where)
+            stream.drain()
+
+    def fetch(self, layer: Descriptor, wanted: Collection[Row]) -> None:
+        """Keep the bytes of some files of a layer; they are checked against their sha256.
+
+        Raises:
+            RemoteError: the layer cannot be read, or does not hold the files any more.
+        """
+        missing = {row.path: row for row in wanted}
+        where = f"{self.source.name}: layer {layer.digest[:19]}"
+        index = LayerIndex(self._path(layer))
+        with contextlib.closing(index), open_layer(self.source, layer) as blob:
+            console.detail(f"reading {len(missing)} files of layer {layer.digest[:19]}")
+            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop), where), where)
+            for member in tar:
+                row = missing.get(member.path)
+                if row is None or member.kind != FILE:
+                    continue
+                if member.size > limits.FILE_BYTES:
+                    raise RemoteError(f"{where}: {member.path} has {megabytes(member.size)}")
+                data = b"".join(tar.chunks())
+                if hashlib.sha256(data).hexdigest() != row.sha256:
+                    continue  # a later entry replaces this one
+                index.keep(row.sha256, data)
+                del missing[member.path]
+                if not missing:
+                    return
+        raise RemoteError(f"{where}: {min(missing)} is no longer what it was")
+
+    def copy(self, layer: Descriptor, row: Row, out: IO[bytes]) -> None:
+        """Write the bytes of one file of a layer, which may be large; only its sha256 is kept.
+
+        Raises:
+            RemoteError: the layer cannot be read, or does not hold the file any more.
+        """
+        where = f"{self.source.name}: layer {layer.digest[:19]}"
+        console.say(f"  reading /{row.path} ({megabytes(row.size)}) out of {where}")
+        with open_layer(self.source, layer) as blob:
+            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop), where), where)
+            for member in tar:
+                if member.path != row.path or member.kind != FILE:
+                    continue
+                hasher = hashlib.sha256()
+                for chunk in tar.chunks():
+                    hasher.update(chunk)
+                    out.write(chunk)
+                if hasher.hexdigest() == row.sha256:
+                    return
+                out.seek(0)  # a later entry replaces this one
+                out.truncate()
+        raise RemoteError(f"{where}: {row.path} is no longer what it was")
+
+
+def _prune(folder: Path) -> None:
+    """Remove the longest unused indices once they have too many bytes."""
+    found = sorted(folder.glob("*.sqlite"), key=lambda p: p.stat().st_mtime, reverse=True)
+    total = 0
+    for path in found:
+        total += path.stat().st_size
+        if total > _CACHE_BYTES:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,33 @@
+"""What a layer may be.  Beyond these it is refused; every value is far above real images.
+
+The largest vLLM images have some 35 GB and 200 000 files in 40 layers.
+"""
+
+from __future__ import annotations
+
+#: Bytes of one layer's tar.
+TAR_BYTES = 256 << 30
+#: Unpacked bytes that need no justification, and how many more each packed byte may give.
+#: Deflate cannot do more than 1032 to 1; real layers are below 20 to 1.
+FREE_BYTES = 1 << 30
+RATIO = 200
+#: Entries of one layer, and the bytes of all their names together.
+ENTRIES = 2_000_000
+NAME_BYTES = 256 << 20
+#: Bytes of one path (Linux: PATH_MAX) and of one name in it (NAME_MAX), and names in a path.
+PATH_BYTES = 4096
+COMPONENT_BYTES = 255
+DEPTH = 200
+#: Bytes of one pax or GNU extension header.  Go's reader, which runtimes use, stops at the same.
+EXTENSION_BYTES = 1 << 20
+#: Extension headers in front of one entry.
+EXTENSIONS = 8
+#: Links followed for one path; Linux stops at the same.
+LINKS = 40
+#: Bytes of a file that may be read into memory.
+FILE_BYTES = 1 << 30
+#: Layers of an image (the overlay file system takes 500), and bytes of its configuration.
+LAYERS = 500
+CONFIG_BYTES = 8 << 20
+#: Memory for one zstd frame: 2 to this power.  What ``zstd --long`` makes at most.
+ZSTD_WINDOW_LOG = 27

@@ -1,0 +1,103 @@
+"""One pass over a layer: what it holds, into an index; the bytes of small files of interest too."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError
+from builder.rootfs.index import OPAQUE, WHITEOUT, LayerWriter, Row, parent_of
+from builder.rootfs.tar import DIR, FILE, LayerTar, Member
+from builder.runtime.spark_apply import STATE_DIR
+
+if TYPE_CHECKING:
+    from builder.rootfs.unpack import Unpacked
+
+#: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
+_PREFIX, _OPAQUE_NAME, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
+#: Of a ``.dist-info``, what says which files belong to a distribution.
+_INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt")
+#: Packages whose text files layers patch and verification reads; those of any other are fetched
+#: when they are asked for.
+_PATCHED = ("vllm", "flashinfer", "nvidia_cutlass_dsl")
+_TEXT = (".py", ".pth", ".json", ".toml")
+_SMALL = 4 << 20
+
+
+def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
+    """Put every member of a layer into its index.
+
+    Raises:
+        RemoteError: the layer is damaged, contradicts itself, or is beyond the limits.
+    """
+    tar = LayerTar(stream, where)
+    try:
+        for member in tar:
+            _note(tar, member, writer, where)
+    except NotADirectoryError as error:
+        raise RemoteError(
+            f"{where}: this is no layer of an image: it puts files below {error}, "
+            "which in it is no directory"
+        ) from None
+
+
+def worth_keeping(path: str, size: int) -> bool:
+    """Whether the bytes of a file are kept with the index: what identification and plans read."""
+    folder, _, name = path.rpartition("/")
+    parts = path.split("/")
+    at = next((i for i, part in enumerate(parts[:-1]) if part.endswith("-packages")), None)
+    if at is None:
+        is_site = name == "site.py" and folder.rpartition("/")[2].startswith("python3")
+        wanted = name == "pyvenv.cfg" or folder == "usr/share/spark-build" or is_site
+    elif at + 2 == len(parts):
+        wanted = name.endswith((".pth", ".py"))
+    elif parts[at + 1].endswith(".dist-info"):
+        wanted = name in _INFO
+    else:
+        top = parts[at + 1]
+        wanted = top == STATE_DIR or (top.startswith(_PATCHED) and name.endswith(_TEXT))
+    return wanted and size <= _SMALL
+
+
+def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> None:
+    """Put one member into the index."""
+    folder, name = parent_of(member.path), member.path.rpartition("/")[2]
+    if name == _OPAQUE_NAME:
+        writer.hide(folder, OPAQUE)
+    elif name.startswith(_AUFS):
+        return
+    elif name.startswith(_PREFIX):
+        target = name.removeprefix(_PREFIX)
+        if target in ("", ".", ".."):
+            raise RemoteError(f"{where}: a whiteout of nothing: {member.path!r}")
+        writer.hide(f"{folder}/{target}" if folder else target, WHITEOUT)
+    elif not member.path and member.kind != DIR:
+        raise RemoteError(f"{where}: its root is no directory")
+    else:
+        digest = _digest(tar, member, writer) if member.kind == FILE and not member.sparse else ""
+        writer.add(
+            Row(
+                path=member.path,
+                kind=member.kind,
+                size=member.size,
+                mode=member.mode,
+                uid=member.uid,
+                gid=member.gid,
+                link=member.link,
+                sha256=digest,
+            )
+        )
+
+
+def _digest(tar: LayerTar, member: Member, writer: LayerWriter) -> str:
+    """The sha256 of a file, whose bytes are kept where plans will want them."""
+    hasher = hashlib.sha256()
+    kept: list[bytes] | None = [] if worth_keeping(member.path, member.size) else None
+    for chunk in tar.chunks():
+        hasher.update(chunk)
+        if kept is not None:
+            kept.append(chunk)
+    digest = hasher.hexdigest()
+    if kept is not None:
+        writer.keep(digest, b"".join(kept))
+    return digest

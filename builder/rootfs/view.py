@@ -1,0 +1,319 @@
+"""The files of an image as its layers leave them, without unpacking: layers are asked top first.
+
+A layer is read when a question reaches it: what the upper layers answer costs nothing below.  Paths
+are absolute, and links in them are followed inside the image as a container would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from builder.errors import RemoteError, UsageError
+from builder.rootfs import limits
+from builder.rootfs.index import IMPLICIT, OPAQUE, WHITEOUT, LayerIndex, Row, parent_of
+from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from builder.registry.model import Descriptor
+    from builder.rootfs.layers import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as a container sees it, and which layer (0 is the top) its bytes come from."""
+
+    row: Row
+    layer: int
+
+    @property
+    def kind(self) -> str:
+        """``file``, ``dir``, ``symlink`` or ``other``."""
+        return self.row.kind
+
+    @property
+    def executable(self) -> bool:
+        """Whether it is a file that somebody may run."""
+        return self.kind == FILE and bool(self.row.mode & 0o111)
+
+
+_ROOT = Entry(Row("", DIR), 0)
+#: Layers that are read at once when one after the other does not answer.
+_AHEAD = 3
+
+
+class Rootfs:
+    """A read-only file system over the layers of an image, which are given bottom first."""
+
+    def __init__(self, layers: Sequence[Descriptor], cache: LayerCache) -> None:
+        if len(layers) > limits.LAYERS:
+            raise RemoteError(f"{cache.source.name}: an image of {len(layers)} layers")
+        self._descriptors = list(reversed(layers))
+        self._cache = cache
+        self._open: list[LayerIndex] = []
+        self._folders: dict[str, Entry] = {}
+        self._new = 0
+
+    def close(self) -> None:
+        """Let go of the cache's files."""
+        for index in self._open:
+            index.close()
+        self._open.clear()
+        self._cache.close()
+
+    @property
+    def layers_read(self) -> int:
+        """How many layers, from the top, were needed so far."""
+        return len(self._open)
+
+    def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex]]:
+        for number in range(first, len(self._descriptors)):
+            if number == len(self._open):
+                self._open.append(self._index(number))
+            yield number, self._open[number]
+
+    def _index(self, number: int) -> LayerIndex:
+        """A layer's index.  A question that one new layer did not answer takes the rest, mostly."""
+        if not self._cache.knows(self._descriptors[number]):
+            self._new += 1
+            if self._new > 1:
+                self._cache.read_ahead(self._descriptors[number : number + _AHEAD])
+        return self._cache.index(self._descriptors[number])
+
+    # -- one path
+
+    def _find(self, path: str, first: int = 0) -> Entry | None:
+        """The entry at a relative path none of whose directories is a link."""
+        implicit: int | None = None
+        for number, layer in self._layers(first):
+            row = layer.row(path)
+            if row is not None and row.kind != IMPLICIT:
+                if implicit is not None and row.kind != DIR:
+                    raise self._unclear(implicit, path, row)
+                entry = Entry(row, number)
+                return self._resolved(entry) if row.kind == HARDLINK else entry
+            if row is not None and implicit is None:
+                implicit = number
+            if layer.hides(path):
+                break
+        if not path:
+            return _ROOT
+        return None if implicit is None else Entry(Row(path, DIR), implicit)
+
+    def _unclear(self, number: int, path: str, row: Row) -> RemoteError:
+        digest = self._descriptors[number].digest
+        return RemoteError(
+            f"{self._cache.source.name}: layer {digest[:19]} puts files below /{path}, which is a "
+            f"{row.kind} in the layers below it, without saying what becomes of that; runtimes "
+            "differ in what they make of it"
+        )
+
+    def _resolved(self, entry: Entry, depth: int = 0) -> Entry:
+        """What a hard link shares its bytes with: a file of its own layer, or of those below."""
+        target = entry.row.link
+        own = self._open[entry.layer].row(target)
+        found: Entry | None = Entry(own, entry.layer) if own is not None else None
+        if found is None or own is None or own.kind == IMPLICIT:
+            found = self._find(target, entry.layer + 1)
+        if found is not None and found.kind == HARDLINK and depth < limits.LINKS:
+            found = self._resolved(found, depth + 1)
+        if found is None or found.kind not in (FILE, SYMLINK):
+            raise RemoteError(
+                f"{self._cache.source.name}: /{entry.row.path} is a hard link to /{target}, which "
+                "is no file of this image"
+            )
+        return found
+
+    def _follow(self, path: str) -> tuple[str, Entry] | None:
+        """Where a path leads, links followed: the real path (relative) and what is there."""
+        pending = path.split("/")[::-1]
+        current, entry, links = "", _ROOT, 0
+        while pending:
+            name = pending.pop()
+            if name in ("", "."):
+                continue
+            if entry.kind != DIR:
+                return None
+            if name == "..":
+                current = parent_of(current)
+                entry = self._known(current) or _ROOT
+                continue
+            target = f"{current}/{name}" if current else name
+            found = self._known(target)
+            if found is None:
+                return None
+            if found.kind == SYMLINK:
+                links += 1
+                if links > limits.LINKS:
+                    return None
+                link = found.row.link
+                if link.startswith("/"):
+                    current, entry = "", _ROOT
+                pending.extend(link.split("/")[::-1])
+            else:
+                current, entry = target, found
+        return current, entry
+
+    def _known(self, path: str) -> Entry | None:
+        """:meth:`_find`; answers that many paths share, directories and links, are kept."""
+        found = self._folders.get(path) or self._find(path)
+        if found is not None and found.kind in (DIR, SYMLINK):
+            self._folders[path] = found
+        return found
+
+    def realpath(self, path: str) -> str | None:
+        """An absolute path with every link followed, or None when nothing is there."""
+        found = self._follow(path)
+        return None if found is None else f"/{found[0]}"
+
+    def stat(self, path: str) -> Entry | None:
+        """What an absolute path leads to, links followed."""
+        found = self._follow(path)
+        return None if found is None else found[1]
+
+    def lstat(self, path: str) -> Entry | None:
+        """What is at an absolute path itself; links in its directories are followed."""
+        parent, _, name = path.rstrip("/").rpartition("/")
+        found = self._follow(parent)
+        if found is None or found[1].kind != DIR:
+            return None
+        return self._known(f"{found[0]}/{name}".strip("/"))
+
+    # -- many
+
+    def names(self, directory: str) -> list[str]:
+        """Names in a directory, sorted; empty when it is none."""
+        real = self._follow(directory)
+        if real is None or real[1].kind != DIR:
+            return []
+        relative = real[0]
+        found: set[str] = set()
+        gone: set[str] = set()
+        for _, layer in self._layers():
+            found.update(set(layer.children(relative)) - gone)
+            gone.update(layer.whiteouts(relative))
+            if layer.seals(relative):
+                break
+        return sorted(found)
+
+    def below(self, directory: str) -> dict[str, Entry]:
+        """Everything below a real directory, by its path from there; links are not followed."""
+        start = directory.strip("/")
+        merged: dict[str, Entry] = {}
+        hidden: set[tuple[str, str]] = set()
+        for number, layer in self._layers():
+            blocked = _Blocked(start, merged, hidden)
+            shown: dict[str, Entry] = {}
+            cut: set[tuple[str, str]] = set(layer.hidden_below(start))
+            for row in layer.below(start):
+                if not blocked(row.path):
+                    shown[row.path] = Entry(row, number)
+                elif row.kind not in (DIR, IMPLICIT):  # it took a folder's place, and was replaced
+                    cut.add((row.path, OPAQUE))
+            merged.update(shown)
+            hidden.update(cut)
+            if layer.seals(start):
+                break
+        result = {}
+        for path, entry in sorted(merged.items()):
+            found = self._find(path) if entry.kind in (IMPLICIT, HARDLINK) else entry
+            if found is not None:
+                result[path[len(start) :].lstrip("/")] = found
+        return result
+
+    # -- bytes
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, links followed; None when there is no such file.
+
+        Raises:
+            RemoteError: its layer cannot be read any more.
+        """
+        entry = self.stat(path)
+        if entry is None or entry.kind != FILE:
+            return None
+        data = self.kept(entry)
+        if data is None:
+            self.fetch([path])
+            data = self.kept(entry)
+        return data
+
+    def kept(self, entry: Entry) -> bytes | None:
+        """The bytes of a file as far as they are in the cache."""
+        return self._open[entry.layer].content(entry.row.sha256)
+
+    def content(self, sha256: str) -> bytes | None:
+        """The bytes with this sha256, as far as they are in the cache."""
+        for descriptor in self._descriptors:
+            data = self._cache.content(descriptor, sha256)
+            if data is not None:
+                return data
+        return None
+
+    def fetch(self, paths: Iterable[str]) -> None:
+        """Bring the bytes of some files into the cache, one pass for each layer they are in.
+
+        Raises:
+            UsageError: a file is stored in a form that is not read here.
+            RemoteError: a layer cannot be read any more.
+        """
+        wanted: dict[int, list[Row]] = {}
+        for path in paths:
+            entry = self.stat(path)
+            if entry is None or entry.kind != FILE:
+                continue
+            _check(entry)
+            if self.kept(entry) is None:
+                wanted.setdefault(entry.layer, []).append(entry.row)
+        for number, rows in sorted(wanted.items()):
+            self._cache.fetch(self._descriptors[number], rows)
+
+    def copy(self, path: str, out: IO[bytes]) -> bool:
+        """Write the bytes of a file, links followed, without holding them; whether it is there.
+
+        Raises:
+            UsageError: it is stored in a form that is not read here.
+            RemoteError: its layer cannot be read any more.
+        """
+        entry = self.stat(path)
+        if entry is None or entry.kind != FILE:
+            return False
+        _check(entry)
+        data = self.kept(entry)
+        if data is None:
+            self._cache.copy(self._descriptors[entry.layer], entry.row, out)
+        else:
+            out.write(data)
+        return True
+
+
+def _check(entry: Entry) -> None:
+    if not entry.row.sha256:
+        raise UsageError(f"/{entry.row.path} is stored with holes, and cannot be read")
+
+
+class _Blocked:
+    """Whether an entry of a layer is covered by the layers above it, below one directory."""
+
+    def __init__(self, start: str, merged: dict[str, Entry], hidden: set[tuple[str, str]]) -> None:
+        self._merged, self._hidden = merged, hidden
+        self._folders = {start: False}
+
+    def __call__(self, path: str) -> bool:
+        known = self._merged.get(path)
+        if known is not None and known.kind != IMPLICIT:
+            return True
+        return (path, WHITEOUT) in self._hidden or self._inside(parent_of(path))
+
+    def _inside(self, folder: str) -> bool:
+        if folder not in self._folders:
+            known = self._merged.get(folder)
+            self._folders[folder] = (
+                (folder, WHITEOUT) in self._hidden
+                or (folder, OPAQUE) in self._hidden
+                or (known is not None and known.kind not in (DIR, IMPLICIT))
+                or self._inside(parent_of(folder))
+            )
+        return self._folders[folder]
