@@ -1,0 +1,60 @@
+"""The forge that pull requests come from: its REST API, or a local git clone of a repository.
+
+Both answer the same three questions; :mod:`builder.forge.store` pins and caches what they say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from builder.forge.reference import PullRef
+
+#: States of a pull request.  A bare commit has none, and a clone cannot always say.
+OPEN, MERGED, CLOSED, UNKNOWN = "open", "merged", "closed", "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a forge says about a pull request, or about a single commit (``number`` is 0).
+
+    ``commit`` is the head (or the commit itself), ``target`` a commit of the branch that it is
+    meant for; commits are full object names.  ``merged_at`` is an ISO 8601 date or empty.
+    """
+
+    repository: str
+    number: int = 0
+    commit: str
+    target: str
+    title: str = ""
+    state: str = UNKNOWN
+    merge_commit: str = ""
+    merged_at: str = ""
+    superseded_by: str = ""
+    url: str = ""
+    #: what the user should know about the commit itself
+    notice: str = ""
+
+
+class Forge(Protocol):
+    """Where pull requests are looked up."""
+
+    def facts(self, ref: PullRef) -> Facts:
+        """What a reference names today.
+
+        Raises:
+            RemoteError: the forge does not answer, or knows no such thing.
+        """
+
+    def merge_base(self, repository: str, target: str, commit: str) -> str:
+        """The commit that the change was made from."""
+
+    def date(self, repository: str, commit: str) -> str:
+        """The day of a commit, ISO 8601."""
+
+    def diff(self, repository: str, base: str, commit: str) -> bytes:
+        """The change from ``base`` to ``commit`` as git prints it."""
+
+    def releases_with(self, repository: str, commit: str) -> tuple[str, ...] | None:
+        """Versions, oldest first, whose tag has the commit in its history; None: cannot be told."""

@@ -1,0 +1,225 @@
+"""One GET to a forge: redirects, rate limits, retries, and a token that goes nowhere else."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+from builder.console import console
+from builder.errors import RemoteError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import requests
+
+    from builder.forge.site import Site
+
+#: Seconds to connect, and between two pieces of an answer.
+_TIMEOUT = (10, 60)
+#: Seconds before each new try after a server error or a broken connection.
+_PAUSES = (0.5, 1.5)
+#: A limit that ends this soon, in seconds, is waited for; any other is reported.
+_SHORT_WAIT = 5.0
+_MAX_REDIRECTS = 5
+#: Bytes of one answer.  The forge itself refuses diffs of more than about 1 MB; a mirror need not.
+_MAX_BYTES = 64 << 20
+_REDIRECTS = (301, 302, 303, 307, 308)
+_UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+class ForgeUnreachable(RemoteError):
+    """Nobody answered: the network, not the forge, is the matter."""
+
+
+class ForgeMissing(RemoteError):
+    """The forge says that there is no such thing, or that one may not see it."""
+
+
+class ForgeTooLarge(RemoteError):
+    """The forge does not give out a diff of this size."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    headers: requests.structures.CaseInsensitiveDict[str]
+    body: bytes
+
+
+class ForgeClient:
+    """GETs below the API of one forge."""
+
+    def __init__(self, site: Site, pause: Callable[[float], None] = time.sleep) -> None:
+        import requests
+
+        self.site = site
+        self._pause = pause
+        self._session = requests.Session()
+        self._session.auth = lambda request: request  # else requests takes a login from ~/.netrc
+
+    def get(self, path: str, accept: str, subject: str) -> bytes:
+        """The body of an answer; ``subject`` names in messages what was asked for.
+
+        Raises:
+            ForgeMissing: 404, 410 or 422: no such thing, or not for this token.
+            ForgeTooLarge: 406: the diff is larger than the forge gives out.
+            ForgeUnreachable: nobody answers.
+            RemoteError: anything else that is not an answer, rate limits included.
+        """
+        waited = False
+        while True:
+            answer = self._follow(f"{self.site.api}{path}", accept, subject)
+            if answer.status == 200:
+                return answer.body
+            delay = _limited(answer)
+            if delay is None:
+                raise self._refusal(answer, subject)
+            if waited or delay > _SHORT_WAIT:
+                raise self._rate_limit(delay, subject)
+            waited = True
+            self._pause(delay)
+
+    def _follow(self, url: str, accept: str, subject: str) -> _Answer:
+        for _ in range(_MAX_REDIRECTS + 1):
+            answer = self._try(url, accept, subject)
+            target = answer.headers.get("Location")
+            if answer.status not in _REDIRECTS or not target:
+                return answer
+            following = urljoin(url, target)
+            if urlsplit(following).scheme != urlsplit(url).scheme != "http":
+                raise RemoteError(f"{subject}: {self.site.host} redirects away from https")
+            url = following
+        raise RemoteError(f"{subject}: {self.site.host} redirects more than {_MAX_REDIRECTS} times")
+
+    def _try(self, url: str, accept: str, subject: str) -> _Answer:
+        """One address, again after a pause where the server stumbled."""
+        for pause in (*_PAUSES, None):
+            try:
+                answer = self._ask(url, accept, subject)
+            except ForgeUnreachable:
+                if pause is None:
+                    raise
+            else:
+                if answer.status < 500 or pause is None:
+                    return answer
+            self._pause(pause or 0)
+        raise AssertionError
+
+    def _ask(self, url: str, accept: str, subject: str) -> _Answer:
+        import requests
+
+        parts = urlsplit(url)
+        headers = {"Accept": accept, "User-Agent": "spark-build"}
+        if (parts.scheme, (parts.hostname or "").lower(), parts.port) == self.site.origin:
+            headers["X-GitHub-Api-Version"] = "2022-11-28"
+            if self.site.token:
+                headers["Authorization"] = f"Bearer {self.site.token}"
+        console.detail(f"forge: GET {parts.hostname}{parts.path}")
+        try:
+            with self._session.get(
+                url, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
+            ) as response:
+                body = _bounded(response, subject)
+                return _Answer(response.status_code, response.headers, body)
+        except requests.RequestException as error:
+            kind = type(error).__name__
+            raise ForgeUnreachable(
+                f"{subject}: {parts.hostname} does not answer ({kind})",
+                hint="check the network; what is locked and cached needs none",
+            ) from None
+
+    # -- what went wrong
+
+    def _refusal(self, answer: _Answer, subject: str) -> RemoteError:
+        host, status = self.site.host, answer.status
+        said = self._message(answer)
+        if status == 401:
+            name = self.site.token_name
+            which = f"the token in {name}" if name else "a request without a token"
+            return RemoteError(f"{subject}: {host} refuses {which}{said}")
+        if status in (404, 410, 422):
+            token = f"the token in {self.site.token_name}" if self.site.token else "no token"
+            return ForgeMissing(
+                f"{subject} is not on {host}: there is none, or it is private and {token} "
+                f"may not see it{said}",
+                hint="check the number; for a private repository set SPARK_BUILD_FORGE_TOKEN",
+            )
+        if status == 406:
+            return ForgeTooLarge(
+                f"{subject}: the diff is larger than {host} gives out{said}",
+                hint="clone the repository and name the clone: --forge-clone DIR",
+            )
+        return RemoteError(
+            f"{subject}: {host} answered {status}{said}", hint="try the same command again later"
+        )
+
+    def _message(self, answer: _Answer) -> str:
+        """The server's own words, shortened, and without the token should it repeat it."""
+        import json
+
+        try:
+            text = str(json.loads(answer.body)["message"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+        if self.site.token:
+            text = text.replace(self.site.token, "***")
+        return f" ({_UNREADABLE.sub(' ', text)[:200]})"
+
+    def _rate_limit(self, delay: float, subject: str) -> RemoteError:
+        until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() + delay))
+        hint = f"the same command after {until}"
+        if not self.site.token:
+            hint += ", or now with a token in SPARK_BUILD_FORGE_TOKEN: it has a limit of its own"
+        return RemoteError(
+            f"{subject}: the rate limit of {self.site.host} is used up; try again after {until} "
+            f"(in {max(1, round(delay / 60))} min)",
+            hint=hint,
+        )
+
+
+def _bounded(response: requests.Response, subject: str) -> bytes:
+    """The whole body, unless it is larger than anything that is asked for here.
+
+    Raises:
+        UsageError: it is.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    for piece in response.iter_content(1 << 18):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MAX_BYTES:
+            raise UsageError(f"{subject}: the answer is larger than {_MAX_BYTES >> 20} MiB")
+    return b"".join(pieces)
+
+
+def _limited(answer: _Answer) -> float | None:
+    """Seconds until a rate limit ends; None where the answer is no rate limit.
+
+    The rules are GitHub's: Retry-After first, then X-RateLimit-Reset (seconds since the epoch, by
+    the server's clock), else at least a minute.
+    """
+    if answer.status not in (403, 429):
+        return None
+    headers = answer.headers
+    after = headers.get("Retry-After", "")
+    if after.isdigit():
+        return float(after)
+    reset = headers.get("X-RateLimit-Reset", "")
+    if headers.get("X-RateLimit-Remaining") == "0" and reset.isdigit():
+        return max(1.0, int(reset) - _server_time(headers.get("Date")))
+    if answer.status == 429 or b"rate limit" in answer.body.lower():
+        return 60.0
+    return None
+
+
+def _server_time(date: str | None) -> float:
+    try:
+        return parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return time.time()

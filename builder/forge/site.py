@@ -1,0 +1,86 @@
+"""Which forge is asked, and which token it is shown: from the environment, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from builder.errors import UsageError
+
+#: GitHub's own API and the host of its pages.
+GITHUB_API, GITHUB_HOST = "https://api.github.com", "github.com"
+#: Where GitHub Enterprise Server has its API.
+_ENTERPRISE_PATH = "/api/v3"
+#: Our own variable is for whichever forge is set; the others belong to GitHub, or to the server
+#: that GITHUB_API_URL or GH_HOST names, and are shown to no other.
+_OWN_TOKEN = "SPARK_BUILD_FORGE_TOKEN"  # noqa: S105 - the name of a variable
+_GITHUB_TOKENS = ("GITHUB_TOKEN", "GH_TOKEN")
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A forge: ``api`` is the root of its REST API, ``host`` where its pages are."""
+
+    api: str
+    host: str
+    token: str = field(default="", repr=False)
+    #: the variable that the token came from
+    token_name: str = ""
+
+    @property
+    def origin(self) -> tuple[str, str, int | None]:
+        """Scheme, host and port that the token may be sent to."""
+        parts = urlsplit(self.api)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port
+
+
+def site() -> Site:
+    """The forge of ``SPARK_BUILD_FORGE`` (a host, or the address of an API), else GitHub.
+
+    Raises:
+        UsageError: the setting is not an address, carries credentials, or is not https.
+    """
+    text = os.environ.get("SPARK_BUILD_FORGE", "").strip() or GITHUB_API
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    host = (parts.hostname or "").lower()
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise UsageError(
+            "SPARK_BUILD_FORGE is not a host or the address of an API",
+            hint="SPARK_BUILD_FORGE=https://github.example.com",
+        )
+    if parts.username or parts.password:
+        raise UsageError(
+            "SPARK_BUILD_FORGE carries a user name or password",
+            hint=f"put the token into {_OWN_TOKEN}",
+        )
+    if parts.scheme == "http" and not _LOOPBACK.fullmatch(host):
+        raise UsageError(f"SPARK_BUILD_FORGE: {host} is asked over http; only https is taken")
+    if host in (GITHUB_HOST, urlsplit(GITHUB_API).hostname):
+        api, host = GITHUB_API, GITHUB_HOST
+    else:
+        api = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or _ENTERPRISE_PATH}"
+    name, token = _token(api, host)
+    return Site(api=api, host=host, token=token, token_name=name)
+
+
+def _token(api: str, host: str) -> tuple[str, str]:
+    names = [_OWN_TOKEN]
+    if api == GITHUB_API or host in _hosts_of_github_tokens():
+        names += _GITHUB_TOKENS
+    for name in names:
+        value = os.environ.get(name, "").strip()
+        if value and not (value.isascii() and value.isprintable()):
+            raise UsageError(f"{name} holds characters that no token has")
+        if value:
+            return name, value
+    return "", ""
+
+
+def _hosts_of_github_tokens() -> set[str]:
+    """Hosts that the environment itself says GITHUB_TOKEN and GH_TOKEN are for."""
+    named = os.environ.get("GITHUB_API_URL", "")
+    hosts = {(urlsplit(named).hostname or "").lower(), os.environ.get("GH_HOST", "").lower()}
+    return hosts - {""}

@@ -1,0 +1,201 @@
+"""Pins pull requests, and keeps what they hold: by sha256, so that nothing is fetched twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
+from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
+from builder.forge.pin import Pin, read_pin
+from builder.forge.site import site
+from builder.index import write_atomically
+from builder.paths import cache_dir
+from builder.pulls.normal import normalise
+from builder.runtime.spark_apply import sha256_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.forge import Facts, Forge
+    from builder.forge.clone import Clone
+    from builder.forge.reference import PullRef
+
+_UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
+
+
+class Forges:
+    """The forge that is set, and local clones that answer for their repositories instead."""
+
+    def __init__(self, clones: Sequence[str] = ()) -> None:
+        named = os.environ.get("SPARK_BUILD_FORGE_CLONE", "")
+        self._words = [*clones, *(word for word in named.split(os.pathsep) if word)]
+        self._clones: list[Clone] | None = None
+        self._api: Forge | None = None
+
+    def for_repository(self, repository: str) -> tuple[Forge, str]:
+        """What answers for a repository, and its name.
+
+        Raises:
+            UsageError: a setting is wrong.
+        """
+        from builder.forge.clone import Clone
+        from builder.forge.github import GitHub
+
+        if self._clones is None:
+            pairs = [word.rpartition("=") for word in self._words]
+            self._clones = [Clone(Path(place).expanduser(), name) for name, _, place in pairs]
+        for clone in self._clones:
+            if clone.holds(repository):
+                return clone, f"clone {clone.folder}"
+        if self._api is None:
+            self._api = GitHub(ForgeClient(site()))
+        return self._api, site().host
+
+
+@dataclass(frozen=True)
+class PullStore:
+    """Turns references into pins, and pins into diffs."""
+
+    forges: Forges
+
+    # -- pinning
+
+    def resolve(self, ref: PullRef) -> Pin:
+        """Pin what a reference names today; asks the forge.
+
+        Where nobody answers, what was pinned last is used, and said.
+
+        Raises:
+            RemoteError: the forge does not know it, or does not answer and nothing is cached.
+            SparkBuildError: the change is empty (exit 3).
+            UsageError: the page is on another host than the forge that is set.
+        """
+        host = site().host
+        if ref.host and ref.host != host:
+            raise UsageError(
+                f"{ref} is on {ref.host}, the forge that is set is {host}",
+                hint=f"SPARK_BUILD_FORGE={ref.host}",
+            )
+        forge, _ = self.forges.for_repository(ref.repository)
+        known = self._cached_pin(host, ref)
+        try:
+            facts = forge.facts(ref)
+        except ForgeUnreachable as error:
+            if known is None:
+                raise
+            console.warn(f"{error}; taking {ref} as it was last seen, at {known.short}")
+            return known
+        if facts.notice:
+            console.warn(f"{ref}: {facts.notice}")
+        pin = self._pin(host, ref, facts, forge, known)
+        self._keep(host, ref, pin)
+        return pin
+
+    def _pin(self, host: str, ref: PullRef, facts: Facts, forge: Forge, known: Pin | None) -> Pin:
+        repository = facts.repository
+        if known and known.commit == facts.commit and self._diff_file(known.sha256).is_file():
+            base, date, sha256, size = known.base, known.date, known.sha256, known.size
+        else:
+            base = facts.target
+            if facts.number:
+                base = forge.merge_base(repository, facts.target, facts.commit)
+            console.say(f"  fetching {ref} at {facts.commit[:12]}")
+            data = normalise(forge.diff(repository, base, facts.commit))
+            if not data:
+                raise SparkBuildError(
+                    f"{ref} changes nothing: from {base[:12]} to {facts.commit[:12]} its diff is "
+                    "empty",
+                    Exit.NOTHING_TO_DO,
+                    hint="leave it out, or name a commit of it: OWNER/REPO#NUMBER@COMMIT",
+                )
+            date, sha256, size = forge.date(repository, facts.commit), sha256_hex(data), len(data)
+            write_atomically(self._diff_file(sha256), data)
+        released = known.release if known and known.merge_commit == facts.merge_commit else ""
+        if facts.merge_commit and not released:
+            found = forge.releases_with(repository, facts.merge_commit)
+            released = found[0] if found else ""
+        return Pin(
+            request=str(ref),
+            forge=host,
+            repository=repository,
+            number=facts.number,
+            base=base,
+            commit=facts.commit,
+            date=date,
+            sha256=sha256,
+            size=size,
+            title=_UNREADABLE.sub(" ", facts.title).strip()[:200],
+            state=facts.state,
+            url=_UNREADABLE.sub("", facts.url),
+            merge_commit=facts.merge_commit,
+            merged_at=facts.merged_at,
+            superseded_by=facts.superseded_by,
+            release=released,
+        )
+
+    def released(self, pin: Pin, release: str) -> Pin:
+        """The pin with the release that first has the change; kept for the next time."""
+        found = replace(pin, release=release)
+        write_atomically(self._pin_file(pin.forge, pin.request), _json(found))
+        return found
+
+    # -- diffs
+
+    def diff(self, pin: Pin) -> bytes:
+        """The diff of a pin in normal form: from the cache, else by its commits.
+
+        Raises:
+            RemoteError: the forge no longer has the commit, or gives another diff for it.
+        """
+        with contextlib.suppress(OSError):
+            data = self._diff_file(pin.sha256).read_bytes()
+            if sha256_hex(data) == pin.sha256:
+                return data
+        forge, name = self.forges.for_repository(pin.repository)
+        console.say(f"  fetching {pin.request} at {pin.short}, as pinned")
+        try:
+            data = normalise(forge.diff(pin.repository, pin.base, pin.commit))
+        except ForgeMissing as error:
+            raise RemoteError(
+                f"{pin.request} is pinned at {pin.commit}, which {name} no longer has "
+                "(force-pushed or deleted), and the cache does not hold its diff",
+                hint="spark-build lock --upgrade takes what it is today; a clone that still has "
+                "the commit helps too: --forge-clone DIR",
+            ) from error
+        if sha256_hex(data) != pin.sha256:
+            raise RemoteError(
+                f"{pin.request}: the diff of {pin.base[:12]}...{pin.short} has sha256 "
+                f"{sha256_hex(data)}, pinned is {pin.sha256}",
+                hint="do not build from it; find out why, then spark-build lock --upgrade",
+            )
+        write_atomically(self._diff_file(pin.sha256), data)
+        return data
+
+    # -- the cache
+
+    @staticmethod
+    def _diff_file(sha256: str) -> Path:
+        return cache_dir() / "forge" / "diffs" / f"{sha256}.diff"
+
+    @staticmethod
+    def _pin_file(host: str, request: str) -> Path:
+        return cache_dir() / "forge" / "pins" / f"{sha256_hex(f'{host} {request}'.encode())}.json"
+
+    def _cached_pin(self, host: str, ref: PullRef) -> Pin | None:
+        with contextlib.suppress(OSError, ValueError, UsageError):
+            return read_pin(json.loads(self._pin_file(host, str(ref)).read_bytes()), "cache")
+        return None
+
+    def _keep(self, host: str, ref: PullRef, pin: Pin) -> None:
+        write_atomically(self._pin_file(host, str(ref)), _json(pin))
+
+
+def _json(pin: Pin) -> bytes:
+    return json.dumps(pin.as_json(), indent=1, sort_keys=True).encode() + b"\n"

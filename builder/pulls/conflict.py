@@ -1,0 +1,142 @@
+"""A hunk that does not fit: the two texts side by side, and which releases it would fit."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, judge_hunks, lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from builder.runtime.spark_apply import FileDiff, Hunk, Tree
+
+#: Part of a hunk's text that has to stand near one place for that place to be shown.
+_NEAR = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """A hunk (numbered from 1) of a file: what it expects, and what is nearest to that.
+
+    ``at`` is the line that the diff names, ``found_at`` that of the found text, both from 1;
+    ``found`` is empty where nothing is near.
+    """
+
+    path: str
+    hunk: int
+    at: int
+    why: str
+    expected: tuple[str, ...] = ()
+    found_at: int = 0
+    found: tuple[str, ...] = ()
+    #: releases that the hunk would fit, in words
+    history: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The conflict as it stands in a report."""
+        return {
+            "path": self.path,
+            "hunk": self.hunk,
+            "line": self.at,
+            "why": self.why,
+            "expected": list(self.expected),
+            "found_line": self.found_at,
+            "found": list(self.found),
+            "history": self.history,
+        }
+
+
+def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
+    """The hunks of a file that fit neither before nor after."""
+    path = change.old or change.path
+    data = tree.read(path)
+    if data is None:
+        data = tree.read(change.path)
+    if data is None:
+        return [Conflict(path=path, hunk=1, at=0, why="the file is not in the base")]
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return [Conflict(path=path, hunk=1, at=0, why="the file is not UTF-8 text")]
+    verdicts, _ = judge_hunks(text, change.hunks)
+    lines = lines_of(text)
+    found = []
+    for number, (hunk, verdict) in enumerate(zip(change.hunks, verdicts, strict=True), 1):
+        if verdict.found == DRIFT:
+            found.append(_missing(path, number, hunk, lines))
+        elif verdict.found == AMBIGUOUS:
+            why = f"the text is there more than once ({verdict.reason})"
+            expected = tuple(_shown(hunk.old))
+            found.append(
+                Conflict(path=path, hunk=number, at=hunk.start, why=why, expected=expected)
+            )
+    return found
+
+
+def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str]) -> Conflict:
+    start = nearest(lines, hunk.old, hunk.start - 1)
+    near = list(lines[start : start + len(hunk.old)]) if start is not None else []
+    why = "nothing in the file is like it" if start is None else "the text differs"
+    if near and [x.strip() for x in near] == [x.strip() for x in hunk.old]:
+        why = "only white space or line ends differ"
+    return Conflict(
+        path=path,
+        hunk=number,
+        at=hunk.start,
+        why=why,
+        expected=tuple(_shown(hunk.old)),
+        found_at=0 if start is None else start + 1,
+        found=tuple(_shown(near)),
+    )
+
+
+def _shown(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        text = line.removesuffix("\n")
+        yield f"{text.removesuffix(chr(13))}\\r" if text.endswith("\r") else text
+
+
+def nearest(lines: Sequence[str], wanted: Sequence[str], hint: int) -> int | None:
+    """Where (from 0) most of the wanted lines stand together; of equals, the one next to ``hint``.
+
+    None when less than a third of the text stands together anywhere.
+    """
+    weights = {line.strip(): len(line.strip()) for line in wanted}
+    total = sum(len(line.strip()) for line in wanted)
+    worth = [weights.get(line.strip(), 0) for line in lines]
+    size = len(wanted)
+    best, score, running = None, 0, sum(worth[:size])
+    for start in range(max(1, len(lines) - size + 1)):
+        closer = best is None or abs(start - hint) < abs(best - hint)
+        if running > score or (running == score and running and closer):
+            best, score = start, running
+        if start + size < len(worth):
+            running += worth[start + size] - worth[start]
+    return best if score >= _NEAR * total and score else None
+
+
+def side_by_side(left: Sequence[str], right: Sequence[str], width: int) -> list[str]:
+    """Two texts in columns; between them ``|`` marks lines that differ, ``<`` and ``>`` lines that
+    only one side has."""
+    column = max(20, (width - 3) // 2)
+    rows = []
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        for number in range(max(b - a, d - c)):
+            one = left[a + number] if a + number < b else None
+            other = right[c + number] if c + number < d else None
+            mark = "" if tag == "equal" else "<" if other is None else ">" if one is None else "|"
+            rows.append(_row(one or "", mark, other or "", column))
+    return rows
+
+
+def _row(left: str, mark: str, right: str, column: int) -> str:
+    return f"{_cut(left, column):<{column}} {mark:1} {_cut(right, column)}".rstrip()
+
+
+def _cut(text: str, column: int) -> str:
+    text = text.expandtabs(4)
+    return text if len(text) <= column else f"{text[: column - 1]}…"

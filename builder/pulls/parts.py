@@ -1,0 +1,106 @@
+"""A diff taken apart: what of it is installed and where, what is compiled, and what is neither."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from builder.pulls.normal import Section
+    from builder.pulls.projects import Layout, Project
+
+_MAKE_A_LAYER = "spark-build layers new NAME --from-pr, and 'exclude' the file in its op"
+#: Sources that FlashInfer compiles when it runs, and flashinfer-jit-cache brings compiled.
+_LATE = re.compile(r"\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|jinja)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Sections by what becomes of them; ``installed`` has one list for each layout."""
+
+    project: Project
+    installed: tuple[tuple[Layout, tuple[Section, ...]], ...]
+    compiled: tuple[Section, ...]
+    #: (path, why) of everything that does not reach an installed package
+    dropped: tuple[tuple[str, str], ...]
+
+    @property
+    def any_installed(self) -> bool:
+        """Whether a file of the installed package changes."""
+        return any(sections for _, sections in self.installed)
+
+    def late(self) -> tuple[str, ...]:
+        """Installed sources that a distribution may bring compiled."""
+        if not self.project.prebuilt_by:
+            return ()
+        found = {s.path for _, sections in self.installed for s in sections if _LATE.search(s.path)}
+        return tuple(sorted(found))
+
+
+def take_apart(
+    subject: str,
+    sections: Iterable[Section],
+    project: Project,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Parts:
+    """Sort the sections of a diff; ``include`` and ``exclude`` are fnmatch patterns of paths.
+
+    Raises:
+        UsageError: an installed file changes in a way that a diff of text cannot carry.
+    """
+    kept, dropped = [], []
+    for section in sections:
+        path = section.path
+        chosen = not include or any(fnmatchcase(path, pattern) for pattern in include)
+        if not chosen or any(fnmatchcase(path, pattern) for pattern in exclude):
+            dropped.append((path, "left out by the layer"))
+        else:
+            kept.append(section)
+    installed = tuple(
+        (layout, tuple(m for s in kept if (m := _moved(subject, s, layout)) is not None))
+        for layout in project.layouts
+    )
+    rest = [s for s in kept if not any(_targets(s, layout) for layout in project.layouts)]
+    compiled = [s for s in rest if any(project.compiled(p) for p in (s.old, s.new) if p)]
+    for section in rest:
+        if section not in compiled:
+            why = section.special if "submodule" in section.special else ""
+            dropped.append((section.path, why or project.why_dropped(section.path)))
+    return Parts(
+        project=project,
+        installed=installed,
+        compiled=tuple(compiled),
+        dropped=tuple(sorted(dropped)),
+    )
+
+
+def _targets(section: Section, layout: Layout) -> bool:
+    return any(layout.target(path) is not None for path in (section.old, section.new) if path)
+
+
+def _moved(subject: str, section: Section, layout: Layout) -> Section | None:
+    """The section with the paths of an installed package, or None where it changes none."""
+    old = layout.target(section.old) if section.old else None
+    new = layout.target(section.new) if section.new else None
+    if old is None and new is None:
+        return None
+    if section.special:
+        raise UsageError(
+            f"{subject} changes {section.path}, which is installed and is {section.special}",
+            hint=_MAKE_A_LAYER,
+        )
+    if (section.old and old is None) or (section.new and new is None):
+        way = "into" if new else "out of"
+        raise UsageError(
+            f"{subject} moves {section.old} to {section.new}, {way} the installed package, and a "
+            "diff does not carry the whole text",
+            hint=_MAKE_A_LAYER,
+        )
+    return section.moved(old, new)

@@ -1,0 +1,67 @@
+"""Pins of the pull requests that layer folders name, as they stand in ``pins.toml``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import UsageError
+from builder.forge import MERGED
+from builder.forge.reference import parse_pull
+from builder.pulls.normal import read_sections
+from builder.pulls.render import parts_of
+from builder.pulls.resolve import release_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.forge.pin import Pin
+    from builder.forge.store import PullStore
+    from builder.index import PackageIndex
+    from builder.pulls.parts import Parts
+
+Table = dict[str, Any]
+
+
+def pull_ops(layer: Mapping[str, Any]) -> Iterator[Table]:
+    """The ``pull`` ops of a layer."""
+    for variant in layer["variants"]:
+        yield from (op for op in variant["ops"] if op["op"] == "pull")
+
+
+def pin_pull(
+    op: Mapping[str, Any], package: str, store: PullStore, index: PackageIndex
+) -> tuple[Pin, Parts]:
+    """Pin what an op names as it is today, with the release that has it where it is merged.
+
+    Raises:
+        RemoteError: the forge does not answer or does not know it.
+        UsageError: what it changes cannot be taken as text.
+    """
+    pin = store.resolve(parse_pull(op["pull"]))
+    parts = parts_of(
+        pin,
+        read_sections(store.diff(pin)),
+        package=package,
+        roots=op.get("map"),
+        include=op.get("include", ()),
+        exclude=op.get("exclude", ()),
+    )
+    if pin.state == MERGED and not pin.release:
+        pin = replace(pin, release=release_of(pin, parts, index))
+    return pin, parts
+
+
+def refuse_unpinned(layer: Mapping[str, Any]) -> None:
+    """Raise for a ``pull`` op without a pin.
+
+    Raises:
+        UsageError: there is one.
+    """
+    pinned = {row["request"] for row in layer["pins"].get("pull", ())}
+    for op in pull_ops(layer):
+        if op["pull"] not in pinned:
+            raise UsageError(
+                f"layer {layer['name']}: {op['pull']} is not pinned",
+                hint=f"spark-build layers pin {layer['name']}",
+            )

@@ -1,0 +1,133 @@
+"""Which files of a repository are installed, which are compiled, and which are neither."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import TYPE_CHECKING
+
+from builder.paths import package_file
+from builder.runtime.spark_apply import normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Sources that a compiler turns into what a wheel holds, in repositories that nobody described.
+_COMPILED = re.compile(
+    r"(?:\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|cmake|pyx|pxd|rs|S)|(?:^|/)(?:CMakeLists\.txt))$"
+)
+#: Folders whose files never reach a wheel, whatever they are written in.
+_BESIDE = re.compile(r"^(?:tests?|docs?|benchmarks?|examples?|tools|scripts|ci|docker|\.[^/]+)/")
+#: What a change of these files means for a wheel that is already built, for people.
+_BUILD_FILES = re.compile(r"^(?:setup\.(?:py|cfg)|pyproject\.toml|requirements[^/]*(?:/.*)?)$")
+_DOCUMENTS = (".md", ".rst")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Folders of a repository and what they become, for a range of versions."""
+
+    when: Mapping[str, str]
+    roots: tuple[tuple[str, str], ...]
+    #: the distribution whose wheel holds the files; empty: the package itself
+    wheel: str = ""
+
+    def target(self, path: str) -> str | None:
+        """The path below site-packages, or None for a file that is not installed."""
+        if path.endswith(_DOCUMENTS):
+            return None
+        for folder, becomes in self.roots:
+            if path.startswith(folder):
+                return becomes + path.removeprefix(folder)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A repository and the distribution that is made of it."""
+
+    repository: str
+    package: str
+    layouts: tuple[Layout, ...]
+    rebuilt: tuple[str, ...] = ()
+    #: a distribution that brings the compiled form of sources which are otherwise compiled late
+    prebuilt_by: str = ""
+    described: bool = True
+
+    def compiled(self, path: str) -> bool:
+        """Whether a file that is not installed as it is reaches a wheel compiled."""
+        if self.described:
+            return any(fnmatchcase(path, pattern) for pattern in self.rebuilt)
+        return bool(_COMPILED.search(path)) and not _BESIDE.match(path)
+
+    @staticmethod
+    def why_dropped(path: str) -> str:
+        """What a file is that a wheel does not hold."""
+        if _BUILD_FILES.match(path):
+            return "says how the package is built or what it requires"
+        if path.endswith(_DOCUMENTS) or path.startswith("docs/"):
+            return "documentation"
+        if re.match(r"tests?/", path) or "/tests/" in path:
+            return "a test"
+        return "not part of the installed package"
+
+
+@cache
+def _described() -> dict[str, Project]:
+    raw = tomllib.loads(package_file("pulls", "projects.toml").read_text("utf-8"))
+    return {
+        entry["repository"].lower(): Project(
+            repository=entry["repository"],
+            package=entry["package"],
+            rebuilt=tuple(entry.get("rebuilt", ())),
+            prebuilt_by=entry.get("prebuilt-by", ""),
+            layouts=tuple(
+                Layout(
+                    when=item.get("when", {}),
+                    roots=tuple((a, b) for a, b in item["roots"]),
+                    wheel=item.get("wheel", ""),
+                )
+                for item in entry["layouts"]
+            ),
+        )
+        for entry in raw["project"]
+    }
+
+
+def project_of(repository: str, paths: Iterable[str]) -> Project | None:
+    """What is known about a repository, else what its name and the changed files let one guess.
+
+    None when no changed file lies where a Python package of the repository's name would.
+    """
+    known = _described().get(repository.lower())
+    if known is not None:
+        return known
+    name = repository.partition("/")[2].lower()
+    module = re.sub(r"[-.]+", "_", name.removesuffix("-python"))
+    roots = [(f"{below}{module}/", f"{module}/") for below in ("src/", "python/", "")]
+    used = tuple(root for root in roots if any(path.startswith(root[0]) for path in paths))
+    if not used:
+        return None
+    return Project(
+        repository=repository,
+        package=normalize(name),
+        layouts=(Layout(when={}, roots=used),),
+        described=False,
+    )
+
+
+def mapped(
+    project: Project | None, repository: str, package: str, roots: Mapping[str, str]
+) -> Project:
+    """A repository as a layer's ``map`` describes it; what is compiled is as otherwise known."""
+    return Project(
+        repository=repository,
+        package=package,
+        layouts=(Layout(when={}, roots=tuple(roots.items())),),
+        rebuilt=project.rebuilt if project else (),
+        prebuilt_by=project.prebuilt_by if project else "",
+        described=bool(project and project.described),
+    )

@@ -1,0 +1,173 @@
+"""What released wheels say about a change: which hold its text from before, or from after.
+
+Few files of few wheels are read, by range, and kept in the cache; what has been looked at before
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from builder.errors import SparkBuildError
+from builder.model import Platform
+from builder.runtime.spark_apply import POST, all_match, judge_diff, parse_diff
+from builder.wheels import RemoteWheel, WheelTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from builder.index import PackageIndex
+    from builder.pulls.normal import Section
+    from builder.pulls.parts import Parts
+    from builder.pulls.projects import Layout, Project
+
+#: Wheels that one question may look into: some 1 MB of ranges each.
+MAX_WHEELS = 10
+#: Added lines shorter than this stand in too many places to tell a release.
+_TELLING = 12
+#: Releases after the first that has most of a change, in which the rest may follow.
+_FOLLOWING = 3
+
+
+class Releases:
+    """The final releases of one project, and the files in their wheels."""
+
+    def __init__(self, index: PackageIndex, project: Project) -> None:
+        self._index, self._project = index, project
+        self._trees: dict[str, WheelTree | None] = {}
+
+    def versions(self) -> list[str]:
+        """Final releases, oldest first.
+
+        Raises:
+            RemoteError: the package index does not answer.
+            UsageError: the package is not on it.
+        """
+        named = self._index.releases(self._project.package)
+        return [version for version in named if not Version(version).is_prerelease]
+
+    def layout(self, version: str) -> Layout | None:
+        """Where the files are in a release."""
+        packages = {self._project.package: version}
+        return next((x for x in self._project.layouts if all_match(x.when, packages)), None)
+
+    def tree(self, version: str) -> WheelTree | None:
+        """The files of a release; None where it has no wheel for a DGX Spark or an x86 machine."""
+        if version not in self._trees:
+            self._trees[version] = self._open(version)
+        return self._trees[version]
+
+    def _open(self, version: str) -> WheelTree | None:
+        layout = self.layout(version)
+        if layout is None:
+            return None
+        for architecture in ("arm64", "amd64"):
+            platform = Platform(architecture=architecture)
+            name = layout.wheel or self._project.package
+            try:
+                file = self._index.choose(name, version, platform)
+            except SparkBuildError:
+                continue
+            return WheelTree([RemoteWheel(file, self._index)])
+        return None
+
+    # -- which release brought a change
+
+    def first_with(self, parts: Parts) -> str:
+        """The first release that holds the change in full, or an empty string.
+
+        Most of its added lines are in that release and in those after it, until they are edited
+        in turn: so the releases are halved by how many of them are there, and the whole change is
+        then looked for in the one found and in the next few.
+        """
+        telling = _telling(parts)
+        versions = self.versions()
+        if not telling or not versions:
+            return ""
+        low, high = 0, len(versions)
+        while low < high:
+            middle = (low + high) // 2
+            if self._share(versions[middle], telling) >= 0.5:
+                high = middle
+            else:
+                low = middle + 1
+        after = versions[low : low + 1 + _FOLLOWING]
+        return next((version for version in after if self._holds(version, parts)), "")
+
+    def _share(self, version: str, telling: Mapping[int, Mapping[str, set[str]]]) -> float:
+        """How many of the added lines a release holds, from 0 to 1."""
+        tree, layout = self.tree(version), self.layout(version)
+        if tree is None or layout is None:
+            return 0.0
+        number = self._project.layouts.index(layout)
+        found = total = 0
+        wanted = telling.get(number, {})
+        tree.preload(list(wanted))
+        for path, lines in wanted.items():
+            data = tree.read(path) or b""
+            there = {line.strip() for line in data.decode("utf-8", "replace").splitlines()}
+            found += len(lines & there)
+            total += len(lines)
+        return found / total if total else 0.0
+
+    def _holds(self, version: str, parts: Parts) -> bool:
+        tree, layout = self.tree(version), self.layout(version)
+        if tree is None or layout is None:
+            return False
+        _, sections = parts.installed[self._project.layouts.index(layout)]
+        diff = b"".join(section.render() for section in sections).decode("utf-8")
+        return bool(sections) and judge_diff(parse_diff(diff), tree).found == POST
+
+    # -- which releases hold a text
+
+    def around(
+        self, version: str, holds: Callable[[WheelTree], bool]
+    ) -> tuple[list[str], dict[str, bool]]:
+        """All releases, and for those nearest to a version whether something holds of them."""
+        versions = self.versions()
+        near = sum(Version(v) < Version(version) for v in versions)
+        by_distance = sorted(range(len(versions)), key=lambda at: (abs(at - near), at))
+        asked: dict[str, bool] = {}
+        for at in by_distance:
+            tree = self.tree(versions[at])
+            if tree is not None:
+                asked[versions[at]] = holds(tree)
+            if len(asked) >= MAX_WHEELS:
+                break
+        return versions, asked
+
+
+def _telling(parts: Parts) -> dict[int, dict[str, set[str]]]:
+    """Added lines that tell a release, by layout and installed path."""
+    found: dict[int, dict[str, set[str]]] = {}
+    for number, (_, sections) in enumerate(parts.installed):
+        for section in sections:
+            lines = _added(section) if section.new else set()
+            if lines:
+                found.setdefault(number, {})[section.path] = lines
+    return found
+
+
+def _added(section: Section) -> set[str]:
+    def stripped(mark: bytes) -> Iterable[str]:
+        lines = (line for line in section.hunks if line.startswith(mark))
+        return (line[1:].decode("utf-8").strip() for line in lines)
+
+    old = {*stripped(b"-"), *stripped(b" ")}
+    return {line for line in stripped(b"+") if len(line) >= _TELLING and line not in old}
+
+
+def spans(versions: list[str], asked: Mapping[str, bool], wanted: bool) -> str:
+    """Releases with an answer, as ranges: ``0.21.0 … 0.22.1, 0.24.0``."""
+    runs: list[list[str]] = []
+    unbroken = False
+    for version in versions:
+        if asked.get(version) is wanted:
+            if unbroken:
+                runs[-1].append(version)
+            else:
+                runs.append([version])
+        unbroken = asked.get(version) is wanted
+    return ", ".join(r[0] if len(r) == 1 else f"{r[0]} … {r[-1]}" for r in runs)

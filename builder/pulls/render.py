@@ -1,0 +1,155 @@
+"""Rendered layers out of pinned pull requests: ops with content, nothing left to fetch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import UsageError
+from builder.pulls.parts import Parts, take_apart
+from builder.pulls.projects import mapped, project_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.forge.pin import Pin
+    from builder.pulls.normal import Section
+
+Table = dict[str, Any]
+
+#: Behind the layers that replace whole distributions (10 to 40), before those that edit vLLM (50).
+ORDER = 45
+#: Names that a note lists before it only counts.
+_LISTED = 6
+
+
+def parts_of(
+    pin: Pin,
+    sections: Sequence[Section],
+    *,
+    package: str = "",
+    roots: Mapping[str, str] | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Parts:
+    """Take a pinned diff apart by what is known of its repository, or by ``roots``.
+
+    Raises:
+        UsageError: nothing says which of its files are installed.
+    """
+    project = project_of(pin.repository, [section.path for section in sections])
+    if roots:
+        project = mapped(project, pin.repository, package, roots)
+    if project is None:
+        raise UsageError(
+            f"{pin.request}: no changed file lies where a package named like {pin.repository} "
+            f"would: {_some([section.path for section in sections])}",
+            hint="make a layer of it (spark-build layers new NAME --from-pr) and give its op a "
+            "'map' of folders",
+        )
+    return take_apart(pin.request, sections, project, include, exclude)
+
+
+def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> list[Table]:
+    """The ops that a pull request comes to; ``when`` is the condition of the op it stands for."""
+    source = {
+        "repository": pin.repository,
+        "number": pin.number,
+        "commit": pin.commit,
+        "sha256": pin.sha256,
+    }
+    dropped = [list(row) for row in parts.dropped]
+    common: Table = {"file": pin.request, "pull": source}
+    ops: list[Table] = []
+    for layout, sections in parts.installed:
+        if sections:
+            text = b"".join(section.render() for section in sections).decode("utf-8")
+            op = {"op": "diff", **common, "diff": text, "dropped": dropped}
+            ops.append(_conditional(op, {**(when or {}), **layout.when}))
+    if parts.compiled:
+        paths = [section.path for section in parts.compiled]
+        text = b"".join(s.render() for s in parts.compiled if not s.special).decode("utf-8")
+        op = {"op": "compile", **common, "files": paths, "diff": text}
+        op["reason"] = f"{_some(paths)} reach {parts.project.package} compiled"
+        ops.append(_conditional(op, when or {}))
+    late = parts.late()
+    if late:
+        brought = parts.project.prebuilt_by
+        op = {"op": "compile", **common, "files": list(late), "diff": ""}
+        op["reason"] = f"{brought} brings {_some(late)} compiled, and that is what runs"
+        ops.append(_conditional(op, {**(when or {}), brought: ">=0"}))
+    return ops
+
+
+def _conditional(op: Table, when: Mapping[str, str]) -> Table:
+    return {**op, "if": dict(when)} if when else op
+
+
+def notes_of(pin: Pin, parts: Parts) -> list[str]:
+    """What the plan should say beside a pull request that is applied."""
+    notes = []
+    if parts.dropped:
+        names = [path for path, _ in parts.dropped]
+        notes.append(f"{pin.request}: not installed, so dropped: {_some(names)}")
+    if parts.late():
+        late = _some(parts.late())
+        notes.append(f"{pin.request}: {late} are compiled when they are first needed")
+    return notes
+
+
+def merged_entry(pin: Pin, package: str) -> Table | None:
+    """What a layer says about its change being merged: from which release on, and as what."""
+    if not pin.release or not pin.merge_commit:
+        return None
+    return {
+        "when": {package: f">={pin.release}"},
+        "since": f"{package} {pin.release}",
+        "reason": f"merged as {pin.merge_commit[:12]}, which is in {package} {pin.release} and "
+        "later; the text of this base has moved on since",
+    }
+
+
+def layer_of(pin: Pin, parts: Parts, name: str, after: Sequence[str]) -> Table:
+    """The layer that a pull request named on the command line becomes."""
+    package = parts.project.package
+    every = {package: ">=0"}
+    ops = ops_of(pin, parts)
+    layer: Table = {
+        "name": name,
+        "summary": f"{pin.request}: {pin.title}" if pin.title else pin.request,
+        "order": ORDER,
+        "after": list(after),
+        "package": package,
+        "provenance": provenance(pin),
+        "upstream": [],
+        "not-applicable": [],
+        "variants": [{"name": pin.short, "when": every, "notes": notes_of(pin, parts), "ops": ops}],
+        "pins": {"wheel": [], "donor": []},
+        "series": pin.repository.lower(),
+    }
+    if not ops:
+        reason = f"none of its files is installed: {_some([path for path, _ in parts.dropped])}"
+        layer["not-applicable"] = [{"when": every, "reason": reason}]
+    merged = merged_entry(pin, package)
+    return {**layer, "merged": merged} if merged else layer
+
+
+def provenance(pin: Pin) -> Table:
+    """Where a pull request came from, in DEP-3 words."""
+    kind = "pull request" if pin.number else "commit"
+    value: Table = {
+        "origin": f"upstream, {pin.repository} {kind} "
+        f"{pin.number or pin.short}{f', {pin.url}' if pin.url else ''}",
+        "forwarded": "not-needed",
+        "applied-upstream": "no",
+        "last-update": pin.date,
+    }
+    if pin.number:
+        value["bug"] = [f"{pin.repository}#{pin.number}"]
+    if pin.merge_commit:
+        value["applied-upstream"] = f"{pin.release or 'merged'}, {pin.merge_commit}"
+    return value
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,144 @@
+"""What became of each pull request on a base: for people, and as JSON beside the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.pulls.conflict import Conflict, conflicts_of
+from builder.pulls.history import History
+from builder.runtime.spark_apply import (
+    APPLIED,
+    NEEDED,
+    POST,
+    PRE,
+    UPSTREAM,
+    OverlayTree,
+    all_match,
+    judge_file,
+    judge_hunks,
+    parse_diff,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from builder.bases import Base
+    from builder.forge.pin import Pin
+    from builder.index import PackageIndex
+    from builder.model import BuildPlan, LayerDecision
+    from builder.pulls.parts import Parts
+    from builder.runtime.spark_apply import FileDiff, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """A pull request that a layer was made of."""
+
+    layer: str
+    pin: Pin
+    parts: Parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullReport:
+    """One pull request on one base."""
+
+    pulled: Pulled
+    state: str
+    files: tuple[Mapping[str, Any], ...]
+    conflicts: tuple[Conflict, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def in_base(self) -> str:
+        """How much of it the base has already: ``whole``, ``part`` or ``no``."""
+        if self.state in (APPLIED, UPSTREAM):
+            return "whole"
+        found = {hunk for file in self.files for hunk in file["hunks"]}
+        return "part" if POST in found else "no"
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as it stands beside the plan."""
+        pin, parts = self.pulled.pin, self.pulled.parts
+        return {
+            **pin.as_json(),
+            "layer": self.pulled.layer,
+            "in_base": self.in_base,
+            "installed": [dict(file) for file in self.files],
+            "compiled": [section.path for section in parts.compiled],
+            "dropped": [{"path": path, "why": why} for path, why in parts.dropped],
+            "conflicts": [conflict.as_json() for conflict in self.conflicts],
+            "hints": list(self.hints),
+        }
+
+
+def report_pulls(
+    plan: BuildPlan, base: Base, pulled: Mapping[str, list[Pulled]], index: PackageIndex
+) -> list[PullReport]:
+    """A report on every pull request of a plan, in its order; ``pulled`` is by layer."""
+    reports = []
+    view = OverlayTree(base.tree)
+    changers: dict[str, str] = {}
+    for decision in plan.decisions:
+        for entry in pulled.get(decision.name, []):
+            history = History(entry, plan.base.packages, changers, index)
+            reports.append(_report(decision, entry, view, history))
+        view.update(decision.changes)
+        changers.update(dict.fromkeys(decision.changes, decision.name))
+    return reports
+
+
+def _report(decision: LayerDecision, entry: Pulled, tree: Tree, history: History) -> PullReport:
+    changes = list(_changes(decision, entry, history.packages))
+    state = decision.outcome.state
+    files = tuple(_file(change, tree) for change in changes)
+    conflicts: list[Conflict] = []
+    if state not in (NEEDED, APPLIED, UPSTREAM):
+        for change in changes:
+            conflicts += conflicts_of(change, tree)
+        conflicts = history.added_to(conflicts, changes)
+    hints = [*_left_over(entry, files), *history.hints(state)]
+    return PullReport(
+        pulled=entry, state=state, files=files, conflicts=tuple(conflicts), hints=tuple(hints)
+    )
+
+
+def _left_over(entry: Pulled, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What to do with a change of which some hunks are there and the others still fit."""
+    found = {hunk for file in files for hunk in file["hunks"]}
+    if found == {PRE, POST}:
+        there = [str(file["path"]) for file in files if POST in file["hunks"]]
+        yield (
+            f"{entry.pin.request} is there in part ({', '.join(there[:4])}): a layer of it can "
+            "take the rest, file by file: spark-build layers new NAME --from-pr, and 'include'"
+        )
+
+
+def _changes(
+    decision: LayerDecision, entry: Pulled, packages: Mapping[str, str]
+) -> Iterator[FileDiff]:
+    """What the pull request changes in the installed packages of this base."""
+    for variant in decision.layer["variants"]:
+        for op in variant["ops"]:
+            ours = op["op"] == "diff" and op["file"] == entry.pin.request
+            if ours and ("if" not in op or all_match(op["if"], packages)):
+                yield from parse_diff(op["diff"])
+
+
+def _file(change: FileDiff, tree: Tree) -> dict[str, Any]:
+    kind = "edit"
+    if change.old is None or change.new is None:
+        kind = "new" if change.old is None else "delete"
+    elif change.old != change.new:
+        kind = "rename"
+    elif not change.hunks:
+        kind = "mode"
+    data = tree.read(change.path)
+    if kind in ("edit", "rename") and change.hunks and data is not None:
+        verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), change.hunks)
+        hunks = [verdict.found for verdict in verdicts]
+        offsets = [verdict.offset for verdict in verdicts]
+    else:
+        hunks, offsets = [judge_file(change, tree).found], [0]
+    return {"path": change.path, "change": kind, "hunks": hunks, "offsets": offsets}

@@ -1,0 +1,167 @@
+"""A selection with its pull requests turned into ops: locked ones as locked, others as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from builder.catalog import Selection, order
+from builder.console import console
+from builder.errors import SparkBuildError, UsageError
+from builder.forge import MERGED
+from builder.forge.pin import Pin, read_pin
+from builder.forge.reference import parse_pull
+from builder.pulls.normal import read_sections
+from builder.pulls.releases import Releases
+from builder.pulls.render import layer_of, merged_entry, notes_of, ops_of, parts_of
+from builder.pulls.report import Pulled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.forge.reference import PullRef
+    from builder.forge.store import PullStore
+    from builder.index import PackageIndex
+    from builder.pulls.parts import Parts
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A selection that the applier can judge, and the pull requests in it by layer."""
+
+    selection: Selection
+    pulled: Mapping[str, list[Pulled]]
+    #: pins of what the command line named, by request
+    pins: Mapping[str, Pin]
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Turns ``pull`` ops and ``--with-pr`` into rendered layers."""
+
+    store: PullStore
+    index: PackageIndex
+    #: pins that hold, by request; what is not among them is asked of the forge
+    held: Mapping[str, Pin]
+
+    def resolve(self, selection: Selection, requests: Sequence[str]) -> Resolved:
+        """Render every pull request of a selection, and those named beside it, in their order.
+
+        Raises:
+            UsageError: a reference is malformed, named twice, or cannot be taken as text.
+            RemoteError: the forge does not answer, or no longer has what is pinned.
+        """
+        pulled: dict[str, list[Pulled]] = {}
+        layers = [self._layer(layer, pulled) for layer in selection.layers]
+        pins: dict[str, Pin] = {}
+        refs = [parse_pull(text) for text in requests]
+        names = _names(refs, {str(layer["name"]) for layer in layers})
+        after: list[str] = []
+        for ref, name in zip(refs, names, strict=True):
+            held = self.held.get(str(ref))
+            entry = self._pulled(name, held or self.store.resolve(ref), {})
+            if held is None and entry.pin.state == MERGED and not entry.pin.release:
+                entry = replace(entry, pin=self._released(entry))
+            pins[str(ref)] = entry.pin
+            pulled[name] = [entry]
+            layers.append(layer_of(entry.pin, entry.parts, name, after))
+            after = [name]
+        if not layers:
+            raise UsageError(
+                "nothing is selected: give --layers or --with-pr", hint="spark-build layers list"
+            )
+        done = Selection(tuple(order(layers)), selection.profiles)
+        return Resolved(selection=done, pulled=pulled, pins=pins)
+
+    def _layer(self, layer: Mapping[str, Any], pulled: dict[str, list[Pulled]]) -> Table:
+        """A layer of the catalogue without ``pull`` ops."""
+        if not has_pulls(layer):
+            return dict(layer)
+        name = str(layer["name"])
+        pins = {p.request: p for p in (read_pin(r, name) for r in layer["pins"].get("pull", ()))}
+        entries: list[Pulled] = []
+        variants = []
+        for variant in layer["variants"]:
+            ops, notes = [], list(variant.get("notes", ()))
+            for op in variant["ops"]:
+                if op["op"] != "pull":
+                    ops.append(op)
+                    continue
+                if op["pull"] not in pins:
+                    raise UsageError(
+                        f"layer {name}: {op['pull']} is not pinned",
+                        hint=f"spark-build layers pin {name}",
+                    )
+                entry = self._pulled(name, pins[op["pull"]], {**op, "package": layer["package"]})
+                entries.append(entry)
+                ops += ops_of(entry.pin, entry.parts, op.get("if"))
+                notes += notes_of(entry.pin, entry.parts)
+            variants.append({**variant, "ops": ops, **({"notes": notes} if notes else {})})
+        pulled[name] = list({entry.pin.request: entry for entry in entries}.values())
+        kept = {key: rows for key, rows in layer["pins"].items() if key != "pull"}
+        return {**layer, "variants": variants, "pins": kept, **_history(layer, entries)}
+
+    def _pulled(self, name: str, pin: Pin, op: Mapping[str, Any]) -> Pulled:
+        sections = read_sections(self.store.diff(pin))
+        parts = parts_of(
+            pin,
+            sections,
+            package=op.get("package", ""),
+            roots=op.get("map"),
+            include=op.get("include", ()),
+            exclude=op.get("exclude", ()),
+        )
+        return Pulled(layer=name, pin=pin, parts=parts)
+
+    def _released(self, entry: Pulled) -> Pin:
+        """The pin with the release that the change is first in, where the wheels can tell."""
+        release = release_of(entry.pin, entry.parts, self.index)
+        return self.store.released(entry.pin, release) if release else entry.pin
+
+
+def release_of(pin: Pin, parts: Parts, index: PackageIndex) -> str:
+    """The first release that holds a merged change, by the content of the wheels, or ''."""
+    try:
+        return Releases(index, parts.project).first_with(parts)
+    except SparkBuildError as error:
+        console.detail(f"{pin.request}: which release has it is not known: {error}")
+        return ""
+
+
+def has_pulls(layer: Mapping[str, Any]) -> bool:
+    """Whether a layer has ops that a forge has to be asked for."""
+    return any(op["op"] == "pull" for variant in layer["variants"] for op in variant["ops"])
+
+
+def _history(layer: Mapping[str, Any], entries: Sequence[Pulled]) -> Table:
+    """What a layer that is nothing but pull requests of one repository knows of their merging."""
+    repositories = {entry.pin.repository.lower() for entry in entries}
+    kinds = {op["op"] for variant in layer["variants"] for op in variant["ops"]}
+    if kinds != {"pull"} or len(repositories) != 1:
+        return {}
+    value: Table = {"series": repositories.pop()}
+    requests = {entry.pin.request for entry in entries}
+    merged = merged_entry(entries[0].pin, entries[0].parts.project.package)
+    return {**value, "merged": merged} if merged and len(requests) == 1 else value
+
+
+def _names(refs: Sequence[PullRef], taken: set[str]) -> list[str]:
+    """A layer name for each reference; the owner stands in it only where it has to."""
+    said: set[str] = set()
+    names: list[str] = []
+    for ref in refs:
+        same = f"{ref.repository.lower()}#{ref.number}" if ref.number else str(ref).lower()
+        if same in said:
+            raise UsageError(f"{ref}: the same pull request is named twice")
+        said.add(same)
+        name = ref.layer_name
+        if name in taken:
+            kind, _, rest = name.partition("-")
+            name = f"{kind}-{ref.owner.lower()}-{rest}"
+        if name in taken:
+            raise UsageError(f"{ref}: there is a layer {name} already")
+        taken.add(name)
+        names.append(name)
+    return names
