@@ -1,0 +1,196 @@
+"""Compile some translation units of a release, and nothing else, with ninja.
+
+A run that was broken off goes on where it stopped: objects stay in the cache, in a folder that is
+named after everything that goes into them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.errors import BuildFailed, EngineError, UsageError
+from builder.locks import locked
+from builder.native.changes import cost_of
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import canonical_json, sha256_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.native.changes import SourceChange
+    from builder.native.cmake import BuildRecipe, Unit
+    from builder.native.includes import Sources
+    from builder.native.toolchain import Toolchain
+
+#: What vLLM's build gives nvcc besides torch's flags and the release's own.
+_FLAGS = (
+    "-std=c++17", "-O2", "-DNDEBUG", "-DENABLE_FP8", "-DUSE_CUDA",
+    "--expt-relaxed-constexpr", "--expt-extended-lambda", "-Xcompiler", "-fPIC",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltUnit:
+    """An object file.  ``seconds`` is the wall time of its compilation, from ninja's own log."""
+
+    unit: Unit
+    object: Path
+    seconds: float
+
+
+def parallel_jobs(units: Sequence[Unit], memory: float, cores: int) -> int:
+    """How many units may be compiled at once: memory decides, then cores; at least one.
+
+    Args:
+        units: what is compiled.
+        memory: gigabytes that are free.
+        cores: processors of this machine.
+    """
+    largest = max((cost_of(unit.path)[1] for unit in units), default=1.0)
+    return max(1, min(cores, len(units), int(memory / largest)))
+
+
+def free_memory() -> float:
+    """Gigabytes that can be used without swapping (``MemAvailable``)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 1e6
+    return 0.0
+
+
+def estimate(units: Sequence[Unit], jobs: int) -> str:
+    """What is about to be spent, for people."""
+    seconds = sum(cost_of(unit.path)[0] for unit in units) / jobs
+    largest = max(cost_of(unit.path)[1] for unit in units)
+    return (
+        f"{len(units)} units, {jobs} at once: about {max(1, round(seconds / 60))} min and up to "
+        f"{largest * jobs:.0f} GB of memory"
+    )
+
+
+def find_ninja() -> str:
+    """Ninja: on PATH, or beside this Python.
+
+    Raises:
+        EngineError: there is none.
+    """
+    beside = Path(sys.executable).parent / "ninja"
+    found = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
+    if found is None:
+        raise EngineError("no ninja here", hint="pip install 'spark-build[compile]'")
+    return found
+
+
+def compile_units(
+    sources: Sources,
+    recipe: BuildRecipe,
+    units: Sequence[Unit],
+    change: SourceChange | None,
+    tools: Toolchain,
+    jobs: int | None = None,
+) -> list[BuiltUnit]:
+    """Compile units of a source tree, changed or as it is, for the recipe's architectures.
+
+    Raises:
+        UsageError: there is no unit to compile, or one is not CUDA.
+        EngineError: there is no ninja.
+        BuildFailed: the compiler refuses a unit; its first error is in the message.
+    """
+    if not units:
+        raise UsageError("no unit is compiled from the files that change")
+    host = [unit.path for unit in units if not unit.gencodes]
+    if host:
+        raise UsageError(f"{', '.join(host)} is host code, which is not compiled for a GPU")
+    ninja = find_ninja()
+    texts = dict(change.texts) if change else {}
+    key = sha256_hex(
+        canonical_json(
+            [
+                {path: sha256_hex(text) for path, text in {**sources.texts, **texts}.items()},
+                [command(recipe, unit, tools, Path()) for unit in units],
+            ]
+        )
+    )
+    work = cache_dir() / "objects" / key[:24]
+    with locked(f"objects {key}"):
+        _lay_out(work / "source", sources, texts)
+        _write_ninja(work, recipe, units, tools)
+        count = jobs or parallel_jobs(units, free_memory(), os.cpu_count() or 1)
+        console.say(f"  {estimate(units, count)}")
+        began = time.monotonic()
+        done = subprocess.run(
+            [ninja, "-C", str(work), "-j", str(count), "--quiet"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        console.detail(f"ninja ended after {time.monotonic() - began:.0f} s")
+        if done.returncode:
+            raise BuildFailed(_first_error(done.stdout), hint=f"sources and log: {work}")
+        seconds = _seconds(work / ".ninja_log")
+    return [
+        BuiltUnit(unit=unit, object=work / _object(unit), seconds=seconds.get(_object(unit), 0.0))
+        for unit in units
+    ]
+
+
+def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> list[str]:
+    """The compiler's words for one unit, without input and output."""
+    extension = recipe.extensions[unit.extension]
+    words = [str(tools.nvcc), *_FLAGS]
+    words += [flag for flag in recipe.flags if flag.startswith("-D")]
+    words += [f"-D{name}" for name in extension.definitions]
+    for virtual, real in unit.gencodes:
+        words += ["-gencode", f"arch={virtual},code={real}"]
+    words += [f"-I{source / 'csrc'}", *(f"-I{folder}" for folder in tools.includes)]
+    return words
+
+
+def _object(unit: Unit) -> str:
+    return f"{unit.path}.o"
+
+
+def _lay_out(folder: Path, sources: Sources, texts: dict[str, bytes]) -> None:
+    """Only what differs is written, so that ninja sees what is new."""
+    for path, text in {**sources.texts, **texts}.items():
+        target = folder / path
+        if not target.is_file() or target.read_bytes() != text:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(text)
+
+
+def _write_ninja(work: Path, recipe: BuildRecipe, units: Sequence[Unit], tools: Toolchain) -> None:
+    launcher = shutil.which("ccache")
+    prefix = f"{launcher} " if launcher else ""
+    rows = ["ninja_required_version = 1.8"]
+    for number, unit in enumerate(units):
+        words = shlex.join(command(recipe, unit, tools, work / "source")).replace("$", "$$")
+        rows += [
+            f"rule unit{number}",
+            f"  command = {prefix}{words} -c $in -o $out",
+            f"  description = {unit.path}",
+            f"build {_object(unit)}: unit{number} source/{unit.path}",
+        ]
+    (work / "build.ninja").write_text("\n".join(rows) + "\n")
+
+
+def _seconds(log: Path) -> dict[str, float]:
+    """Output -> seconds; ninja's log has start and end in milliseconds, the last entry counts."""
+    found = {}
+    for line in log.read_text().splitlines()[1:]:
+        start, end, _, output, *_ = line.split("\t")
+        found[output] = (int(end) - int(start)) / 1000
+    return found
+
+
+def _first_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "error" in line.lower()]
+    shown = "\n  ".join(lines[:3]) or output[-600:]
+    return f"the compiler refused a unit:\n  {shown}"

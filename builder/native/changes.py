@@ -1,0 +1,100 @@
+"""Changes to a source tree: a unified diff of the user's, or one that is known by name."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.paths import package_file
+from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, apply_hunks, parse_diff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.native.includes import Sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceChange:
+    """New texts of some files of a source tree; empty where there is nothing left to change."""
+
+    name: str
+    texts: Mapping[str, bytes]
+    #: first release that has the change, as far as that is known
+    upstream: str = ""
+
+
+def _data() -> dict[str, Any]:
+    return tomllib.loads(package_file("data", "native.toml").read_text("utf-8"))
+
+
+def known_changes() -> dict[str, dict[str, Any]]:
+    """Changes that are known by name."""
+    return {change["name"]: change for change in _data()["change"]}
+
+
+def cost_of(unit: str) -> tuple[float, float]:
+    """What compiling a unit takes, in seconds and gigabytes: measured once, or a guess."""
+    row = next(row for row in _data()["cost"] if fnmatch(Path(unit).name, row["unit"]))
+    return float(row["seconds"]), float(row["gigabytes"])
+
+
+def named_change(sources: Sources, name: str) -> SourceChange:
+    """A known change on this tree; no texts where the tree has it already.
+
+    Raises:
+        UsageError: no such change.
+        SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
+    """
+    changes = known_changes()
+    if name not in changes:
+        raise UsageError(
+            f"no source change is named {name!r}{did_you_mean(name, changes)}",
+            hint=f"known: {', '.join(changes)}; or give a diff with --patch",
+        )
+    change = changes[name]
+    old, new = change["old"].encode(), change["new"].encode()
+    found = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change["files"]))}
+    texts = {path: text.replace(old, new) for path, text in found.items() if old in text}
+    if not texts and not any(new in text for text in found.values()):
+        raise SparkBuildError(
+            f"{name}: none of {', '.join(change['files'])} in this source tree holds "
+            f"{change['old']!r} or {change['new']!r}",
+            Exit.DRIFT,
+        )
+    return SourceChange(name=name, texts=texts, upstream=change["applied-upstream"])
+
+
+def patched(sources: Sources, patch: Path) -> SourceChange:
+    """A unified diff on this tree: exact context, unique position, no fuzz.
+
+    Raises:
+        UsageError: the file cannot be read, or it touches what is no C++ or CUDA source.
+        SparkBuildError: a hunk does not match exactly once (drift or ambiguous, exit 4).
+    """
+    try:
+        files = parse_diff(patch.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {patch}: {error}") from None
+    texts = {}
+    for file in files:
+        path = file.path
+        if file.old != file.new or path not in sources.texts:
+            raise UsageError(
+                f"{patch}: {path} is no source file of this tree, and only such are changed"
+            )
+        text = sources.texts[path].decode("utf-8")
+        state, changed, _ = apply_hunks(text, file.hunks)
+        if state in (DRIFT, AMBIGUOUS):
+            raise SparkBuildError(
+                f"{patch}: {path}: {state}: {changed}",
+                Exit.DRIFT,
+                hint="make the diff against this release's source archive",
+            )
+        if changed != text:
+            texts[path] = changed.encode()
+    return SourceChange(name=patch.name, texts=texts)

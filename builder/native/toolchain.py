@@ -1,0 +1,165 @@
+"""What one translation unit of vLLM is compiled with: nvcc, and the headers it includes.
+
+A machine that has vLLM's environment has all of this; elsewhere the headers are read out of
+released wheels by range, pinned by their sha256 on the index, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from builder.console import console
+from builder.errors import EngineError, UsageError
+from builder.locks import locked
+from builder.model import Platform
+from builder.paths import cache_dir
+from builder.wheels import RemoteWheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.index import PackageIndex
+
+#: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
+#: vLLM's own archive has none, its build fetches it.
+_CUTLASS_WHEEL = ("flashinfer-python", "0.6.9")
+_CUTLASS = ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/util/include/")
+#: Library headers that torch's CUDA headers include: the parts of the CUDA toolkit that hold them.
+_CUDA_PARTS = ("nvidia-cublas", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink")
+_NONE = SpecifierSet("<0")
+#: torch's CPU build lacks this generated header; it says that c10's CUDA half is a shared library.
+_CMAKE_MACROS = "c10/cuda/impl/cuda_cmake_macros.h"
+_MACROS_TEXT = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """A compiler and where headers are.  ``cuda`` is the compiler's version, such as ``13.0``."""
+
+    nvcc: Path
+    cuda: str
+    includes: tuple[Path, ...]
+
+
+def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
+    """The compiler and its CUDA version.
+
+    Raises:
+        EngineError: there is none, or it does not say its version.
+    """
+    found = str(named) if named else shutil.which("nvcc")
+    if not found or not Path(found).is_file():
+        raise EngineError(
+            f"no nvcc {'at ' + str(named) if named else 'on PATH'}",
+            hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
+        )
+    done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"release (\d+\.\d+)", done.stdout)
+    if not version:
+        raise EngineError(f"{found} --version does not say a release: {done.stdout[:200]!r}")
+    return Path(found), version[1]
+
+
+def make_toolchain(index: PackageIndex, torch: Path, nvcc: Path | None = None) -> Toolchain:
+    """The machine's nvcc, with torch's headers from ``torch`` and the rest from wheels.
+
+    Args:
+        index: where wheels are.
+        torch: a site-packages with torch in it, of any build.
+        nvcc: the compiler; the one on PATH when None.
+
+    Raises:
+        EngineError: there is no nvcc.
+        UsageError: ``torch`` holds no torch headers.
+        RemoteError: the package index does not answer.
+    """
+    compiler, cuda = find_nvcc(nvcc)
+    headers = torch / "torch" / "include"
+    if not (headers / "torch" / "csrc").is_dir():
+        raise UsageError(
+            f"{torch} holds no torch with its headers",
+            hint="name a site-packages that has torch with --torch",
+        )
+    includes = [headers, headers / "torch" / "csrc" / "api" / "include"]
+    if not (headers / _CMAKE_MACROS).is_file():
+        includes.append(_own_headers())
+    cutlass = wheel_headers(index, *_CUTLASS_WHEEL, prefixes=_CUTLASS)
+    includes += [cutlass / prefix for prefix in _CUTLASS]
+    if not _has_library_headers(compiler):
+        includes += _library_headers(index, cuda)
+    return Toolchain(nvcc=compiler, cuda=cuda, includes=tuple(includes))
+
+
+def _has_library_headers(nvcc: Path) -> bool:
+    """Whether the toolkit that nvcc belongs to has the library headers too."""
+    root = nvcc.resolve().parent.parent
+    return any((root / folder / "cusparse.h").is_file() for folder in ("include", "targets"))
+
+
+def _own_headers() -> Path:
+    folder = cache_dir() / "headers" / "own"
+    target = folder / _CMAKE_MACROS
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(_MACROS_TEXT)
+    return folder
+
+
+def _library_headers(index: PackageIndex, cuda: str) -> list[Path]:
+    """Of the newest toolkit release with nvcc's own version; its metadata pins every part."""
+    releases = [v for v in index.releases("cuda-toolkit") if v.startswith(f"{cuda}.")]
+    if not releases:
+        raise UsageError(f"the package index has no cuda-toolkit {cuda}, whose headers are needed")
+    toolkit = _wheel(index, "cuda-toolkit", releases[-1])
+    metadata = toolkit.read(f"{toolkit.info_dir}/METADATA").decode()
+    rows = [Requirement(r) for r in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
+    pins = {row.name: row.specifier for row in rows}
+    folders = []
+    for project in _CUDA_PARTS:
+        fitting = [v for v in index.releases(project) if pins.get(project, _NONE).contains(v)]
+        if not fitting:
+            raise UsageError(f"cuda-toolkit {releases[-1]} names no {project} that is on the index")
+        prefix = f"nvidia/cu{cuda.partition('.')[0]}/include/"
+        oldest = fitting[0]  # the same tomorrow, where the metadata leaves newer ones open
+        folders.append(wheel_headers(index, project, oldest, prefixes=(prefix,)) / prefix)
+    return folders
+
+
+def _wheel(index: PackageIndex, project: str, version: str) -> RemoteWheel:
+    return RemoteWheel(index.choose(project, version, Platform.parse("linux/amd64", "3.12")), index)
+
+
+def wheel_headers(
+    index: PackageIndex, project: str, version: str, *, prefixes: Iterable[str]
+) -> Path:
+    """Files of a wheel below some folders, laid out in the cache once; the folder that holds them.
+
+    Raises:
+        UsageError: the wheel has no such file.
+    """
+    chosen = tuple(prefixes)
+    wheel = _wheel(index, project, version)
+    final = cache_dir() / "headers" / wheel.file.sha256
+    with locked(f"headers {wheel.file.sha256}"):
+        if (final / "complete").is_file():
+            return final
+        names = sorted(name for name in wheel.members if name.startswith(chosen))
+        if not names:
+            raise UsageError(f"{wheel.file.filename} holds nothing below {', '.join(chosen)}")
+        console.detail(f"{len(names)} headers of {wheel.file.filename}")
+        wheel.preload(names)
+        for name in names:
+            if name.endswith("/"):
+                continue
+            target = final / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(wheel.read(name))
+        (final / "complete").touch()
+    return final
