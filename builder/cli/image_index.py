@@ -1,0 +1,219 @@
+"""``spark-build image`` for the several platforms of a base's index."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from builder.cli.image import Place, place_of
+from builder.cli.inputs import Inputs
+from builder.cli.show import print_json, show_plan, show_report
+from builder.console import console
+from builder.engines import BuildRequest
+from builder.engines.multi import IndexRequest, build_index
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.planner import refuse_nothing, refuse_plan
+from builder.registry.locations import Locations
+from builder.registry.manifests import is_index
+from builder.rootfs.image import PREFERRED, image_entries, platform_of
+from builder.runtime.spark_apply import canonical_json, sha256_hex
+from builder.verify import DEFAULT_LEVELS, Report, verify
+
+if TYPE_CHECKING:
+    from builder.bases import Base
+    from builder.cli.image import ImageOptions
+    from builder.engines.multi import BuiltIndex
+    from builder.index import PackageIndex
+    from builder.model import BuildPlan
+    from builder.wheels import IndexSources
+
+#: What vLLM has wheels for.
+_PLATFORMS = ("linux/arm64", "linux/amd64")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One entry of the base's index that will be patched."""
+
+    platform: str
+    base: Base
+    plan: BuildPlan
+
+
+def index_command(options: ImageOptions) -> None:
+    """Patch the entries of an index that the profile serves; the last line names the new index."""
+    if options.others not in ("keep", "drop"):
+        raise UsageError(f"--others {options.others!r} is neither keep nor drop")
+    if options.base is None or options.base.startswith(("pypi:", "dir:")):
+        raise UsageError("--all-platforms and --others are about an index: name it with --base")
+    if options.engine == "buildkit":
+        raise UsageError("the buildkit engine builds for one platform", hint="--engine oci")
+    inputs = Inputs(options.layers, options.patches, options.pulls, refresh=options.refresh)
+    began = time.monotonic()
+    planned: list[Planned] = []
+    try:
+        for platform in _platforms(options):
+            found = _plan(platform, options, inputs)
+            if found is not None:
+                planned.append(found)
+        if not planned:
+            raise SparkBuildError(
+                f"nothing to do: no image of {options.base} is one that this profile serves",
+                Exit.NOTHING_TO_DO,
+            )
+        timings = {"plan": time.monotonic() - began}
+        if options.dry_run:
+            _print(options, planned, None, [], timings)
+            return
+        _build(options, planned, timings, inputs)
+    finally:
+        for one in planned:
+            one.base.close()
+
+
+def _platforms(options: ImageOptions) -> list[str]:
+    """The platforms that are to be patched."""
+    assert options.base is not None
+    with Locations() as locations:
+        place = locations.open(options.base)
+        top = place.image.manifest(place.reference)
+    if not is_index(top):
+        raise UsageError(f"{options.base} is one image, not an index of several")
+    has = [name for e in image_entries(top) if (name := platform_of(e)) in _PLATFORMS]
+    if options.all_platforms:
+        if options.platform is not None:
+            raise UsageError("--platform and --all-platforms contradict each other")
+        return list(dict.fromkeys(has))
+    return [options.platform or f"linux/{PREFERRED}"]
+
+
+def _plan(platform: str, options: ImageOptions, inputs: Inputs) -> Planned | None:
+    """The plan for one entry, or None where the profile does not concern it."""
+    assert options.base is not None
+    with console.step(f"base and plan for {platform}"):
+        base = inputs.identify(options.base, platform=platform, engine="oci")
+        try:
+            plan = inputs.plan(base)
+            if not options.json:
+                show_plan(plan)
+            refuse_nothing(plan, inputs.selection, building=True)
+            refuse_plan(plan)
+        except SparkBuildError as error:
+            base.close()
+            if error.code != Exit.NOTHING_TO_DO:
+                raise
+            console.say(f"  {platform} is not patched: {error}")
+            return None
+        except BaseException:
+            base.close()
+            raise
+    return Planned(platform, base, plan)
+
+
+def _build(
+    options: ImageOptions,
+    planned: list[Planned],
+    timings: dict[str, float],
+    inputs: Inputs,
+) -> None:
+    place = _place(options, planned)
+    request = IndexRequest(
+        requests=tuple(
+            BuildRequest(
+                plan=one.plan, tag=place.tag, base=one.base, single_layer=options.single_layer
+            )
+            for one in planned
+        ),
+        tag=place.tag,
+        keep=options.others == "keep",
+        output=place.output,
+        push=place.push,
+        thin=options.thin,
+    )
+    began = time.monotonic()
+    with console.step("build with oci"):
+        built = build_index(request)
+    timings["build"] = time.monotonic() - began
+    reports: list[Report] = []
+    if options.verify:
+        began = time.monotonic()
+        for one in planned:
+            with console.step(f"verify {one.platform}"):
+                reports.append(_verify(one, built, inputs.index, inputs.sources))
+        timings["verify"] = time.monotonic() - began
+    else:
+        console.warn("not verified (--no-verify)")
+    _print(options, planned, built, reports, timings)
+    failed = [r.target for r in reports if not r.passed()]
+    if failed:
+        raise SparkBuildError(
+            f"{built.image.pinned} was built, but verification failed for {', '.join(failed)}",
+            Exit.VERIFY_FAILED,
+            hint=f"spark-build verify {failed[0]}",
+        )
+
+
+def _place(options: ImageOptions, planned: list[Planned]) -> Place:
+    """Where the index goes; without a tag, its name comes from all of its plans."""
+    place = place_of(planned[0].plan, options, "oci")
+    if options.tag is not None:
+        return place
+    name = place.tag.rpartition("-")[0]
+    return replace(place, tag=f"{name}-{_digest(planned).removeprefix('sha256:')[:12]}")
+
+
+def _digest(planned: list[Planned]) -> str:
+    """One digest for all plans of an index."""
+    plans = [[one.platform, one.plan.digest] for one in planned]
+    return f"sha256:{sha256_hex(canonical_json(plans))}"
+
+
+def _verify(one: Planned, built: BuiltIndex, index: PackageIndex, sources: IndexSources) -> Report:
+    from builder.verify.targets import Opening, open_target
+
+    assert one.base.opened is not None
+    digest = built.digests[one.base.opened.image.manifest.digest]
+    ref = built.image.ref
+    name = f"{ref}@{digest}" if ref.startswith("oci:") else f"docker://{ref}@{digest}"
+    target = open_target(name, Opening(index=index, sources=sources))
+    try:
+        report = verify(target, DEFAULT_LEVELS)
+    finally:
+        target.close()
+    show_report(report)
+    return report
+
+
+def _print(
+    options: ImageOptions,
+    planned: list[Planned],
+    built: BuiltIndex | None,
+    reports: list[Report],
+    timings: dict[str, float],
+) -> None:
+    if not options.json:
+        print(_digest(planned) if built is None else built.image.pinned)
+        return
+    value: dict[str, Any] = {
+        "schema": 1,
+        "plan_digest": _digest(planned),
+        "plans": [one.plan.as_json() for one in planned],
+        "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
+    }
+    if built is not None:
+        checks = [check.as_json() for report in reports for check in report.checks]
+        passed = bool(reports) and all(report.passed() for report in reports)
+        value |= {
+            "image": built.image.ref,
+            "digest": built.image.digest,
+            "engine": built.image.engine,
+            "added_bytes": built.image.added_bytes,
+            "layers": [
+                {"name": d.name, "state": d.outcome.state, "platform": one.platform}
+                for one in planned
+                for d in one.plan.decisions
+            ],
+            "verify": {"passed": passed, "checks": checks},
+        }
+    print_json(value)

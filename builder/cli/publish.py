@@ -1,0 +1,197 @@
+"""``spark-build publish``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.cli.show import print_json, show_report
+from builder.console import console, megabytes
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.publish.evidence import REQUIRED, Evidence, read_evidence
+from builder.publish.prove import prove
+from builder.publish.repository import PublishRepository, parse_target
+from builder.publish.rollback import roll_back
+from builder.publish.run import Result, Wish, publish
+from builder.publish.sources import EngineImage, open_source
+from builder.registry.locations import Locations
+from builder.verify import parse_levels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from builder.publish.evidence import Claim
+    from builder.publish.prove import Proof
+    from builder.publish.sources import Opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions:
+    """What the command line said."""
+
+    source: str | None
+    to: list[str]
+    move_tag: list[str]
+    evidence: list[Path]
+    require: list[str]
+    mirror_base: bool
+    rollback: str | None
+    force: bool
+    dry_run: bool
+    json: bool
+
+
+def publish_command(options: PublishOptions) -> None:
+    """Publish to every target, each by itself; the last line of stdout names the image."""
+    document: dict[str, Any] = {"schema": 1, "dry_run": options.dry_run}
+    with Locations() as places, ExitStack() as stack:
+        targets = _targets(options.to, places)
+        work = _work(options, targets, places, stack, document)
+        results, failures = _each(targets, work)
+        document["results"] = [result.as_json() for result in results]
+        document["failed"] = [
+            {"repository": name, "code": error.code, "message": str(error), "hint": error.hint}
+            for name, error in failures
+        ]
+        document["traffic"] = {"sent": places.traffic.sent, "received": places.traffic.received}
+    if options.json:
+        print_json(document)
+    for result in results:
+        _say(result)
+        if not options.json:
+            print(result.pinned)
+    if failures:
+        raise _failure(failures, len(targets))
+
+
+def _targets(names: Sequence[str], places: Locations) -> list[PublishRepository]:
+    references = [parse_target(name) for name in names]
+    twice = {r.name for r in references if sum(r.name == o.name for o in references) > 1}
+    if twice:
+        raise UsageError(f"--to {', '.join(sorted(twice))} is named twice")
+    return [PublishRepository(places.registry(r.host), r.repository) for r in references]
+
+
+def _work(
+    options: PublishOptions,
+    targets: Sequence[PublishRepository],
+    places: Locations,
+    stack: ExitStack,
+    document: dict[str, Any],
+) -> Callable[[PublishRepository], Result]:
+    """What is done for each target; what must hold for all of them is checked first."""
+    if options.rollback is not None:
+        tag = options.rollback
+        _refuse_with_rollback(options)
+        return lambda repository: roll_back(repository, tag, dry_run=options.dry_run)
+    if options.source is None:
+        raise UsageError("no image is named", hint="spark-build publish oci:DIR --to HOST/REPO")
+    with console.step(f"read {options.source}"):
+        opened = stack.enter_context(open_source(options.source, places))
+        name = opened.name
+        proofs = _proofs(options, opened, targets)
+    document["plan_digest"] = name.plan_digest
+    document["verified"] = all(proof.verified for proof in proofs.values())
+    document["evidence"] = [
+        {
+            "digest": digest,
+            "verified": proof.verified,
+            "levels": proof.evidence.levels(),
+            "from": proof.evidence.origin,
+        }
+        for digest, proof in proofs.items()
+    ]
+    wish = Wish(
+        moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
+    )
+    return lambda repository: publish(opened, repository, proofs, wish, places)
+
+
+def _refuse_with_rollback(options: PublishOptions) -> None:
+    given = {
+        "SOURCE": options.source,
+        "--move-tag": options.move_tag,
+        "--evidence": options.evidence,
+        "--mirror-base": options.mirror_base,
+        "--force": options.force,
+    }
+    extra = [name for name, value in given.items() if value]
+    if extra:
+        raise UsageError(
+            f"--rollback gives a tag back and takes no {', '.join(extra)}",
+            hint="spark-build publish --rollback latest --to HOST/REPO",
+        )
+
+
+def _proofs(
+    options: PublishOptions, opened: Opened, targets: Sequence[PublishRepository]
+) -> dict[str, Proof]:
+    offered = [piece for path in options.evidence for piece in read_evidence(path)]
+    repositories = list(targets)
+    if not isinstance(opened, EngineImage) and isinstance(opened.source, PublishRepository):
+        repositories.append(opened.source)
+    return prove(
+        opened.claims,
+        offered,
+        parse_levels(options.require, default=REQUIRED),
+        repositories=repositories,
+        verify_now=lambda claim: _verify_now(opened, claim),
+        force=options.force,
+    )
+
+
+def _verify_now(opened: Opened, claim: Claim) -> Evidence:
+    """Run ``verify`` on an image that no evidence is known of."""
+    from builder.index import PackageIndex
+    from builder.verify import DEFAULT_LEVELS, verify
+    from builder.verify.targets import Opening
+    from builder.wheels import IndexSources
+
+    index = PackageIndex()
+    opening = Opening(index=index, sources=IndexSources(index))
+    target = opened.verify_target(claim.digest, opening)
+    try:
+        with console.step(f"verify {target.name}"):
+            report = verify(target, DEFAULT_LEVELS)
+            show_report(report)
+    finally:
+        target.close()
+    return Evidence(document=report.as_json(), origin="verify, run now")
+
+
+def _each(
+    targets: Sequence[PublishRepository], work: Callable[[PublishRepository], Result]
+) -> tuple[list[Result], list[tuple[str, SparkBuildError]]]:
+    """Every target by itself: one that fails stops no other."""
+    results, failures = [], []
+    for target in targets:
+        try:
+            with console.step(f"publish to {target.name}"):
+                results.append(work(target))
+        except SparkBuildError as error:
+            failures.append((target.name, error))
+            if len(targets) > 1:
+                console.warn(f"{target.name}: {error}")
+    return results, failures
+
+
+def _say(result: Result) -> None:
+    for tag, previous in result.moved.items():
+        was = f", was {previous}" if previous else ""
+        console.say(f"  {result.repository}:{tag} -> {result.digest}{was}")
+    sent = f"{megabytes(result.streamed_bytes)} of layers sent, {result.mounted} blobs mounted"
+    console.say(f"  {result.repository}: {result.status} ({sent})")
+
+
+def _failure(failures: list[tuple[str, SparkBuildError]], targets: int) -> SparkBuildError:
+    first = failures[0][1]
+    if targets == 1:
+        return first
+    listed = "\n  ".join(f"{name}: {error}" for name, error in failures)
+    return SparkBuildError(
+        f"{len(failures)} of {targets} targets failed:\n  {listed}",
+        Exit(first.code),
+        hint=first.hint,
+    )

@@ -1,0 +1,121 @@
+"""``spark-build rebuild``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder import __version__
+from builder.bake import SHARE
+from builder.cli import options as opt
+from builder.cli.show import print_json
+from builder.console import console
+from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
+from builder.index import PackageIndex
+from builder.publish.mirror import mirrored_base
+from builder.publish.repository import PublishRepository
+from builder.publish.sources import EngineImage, open_source
+from builder.rebuild.run import Original, Rebuilt, StoredOriginal, rebuild
+from builder.registry.locations import Locations
+from builder.wheels import IndexSources
+
+if TYPE_CHECKING:
+    from builder.bases import Base
+    from builder.publish.sources import Opened
+    from builder.rebuild.replan import Wanted
+
+#: Differences that are printed; all of them stand in the JSON document.
+_SHOWN = 12
+
+
+def rebuild_command(
+    *, image: str, engine: str, base: str | None, refresh: bool, json: bool
+) -> None:
+    """Rebuild an image from what it carries; exit 5 when the result is not the same image."""
+    if engine != "oci":
+        raise UsageError(
+            f"--engine {engine} does not give the same bytes every time; rebuild uses oci",
+            hint=f"spark-build rebuild {image}",
+        )
+    index = PackageIndex(refresh=refresh)
+
+    def identify(wanted: Wanted) -> Base:
+        return opt.identify_base(
+            wanted.reference,
+            wanted.selection,
+            index,
+            platform=wanted.platform,
+            python=wanted.python,
+            site_packages=wanted.site_packages,
+            engine="oci",
+        )
+
+    with Locations() as places, open_source(image, places) as opened:
+        results = []
+        for original in _originals(opened, image):
+            with console.step(f"rebuild {original.digest}"):
+                try:
+                    again = rebuild(original, identify, IndexSources(index), base)
+                except RemoteError as error:
+                    mirror = None if base else _mirror(original)
+                    if mirror is None:
+                        raise
+                    console.say(f"  {error}\n  using the copy that is kept: {mirror}")
+                    again = rebuild(original, identify, IndexSources(index), mirror)
+                results.append(again)
+        _report(image, results, json=json)
+
+
+def _originals(opened: Opened, text: str) -> list[Original]:
+    if isinstance(opened, EngineImage):
+        from builder.rebuild.inengine import EngineOriginal
+
+        return [EngineOriginal(opened)]
+    found: list[Original] = [
+        StoredOriginal(opened.source, image, opened.baked[image.digest])
+        for image in opened.subject.ours
+    ]
+    if not found:
+        raise UsageError(f"{text} was not made by spark-build: there is no plan to rebuild from")
+    return found
+
+
+def _mirror(original: Original) -> str | None:
+    """Where ``publish --mirror-base`` has kept the base."""
+    if isinstance(original, StoredOriginal) and isinstance(original.source, PublishRepository):
+        return mirrored_base(original.source, original.image)
+    return None
+
+
+def _report(text: str, results: list[Rebuilt], *, json: bool) -> None:
+    same = all(result.same for result in results)
+    if json:
+        images = [result.as_json() for result in results]
+        print_json({"schema": 1, "image": text, "same": same, "images": images})
+    for result in results:
+        for difference in result.differences[:_SHOWN]:
+            console.say(f"  {difference.blob}  {difference.where}: {difference.what}")
+        if len(result.differences) > _SHOWN:
+            console.say(f"  and {len(result.differences) - _SHOWN} more (--json has all of them)")
+        if result.same and not json:
+            print(f"same {result.published}")
+    if same:
+        return
+    wrong = next(result for result in results if not result.same)
+    first = wrong.differences[0]
+    count = len(wrong.differences)
+    raise SparkBuildError(
+        f"{wrong.published} is not what its plan makes: rebuilt, it is {wrong.digest}; "
+        f"{count} {'difference' if count == 1 else 'differences'}, "
+        f"first {first.blob} {first.where}: {first.what}",
+        Exit.VERIFY_FAILED,
+        hint=_hint(wrong),
+    )
+
+
+def _hint(wrong: Rebuilt) -> str:
+    """Another spark-build puts other files of its own into an image."""
+    if wrong.made_by != __version__:
+        return f"rebuild it with spark-build {wrong.made_by}, which made it; this is {__version__}"
+    if all(difference.where.startswith(f"{SHARE}/") for difference in wrong.differences):
+        return f"another state of spark-build {__version__} made it: only files of its own differ"
+    return ""

@@ -1,0 +1,70 @@
+"""``spark-build sign`` and ``spark-build verify-signature``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.cli.show import print_json
+from builder.console import console
+from builder.publish.cosign import Trust, sign, verify_signature
+from builder.registry.locations import Locations
+from builder.registry.reference import parse_reference
+
+if TYPE_CHECKING:
+    from builder.registry.reference import Reference
+
+
+def pinned(text: str) -> Reference:
+    """The reference with the digest that its tag has now.
+
+    Raises:
+        UsageError: it is not a reference.
+        RemoteError: it is not there.
+    """
+    reference = parse_reference(text)
+    if reference.digest:
+        return reference
+    with Locations() as places:
+        repository = places.registry(reference.host).repository(reference.repository)
+        found = reference.at(repository.manifest(reference.tag).digest)
+    console.say(f"  {text} is {found.digest}")
+    return found
+
+
+def sign_command(*, image: str, key: str | None, log: bool, json: bool) -> None:
+    """Sign an image by digest."""
+    reference = pinned(image)
+    with console.step(f"sign {reference}"):
+        sign(reference, Trust(key=key or "", log=log or not key))
+    if json:
+        print_json({"schema": 1, "image": str(reference), "digest": reference.digest})
+    else:
+        print(reference)
+
+
+def verify_signature_command(
+    *,
+    image: str,
+    key: str | None,
+    identity: str | None,
+    issuer: str | None,
+    log: bool,
+    json: bool,
+) -> None:
+    """Check an image's signature; exit 5 when there is none that matches."""
+    reference = pinned(image)
+    trust = Trust(key=key or "", identity=identity or "", issuer=issuer or "", log=log)
+    with console.step(f"verify the signature of {reference}"):
+        count = verify_signature(reference, trust)
+    if json:
+        print_json(
+            {
+                "schema": 1,
+                "image": str(reference),
+                "digest": reference.digest,
+                "signatures": count,
+                "passed": True,
+            }
+        )
+    else:
+        print(reference)

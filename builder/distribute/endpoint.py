@@ -1,0 +1,216 @@
+"""A registry of one image on the loopback interface, read-only and in constant memory.
+
+A node's own Docker Engine pulls from it through a tunnel, so what travels, what is resumed and what
+is checked is decided by the engine that will run the image.  The repository's name is a secret made
+for this run: others on the machine who reach the port find nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import socket
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Self
+
+from builder.errors import RemoteError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from builder.distribute.parts import Part
+    from builder.publish.subject import Subject
+    from builder.registry.model import Descriptor, ImageSource
+
+_PATH = re.compile(r"/v2/([a-z0-9]+)/([a-z0-9-]+)/(manifests|blobs)/(sha256:[0-9a-f]{64})")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_BLOCK = 1 << 20
+#: First byte of a TLS connection (RFC 8446, section 5.1).
+_TLS_HANDSHAKE = b"\x16"
+
+
+@dataclass
+class Sent:
+    """What one node has fetched: blobs and bytes, counted while they are sent."""
+
+    blobs: int = 0
+    bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, count: int, *, blob: bool = False) -> None:
+        """Count more; several connections of a node may do it at once."""
+        with self._lock:
+            self.bytes += count
+            self.blobs += blob
+
+
+class Endpoint:
+    """Serves an image; each node has a repository of its own, which only it is told."""
+
+    def __init__(self, source: ImageSource, subject: Subject) -> None:
+        self.source = source
+        self.manifests = {image.digest: image.manifest for image in subject.images}
+        self.manifests[subject.digest] = subject.root
+        self.blobs = {blob.digest: blob for blob in subject.blobs()}
+        self.documents: dict[str, bytes] = {}
+        self.sent: dict[str, Sent] = {}
+        self.problems: list[str] = []
+        endpoint = self
+
+        class Handler(_Handler):
+            owner = endpoint
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+
+    @property
+    def port(self) -> int:
+        """The port on this machine's loopback interface."""
+        return int(self._server.server_address[1])
+
+    def add_part(self, part: Part) -> str:
+        """Serve a part of the image, too; gives its digest."""
+        self.documents[part.config_digest] = part.config
+        self.manifests[part.manifest.digest] = part.manifest
+        return part.manifest.digest
+
+    def repository(self) -> str:
+        """A new repository's name: all of them hold the image."""
+        name = secrets.token_hex(16)
+        self.sent[name] = Sent()
+        return f"{name}/image"
+
+    def counted(self, repository: str) -> Sent:
+        """What was fetched from a repository so far."""
+        return self.sent[repository.partition("/")[0]]
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection: manifests and blobs by digest, whole or from an offset."""
+
+    protocol_version = "HTTP/1.1"
+    owner: Endpoint
+
+    def handle(self) -> None:
+        """Tell an engine that tries TLS first, in the words by which it knows plain http."""
+        with contextlib.suppress(OSError):  # a connection that is cut is the engine's to mend
+            if self.connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+                self.connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+                return
+            super().handle()
+
+    def log_message(self, *_words: object) -> None:
+        """The node's engine says what it does; this end counts."""
+
+    def do_HEAD(self) -> None:
+        """The same as GET, without the bytes."""
+        self._answer(send=False)
+
+    def do_GET(self) -> None:
+        """A manifest or a blob."""
+        self._answer(send=True)
+
+    def _answer(self, *, send: bool) -> None:
+        if self.path in ("/v2", "/v2/"):
+            self._bytes(b"{}", "application/json", send=send)
+            return
+        match = _PATH.fullmatch(self.path)
+        sent = self.owner.sent.get(match[1]) if match else None
+        if match is None or sent is None or match[2] != "image":
+            self._absent()
+            return
+        digest = match[4]
+        if match[3] == "manifests" and digest in self.owner.manifests:
+            manifest = self.owner.manifests[digest]
+            self._bytes(manifest.data, manifest.media_type, digest=digest, send=send)
+        elif match[3] == "blobs" and digest in self.owner.documents:
+            data = self.owner.documents[digest]
+            self._bytes(data, "application/octet-stream", digest=digest, send=send)
+        elif match[3] == "blobs" and digest in self.owner.blobs:
+            self._blob(self.owner.blobs[digest], sent, send=send)
+        else:
+            self._absent()
+
+    def _bytes(self, data: bytes, media_type: str, *, send: bool, digest: str = "") -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Docker-Distribution-API-Version", "registry/2.0")
+        if digest:
+            self.send_header("Docker-Content-Digest", digest)
+        self.end_headers()
+        if send:
+            self.wfile.write(data)
+
+    def _absent(self) -> None:
+        data = json.dumps({"errors": [{"code": "NOT_FOUND", "message": "not here"}]}).encode()
+        self.send_response(404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _blob(self, blob: Descriptor, sent: Sent, *, send: bool) -> None:
+        start, stop = self._range(blob.size)
+        if start > stop:
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{blob.size}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        whole = (start, stop) == (0, blob.size - 1) and "Range" not in self.headers
+        self.send_response(200 if whole else 206)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(stop - start + 1))
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Docker-Content-Digest", blob.digest)
+        if not whole:
+            self.send_header("Content-Range", f"bytes {start}-{stop}/{blob.size}")
+        self.end_headers()
+        if send:
+            self._stream(blob, start, stop, sent)
+
+    def _range(self, size: int) -> tuple[int, int]:
+        """First and last byte that are asked for; first after last when there are none."""
+        match = _RANGE.fullmatch(self.headers.get("Range", ""))
+        if match is None:
+            return 0, max(size - 1, 0)
+        stop = int(match[2]) if match[2] else size - 1
+        return int(match[1]), min(stop, size - 1)
+
+    def _stream(self, blob: Descriptor, start: int, stop: int, sent: Sent) -> None:
+        """Send a part; the bytes before it are read and dropped, so that all are checked."""
+        position = 0
+        sent.add(0, blob=start == 0)
+        try:
+            with self.owner.source.open(blob) as stream:
+                while position <= stop and (data := stream.read(_BLOCK)):
+                    part = data[max(0, start - position) : stop + 1 - position]
+                    position += len(data)
+                    if part:
+                        self.wfile.write(part)
+                        sent.add(len(part))
+        except RemoteError as error:
+            self.owner.problems.append(str(error))
+            self.close_connection = True
+            self.connection.close()
+        except OSError:  # the node has gone; it asks again, or its command fails
+            self.close_connection = True

@@ -1,0 +1,70 @@
+"""A large image in parts, so that a transfer that breaks off goes on where it stopped.
+
+A Docker Engine forgets the layers of a pull that failed.  So a node is first given images of the
+lowest layers alone, each with some more than the one before: what such an image holds is kept, and
+the next run finds it there.  When the whole image has arrived, their names are taken away again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.registry.model import RawManifest, sha256_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from builder.publish.subject import Image
+
+#: Missing bytes after which a part ends: some seconds on the slowest line between two machines.
+PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The lowest layers of an image, as an image."""
+
+    manifest: RawManifest
+    config: bytes
+
+    @property
+    def config_digest(self) -> str:
+        """Digest of its configuration."""
+        return sha256_digest(self.config)
+
+
+def parts_of(
+    image: Image, config: Mapping[str, Any], present: Collection[str], limit: int = PART_BYTES
+) -> Iterator[Part]:
+    """Parts that each bring about ``limit`` bytes which are not ``present`` (by diff_id).
+
+    The last layers make no part: they come with the image itself.
+    """
+    diff_ids = config["rootfs"]["diff_ids"]
+    waiting = 0
+    for number, (layer, diff_id) in enumerate(zip(image.layers, diff_ids, strict=True), start=1):
+        waiting += 0 if diff_id in present else layer.size
+        if waiting >= limit and number < len(diff_ids):
+            waiting = 0
+            yield _part(image, config, diff_ids[:number])
+
+
+def _part(image: Image, config: Mapping[str, Any], diff_ids: Sequence[str]) -> Part:
+    kept = {k: config[k] for k in ("architecture", "os", "variant") if k in config}
+    small = {**kept, "config": {}, "rootfs": {"type": "layers", "diff_ids": list(diff_ids)}}
+    data = json.dumps(small, sort_keys=True, separators=(",", ":")).encode()
+    layers = image.manifest.json()["layers"][: len(diff_ids)]
+    document = {
+        "schemaVersion": 2,
+        "mediaType": image.manifest.media_type,
+        "config": {
+            "mediaType": image.config.media_type,
+            "digest": sha256_digest(data),
+            "size": len(data),
+        },
+        "layers": layers,
+    }
+    raw = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return Part(manifest=RawManifest(data=raw, media_type=image.manifest.media_type), config=data)

@@ -1,0 +1,109 @@
+"""What an image carries about itself, read out of its layers: the plan and its layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.bake import SHARE, read_plan
+from builder.errors import UsageError
+from builder.rootfs.tar import FILE, LayerTar
+from builder.rootfs.unpack import Unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.publish.subject import Image
+    from builder.registry.model import Descriptor, ImageSource
+
+_PLAN, _LAYERS = (f"{SHARE}/{name}".lstrip("/") for name in ("plan.json", "layers.json"))
+_METADATA = "workspace/build-metadata.yaml"
+_KEPT = (_PLAN, _LAYERS, _METADATA)
+#: Our own version, as ``bake.build_metadata`` writes it.
+_VERSION = re.compile(rb'^spark_build:\n  version: "([^"\n]*)"$', re.MULTILINE)
+#: A plan lists every file that it changes: 100 kB today, and never this much.
+_FILE_LIMIT = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baked:
+    """The plan and the rendered layers of an image, and what lies in the same layer.
+
+    ``files`` maps absolute paths to the sha256 of every regular file in it; ``version`` is that of
+    the spark-build that made it.
+    """
+
+    version: str
+    plan: Mapping[str, Any]
+    layers: tuple[Mapping[str, Any], ...]
+    files: Mapping[str, str]
+
+
+def read_baked(source: ImageSource, image: Image) -> Baked:
+    """Read plan and layers, newest layer first, and no further than needed.
+
+    Raises:
+        UsageError: the image carries no plan, or not the one that its label names.
+        RemoteError: a layer cannot be read.
+    """
+    for blob in reversed(image.layers):
+        kept, files = _look(source, blob)
+        if _PLAN in kept:
+            plan = read_plan(kept[_PLAN], f"{source.name}: {image.digest}")
+            layers = _layers_of(image, kept.get(_LAYERS))
+            if plan.get("plan_digest") != image.plan_digest:
+                raise UsageError(
+                    f"{source.name}: {image.digest} has the label of plan {image.plan_digest} and "
+                    f"carries plan {plan.get('plan_digest')}: it was changed after it was made"
+                )
+            return Baked(
+                version=version_in(kept.get(_METADATA, b"")),
+                plan=plan,
+                layers=tuple(layers),
+                files=files,
+            )
+    raise UsageError(
+        f"{source.name}: {image.digest} carries no plan: it was not made by spark-build"
+    )
+
+
+def version_in(metadata: bytes) -> str:
+    """The version of spark-build that ``build-metadata.yaml`` names."""
+    found = _VERSION.search(metadata)
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def _layers_of(image: Image, data: bytes | None) -> list[Any]:
+    try:
+        value = json.loads(data or b"")
+    except ValueError as error:
+        raise UsageError(f"{image.digest}: /{_LAYERS} is missing or damaged: {error}") from None
+    if not isinstance(value, list):
+        raise UsageError(f"{image.digest}: /{_LAYERS} is not what spark-build writes")
+    return value
+
+
+def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The files to keep, where this layer holds them, and the sha256 of everything in it."""
+    kept: dict[str, bytes] = {}
+    files: dict[str, str] = {}
+    with source.open(blob) as stream:
+        unpacked = Unpacked(stream, f"{source.name}: {blob.digest}")
+        tar = LayerTar(unpacked, f"{source.name}: {blob.digest}")
+        for member in tar:
+            if member.kind != FILE:
+                continue
+            keep = member.path in _KEPT and member.size <= _FILE_LIMIT
+            pieces, digest = [], hashlib.sha256()
+            for piece in tar.chunks():
+                digest.update(piece)
+                if keep:
+                    pieces.append(piece)
+            files[f"/{member.path}"] = digest.hexdigest()
+            if keep:
+                kept[member.path] = b"".join(pieces)
+        unpacked.drain()
+    return kept, files

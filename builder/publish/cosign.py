@@ -1,0 +1,160 @@
+"""Signatures, made and checked by ``cosign``: keys and trust are its business, not ours."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.errors import EngineError, Exit, RemoteError, SparkBuildError, UsageError
+from builder.registry.credentials import find_credential
+from builder.registry.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.registry.reference import Reference
+
+#: Statuses of ``cosign verify`` that mean "no signature", "none that matches", and the like.
+_NOT_SIGNED = range(10, 15)
+_INSTALL = (
+    "apt-get install cosign (Debian 13 and later), or a release "
+    "of the sigstore project; then run the same command again"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Who signs, or who must have signed: a key, or an identity that an issuer vouches for.
+
+    ``log`` says whether the public transparency log is used; with a key it need not be.
+    """
+
+    key: str = ""
+    identity: str = ""
+    issuer: str = ""
+    log: bool = False
+
+
+def sign(reference: Reference, trust: Trust) -> None:
+    """Sign an image by digest, with every image of an index.
+
+    Raises:
+        EngineError: cosign is not installed.
+        RemoteError: it failed.
+    """
+    words = ["sign", "--yes", "--recursive", *_key(trust.key)]
+    if trust.key and not trust.log:
+        words.append("--tlog-upload=false")
+    done = _run(words, reference)
+    if done.returncode:
+        raise RemoteError(
+            f"cosign did not sign {reference} (status {done.returncode}){_said(done)}",
+            hint="COSIGN_PASSWORD holds the password of an encrypted key",
+        )
+
+
+def verify_signature(reference: Reference, trust: Trust) -> int:
+    """Check that a signature on this digest is theirs; gives how many are.
+
+    Raises:
+        UsageError: neither a key nor an identity with its issuer is named.
+        EngineError: cosign is not installed.
+        SparkBuildError: there is no such signature (exit 5).
+        RemoteError: cosign failed otherwise.
+    """
+    if trust.key:
+        words = ["verify", *_key(trust.key)]
+        words += [] if trust.log else ["--insecure-ignore-tlog=true"]
+    elif trust.identity and trust.issuer:
+        words = ["verify", "--certificate-identity", trust.identity]
+        words += ["--certificate-oidc-issuer", trust.issuer]
+    else:
+        raise UsageError(
+            "whose signature it must be is not said",
+            hint="--key cosign.pub, or --identity and --issuer",
+        )
+    done = _run(words, reference)
+    if done.returncode in _NOT_SIGNED:
+        raise SparkBuildError(
+            f"{reference} has no signature that matches{_said(done)}", Exit.VERIFY_FAILED
+        )
+    if done.returncode:
+        raise RemoteError(f"cosign failed (status {done.returncode}){_said(done)}")
+    return _count(done.stdout, reference)
+
+
+def _count(output: str, reference: Reference) -> int:
+    """Signatures whose payload names this digest: cosign says what it has checked."""
+    try:
+        payloads = json.loads(output)
+        named = [p["critical"]["image"]["docker-manifest-digest"] for p in payloads]
+    except (ValueError, KeyError, TypeError):
+        raise RemoteError(f"cosign's answer for {reference} is not understood") from None
+    if not named or any(digest != reference.digest for digest in named):
+        seen = ", ".join(map(str, named)) or "nothing"
+        raise SparkBuildError(
+            f"{reference}: cosign has verified a signature of {seen}", Exit.VERIFY_FAILED
+        )
+    return len(named)
+
+
+def _key(key: str) -> list[str]:
+    if not key:
+        return []
+    if "://" not in key and not Path(key).is_file():
+        raise UsageError(f"{key} is not a file", hint="cosign generate-key-pair")
+    return ["--key", key]
+
+
+def _run(words: list[str], reference: Reference) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("cosign")
+    if program is None:
+        raise EngineError("cosign is not installed, and signatures are its business", hint=_INSTALL)
+    if reference.host in Options.from_environment().plain_http:
+        words = [*words, "--allow-http-registry"]
+    asks = sys.stdin is not None and sys.stdin.isatty()
+    with _login(reference) as env:
+        return subprocess.run(
+            [program, *words, f"{reference.name}@{reference.digest}"],
+            env=env,
+            stdin=None if asks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if asks else subprocess.PIPE,  # where it asks for a password
+            text=True,
+            check=False,
+        )
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stderr or "").splitlines() if line.strip()]
+    return f": {lines[-1].removeprefix('Error: ')}" if lines else ""
+
+
+@contextlib.contextmanager
+def _login(reference: Reference) -> Iterator[dict[str, str]]:
+    """An environment in which cosign logs in as we do.
+
+    It reads Docker's configuration itself; only what our own variables say has to be told, in a
+    file, because a command line can be read by everyone on the machine.
+    """
+    env = dict(os.environ)
+    credential = find_credential(reference.host, reference.repository)
+    if credential is None or not credential.source.startswith("SPARK_BUILD_"):
+        yield env
+        return
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
+        pair = f"{credential.username}:{credential.secret}".encode()
+        auth = base64.b64encode(pair).decode()
+        file = Path(folder) / "config.json"
+        file.touch(mode=0o600)
+        file.write_text(json.dumps({"auths": {reference.api_host: {"auth": auth}}}))
+        yield {**env, "DOCKER_CONFIG": folder}

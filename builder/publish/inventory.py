@@ -1,0 +1,201 @@
+"""What a repository holds: each tag with its plan, base, layers, date, proof and added size."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from builder.bake import LABEL_PREFIX
+from builder.errors import RemoteError
+from builder.publish.documents import CREATED
+from builder.publish.evidence import MEDIA_TYPE, PASSED, PASSED_LEVELS
+from builder.publish.push import IMMUTABLE, PREVIOUS
+from builder.publish.referrers import is_fallback_tag
+from builder.publish.subject import read_subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from builder.publish.ports import PublishTarget
+    from builder.publish.subject import Image, Subject
+    from builder.registry.model import Descriptor
+
+#: Small requests at once.
+_JOBS = 8
+#: How our engines say in an image's history that a layer is ours.
+_OUR_LAYER = re.compile(
+    r"spark-build layer |COPY (--link )?\d\d-[\w.-]+/ / |RUN .*spark_apply\.py.*finish"
+)
+
+TagKind = Literal["immutable", "moving", "previous", "base", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One manifest of a repository, and the tags on it.
+
+    ``verified`` is None where nothing says so or otherwise; ``added`` is in bytes, None where the
+    history does not say which layers are ours.
+    """
+
+    digest: str
+    tags: tuple[str, ...]
+    subject: Subject | None
+    published: str = ""
+    verified: bool | None = None
+    levels: tuple[str, ...] = ()
+    signed: bool = False
+    referrers: tuple[Descriptor, ...] = ()
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Images of ours."""
+        return self.subject.ours if self.subject is not None else ()
+
+    @property
+    def label(self) -> dict[str, str]:
+        """Labels of its first image of ours."""
+        return dict(self.images[0].labels) if self.images else {}
+
+    @property
+    def added(self) -> int | None:
+        """Compressed bytes of our layers."""
+        sizes = [added_bytes(image) for image in self.images]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if known and len(known) == len(sizes) else None
+
+    def kind(self, tag: str) -> TagKind:
+        """What a tag is for."""
+        if tag.startswith("base-") and IMMUTABLE.fullmatch(tag):
+            return "base"
+        if not self.images:
+            return "other"
+        if tag.endswith(PREVIOUS):
+            return "previous"
+        return "immutable" if IMMUTABLE.fullmatch(tag) else "moving"
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry in the document of the command."""
+        label = self.label
+        return {
+            "digest": self.digest,
+            "tags": [{"tag": tag, "kind": self.kind(tag)} for tag in self.tags],
+            "plan_digest": self.images[0].plan_digest if len(self.images) == 1 else None,
+            "plans": {image.platform: image.plan_digest for image in self.images},
+            "version": label.get("org.opencontainers.image.version"),
+            "profiles": _words(label, f"{LABEL_PREFIX}.profiles"),
+            "layers": _words(label, f"{LABEL_PREFIX}.layers"),
+            "base": _pinned_base(self.images[0]) if self.images else "",
+            "created": self.images[0].created if self.images else None,
+            "published": self.published or None,
+            "verified": self.verified,
+            "levels": list(self.levels),
+            "signed": self.signed,
+            "added_bytes": self.added,
+        }
+
+
+def _pinned_base(image: Image) -> str:
+    name, digest = image.base
+    return f"{name}@{digest}" if digest and "@" not in name else name
+
+
+def _words(label: dict[str, str], name: str) -> list[str]:
+    return [word for word in label.get(name, "").split(",") if word]
+
+
+def added_bytes(image: Image) -> int | None:
+    """Compressed bytes of the layers that the image's history calls ours."""
+    notes = [str(h.get("created_by", "")) for h in image.history if not h.get("empty_layer")]
+    if len(notes) != len(image.layers):
+        return None
+    ours = [d.size for d, note in zip(image.layers, notes, strict=True) if _OUR_LAYER.search(note)]
+    return sum(ours) if ours else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """All of a repository.  ``attachments`` are the tags that hold proofs and signatures."""
+
+    repository: str
+    held: tuple[Held, ...]
+    attachments: tuple[str, ...] = field(default=())
+
+
+def take_inventory(repository: PublishTarget) -> Inventory:
+    """Read every tag, newest publication first.
+
+    Raises:
+        RemoteError: the registry does not answer.
+    """
+    names = repository.tags()
+    attachments = sorted(tag for tag in names if is_fallback_tag(tag))
+    plain = sorted(tag for tag in names if not is_fallback_tag(tag))
+    signed = {tag.partition(".")[0] for tag in attachments if tag.endswith(".sig")}
+    by_digest: dict[str, list[str]] = {}
+    with ThreadPoolExecutor(_JOBS) as pool:
+        for tag, digest in zip(plain, pool.map(repository.digest_of, plain), strict=True):
+            if digest is not None:  # deleted since it was listed
+                by_digest.setdefault(digest, []).append(tag)
+        held = list(
+            pool.map(lambda item: _held(repository, *item, signed=signed), by_digest.items())
+        )
+    held.sort(key=lambda h: (h.published or (h.images[0].created if h.images else ""), h.digest))
+    return Inventory(
+        repository=repository.name, held=tuple(reversed(held)), attachments=tuple(attachments)
+    )
+
+
+def _held(
+    repository: PublishTarget, digest: str, tags: Sequence[str], *, signed: Iterable[str]
+) -> Held:
+    try:
+        subject = read_subject(repository, digest)
+    except RemoteError:  # a chart, a wheel carrier: whatever else lives in this repository
+        return Held(digest=digest, tags=tuple(tags), subject=None)
+    marks = [evidence_marks(repository, image.digest) for image in subject.ours]
+    levels = [mark.levels for mark in marks if mark.verified]
+    return Held(
+        digest=digest,
+        tags=tuple(tags),
+        subject=subject,
+        published=max((mark.published for mark in marks), default=""),
+        verified=_all(mark.verified for mark in marks),
+        levels=levels[0] if levels else (),
+        signed=digest.replace(":", "-") in set(signed)
+        or any("cosign" in r.artifact_type for m in marks for r in m.referrers),
+        referrers=tuple(r for mark in marks for r in mark.referrers),
+    )
+
+
+def _all(values: Iterable[bool | None]) -> bool | None:
+    known = list(values)
+    if not known or None in known:
+        return None if False not in known else False
+    return all(known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What the list of referrers of one image says without reading them."""
+
+    published: str
+    verified: bool | None
+    levels: tuple[str, ...]
+    referrers: tuple[Descriptor, ...]
+
+
+def evidence_marks(repository: PublishTarget, digest: str) -> Marks:
+    """Whether an image was verified, and when it was first published."""
+    listed = tuple(repository.referrers(digest))
+    pieces = [entry for entry in listed if entry.artifact_type == MEDIA_TYPE]
+    passed = [entry for entry in pieces if entry.annotations.get(PASSED) == "true"]
+    levels = passed[0].annotations.get(PASSED_LEVELS, "") if passed else ""
+    return Marks(
+        published=min((e.annotations.get(CREATED, "") for e in passed or pieces), default=""),
+        verified=bool(passed) if pieces else None,
+        levels=tuple(word for word in levels.split(",") if word),
+        referrers=listed,
+    )

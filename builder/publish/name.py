@@ -1,0 +1,80 @@
+"""What an immutable tag is made of: release, profile and plan."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.bake import LABEL_PREFIX, PLAN_LABEL
+from builder.errors import UsageError
+from builder.runtime.spark_apply import canonical_json, sha256_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_NOT_IN_A_TAG = re.compile(r"[^A-Za-z0-9_.-]+")
+_TAG_LIMIT = 128
+#: Twelve hexadecimal digits of the plan digest, as in the names of images that are only built.
+_SHORT = 12
+UNVERIFIED = "-unverified"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Name:
+    """What an immutable tag is made of.
+
+    ``plan_digest`` is the plan's; for images of several plans the sha256 of their sorted digests as
+    canonical JSON.
+    """
+
+    version: str
+    profile: str
+    plan_digest: str
+
+    def tag(self, *, verified: bool) -> str:
+        """``<vllm>-<profile>-<plan12>``: one plan, one name; what nobody verified says so in it.
+
+        Raises:
+            UsageError: the name would be longer than a tag may be.
+        """
+        short = self.plan_digest.removeprefix("sha256:")[:_SHORT]
+        words = f"{self.version}-{self.profile}-{short}{'' if verified else UNVERIFIED}"
+        tag = _NOT_IN_A_TAG.sub("-", words).lstrip(".-")
+        if len(tag) > _TAG_LIMIT:
+            raise UsageError(
+                f"{tag} is {len(tag)} characters long, a tag may have {_TAG_LIMIT}",
+                hint="make a profile for this choice of layers",
+            )
+        return tag
+
+
+def name_of(labels: Sequence[Mapping[str, str]], subject: str) -> Name:
+    """The name for images with these labels, which go under one tag.
+
+    Raises:
+        UsageError: there is none, or they do not agree.
+    """
+    plans = sorted({one[PLAN_LABEL] for one in labels})
+    if not plans:
+        raise UsageError(
+            f"{subject} was not made by spark-build: it has no label {PLAN_LABEL}",
+            hint="spark-build image --layers b12x-full",
+        )
+
+    def agreed(label: str, default: str) -> str:
+        values = {one.get(label) or default for one in labels}
+        if len(values) > 1:
+            raise UsageError(
+                f"the images of {subject} disagree on {label}: {', '.join(sorted(values))}",
+                hint="publish them one by one",
+            )
+        return values.pop()
+
+    profiles = agreed(f"{LABEL_PREFIX}.profiles", "").replace(",", "-")
+    title = agreed("org.opencontainers.image.title", "custom").removeprefix("spark-build ")
+    return Name(
+        version=agreed("org.opencontainers.image.version", "unknown"),
+        profile=profiles or title,
+        plan_digest=plans[0] if len(plans) == 1 else f"sha256:{sha256_hex(canonical_json(plans))}",
+    )

@@ -1,0 +1,101 @@
+"""Documents that belong to an image, attached to it as OCI 1.1 referrers.
+
+Where a registry keeps no list of referrers, they stand in an index under the tag ``sha256-<hex>``,
+which everyone who attaches rewrites and nobody can lock.  So the list is read again after each
+write, and written again when somebody else's write has taken ours away.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError
+from builder.publish.patience import patiently, pause
+from builder.registry.model import (
+    OCI_EMPTY,
+    OCI_MANIFEST,
+    Descriptor,
+    RawManifest,
+    sha256_digest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.publish.ports import PublishTarget
+
+_EMPTY = b"{}"
+#: Times that a document is listed again when others write the list at the same moment.
+_TRIES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """A document that belongs to an image: what it is, and its bytes."""
+
+    artifact_type: str
+    data: bytes
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blob(self) -> Descriptor:
+        """The document itself."""
+        return Descriptor(
+            media_type=self.artifact_type, digest=sha256_digest(self.data), size=len(self.data)
+        )
+
+    def manifest(self, subject: Descriptor) -> RawManifest:
+        """The manifest that attaches it, as the image specification writes artifacts."""
+        document = {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "artifactType": self.artifact_type,
+            "config": _empty().as_json(),
+            "layers": [self.blob.as_json()],
+            "subject": replace(subject, annotations={}, platform={}, artifact_type="").as_json(),
+        }
+        if self.annotations:
+            document["annotations"] = dict(sorted(self.annotations.items()))
+        data = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+        return RawManifest(data=data, media_type=OCI_MANIFEST)
+
+
+def _empty() -> Descriptor:
+    """The empty configuration of an artifact."""
+    return Descriptor(media_type=OCI_EMPTY, digest=sha256_digest(_EMPTY), size=len(_EMPTY))
+
+
+def is_fallback_tag(tag: str) -> bool:
+    """Whether a tag holds attachments: ours, or the signatures of cosign (``.sig``, ``.att``)."""
+    kind, _, rest = tag.partition("-")
+    return kind == "sha256" and len(rest.split(".")[0]) == 64
+
+
+def subject_of_tag(tag: str) -> str:
+    """The digest that such a tag belongs to."""
+    return tag.partition(".")[0].replace("-", ":", 1)
+
+
+def attach(target: PublishTarget, subject: Descriptor, attachment: Attachment) -> None:
+    """Attach a document to a manifest; the same document is attached once.
+
+    Raises:
+        RemoteError: the registry refuses, or others keep rewriting the list.
+    """
+    for blob, data in ((_empty(), _EMPTY), (attachment.blob, attachment.data)):
+        if not target.has(blob.digest):
+            target.put_blob(blob, BytesIO(data))
+    manifest = attachment.manifest(subject)
+    for turn in range(_TRIES):
+        if any(entry.digest == manifest.digest for entry in target.referrers(subject.digest)):
+            return
+        if turn > 1:  # somebody else writes now: let the slower one see what we wrote
+            pause(turn)
+        patiently(lambda: target.attach(manifest))
+    raise RemoteError(
+        f"{target.name}: others keep rewriting what is attached to {subject.digest}",
+        hint="run the same command again",
+    )

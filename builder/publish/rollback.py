@@ -1,0 +1,54 @@
+"""The way back: a moving tag is given to the image that it named before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.errors import Exit, RemoteError, SparkBuildError
+from builder.publish.inventory import evidence_marks
+from builder.publish.push import PREVIOUS, check_moving
+from builder.publish.run import PLANNED, Result
+from builder.publish.subject import read_subject
+
+if TYPE_CHECKING:
+    from builder.publish.repository import PublishRepository
+
+
+def roll_back(repository: PublishRepository, tag: str, *, dry_run: bool) -> Result:
+    """Give a moving tag back to the image that it named before.
+
+    Raises:
+        UsageError: it is not a moving tag.
+        SparkBuildError: no previous image is known (exit 3).
+    """
+    (tag,) = check_moving([tag])
+    current, before = (repository.digest_of(name) for name in (tag, tag + PREVIOUS))
+    if before is None or before == current:
+        reason = "it is there already" if before else f"there is no {tag}{PREVIOUS}"
+        raise SparkBuildError(
+            f"{repository.name}:{tag} has no other previous image: {reason}",
+            Exit.NOTHING_TO_DO,
+            hint=f"spark-build tags {repository.name}, then spark-build publish "
+            f"{repository.name}@sha256:... --to {repository.name} --move-tag {tag}",
+        )
+    if current is None:
+        console.say(f"  {repository.name}:{tag} is gone; it is made again")
+    if not dry_run:
+        repository.put_manifest(repository.manifest(before), tag)
+        if repository.digest_of(tag) != before:
+            raise RemoteError(f"{repository.name}:{tag} was moved by somebody else meanwhile")
+    return Result(
+        repository=repository.name,
+        tag=tag,
+        digest=before,
+        status=PLANNED if dry_run else "rolled back",
+        verified=_verified(repository, before),
+        moved={tag: current},
+    )
+
+
+def _verified(repository: PublishRepository, digest: str) -> bool:
+    """Whether evidence that passed is attached to every image of ours: said, and not required."""
+    images = read_subject(repository, digest).ours
+    return all(evidence_marks(repository, image.digest).verified for image in images)

@@ -1,0 +1,240 @@
+"""Publish one image to one repository, and say what was done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from builder.console import console, megabytes
+from builder.errors import Exit, RemoteError, SparkBuildError
+from builder.publish.documents import documents
+from builder.publish.mirror import mirrors_of
+from builder.publish.patience import patiently
+from builder.publish.push import (
+    PREVIOUS,
+    Publication,
+    check_moving,
+    confirm,
+    steps_to_publish,
+)
+from builder.publish.sources import EngineImage, StoredImage
+from builder.publish.subject import read_subject
+from builder.registry.reference import parse_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.publish.prove import Proof
+    from builder.publish.push import Step
+    from builder.publish.repository import PublishRepository
+    from builder.registry.client import Repository
+    from builder.registry.locations import Locations
+
+UP_TO_DATE, PUBLISHED, PLANNED = "up to date", "published", "dry run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the command line asks for, besides source and target."""
+
+    moving: tuple[str, ...] = ()
+    mirror_base: bool = False
+    dry_run: bool = False
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What became of one target."""
+
+    repository: str
+    tag: str
+    digest: str
+    status: str
+    verified: bool
+    steps: Sequence[Step] = ()
+    moved: Mapping[str, str | None] = field(default_factory=dict)
+    mirrors: tuple[str, ...] = ()
+    mounted: int = 0
+    streamed: int = 0
+    streamed_bytes: int = 0
+
+    @property
+    def pinned(self) -> str:
+        """``repo:tag@sha256:...``."""
+        return f"{self.repository}:{self.tag}@{self.digest}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The result in the document of the command."""
+        return {
+            "repository": self.repository,
+            "tag": self.tag,
+            "digest": self.digest,
+            "image": self.pinned,
+            "status": self.status,
+            "verified": self.verified,
+            "steps": [step.as_json() for step in self.steps],
+            "moved": [
+                {"tag": tag, "to": self.digest, "previous": previous}
+                for tag, previous in self.moved.items()
+            ],
+            "mirrors": list(self.mirrors),
+            "mounted_blobs": self.mounted,
+            "sent_blobs": self.streamed,
+            "sent_bytes": self.streamed_bytes,
+        }
+
+
+def publish(
+    opened: StoredImage | EngineImage,
+    repository: PublishRepository,
+    proofs: Mapping[str, Proof],
+    wish: Wish,
+    places: Locations,
+) -> Result:
+    """Publish to one repository.
+
+    Raises:
+        RemoteError: the registry does not answer, or its immutable tag names something else.
+        SparkBuildError: a moving tag was asked for, for what is not verified (exit 5).
+    """
+    verified = all(proof.verified for proof in proofs.values())
+    moving = check_moving(wish.moving)
+    if moving and not verified:
+        raise SparkBuildError(
+            f"{', '.join(moving)}: a moving tag is never given to what is not verified, not even "
+            "with --force",
+            Exit.VERIFY_FAILED,
+            hint="leave --move-tag out, or verify the image first",
+        )
+    tag = opened.name.tag(verified=verified)
+    if isinstance(opened, EngineImage):
+        if wish.dry_run and repository.digest_of(tag) is None:
+            return _engine_dry_run(opened, repository, tag, verified=verified)
+        pushed = _push_from_engine(opened, repository, tag)
+        (proof,) = proofs.values()
+        subject = read_subject(repository, tag)
+        stored = StoredImage(text=f"{repository.name}:{tag}", source=repository, subject=subject)
+        proofs = {claim.digest: proof for claim in stored.claims}
+    else:
+        stored, pushed = opened, False
+    publication = _publication(stored, tag, moving, proofs, wish, places)
+    origins = _bases_beside(stored, repository, places)
+    publication = replace(publication, origins=origins)
+    return _carry_out(publication, repository, wish, verified=verified, pushed=pushed)
+
+
+def _publication(
+    stored: StoredImage,
+    tag: str,
+    moving: tuple[str, ...],
+    proofs: Mapping[str, Proof],
+    wish: Wish,
+    places: Locations,
+) -> Publication:
+    claims = {claim.digest: claim for claim in stored.claims}
+    mirrors, notes = mirrors_of(stored, places) if wish.mirror_base else ((), {})
+    return Publication(
+        subject=stored.subject,
+        source=stored.source,
+        tag=tag,
+        moving=moving,
+        proofs={
+            image.digest: [
+                *documents(
+                    image, stored.baked[image.digest], claims[image.digest], proofs[image.digest]
+                ),
+                *notes.get(image.digest, ()),
+            ]
+            for image in stored.subject.ours
+        },
+        mirrors=mirrors,
+    )
+
+
+def _bases_beside(
+    stored: StoredImage, repository: PublishRepository, places: Locations
+) -> tuple[Repository, ...]:
+    """Repositories of the bases on the same registry: their layers are mounted and not sent."""
+    found: dict[str, Repository] = {}
+    for image in stored.subject.ours:
+        name = image.labels.get("org.opencontainers.image.base.name", "")
+        if name:
+            base = parse_reference(name)
+            if base.host == repository.registry.host and base.repository != repository.path:
+                registry = places.registry(base.host)
+                found[base.name] = registry.repository(base.repository)
+    return tuple(found.values())
+
+
+def _carry_out(
+    publication: Publication,
+    repository: PublishRepository,
+    wish: Wish,
+    *,
+    verified: bool,
+    pushed: bool,
+) -> Result:
+    steps = steps_to_publish(publication, repository)
+    result = Result(
+        repository=repository.name,
+        tag=publication.tag,
+        digest=publication.subject.digest,
+        status=PLANNED if wish.dry_run else PUBLISHED if steps or pushed else UP_TO_DATE,
+        verified=verified,
+        steps=steps,
+        moved={tag: _previous(steps, tag) for tag in publication.moving},
+        mirrors=tuple(f"{repository.name}:{mirror.tag}" for mirror in publication.mirrors),
+    )
+    for step in steps:
+        console.say(f"  {step.kind:<9}{step.what}  {megabytes(step.size) if step.size else ''}")
+        if wish.dry_run:
+            continue
+        copied = patiently(step.run)
+        if copied is not None:
+            result.mounted += copied.mounted
+            result.streamed += copied.streamed
+            result.streamed_bytes += copied.streamed_bytes
+    if not wish.dry_run:
+        confirm(publication, repository)
+    return result
+
+
+def _previous(steps: Sequence[Step], tag: str) -> str | None:
+    """The digest that a moved tag had before."""
+    prefix = f"{tag}{PREVIOUS} -> "
+    found = [s.what.removeprefix(prefix) for s in steps if s.what.startswith(prefix)]
+    return found[0] if found else None
+
+
+def _engine_dry_run(
+    opened: EngineImage, repository: PublishRepository, tag: str, *, verified: bool
+) -> Result:
+    console.say(f"  push     {opened.text} by its Docker Engine as {repository.name}:{tag}")
+    return Result(
+        repository=repository.name,
+        tag=tag,
+        digest=str(opened.image.id),
+        status=PLANNED,
+        verified=verified,
+    )
+
+
+def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: str) -> bool:
+    """Let the engine push, unless the same image is there; whether it pushed.
+
+    Raises:
+        RemoteError: another image has the tag.
+    """
+    if repository.digest_of(tag) is not None:
+        there = read_subject(repository, tag)
+        names = {there.digest, *(d for image in there.images for d in image.digests)}
+        if names.isdisjoint(opened.digests):
+            raise RemoteError(
+                f"{repository.name}:{tag} is already {there.digest}, and {opened.text} is "
+                f"{opened.image.id}: one plan, two images",
+                hint=f"spark-build rebuild {repository.name}@{there.digest} says which of them "
+                "the plan makes",
+            )
+        return False
+    opened.push(repository.name, tag)
+    return True

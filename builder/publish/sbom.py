@@ -1,0 +1,138 @@
+"""A CycloneDX 1.6 bill of materials: what the layers put over the base, and where it came from.
+
+The base's own bill is its publisher's business; this one lists what we add.  It is written here and
+not through a library so that one plan gives one document, byte for byte, whatever is installed; the
+tests hold it against CycloneDX's own schema.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from builder import __version__
+from builder.bake import LABEL_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from builder.publish.baked import Baked
+    from builder.publish.subject import Image
+
+MEDIA_TYPE = "application/vnd.cyclonedx+json"
+SPEC_VERSION = "1.6"
+
+
+def bill_of_materials(image: Image, baked: Baked) -> bytes:
+    """The document, as canonical JSON: released wheels that files came from, then the files."""
+    plan = baked.plan
+    parts = [*_wheels(plan), *_files(plan, baked.files)]
+    root = f"image:{image.digest}"
+    document = {
+        "$schema": f"http://cyclonedx.org/schema/bom-{SPEC_VERSION}.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": SPEC_VERSION,
+        # the same image always has the same number: no clock and no chance is in it
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, image.digest)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": image.created,
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "spark-build", "version": __version__}
+                ]
+            },
+            "component": {
+                "type": "container",
+                "bom-ref": root,
+                "name": str(plan["name"]),
+                "version": image.digest,
+                "hashes": [_hash(image.digest)],
+                "properties": _properties(
+                    {
+                        "plan": plan["plan_digest"],
+                        "base": plan["base"]["ref"],
+                        "base-digest": plan["base"]["digest"],
+                        "platform": plan["base"]["platform"],
+                    }
+                ),
+            },
+        },
+        "components": parts,
+        "dependencies": [
+            {"ref": root, "dependsOn": sorted(p["bom-ref"] for p in parts)},
+            *({"ref": ref} for ref in sorted(p["bom-ref"] for p in parts)),
+        ],
+    }
+    if not image.created:
+        del document["metadata"]["timestamp"]  # type: ignore[attr-defined]
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _hash(digest: str) -> dict[str, str]:
+    return {"alg": "SHA-256", "content": digest.removeprefix("sha256:")}
+
+
+def _properties(values: Mapping[str, object]) -> list[dict[str, str]]:
+    return [{"name": f"{LABEL_PREFIX}:{k}", "value": str(v)} for k, v in values.items()]
+
+
+def purl(distribution: str, version: str, filename: str = "") -> str:
+    """The package URL of a release on the package index."""
+    name = f"pkg:pypi/{quote(distribution, safe='')}@{quote(version, safe='')}"
+    return f"{name}?file_name={quote(filename, safe='')}" if filename else name
+
+
+def inputs_of(plan: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """Every wheel that the plan took something from, once, in order of file name."""
+    seen = {
+        str(item["filename"]): item
+        for layer in plan["layers"]
+        if layer["state"] == "needed"
+        for item in layer.get("inputs", ())
+    }
+    return [seen[name] for name in sorted(seen)]
+
+
+def _wheels(plan: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Releases that files were taken from, and which, where it was not the whole wheel."""
+    taken: dict[str, set[str]] = {}
+    for layer in plan["layers"]:
+        for item in layer.get("inputs", ()):
+            taken.setdefault(item["filename"], set()).add(item.get("member", "the whole wheel"))
+    for item in inputs_of(plan):
+        yield {
+            "type": "library",
+            "bom-ref": f"wheel:{item['filename']}",
+            "name": item["distribution"],
+            "version": item["version"],
+            "purl": purl(item["distribution"], item["version"], item["filename"]),
+            "hashes": [_hash(item["sha256"])],
+            "properties": [
+                {"name": f"{LABEL_PREFIX}:taken", "value": member}
+                for member in sorted(taken[item["filename"]])
+            ],
+        }
+
+
+def _files(plan: Mapping[str, Any], baked: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+    """Patched files as the last layer leaves them (one that goes away is not in the image), and
+    what spark-build adds of its own."""
+    site = plan["base"]["site_packages"]
+    last: dict[str, tuple[str, str | None]] = {
+        path: ("spark-build", digest) for path, digest in baked.items()
+    }
+    for layer in plan["layers"]:
+        for entry in layer["files"]:
+            last[f"{site}/{entry['path']}"] = (layer["name"], entry["after"])
+    for path, (layer, digest) in sorted(last.items()):
+        if digest is not None:
+            yield {
+                "type": "file",
+                "bom-ref": f"file:{path}",
+                "name": path,
+                "hashes": [_hash(digest)],
+                "properties": _properties({"layer": layer}),
+            }

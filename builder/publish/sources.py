@@ -1,0 +1,221 @@
+"""Where an image to publish is: an OCI layout, a registry, or a Docker Engine."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from builder.bake import PLAN_LABEL, SHARE, read_plan
+from builder.console import console
+from builder.errors import EngineError, RemoteError, UsageError
+from builder.publish.baked import Baked, read_baked
+from builder.publish.evidence import Claim
+from builder.publish.name import Name, name_of
+from builder.publish.repository import PublishRepository
+from builder.publish.subject import Subject, read_subject
+from builder.registry.client import Repository
+from builder.registry.compose import Composed
+from builder.registry.reference import is_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import docker
+    from docker.models.images import Image as EngineImageModel
+
+    from builder.registry.layout import LayoutDirectory
+    from builder.registry.locations import Locations
+    from builder.registry.model import ImageSource
+    from builder.verify import VerifyTarget
+    from builder.verify.targets import Opening
+
+
+@dataclass(kw_only=True)
+class StoredImage:
+    """An image in a registry or an OCI layout."""
+
+    text: str
+    source: ImageSource
+    subject: Subject
+
+    @property
+    def name(self) -> Name:
+        """What its tag is made of."""
+        return self.subject.name
+
+    def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
+        """One image of it, to be verified where it lies."""
+        from builder.rootfs.image import find_image
+        from builder.verify.layered import target_of_layers
+
+        image = find_image(self.source, digest, None)
+        return target_of_layers(image, f"docker://{self.source.name}@{digest}", opening)
+
+    @cached_property
+    def baked(self) -> Mapping[str, Baked]:
+        """What each image that is ours carries about itself, by its digest."""
+        return {image.digest: read_baked(self.source, image) for image in self.subject.ours}
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What has to be proven."""
+        return [
+            Claim(digest=i.digest, digests=i.digests, plan=self.baked[i.digest].plan)
+            for i in self.subject.ours
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineImage:
+    """An image in a Docker Engine, which pushes it itself: it knows where its layers came from."""
+
+    text: str
+    client: docker.DockerClient
+    image: EngineImageModel
+    plan: Mapping[str, Any]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels of its configuration."""
+        from builder.engines import docker
+
+        return docker.labels_of_image(self.image)
+
+    @property
+    def name(self) -> Name:
+        """What its tag is made of."""
+        return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.text)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests that evidence may know it by."""
+        from builder.engines import docker
+
+        return docker.digests_of(self.image)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What has to be proven."""
+        return [Claim(digest=str(self.image.id), digests=self.digests, plan=self.plan)]
+
+    def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
+        """Exactly this image, whatever its name means by now."""
+        from builder.verify.container import open_engine_image
+
+        return open_engine_image(digest, opening)
+
+    def push(self, repository: str, tag: str) -> None:
+        """Push it under a tag; the engine sends what is missing, and its manifest last.
+
+        Raises:
+            RemoteError: the registry or the engine refuses.
+        """
+        from builder.engines import docker
+
+        name = f"{repository}:{tag}"
+        self.image.tag(repository, tag)
+        try:
+            docker.push(self.client, name)
+        finally:
+            self.client.images.remove(name, noprune=True)
+
+
+Opened = StoredImage | EngineImage
+
+
+@contextmanager
+def open_source(text: str, places: Locations) -> Iterator[Opened]:
+    """The image that ``oci:DIR``, ``HOST/NAME@sha256:...`` or the name in a Docker Engine means.
+
+    A name without digest is looked up in the Docker Engine first, then in its registry;
+    ``docker://`` before it means the registry.
+
+    Raises:
+        UsageError: it is no such thing, or was not made by spark-build.
+        RemoteError: it is not there.
+    """
+    if text.startswith(("oci:", "docker://")) or _is_pinned(text):
+        yield _stored(text, places)
+        return
+    client, image = _in_engine(text)
+    if client is None or image is None:
+        yield _stored(text, places)
+        return
+    try:
+        yield EngineImage(text=text, client=client, image=image, plan=_plan_of(client, image, text))
+    finally:
+        client.close()
+
+
+def _is_pinned(text: str) -> bool:
+    return "@" in text and is_digest(text.rpartition("@")[2])
+
+
+def _stored(text: str, places: Locations) -> StoredImage:
+    location = places.open(text)
+    if isinstance(location.image, Repository):
+        repository = PublishRepository(location.image.registry, location.image.path)
+        subject = read_subject(repository, location.reference)
+        if not _is_pinned(text):
+            console.say(f"  {text} is {subject.digest} in its registry")
+        return StoredImage(text=text, source=repository, subject=subject)
+    subject = read_subject(location.image, location.reference)
+    source = _with_base(location.image, subject, places)
+    return StoredImage(text=text, source=source, subject=subject)
+
+
+def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> ImageSource:
+    """A thin layout (``image --thin``) together with the place of the base's blobs.
+
+    Raises:
+        UsageError: blobs are missing, and no one repository is known to have them.
+    """
+    absent = [
+        image for image in subject.images if not all(layout.has(d.digest) for d in image.layers)
+    ]
+    if not absent:
+        return layout
+    bases = {image.base[0].partition("@")[0] for image in absent}
+    if len(bases) != 1 or not all(image.base[0] for image in absent):
+        raise UsageError(f"{layout.name} lacks layers, and does not say where they are")
+    base = bases.pop()
+    if base.startswith(("oci:", "pypi:")):
+        raise UsageError(
+            f"{layout.name} lacks the layers of its base, which was {base} on some disk",
+            hint="build it without --thin",
+        )
+    return Composed(layout, places.open(base).image)
+
+
+def _in_engine(text: str) -> tuple[docker.DockerClient | None, EngineImageModel | None]:
+    from docker.errors import APIError, ImageNotFound
+
+    from builder.engines import docker
+
+    try:
+        client = docker.connect()
+    except EngineError:
+        return None, None
+    try:
+        return client, client.images.get(text)
+    except ImageNotFound:
+        client.close()
+        return None, None
+    except APIError as error:
+        client.close()
+        raise RemoteError(f"the Docker Engine says of {text}: {error.explanation}") from None
+
+
+def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) -> Mapping[str, Any]:
+    from builder.engines import docker
+
+    with docker.created(client, str(image.id)) as container:
+        data = docker.read_file(container, f"{SHARE}/plan.json")
+    if data is None:
+        raise UsageError(
+            f"{text} was not made by spark-build: it carries no plan",
+            hint="spark-build image --layers b12x-full",
+        )
+    return read_plan(data, text)

@@ -1,0 +1,192 @@
+"""What is published: an image, or an index of images, read from wherever it lies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.bake import LABEL_PREFIX, PLAN_LABEL
+from builder.errors import RemoteError
+from builder.publish.name import Name, name_of
+from builder.registry.model import INDEX_TYPES, MANIFEST_LIMIT, MANIFEST_TYPES, Descriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from builder.registry.model import ImageSource, RawManifest
+
+#: An index with more entries than this is nothing that anybody publishes.
+_ENTRY_LIMIT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """One image for one platform, as its manifest and its configuration describe it."""
+
+    manifest: RawManifest
+    platform: str
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    labels: Mapping[str, str]
+    created: str
+    history: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Digest of the manifest."""
+        return self.manifest.digest
+
+    @property
+    def plan_digest(self) -> str:
+        """Digest of the plan that it was made from, ``""`` for an image that is not ours."""
+        return self.labels.get(PLAN_LABEL, "")
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Names under which evidence may know it: a Docker Engine may name it by its config."""
+        return (self.digest, self.config.digest)
+
+    @property
+    def base(self) -> tuple[str, str]:
+        """Reference and digest of what it was made from: an image, or ``pypi:`` wheels."""
+        return self.labels.get(f"{LABEL_PREFIX}.base", ""), self.labels.get(
+            f"{LABEL_PREFIX}.base-digest", ""
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What one tag will name: ``root`` is the manifest of the image, or the index of several.
+
+    ``images`` holds everything that an index lists: also images that are not ours, and what
+    BuildKit attaches to an image under the platform ``unknown/unknown``.
+    """
+
+    root: RawManifest
+    images: tuple[Image, ...]
+
+    @property
+    def digest(self) -> str:
+        """What the published reference is pinned to."""
+        return self.root.digest
+
+    @property
+    def ours(self) -> tuple[Image, ...]:
+        """The images that were made from a plan; an index may carry others along untouched."""
+        return tuple(image for image in self.images if image.plan_digest)
+
+    def blobs(self) -> list[Descriptor]:
+        """Every blob of every image, once."""
+        found = {b.digest: b for image in self.images for b in (*image.layers, image.config)}
+        return list(found.values())
+
+    @property
+    def name(self) -> Name:
+        """What its tag says.
+
+        Raises:
+            UsageError: nothing of it is ours, or its images do not agree.
+        """
+        return name_of([image.labels for image in self.ours], self.digest)
+
+
+def read_subject(source: ImageSource, reference: str) -> Subject:
+    """Read what a tag or digest names, without its layers.
+
+    Raises:
+        RemoteError: it is not there, or is not an image.
+    """
+    root = source.manifest(reference)
+    document = root.json()
+    if _type_of(root, document) in MANIFEST_TYPES:
+        return Subject(root=root, images=(_image(source, root, document, ""),))
+    if _type_of(root, document) not in INDEX_TYPES:
+        raise RemoteError(f"{source.name}: {root.digest} is {root.media_type}, not an image")
+    entries = document.get("manifests")
+    if not isinstance(entries, list) or not 0 < len(entries) <= _ENTRY_LIMIT:
+        raise RemoteError(f"{source.name}: {root.digest} is an index of no, or too many, images")
+    return Subject(root=root, images=tuple(_images(source, root, entries)))
+
+
+def _images(source: ImageSource, root: RawManifest, entries: list[Any]) -> Iterable[Image]:
+    for entry in entries:
+        descriptor = Descriptor.parse(entry, root.digest)
+        manifest = source.manifest(descriptor.digest)
+        document = manifest.json()
+        if _type_of(manifest, document) not in MANIFEST_TYPES:
+            raise RemoteError(f"{source.name}: {root.digest} holds an index inside an index")
+        yield _image(source, manifest, document, platform_name(descriptor.platform))
+
+
+def _type_of(manifest: RawManifest, document: Mapping[str, Any]) -> str:
+    return str(document.get("mediaType") or manifest.media_type)
+
+
+def platform_name(platform: Mapping[str, Any]) -> str:
+    """``linux/arm64`` or ``linux/arm/v7``; ``""`` for an empty platform."""
+    words = (platform.get("os"), platform.get("architecture"), platform.get("variant"))
+    return "/".join(str(word) for word in words if word)
+
+
+def _image(
+    source: ImageSource, manifest: RawManifest, document: Mapping[str, Any], platform: str
+) -> Image:
+    where = f"{source.name}: {manifest.digest}"
+    config = Descriptor.parse(document.get("config"), where)
+    settings = read_json(source, config)
+    inner = settings.get("config")
+    labels = inner.get("Labels") if isinstance(inner, dict) else None
+    annotations = document.get("annotations")
+    layers = document.get("layers")
+    history = settings.get("history")
+    return Image(
+        manifest=manifest,
+        platform=platform or platform_name(settings),
+        config=config,
+        layers=tuple(
+            Descriptor.parse(item, where) for item in (layers if isinstance(layers, list) else ())
+        ),
+        labels={**_texts(annotations), **_texts(labels)},
+        created=str(settings.get("created") or ""),
+        history=tuple(h for h in history if isinstance(h, dict))
+        if isinstance(history, list)
+        else (),
+    )
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def read_json(source: ImageSource, blob: Descriptor) -> dict[str, Any]:
+    """A small JSON blob, such as a configuration.
+
+    Raises:
+        RemoteError: it is larger than a manifest may be, or not a JSON object.
+    """
+    data = read_blob(source, blob)
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise RemoteError(f"{source.name}: {blob.digest} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RemoteError(f"{source.name}: {blob.digest} is not a JSON object")
+    return value
+
+
+def read_blob(source: ImageSource, blob: Descriptor, limit: int = MANIFEST_LIMIT) -> bytes:
+    """A whole blob of at most ``limit`` bytes.
+
+    Raises:
+        RemoteError: it says that it is larger.
+    """
+    if blob.size > limit:
+        raise RemoteError(
+            f"{source.name}: {blob.digest} is {blob.size} bytes, more than the {limit} expected"
+        )
+    with source.open(blob) as stream:
+        chunks = []
+        while chunk := stream.read(1 << 16):
+            chunks.append(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,115 @@
+"""An image in a Docker Engine held against its rebuild: by digest, else file by file.
+
+An engine gives no access to the layers of an image as they were; what it gives is its files.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from builder.bake import SHARE
+from builder.engines import docker
+from builder.publish.baked import Baked, version_in
+from builder.publish.subject import read_json
+from builder.rebuild.compare import Difference, by_variable, byte_range, compare_documents
+from builder.rebuild.run import OUR_STEP, steps_of
+from builder.rootfs.layers import LayerCache
+from builder.rootfs.tar import FILE
+from builder.rootfs.view import Rootfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from docker.models.containers import Container
+
+    from builder.model import BuildPlan
+    from builder.publish.sources import EngineImage
+    from builder.rebuild.compare import Side
+
+_SETTINGS = ("Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir")
+
+
+class EngineOriginal:
+    """An image in a Docker Engine that is to be reproduced."""
+
+    def __init__(self, opened: EngineImage) -> None:
+        self._opened = opened
+        self.digest = str(opened.image.id)
+        self.created = str(opened.image.attrs.get("Created") or "")
+
+    @cached_property
+    def steps(self) -> Sequence[str]:
+        """What its history says of each layer, oldest first."""
+        rows = self._opened.image.history()
+        return steps_of([{"created_by": row.get("CreatedBy", "")} for row in reversed(rows)])
+
+    @cached_property
+    def baked(self) -> Baked:
+        """What it carries about itself."""
+        with self._container() as container:
+            layers = docker.read_file(container, f"{SHARE}/layers.json")
+            metadata = docker.read_file(container, "/workspace/build-metadata.yaml")
+        return Baked(
+            version=version_in(metadata or b""),
+            plan=self._opened.plan,
+            layers=tuple(json.loads(layers or b"[]")),
+            files={},
+        )
+
+    def _container(self) -> Any:
+        return docker.created(self._opened.client, self.digest)
+
+    def differences(self, rebuilt: Side, plan: BuildPlan) -> list[Difference]:
+        """None when the engine knows the image under one of the rebuilt one's digests.
+
+        Raises:
+            RemoteError: a rebuilt layer cannot be read.
+        """
+        if set(self._opened.digests) & set(rebuilt.image.digests):
+            return []
+        found = self._settings(rebuilt)
+        added = sum(step.startswith(OUR_STEP) for step in steps_of(rebuilt.image.history))
+        view = Rootfs(rebuilt.image.layers[-added:], LayerCache(rebuilt.source))
+        try:
+            with self._container() as container:
+                found += [*_files(container, view), *_gone(container, plan)]
+        finally:
+            view.close()
+        if not found:
+            what = "every file and setting of ours is the same; another builder wrote the tars"
+            found.append(Difference(blob=self.digest, where="layers", what=what))
+        return found
+
+    def _settings(self, rebuilt: Side) -> list[Difference]:
+        new = read_json(rebuilt.source, rebuilt.image.config).get("config") or {}
+        old = self._opened.image.attrs.get("Config") or {}
+        return compare_documents(_plain(old), _plain(new), f"config {self.digest}")
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that matter; engines write a default as nothing, as null or as what it means."""
+    named = by_variable(settings)
+    return {key: named.get(key) for key in _SETTINGS if named.get(key) not in (None, "", "/")}
+
+
+def _files(container: Container, view: Rootfs) -> Iterator[Difference]:
+    for path, entry in sorted(view.below("/").items()):
+        if entry.kind != FILE:
+            continue
+        held, new = docker.read_file(container, f"/{path}"), view.read(f"/{path}")
+        if held is None:
+            yield Difference(blob="files", where=f"/{path}", what="not in the image")
+        elif held != new:
+            yield Difference(blob="files", where=f"/{path}", what=byte_range(held, new))
+
+
+def _gone(container: Container, plan: BuildPlan) -> Iterator[Difference]:
+    """Files that the plan takes away from its base."""
+    if plan.base.kind != "image":
+        return
+    for path, content in plan.changes.items():
+        place = f"{plan.base.site_packages}/{path}"
+        if content is None and docker.read_file(container, place) is not None:
+            yield Difference(blob="files", where=place, what="not in the rebuilt one")

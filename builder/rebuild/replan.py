@@ -1,0 +1,131 @@
+"""The plan again, from nothing but what the image carries: no profile and no layer of today.
+
+The baked layers are complete (their inputs are pinned by sha256), and the baked plan says which
+base, packages and expected lines they were judged on.  So a profile that has changed since, or a
+layer that was improved, changes nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from builder.bases import Base
+from builder.catalog import Expectation, Profile, Selection
+from builder.errors import UsageError
+from builder.planner import make_plan
+from builder.rebuild.compare import compare_documents
+from builder.runtime.dispatch_expect import MATCHERS
+from builder.verify.targets import exact_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from builder.model import BuildPlan
+    from builder.publish.baked import Baked
+    from builder.rebuild.compare import Difference
+    from builder.wheels import IndexSources
+
+
+def baked_selection(baked: Baked) -> Selection:
+    """What ``--layers`` came to when the image was made."""
+    plan = baked.plan
+    expect = tuple(
+        Expectation(when={}, kind=e["kind"], matcher=matcher, text=e[matcher])
+        for e in plan["expect"]
+        for matcher in MATCHERS
+        if matcher in e
+    )
+    profiles = tuple(
+        Profile(
+            name=str(name),
+            summary="",
+            layers=(),
+            image="",
+            pypi="",
+            pins={},
+            needs={},
+            needs_reason="",
+            expect=() if number else expect,
+        )
+        for number, name in enumerate(plan["profiles"])
+    )
+    return Selection(tuple(baked.layers), profiles)
+
+
+def base_reference(plan: Mapping[str, Any]) -> str:
+    """The base with everything that may float named: every package, or the image's digest."""
+    base = plan["base"]
+    if base["kind"] == "pypi":
+        return exact_ref(plan)
+    if base["kind"] == "image":
+        if base["ref"].startswith("oci:"):
+            raise UsageError(
+                f"the base {base['digest']} was an OCI layout on some disk",
+                hint="name it with --base oci:DIR",
+            )
+        return f"docker://{base['ref'].partition('@')[0]}@{base['digest']}"
+    raise UsageError(f"an image cannot stand on a {base['kind']} base: its plan is damaged")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A base to be identified again.  ``python`` and ``site_packages`` are for a ``pypi:`` one."""
+
+    reference: str
+    selection: Selection
+    platform: str
+    python: str | None
+    site_packages: str | None
+
+
+def replan(
+    baked: Baked,
+    identify: Callable[[Wanted], Base],
+    sources: IndexSources,
+    reference: str | None = None,
+) -> tuple[BuildPlan, Base]:
+    """Judge the baked layers on the baked base; the caller closes the base.
+
+    ``reference`` names the base where it is kept now, when its own registry has lost it.
+
+    Raises:
+        RemoteError: the base, or an input, is no longer there.
+        UsageError: the base is another one by now.
+    """
+    plan = baked.plan
+    base = plan["base"]
+    selection = baked_selection(baked)
+    of_wheels = base["kind"] == "pypi"
+    found = identify(
+        Wanted(
+            reference=reference or base_reference(plan),
+            selection=selection,
+            platform=base["platform"],
+            python=base["python"] if of_wheels else None,
+            site_packages=base["site_packages"] if of_wheels else None,
+        )
+    )
+    try:
+        if reference is None and found.identity.digest != base["digest"]:
+            raise UsageError(
+                f"the base is {base['ref']} with digest {base['digest']}, and what is there now "
+                f"is {found.identity.digest}: it was replaced since"
+            )
+        identity = dataclasses.replace(found.identity, ref=base["ref"], digest=base["digest"])
+        again = make_plan(Base(identity, found.tree, found.close), selection, sources)
+        # said when it was planned, from the profile of that day; no part of the digest
+        again = dataclasses.replace(again, name=plan["name"], hints=tuple(plan["hints"]))
+    except BaseException:
+        found.close()
+        raise
+    return again, found
+
+
+def plan_differences(baked: Baked, again: BuildPlan) -> list[Difference]:
+    """Where the plan of today differs from the one in the image; none when digests agree."""
+    if again.digest == baked.plan["plan_digest"]:
+        return []
+    old = {key: value for key, value in baked.plan.items() if key != "plan_digest"}
+    new = {key: value for key, value in again.as_json().items() if key != "plan_digest"}
+    return compare_documents(old, new, "plan")
