@@ -1,0 +1,150 @@
+"""The release table: what the records say, as Markdown for people.
+
+Nothing but the records goes in, so the same records give the same text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from builder.dispatch import KINDS, Outcome
+from builder.paths import package_file
+from builder.runtime.dispatch_expect import describe, found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from builder.catalog import Catalog, Profile
+
+    Record = Mapping[str, Any]
+
+T = TypeVar("T")
+
+TEMPLATE = "dispatch.md.j2"
+
+
+def render(records: Sequence[Record], catalog: Catalog) -> str:
+    """The whole document; the catalogue's profiles say what is expected."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(package_file("data")),
+        autoescape=False,  # noqa: S701 - Markdown, made of the records of this checkout
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    profiles = [catalog.profile(name) for name in catalog.profile_files]
+    return environment.get_template(TEMPLATE).render(
+        first=records[0]["vllm"],
+        last=records[-1]["vllm"],
+        platforms=", ".join(sorted({r["base"]["platform"] for r in records})),
+        default=default_table(records),
+        profiles=[(p.name, *profile_parts(records, p)) for p in profiles],
+        choices=[(words, choices_table(records, kind)) for kind, words in KINDS.items()],
+        simulated=simulated_parts(records),
+        real=ranges(records, [", ".join(record["real"]) for record in records]),
+    )
+
+
+def rows(header: Iterable[str], body: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(header)
+    lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)]
+    return "\n".join(lines)
+
+
+def default_table(records: Sequence[Record]) -> str:
+    """What a release does by itself, a row each."""
+    body = [
+        [record["vllm"], *(Outcome.read(record["default"][kind]).kernel for kind in KINDS)]
+        for record in records
+    ]
+    return rows(["vLLM", *KINDS.values()], body)
+
+
+def profile_parts(records: Sequence[Record], profile: Profile) -> tuple[str, list[tuple[str, str]]]:
+    """A profile's table, and the settings that it uses over ranges of releases."""
+    served = [r for r in records if "kinds" in r["profiles"].get(profile.name, {})]
+    body = [[record["vllm"], *_cells(record, profile)] for record in served]
+    settings = [_settings(record["profiles"].get(profile.name, {})) for record in records]
+    return rows(["vLLM", *KINDS.values()], body), ranges(records, settings)
+
+
+def unmet(record: Record, profile: Profile) -> dict[str, str]:
+    """Kinds that came out otherwise than the profile expects, and what it expects of them."""
+    kinds = record["profiles"][profile.name].get("kinds", {})
+    packages = record["base"]["packages"]
+    return {
+        e.kind: describe(e.as_json())
+        for e in profile.expected(packages)
+        if kinds and found(e.as_json(), Outcome.read(kinds[e.kind]).as_answer()) is None
+    }
+
+
+def _cells(record: Record, profile: Profile) -> list[str]:
+    kinds, wrong = record["profiles"][profile.name]["kinds"], unmet(record, profile)
+    expected = {e.kind for e in profile.expected(record["base"]["packages"])}
+    cells = []
+    for kind in KINDS:
+        kernel = Outcome.read(kinds[kind]).kernel
+        if kind in wrong:
+            kernel = f"{kernel} (EXPECTED {wrong[kind]})"
+        cells.append(f"**{kernel}**" if kind in expected else kernel)
+    return cells
+
+
+def _settings(value: Record) -> str:
+    """Layers that change files, variables and flags of a profile on one release."""
+    if "kinds" not in value:
+        return f"not served: {value.get('not-served', 'not asked')}"
+    put_on = [name for name, state in value["layers"].items() if state == "needed"]
+    parts = [f"layers {', '.join(put_on)}"] if put_on else []
+    parts += [f"`{name}={text}`" for name, text in sorted(value["env"].items())]
+    flags = value["flags"]
+    parts += [f"`{' '.join(flags[i : i + 2])}`" for i in range(0, len(flags), 2)]
+    return "; ".join(parts)
+
+
+def choices_table(records: Sequence[Record], kind: str) -> str:
+    """Every choice of a kind, and what it gives over ranges of releases; equal ones in one row."""
+    known = dict.fromkeys(choice for r in records for choice in r["choices"][kind])
+    alike: dict[str, list[str]] = {}
+    for choice in sorted(known, key=_order):
+        results = [_result(record["choices"][kind].get(choice)) for record in records]
+        cells = [f"{where}: {what}" for where, what in ranges(records, results) if what]
+        alike.setdefault("<br>".join(cells), []).append(f"`{choice}`")
+    body = [["<br>".join(named), found] for found, named in alike.items()]
+    return rows(["choice", "what SM121 gets"], body)
+
+
+def _order(choice: str) -> tuple[bool, bool, str]:
+    return choice.startswith("--"), choice.startswith("a model"), choice
+
+
+def _result(value: Any) -> str:
+    if value is None:
+        return ""
+    outcome = Outcome(selected=value) if isinstance(value, str) else Outcome.read(value)
+    return f"n/a ({outcome.not_applicable})" if outcome.not_applicable else outcome.kernel
+
+
+def ranges(records: Sequence[Record], results: Sequence[T]) -> list[tuple[str, T]]:
+    """Runs of releases with the same result, in words, each with that result."""
+    runs = []
+    pairs = zip(records, results, strict=True)
+    for result, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
+        names = [record["vllm"] for record, _ in run]
+        runs.append((names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", result))
+    return runs
+
+
+def simulated_parts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Each simulated part, and the releases that it was simulated for."""
+    found = []
+    for part in dict.fromkeys(part for record in records for part in record["simulated"]):
+        present = ranges(records, [part in record["simulated"] for record in records])
+        found.append((part, ", ".join(where for where, there in present if there)))
+    return found
