@@ -1,5 +1,35 @@
 """Programs that run away from spark-build: inside an image, in a mod, in a virtual environment.
 
-Every module here uses the standard library only and imports nothing of ours, so that its source
-can be copied anywhere as one file.  ``tests/unit/test_runtime_is_standalone.py`` enforces it.
+Every module here uses the standard library only and imports nothing of ours but its siblings, so
+that it can be copied anywhere together with them.  ``tests/unit/test_standalone.py`` enforces it.
 """
+
+#: The dispatch probe, the file that is run last; each one imports only those before it.
+DISPATCH_PROBE = (
+    "stub_driver.py",
+    "dispatch_modules.py",
+    "dispatch_device.py",
+    "dispatch_kinds.py",
+    "dispatch_settings.py",
+    "dispatch_probe.py",
+)
+#: What the verifier inside an image is made of.
+IMAGE_VERIFIER = (
+    "spark_apply.py",
+    *DISPATCH_PROBE,
+    "dispatch_expect.py",
+    "spark_verify.py",
+    "verify_checks.py",
+    "device_environment.py",
+    "device_checks.py",
+    "device_probe.py",
+    "device_layers.py",
+    "device_cases.py",
+    "device_experts.py",
+    "nvfp4_reference.py",
+    "serve_checks.py",
+    "serve_client.py",
+    "serve_bench.py",
+    "log_watch.py",
+    "tiny_model.py",
+)

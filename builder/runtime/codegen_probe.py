@@ -11,7 +11,8 @@ compiler needs no device. The probe calls the very functions that vLLM calls (``
 b12x backend, ``b12x_fused_moe``) on tensors in ordinary memory, lets them check, choose and build
 what they would on SM121, and ends each call as soon as the compiler has returned. What it wrote to
 disk (PTX, cubin) is the result. Where the DSL also wants to load what it compiled, that fails for
-want of a driver, after the cubin is on disk; only a missing cubin is a failure.
+want of a driver, after the cubin is on disk; only a missing cubin is a failure. The package
+``b12x``, which newer vLLM can use instead, compiles its kernels with the same DSL.
 
 Request (every key but ``kernels`` may be left out)::
 
@@ -20,13 +21,16 @@ Request (every key but ``kernels`` may be left out)::
      "device_name": "NVIDIA GB10", "pretend_triton": false, "jobs": 2,
      "kernels": [{"kind": "mma-gate"},
                  {"kind": "dense-b12x", "tokens": 512, "tile": [128, 128], "n": 2048, "k": 2048},
+                 {"kind": "dense-b12x-tiles"},
+                 {"kind": "dense-b12x-package", "tokens": 512},
                  {"kind": "moe-b12x", "tokens": 64, "experts": 8, "top_k": 2, "hidden": 512,
                   "intermediate": 256}]}
 
 ``mma-gate`` only builds the MMA's description, which needs neither torch nor FlashInfer: it is the
 cheapest question whether this DSL admits the architecture. A dense kernel without ``tile`` is
-the one that FlashInfer itself picks for that many tokens. Each kernel is compiled in a forked
-child of its own, ``jobs`` at a time.
+the one that FlashInfer itself picks for that many tokens. ``dense-b12x-tiles`` stands for a dense
+kernel of every tile that FlashInfer's tuner may choose. Each kernel is compiled in a forked
+child of its own, ``jobs`` at a time; kernels that are asked for twice, once.
 
 Result::
 
@@ -37,8 +41,9 @@ A kernel is ``{"kind", "request", "compiled", "entries", "target", "ptx_version"
 "loading", "seconds"}``. ``files`` are ``{"name", "kind": "ptx" | "cubin", "size", "sha256"}``, a
 cubin also with ``base64``. ``error`` is ``{"type", "message", "stage"}``, the stage being
 ``import``, ``call`` (FlashInfer refused before compiling), ``compile`` or ``crash``; ``loading`` is
-one of the same form that came after the cubin was written. The exit status is 0 whenever a result
-was written.
+one of the same form that came after the cubin was written. In the place of every tile there is
+``{"kind", "request", "compiled", "error", "each": [...]}``, a kernel for each tile. The exit status
+is 0 whenever a result was written.
 """
 
 from __future__ import annotations
@@ -76,6 +81,7 @@ DISTRIBUTIONS = (
     "nvidia-cutlass-dsl-libs-cu12",
     "nvidia-cutlass-dsl-libs-cu13",
     "flashinfer-python",
+    "b12x",
     "apache-tvm-ffi",
     "torch",
 )
@@ -166,6 +172,7 @@ def describe_device_to_torch(probe: Probe) -> None:
         probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
     properties = types.SimpleNamespace(
         name=probe.device_name,
+        uuid="GPU-simulated",
         major=probe.capability[0],
         minor=probe.capability[1],
         multi_processor_count=SM_COUNT,
@@ -232,7 +239,14 @@ class StandIn(types.ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Decorate a lone function with nothing; otherwise be a decorator."""
         alone = len(args) == 1 and not kwargs and callable(args[0])
-        return args[0] if alone else self
+        if not alone:
+            return self
+        with contextlib.suppress(AttributeError):
+            args[0].fn = args[0]  # what a kernel of Triton has its function as
+        return args[0]
+
+
+TRITON = ("triton", "triton.language")
 
 
 @contextlib.contextmanager
@@ -244,12 +258,11 @@ def stand_in_triton(probe: Probe, wanted: bool) -> Iterator[None]:
     if not wanted or importlib.util.find_spec("triton") is not None:
         yield
         return
-    names = ("triton", "triton.language")
-    sys.modules.update({name: StandIn(name) for name in names})
+    sys.modules.update({name: StandIn(name) for name in TRITON})
     try:
         yield
     finally:
-        for name in names:
+        for name in TRITON:
             sys.modules.pop(name, None)
     probe.note("triton: a stand-in while FlashInfer is imported")
 
@@ -332,17 +345,19 @@ def build_mma(_ask: Json) -> None:
     raise Compiled
 
 
-def dense_arguments(ask: Json) -> tuple[Any, ...]:
+def dense_arguments(ask: Json, device: str = "cpu") -> tuple[Any, ...]:
     """Activations and weights of one NVFP4 linear layer, in the form that vLLM hands them over."""
     torch = importlib.import_module("torch")
     tokens, n, k = (int(ask.get(name, size)) for name, size in DENSE_SIZES.items())
     rows = (tokens + 127) // 128 * 128
-    a = torch.zeros(tokens, k // 2, dtype=torch.uint8)
-    b = torch.zeros(n, k // 2, dtype=torch.uint8).T
-    a_scale = torch.zeros(rows, k // 16, dtype=torch.uint8)
-    b_scale = torch.zeros(n, k // 16, dtype=torch.uint8).T
-    out = torch.zeros(tokens, n, dtype=torch.bfloat16)
-    return a, b, a_scale, b_scale, torch.ones(1), torch.bfloat16, out, 16, False
+
+    def zeros(height: int, width: int, dtype: Any = torch.uint8) -> Any:
+        return torch.zeros(height, width, dtype=dtype, device=device)
+
+    a, b = zeros(tokens, k // 2), zeros(n, k // 2).T
+    a_scale, b_scale = zeros(rows, k // 16), zeros(n, k // 16).T
+    alpha, out = torch.ones(1, device=device), zeros(tokens, n, torch.bfloat16)
+    return a, b, a_scale, b_scale, alpha, torch.bfloat16, out, 16, False
 
 
 DENSE_SIZES = {"tokens": 512, "n": 2048, "k": 2048}
@@ -359,8 +374,40 @@ def build_dense(ask: Json) -> None:
     gemm = importlib.import_module("flashinfer.gemm.gemm_base")
     torch = importlib.import_module("torch")
     runner = gemm._b12x_gemm_fp4_runner(12, 1, False, torch.bfloat16, True)
-    tactic = (tuple(tile), (1, 1), False, False, "sm120", None)
+    tactic = (tuple(tile), (1, 1), bool(ask.get("swap_ab")), False, "sm120", None)
     runner.forward([*arguments, None], tactic=tactic)
+
+
+#: Layers for which FlashInfer is asked what its tuner would try: between them, all that its rules
+#: tell apart. Whether a kernel prefetches is another choice, and gives the same machine code.
+LAYERS: tuple[Json, ...] = (
+    {"tokens": 512},
+    {"tokens": 1},
+    {"tokens": 64, "n": 1024},
+    {"tokens": 1, "n": 1024, "k": 4096},
+    {"tokens": 1, "n": 512, "k": 4096},
+    {"tokens": 1, "n": 256, "k": 8192},
+)
+
+
+def tiles_offered() -> list[Json]:
+    """Requests for the dense kernel with every tile that FlashInfer may choose, tuned or not.
+
+    The tensors have no memory: filling it would start threads, which a forked child waits for.
+    """
+    gemm = importlib.import_module("flashinfer.gemm.gemm_base")
+    torch = importlib.import_module("torch")
+    runner = gemm._b12x_gemm_fp4_runner(12, 1, False, torch.bfloat16, True)
+    found: dict[Any, Json] = {}
+    for layer in LAYERS:
+        for tile, _cluster, swapped, *_rest in runner.get_valid_tactics(
+            [*dense_arguments(layer, "meta"), None], None
+        ):
+            ask = {"kind": "dense-b12x", **layer, "tile": list(tile)}
+            found.setdefault((tuple(tile), swapped), {**ask, "swap_ab": True} if swapped else ask)
+    if not found:
+        raise RuntimeError("FlashInfer's b12x GEMM offers no tile at all")
+    return list(found.values())
 
 
 MOE_SIZES = {"tokens": 64, "experts": 8, "top_k": 2, "hidden": 512, "intermediate": 256}
@@ -400,11 +447,73 @@ def build_moe(ask: Json) -> None:
     )
 
 
+# --- the package b12x ----------------------------------------------------------------------------
+
+
+def build_package(ask: Json) -> None:
+    """The package's own NVFP4 GEMM, by the function that vLLM calls."""
+    torch = importlib.import_module("torch")
+    api = import_package(ask)
+    tokens, n, k = (int(ask.get(name, size)) for name, size in DENSE_SIZES.items())
+    rows = (tokens + 127) // 128 * 128
+    a = torch.zeros(tokens, k // 2, dtype=torch.uint8)
+    b = torch.zeros(n, k // 2, dtype=torch.uint8)
+    a_scale, b_scale = (
+        torch.zeros(height, k // 16, dtype=torch.float8_e4m3fn) for height in (rows, n)
+    )
+    api.mm_nvfp4(a, a_scale, b, b_scale, torch.ones(1), out_dtype=torch.bfloat16)
+
+
+def import_package(ask: Json) -> Any:
+    """Import the package's GEMM as on a machine with the device.
+
+    It is to be called in a child, which this changes for good. Without Triton, torch has to be
+    imported to the end first: it would take the stand-in for the real one.
+    """
+    torch = importlib.import_module("torch")
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.device = lambda *_args: contextlib.nullcontext()
+    if ask.get("stand_in") and importlib.util.find_spec("triton") is None:
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._inductor.utils")
+        sys.modules.update({name: StandIn(name) for name in TRITON})
+    api = importlib.import_module("b12x.gemm.blockscaled.api")
+    with contextlib.suppress(ImportError):  # from 1.5 on; until then the call itself compiles
+        compile_without_session(importlib.import_module("b12x.gemm.blockscaled._preparation"))
+    return api
+
+
+def compile_without_session(preparation: types.ModuleType) -> None:
+    """Let the package compile what a call needs, and not prepare memory for it on a device.
+
+    A plan lists the jobs that its session would give to compiler processes; they are done here.
+    """
+    torch = importlib.import_module("torch")
+    linear = importlib.import_module("b12x.gemm.blockscaled._linear")
+    detect = importlib.import_module("b12x.preparation.device").detect_device
+    device = torch.device("cuda", 0)
+    plan_for = vars(preparation)["heuristic_plan"]
+
+    def compile_jobs(plan: Any, _name: str, _device: Any) -> None:
+        for job in plan._compile_jobs(None, detect(device)):
+            module, _, factory = job.factory.partition(":")
+            getattr(importlib.import_module(module), factory)(*job.args, **dict(job.kwargs))
+
+    vars(preparation)["heuristic_plan"] = lambda query, _device: plan_for(query, device)
+    vars(linear)["require_prepared"] = compile_jobs
+
+
 KINDS: dict[str, Callable[[Json], None]] = {
     "mma-gate": build_mma,
     "dense-b12x": build_dense,
+    "dense-b12x-package": build_package,
     "moe-b12x": build_moe,
 }
+#: They take several times as long as the others.
+SLOW = ("moe-b12x", "dense-b12x-package")
+#: Stands for several kernels.
+EVERY_TILE = "dense-b12x-tiles"
 
 
 # --- one kernel, in a child --------------------------------------------------------------------
@@ -512,7 +621,7 @@ def run_child(ask: Json, folder: Path, answer: Path) -> NoReturn:
 
 
 def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
-    """Compile each kernel in a child, some at a time."""
+    """Compile each kernel in a child, some at a time; those that take longest first."""
     running: dict[int, int] = {}
     codes: dict[int, int] = {}
 
@@ -521,12 +630,14 @@ def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
         if child in running:
             codes[running.pop(child)] = os.waitstatus_to_exitcode(status)
 
-    for number, ask in enumerate(kernels):
+    slow = [n for n, ask in enumerate(kernels) if ask["kind"] in SLOW]
+    for number in sorted(range(len(kernels)), key=lambda n: n not in slow):
         while len(running) >= max(1, jobs):
             wait_for_one()
         child = os.fork()
         if child == 0:
-            run_child(ask, scratch / f"kernel-{number}", scratch / f"reply-{number}.json")
+            names = f"kernel-{number}", f"reply-{number}.json"
+            run_child(kernels[number], *(scratch / name for name in names))
         running[child] = number
     while running:
         wait_for_one()
@@ -559,27 +670,76 @@ def versions() -> dict[str, str | None]:
 
 def check_kinds(kernels: list[Json]) -> None:
     """Refuse a kind that nobody knows before minutes are spent on the others."""
+    known = (*KINDS, EVERY_TILE)
     for ask in kernels:
-        if ask.get("kind") not in KINDS:
-            raise ValueError(f"unknown kind {ask.get('kind')!r}; known: {', '.join(KINDS)}")
+        if ask.get("kind") not in known:
+            raise ValueError(f"unknown kind {ask.get('kind')!r}; known: {', '.join(known)}")
 
 
-def prepare(request: Json, probe: Probe) -> list[Json]:
-    """Import what the kernels need; those whose needs cannot be imported, as replies.
+#: Kernels that need no FlashInfer: one that cannot be imported is only the others' end.
+WITHOUT_FLASHINFER = ("mma-gate", "dense-b12x-package")
 
-    The gate needs the DSL alone, so a FlashInfer that cannot be imported is only the others' end.
-    """
+
+def prepare(request: Json, probe: Probe) -> Json | None:
+    """Import what the kernels need; the error with which FlashInfer cannot be imported, if any."""
     importlib.import_module("cutlass.cute.nvgpu.warp")
-    kernels = request["kernels"]
-    if all(ask["kind"] == "mma-gate" for ask in kernels):
-        return []
+    kinds = {ask["kind"] for ask in request["kernels"]}
+    if "dense-b12x-package" in kinds:
+        describe_device_to_torch(probe)
+        probe.note("package b12x: told that a device is there; its session prepares no memory")
+    if kinds <= {*WITHOUT_FLASHINFER}:
+        return None
     try:
         import_flashinfer(request, probe)
     except Exception as error:
         traceback.print_exc()
-        said = describe(error, "import")
-        return [{**empty_reply(a), "error": said} for a in kernels if a["kind"] != "mma-gate"]
-    return []
+        return describe(error, "import")
+    return None
+
+
+def spread_out(ask: Json, said: Json | None) -> list[Json] | Json:
+    """The kernels that a request stands for, or the error with which none can be compiled."""
+    if said and ask["kind"] not in WITHOUT_FLASHINFER:
+        return said
+    if ask["kind"] != EVERY_TILE:
+        return [ask]
+    try:
+        return tiles_offered()
+    except Exception as error:
+        traceback.print_exc()
+        return describe(error, "call")
+
+
+def gather(ask: Json, outcome: list[Json] | Json, replies: dict[str, Json]) -> Json:
+    """The reply to a request, from those to the kernels that it stands for."""
+    if isinstance(outcome, dict):
+        return {**empty_reply(ask), "error": outcome}
+    each = [replies[key_of(kernel)] for kernel in outcome]
+    if ask["kind"] != EVERY_TILE:
+        return each[0]
+    whole = {"kind": ask["kind"], "request": ask, "error": None, "each": each}
+    return {**whole, "compiled": all(reply["compiled"] for reply in each)}
+
+
+def key_of(ask: Json) -> str:
+    """A request in a form that is equal for equal requests."""
+    return json.dumps(ask, sort_keys=True)
+
+
+def compile_requested(request: Json, probe: Probe, scratch: Path) -> list[Json]:
+    """Answer each of the request's kernels."""
+    asks = [dict(ask) for ask in request.get("kernels", [])]
+    if request.get("pretend_triton"):
+        for ask in asks:
+            if ask["kind"] == "dense-b12x-package":
+                ask["stand_in"] = True
+    said = prepare(request, probe)
+    stop_after_compiling()
+    outcomes = [spread_out(ask, said) for ask in asks]
+    kernels = {key_of(k): k for kept in outcomes if isinstance(kept, list) for k in kept}
+    done = compile_all(list(kernels.values()), int(request.get("jobs", 2)), scratch)
+    replies = dict(zip(kernels, done, strict=True))
+    return [gather(ask, kept, replies) for ask, kept in zip(asks, outcomes, strict=True)]
 
 
 def run(request: Json) -> Json:
@@ -594,12 +754,7 @@ def run(request: Json) -> Json:
             set_environment(request, probe, scratch)
             add_paths([str(path) for path in request.get("paths", [])])
             find_source_quickly()
-            failed = prepare(request, probe)
-            stop_after_compiling()
-            going = [a for a in kernels if all(reply["request"] is not a for reply in failed)]
-            done = failed + compile_all(going, int(request.get("jobs", 2)), Path(scratch))
-            by_ask = {json.dumps(reply["request"], sort_keys=True): reply for reply in done}
-            result["kernels"] = [by_ask[json.dumps(a, sort_keys=True)] for a in kernels]
+            result["kernels"] = compile_requested(request, probe, Path(scratch))
         except Exception as error:
             traceback.print_exc()
             result["fatal"] = describe(error, "import")

@@ -14,10 +14,18 @@ import os
 import re
 import stat
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: Files above this size (bytes) are hashed only where a layer may replace them.
 LARGE = 8_000_000
 HASH_ALL = re.compile(r"^nvidia-cutlass-dsl")
+#: Where the applier leaves receipts below site-packages.
+RECEIPTS = ".spark-build/receipts"
+#: The settings that it leaves for every Python of an environment.
+ENV_PTH = "spark_build_env.pth"
 
 
 def normalize(name: str) -> str:
@@ -25,8 +33,8 @@ def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def describe(path: str, hash_all: bool) -> list[object] | None:
-    """``[size, mode, sha256 or null]`` of a regular file, or None."""
+def describe(path: str, hash_all: bool) -> list[Any] | None:
+    """``[size, mode, sha256 or null, uid, gid]`` of a regular file, or None."""
     try:
         info = os.stat(path)
     except OSError:
@@ -40,7 +48,7 @@ def describe(path: str, hash_all: bool) -> list[object] | None:
             for block in iter(lambda: stream.read(1 << 20), b""):
                 hasher.update(block)
         digest = hasher.hexdigest()
-    return [info.st_size, stat.S_IMODE(info.st_mode), digest]
+    return [info.st_size, stat.S_IMODE(info.st_mode), digest, info.st_uid, info.st_gid]
 
 
 def top_levels(record: list[str]) -> set[str]:
@@ -48,28 +56,91 @@ def top_levels(record: list[str]) -> set[str]:
     return {row.split("/")[0] for row in record if row and not row.startswith(("/", ".."))}
 
 
-def odd_folders(site: str, files: dict[str, list[object]]) -> dict[str, list[int]]:
-    """``[mode, uid, gid]`` of folders that are not root's with mode 0755.
+class Disk:
+    """The file system that this interpreter sees."""
 
-    A copied folder arrives as root's with mode 0755; these are put back afterwards.
+    def files(self, top: str, hash_all: bool) -> Iterator[tuple[str, list[Any]]]:
+        """Path and ``[size, mode, sha256, uid, gid]`` of a file, or of every file below a folder.
+
+        Links to files count as files, links to folders below ``top`` are not entered.
+        """
+        paths = [top] if os.path.isfile(top) else []
+        for folder, _, names in os.walk(top):
+            paths.extend(os.path.join(folder, name) for name in names)
+        for path in paths:
+            entry = describe(path, hash_all)
+            if entry is not None:
+                yield path, entry
+
+    def owner(self, path: str) -> list[int] | None:
+        """``[mode, uid, gid]`` of what a path leads to, or None."""
+        try:
+            info = os.stat(path)
+        except OSError:
+            return None
+        return [stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid]
+
+    def realpath(self, path: str) -> str:
+        """The path with every link followed."""
+        return os.path.realpath(path)
+
+
+def survey(disk: Any, site: str, tops: Mapping[str, bool]) -> dict[str, Any]:
+    """What a plan and a build need to know of site-packages, by path below it.
+
+    ``tops`` are the tracked distributions' own files and folders, and whether every file below is
+    hashed whatever its size.
+    """
+    files: dict[str, list[Any]] = {}
+    owners: dict[str, list[int]] = {}
+    found = [*sorted(tops.items()), (RECEIPTS, True), (ENV_PTH, True)] if site else []
+    for top, hash_all in found:
+        for path, (*entry, uid, gid) in disk.files(f"{site}/{top}", hash_all):
+            name = path[len(site) + 1 :]
+            files[name] = entry
+            if uid or gid:
+                owners[name] = [uid, gid]
+    links, folders = survey_folders(disk, site, files)
+    return {"files": files, "owners": owners, "links": links, "folders": folders}
+
+
+def survey_folders(
+    disk: Any, site: str, files: Iterable[str]
+) -> tuple[dict[str, str], dict[str, list[int]]]:
+    """Of the folders that a build may write into, and those above them: links and oddities.
+
+    Links as ``folder -> where it leads``; ``[mode, uid, gid]`` of folders that are not root's with
+    mode 0755: a copied folder arrives as that, and is put right afterwards.
     """
     leaves = {"/usr/share", "/usr/local/bin", "/workspace", site}
-    leaves.update(os.path.dirname(os.path.join(site, path)) for path in files)
+    leaves.update(os.path.dirname(f"{site}/{path}") for path in files)
+    named = above(leaves)
+    real = {path: disk.realpath(path) for path in sorted(named)}
+    links = {
+        path: target
+        for path, target in real.items()
+        if target != os.path.join(real.get(os.path.dirname(path), "/"), os.path.basename(path))
+    }
+    owned = {path: disk.owner(path) for path in sorted(above(real.values()))}
+    odd = {path: what for path, what in owned.items() if what not in (None, [0o755, 0, 0])}
+    return links, odd
+
+
+def above(leaves: Iterable[str]) -> set[str]:
+    """Paths and every folder above them, without the root."""
     wanted = set()
     for path in leaves:
         while path not in ("", "/") and path not in wanted:
             wanted.add(path)
             path = os.path.dirname(path)
-    odd = {}
-    for path in sorted(wanted):
-        try:
-            info = os.stat(path)
-        except OSError:
-            continue
-        found = [stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid]
-        if found != [0o755, 0, 0]:
-            odd[path] = found
-    return odd
+    return wanted
+
+
+def command() -> str:
+    """What to call this interpreter: a virtual environment is left when its link is followed."""
+    if sys.prefix != sys.base_prefix:
+        return os.path.abspath(sys.executable)
+    return os.path.realpath(sys.executable)
 
 
 def main() -> None:
@@ -77,7 +148,7 @@ def main() -> None:
     tracked = set(json.loads(os.environ["SPARK_BUILD_TRACKED"]))
     packages: dict[str, str] = {}
     roots: dict[str, str] = {}
-    tops: dict[str, tuple[str, bool]] = {}
+    tops: dict[str, dict[str, bool]] = {}
     for dist in importlib.metadata.distributions():
         raw = dist.metadata["Name"]
         name = normalize(raw) if raw else ""
@@ -85,39 +156,19 @@ def main() -> None:
             continue
         root = os.path.realpath(str(dist.locate_file("")))
         packages[name], roots[name] = dist.version, root
-        record = [str(f) for f in dist.files or []]
-        for top in top_levels(record):
-            tops[os.path.join(root, top)] = (root, bool(HASH_ALL.match(name)))
-    files: dict[str, list[object]] = {}
+        owned = top_levels([str(f) for f in dist.files or []])
+        tops.setdefault(root, {}).update(dict.fromkeys(owned, bool(HASH_ALL.match(name))))
     site = roots.get("vllm", "")
-    for top, (root, hash_all) in sorted(tops.items()):
-        if root != site:
-            continue
-        paths = [top] if os.path.isfile(top) else []
-        for folder, _, names in os.walk(top):
-            paths.extend(os.path.join(folder, name) for name in names)
-        for path in paths:
-            entry = describe(path, hash_all)
-            if entry is not None:
-                files[os.path.relpath(path, site)] = entry
-    receipts = os.path.join(site, ".spark-build", "receipts")
-    if site and os.path.isdir(receipts):
-        for name in os.listdir(receipts):
-            entry = describe(os.path.join(receipts, name), True)
-            if entry is not None:
-                files[f".spark-build/receipts/{name}"] = entry
-    folders = odd_folders(site, files)
     print(
         json.dumps(
             {
-                "folders": folders,
-                "interpreter": os.path.realpath(sys.executable),
+                "interpreter": command(),
                 "python": f"cp{sys.version_info[0]}{sys.version_info[1]}",
                 "machine": os.uname().machine,
                 "site_packages": site,
                 "packages": packages,
                 "roots": roots,
-                "files": files,
+                **survey(Disk(), site, tops.get(site, {})),
             }
         )
     )

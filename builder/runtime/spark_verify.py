@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Checks an image from inside: ``docker run --rm IMAGE spark-verify``.
+"""Checks an image from inside: ``docker run --rm --gpus all IMAGE spark-verify``.
 
-Standard library only, beside its two siblings ``spark_apply.py`` and ``dispatch_probe.py``.  It
-reads the plan that was baked in, checks every receipt and the environment, and asks the image's own
-vLLM which kernels it selects for SM121.  Exit status: 0 all passed, 5 a check failed.
+Standard library only, beside its siblings.  It reads the plan that was baked in, checks every
+receipt and the environment, asks the image's own vLLM which kernels it selects for SM121, runs
+those kernels on the GPU, and serves a tiny model.  What needs a GPU is *not run* where there is
+none, which is never a pass.  Exit status: 0 nothing failed, 5 a check failed (or, with
+``--require``, did not run), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -14,20 +16,35 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import spark_apply  # type: ignore[import-not-found]
+if TYPE_CHECKING:
+    from builder.runtime import (
+        device_checks,
+        device_environment,
+        dispatch_expect,
+        serve_checks,
+        spark_apply,
+        verify_checks,
+    )
+else:
+    import device_checks
+    import device_environment
+    import dispatch_expect
+    import serve_checks
+    import spark_apply
+    import verify_checks
 
-EXIT_FAILED = 5
+EXIT_USAGE, EXIT_FAILED = 2, 5
+LEVELS = ("static", "dispatch", "device", "serve")
 
 
 def check(level: str, name: str, good: bool, expected: str, seen: str) -> dict[str, Any]:
     """One check with its evidence."""
-    status = "pass" if good else "fail"
-    return {"level": level, "name": name, "status": status, "expected": expected, "seen": seen}
+    return dict(verify_checks.check(level, name, good, expected, seen))
 
 
 def check_layers(plan: dict[str, Any], root: Path) -> list[dict[str, Any]]:
@@ -64,24 +81,14 @@ def check_environment(plan: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def flag_value(flags: list[str], name: str) -> str:
-    """The value of a ``vllm serve`` flag, or ``auto``."""
-    return flags[flags.index(name) + 1] if name in flags else "auto"
-
-
 def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Does vLLM, told that the device is SM121, select what the profile expects?"""
-    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
-    asks = []
-    for item in plan["expect"]:
-        setting = "moe-backend" if item["kind"].endswith("-moe") else "linear-backend"
-        value = flag_value(flags, f"--{setting}")
-        asks.append({"kind": item["kind"], setting.replace("-", "_"): value})
-    if not asks:
+    expectations = plan["expect"]
+    if not expectations:
         return []
     answer = subprocess.run(
         [sys.executable, "-B", str(HERE / "dispatch_probe.py")],
-        input=json.dumps({"ask": asks}),
+        input=json.dumps({"ask": dispatch_expect.asks(plan)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -90,43 +97,101 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         result = json.loads(answer.stdout)
     except ValueError:
-        seen = f"the probe ended with {answer.returncode} and no result"
-        return [check("dispatch", i["kind"], False, i["line"], seen) for i in plan["expect"]]
+        fatal = f"the probe ended with {answer.returncode} and no result"
+        result = {"fatal": {"type": "no result", "message": fatal}}
     checks = []
-    for number, item in enumerate(plan["expect"]):
+    for number, item in enumerate(expectations):
+        wanted = dispatch_expect.describe(item)
         if result["fatal"]:
-            good, seen = False, f"{result['fatal']['type']}: {result['fatal']['message']}"
+            met, seen = None, f"{result['fatal']['type']}: {result['fatal']['message']}"
         else:
             reply = result["answers"][number]
-            telling = [t for t in reply["lines"] if t.startswith(("Using ", "Selected "))]
-            error = reply["error"]
-            good = error is None and any(item["line"] in text for text in reply["lines"])
-            seen = telling[-1] if telling and error is None else str(error or reply["selected"])
-        checks.append(check("dispatch", item["kind"], good, item["line"], seen))
+            met, seen = dispatch_expect.found(item, reply), dispatch_expect.headline(reply)
+        checks.append(check("dispatch", item["kind"], met is not None, wanted, met or seen))
     for part in result.get("simulated", []):
-        print(f"  simulated  {part}", file=sys.stderr)
+        verify_checks.say(f"  simulated  {part}")
     return checks
+
+
+def check_static(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Receipts and variables."""
+    root = Path(plan["base"]["site_packages"])
+    if not root.is_dir():
+        root = spark_apply.find_site_packages()
+    return [*check_layers(plan, root), *check_environment(plan)]
+
+
+def check_on_gpu(levels: list[str], plan: dict[str, Any], options: argparse.Namespace) -> list[Any]:
+    """The levels that need a GPU."""
+    data = json.loads((HERE / "device.json").read_bytes())
+    checks = device_checks.run(plan, data) if "device" in levels else []
+    if "serve" in levels:
+        trouble = str(device_environment.ask_driver().get("error", ""))
+        wanted = ("bench", "against", "model", "serve_args")
+        chosen = {name: getattr(options, name) for name in wanted}
+        if options.ready_timeout is not None:
+            chosen["ready"] = options.ready_timeout
+        checks += serve_checks.run(plan, data, chosen, trouble)
+    return checks
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line; ends the process with status 2 where it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="spark-verify", description="verify this spark-build image from inside"
+    )
+    parser.add_argument(
+        "--level",
+        action="append",
+        choices=LEVELS,
+        help="only this one, or these (default: all; device and serve need a GPU)",
+    )
+    parser.add_argument(
+        "--require", action="append", choices=LEVELS, default=[], help="not run is a failure here"
+    )
+    parser.add_argument("--json", action="store_true", help="print the evidence as JSON")
+    parser.add_argument(
+        "--bench", action="store_true", help="measure the served models: tokens/s, first token"
+    )
+    parser.add_argument(
+        "--against", metavar="FILE", help="evidence with a bench of another image, to compare with"
+    )
+    parser.add_argument(
+        "--model", help="serve this model instead of the generated ones: a folder, or a cached name"
+    )
+    parser.add_argument("--serve-args", metavar="TEXT", help="more arguments for vllm serve")
+    parser.add_argument(
+        "--ready-timeout", type=float, metavar="S", help="seconds a server may take to start"
+    )
+    options = parser.parse_args(arguments)
+    if options.against:
+        options.bench = True
+        try:
+            loaded = json.loads(Path(options.against).read_text("utf-8"))
+            assert isinstance(loaded["checks"], list)
+        except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
+            parser.error(f"--against {options.against} is no evidence of spark-verify: {error}")
+    return options
 
 
 def main() -> int:
     """Run all checks and print them."""
-    parser = argparse.ArgumentParser(description="verify this spark-build image from inside")
-    parser.add_argument("--json", action="store_true", help="print the evidence as JSON")
-    options = parser.parse_args()
+    options = parse()
+    levels = [level for level in LEVELS if level in {*(options.level or LEVELS), *options.require}]
     plan = json.loads((HERE / "plan.json").read_bytes())
-    root = Path(plan["base"]["site_packages"])
-    if not root.is_dir():
-        root = spark_apply.find_site_packages()
-    checks = [*check_layers(plan, root), *check_environment(plan), *check_dispatch(plan)]
-    passed = bool(checks) and all(item["status"] == "pass" for item in checks)
+    checks: list[dict[str, Any]] = []
+    if "static" in levels:
+        checks += check_static(plan)
+    if "dispatch" in levels:
+        checks += check_dispatch(plan)
+    if {"device", "serve"} & set(levels):
+        checks += check_on_gpu(levels, plan, options)
+    passed = verify_checks.passed(checks, options.require)
     if options.json:
-        print(json.dumps({"schema": 1, "passed": passed, "checks": checks}, indent=1))
+        document = {"schema": 1, "plan_digest": plan["plan_digest"], "passed": passed}
+        print(json.dumps({**document, "checks": checks}, indent=1))
     else:
-        for item in checks:
-            mark = "PASS" if item["status"] == "pass" else "FAIL"
-            print(f"{mark}  {item['level']:<9}{item['name']}: {item['seen']}")
-            if item["status"] != "pass":
-                print(f"      expected: {item['expected']}")
+        verify_checks.show(checks)
         print(f"plan {plan['plan_digest']}: {'verified' if passed else 'NOT verified'}")
     return 0 if passed else EXIT_FAILED
 

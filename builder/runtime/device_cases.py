@@ -1,0 +1,252 @@
+"""Inputs that the kernels are tried on: ordinary ones, and those that wrong kernels fail.
+
+Runs beside ``device_probe.py`` under the image's interpreter.  A linear case is an activation
+[M,K], an NVFP4 or FP8 weight [N,K] and the exact result; an MoE case is tokens, a routing and the
+experts' weights.  All are made on the CPU from a seed, so every machine tries the same numbers.
+
+The degenerate ones are what served ``!!!!!`` and NaN looked like from below: a block scale that
+rounds to zero (0 times 1/0), a scale factor in another place than the kernel reads it, an E2M1
+conversion that the compiler dropped, an overflow that only the largest magnitudes reach.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+reference: Any = importlib.import_module("nvfp4_reference")
+torch: Any = importlib.import_module("torch")
+
+BLOCK = 16
+#: How often each E2M1 magnitude is drawn.  Small ones more often, so that sums stay within what 13
+#: fraction bits hold (see nvfp4_reference); all eight occur.
+WEIGHTS = (2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0)
+#: silu(24) is 24 in FP32 and in bfloat16: 24 / (1 + exp(-24)) differs by 9e-10.
+GATE = 24.0
+
+
+@dataclasses.dataclass
+class LinearCase:
+    """One product: what goes in, and what may come out."""
+
+    name: str
+    x: Any
+    weight: Any
+    input_scale: float
+    expected: Any
+    #: a second result that counts as right: of kernels that lose subnormal weight scales
+    flushed: Any = None
+
+    @property
+    def shape(self) -> str:
+        """MxNxK."""
+        rows, columns = self.expected.exact.shape
+        return f"{rows}x{columns}x{self.x.shape[-1]}"
+
+
+def codes(shape: Sequence[int], generator: Any, weights: Sequence[float] = WEIGHTS) -> Any:
+    """Random E2M1 codes of both signs; ``weights`` are how often each magnitude is drawn."""
+    chances = torch.tensor([*weights, *weights])
+    count = math.prod(shape)
+    drawn = torch.multinomial(chances, count, replacement=True, generator=generator)
+    return drawn.to(torch.uint8).reshape(tuple(shape))
+
+
+def scales(shape: Sequence[int], choices: Sequence[float], generator: Any) -> Any:
+    """E4M3 scales, each one of ``choices``."""
+    picked = torch.randint(len(choices), tuple(shape), generator=generator)
+    return torch.tensor(choices, dtype=torch.float32)[picked].to(torch.float8_e4m3fn)
+
+
+def operand(
+    rows: int, columns: int, choices: Sequence[float], generator: Any, factor: float = 1.0
+) -> Any:
+    """A random matrix; ``choices`` are its block scales."""
+    drawn = codes((rows, columns), generator)
+    return reference.Nvfp4(drawn, scales((rows, columns // BLOCK), choices, generator), factor)
+
+
+def with_sixes(matrix: Any, generator: Any) -> Any:
+    """Put a 6 somewhere into each block, so that quantising the values again changes nothing."""
+    blocks = matrix.codes.unflatten(-1, (-1, BLOCK))
+    place = torch.randint(BLOCK, (*blocks.shape[:-1], 1), generator=generator)
+    signs = blocks.gather(-1, place) & 8
+    sixes = blocks.scatter(-1, place, signs | 7).flatten(-2)
+    return reference.Nvfp4(sixes, matrix.scales, matrix.factor)
+
+
+def all_scales(low: float, high: float) -> list[float]:
+    """Every positive E4M3 value from ``low`` to ``high``."""
+    values = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    return [float(v) for v in values if low <= v <= high]
+
+
+class LinearCases:
+    """The cases for one kind of kernel.
+
+    ``activations`` is what the kernel multiplies: ``fp4`` (it quantises them itself) or ``bf16``.
+    """
+
+    def __init__(self, activations: str, seed: int = 0) -> None:
+        self.activations = activations
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def case(self, name: str, left: Any, weight: Any) -> LinearCase:
+        """The case for two operands."""
+        expected = reference.expect(
+            left.dense(),
+            weight.dense(),
+            products=self.activations,
+            quanta=left.quanta()[:, None] * weight.quanta()[None, :],
+        )
+        x = left.dense().to(torch.bfloat16)
+        return LinearCase(name, x, weight, left.factor, expected)
+
+    def ordinary(self, m: int, n: int, k: int) -> LinearCase:
+        """Random codes; powers of two as scales, so that sums are exact in any order."""
+        left = with_sixes(operand(m, k, (1.0,), self.generator, 0.5), self.generator)
+        rows = 2.0 ** torch.randint(-2, 3, (m, 1), generator=self.generator)
+        left.scales = (left.scales.float() * rows).to(torch.float8_e4m3fn)
+        return self.case("random", left, operand(n, k, (1.0, 2.0), self.generator, 0.25))
+
+    def any_scales(self, m: int, n: int, k: int) -> LinearCase:
+        """Random codes, every scale from 1/4 to 16, a global scale that is no power of 2."""
+        every = all_scales(0.25, 16.0)
+        left = with_sixes(operand(m, k, every, self.generator, 0.125), self.generator)
+        return self.case("any scales", left, operand(n, k, every, self.generator, 3.0 / 64))
+
+    def single(self, m: int, n: int, k: int) -> LinearCase:
+        """One value a row: each result is one product, so a scale out of place cannot hide."""
+        left = self.zeros(m, k)
+        column = torch.randperm(k, generator=self.generator).repeat(m // k + 1)[:m]
+        rows = torch.arange(m)
+        left.codes[rows, column] = 7
+        left.scales[rows, column // BLOCK] = 1.0
+        every = all_scales(reference.E4M3_TINY, reference.E4M3_MAX)
+        normal = [value for value in every if value >= 2.0**-6]
+        return self.case("one value a row", left, operand(n, k, normal, self.generator, 0.5))
+
+    def zeros(self, rows: int, columns: int) -> Any:
+        """A matrix of zeros with zero scales."""
+        empty = torch.zeros(rows, columns // BLOCK).to(torch.float8_e4m3fn)
+        return reference.Nvfp4(torch.zeros(rows, columns, dtype=torch.uint8), empty, 1.0)
+
+    def degenerate(self, m: int, n: int, k: int) -> Iterator[LinearCase]:
+        """What a wrong kernel makes NaN, infinity or one value of."""
+        draw = self.generator
+        left = with_sixes(operand(m, k, (1.0,), draw), draw)
+        weight = operand(n, k, (1.0, 2.0), draw)
+        yield self.case("activations all zero", self.zeros(m, k), weight)
+        nothing = reference.Nvfp4(torch.zeros_like(weight.codes), weight.scales, 1.0)
+        yield self.case("weights all zero", left, nothing)
+        minus = reference.Nvfp4(torch.full_like(weight.codes, 8), weight.scales, 1.0)
+        yield self.case("weights all -0.0", left, minus)
+        yield self.case("every other block scale zero", left, self.halved(weight))
+        yield self.case("subnormal block scales", left, operand(n, k, all_scales(0, 0.0137), draw))
+        largest = self.zeros(m, k)
+        largest.codes[:, 0], largest.scales[:, 0] = 7, reference.E4M3_MAX
+        yield self.case("one huge value a row", largest, weight)
+        yield self.case("largest magnitudes", self.extreme(m, k), self.extreme(n, k))
+        equal = reference.Nvfp4(left.codes[:1].repeat(m, 1), left.scales[:1].repeat(m, 1), 1.0)
+        yield self.case("equal rows", equal, weight)
+        yield self.vanishing(m, k, weight)
+
+    def halved(self, weight: Any) -> Any:
+        """The same codes, every other block worth nothing."""
+        kept = weight.scales.float()
+        kept[:, ::2] = 0
+        return reference.Nvfp4(weight.codes, kept.to(torch.float8_e4m3fn), weight.factor)
+
+    def extreme(self, rows: int, columns: int) -> Any:
+        """Largest codes under the largest scales, each row of one sign."""
+        sign = torch.randint(2, (rows, 1), generator=self.generator).to(torch.uint8) * 8
+        full = torch.full((rows, columns // BLOCK), reference.E4M3_MAX)
+        return reference.Nvfp4((sign | 7).repeat(1, columns), full.to(torch.float8_e4m3fn), 1.0)
+
+    def vanishing(self, m: int, k: int, weight: Any) -> LinearCase:
+        """Activations whose block scale rounds to zero: dividing by it must not give NaN.
+
+        A kernel that quantises them gets zeros; one that does not, the product.  Both, and
+        anything between, are finite and within the sum of magnitudes.
+        """
+        values = torch.full((m, k), 2.0**-30, dtype=torch.float64)
+        dense = weight.dense()
+        total = values @ dense.abs().T
+        expected = reference.Expectation(torch.zeros_like(total), total * (1 + 2.0**-8), False)
+        x = values.to(torch.bfloat16)
+        return LinearCase("vanishing activations", x, weight, 1.0, expected)
+
+    def nothing(self, case: LinearCase) -> Any:
+        """Next to nothing: what Marlin makes of scales below 2**-6 that it does not rescale.
+
+        It reads a scale as one of five exponent bits without a sign, taking the first of them for
+        set.  Where it is not, the scale is worth 2**-112 of itself (vLLM up to 0.19), or was set to
+        zero before (later, unless all of a matrix are that small).
+        """
+        size = case.x.double().abs() @ case.weight.dense().abs().T
+        return reference.Expectation(torch.zeros_like(size), size * 2.0**-100, False)
+
+    def all(self, shapes: Sequence[Sequence[int]]) -> Iterator[LinearCase]:
+        """Every case: the ordinary ones in every shape, the others in the middle one."""
+        for m, n, k in shapes:
+            yield self.ordinary(m, n, k)
+            yield self.any_scales(m, n, k)
+        m, n, k = shapes[len(shapes) // 2]
+        yield self.single(max(m, 64), n, k)
+        for case in self.degenerate(m, n, k):
+            if case.name.startswith("subnormal") and self.activations == "bf16":
+                case.flushed = self.nothing(case)
+            yield case
+
+
+# --- FP8 ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Fp8:
+    """A matrix of E4M3 values and one factor."""
+
+    values: Any
+    factor: float
+
+    def dense(self) -> Any:
+        """The exact values, float64."""
+        return self.values.double() * self.factor
+
+
+def fp8_cases(shapes: Sequence[Sequence[int]], seed: int = 0) -> Iterator[LinearCase]:
+    """Per-tensor FP8: both operands of small whole numbers, then of every E4M3 value, then bad."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def whole(rows: int, columns: int, factor: float) -> Fp8:
+        numbers = torch.randint(-4, 5, (rows, columns), generator=draw).float()
+        return Fp8(numbers.to(torch.float8_e4m3fn), factor)
+
+    def every(rows: int, columns: int, factor: float) -> Fp8:
+        bits = torch.randint(0, 126, (rows, columns), generator=draw)
+        signs = torch.randint(2, (rows, columns), generator=draw) * 128
+        return Fp8((bits + signs).to(torch.uint8).view(torch.float8_e4m3fn), factor)
+
+    def case(name: str, left: Fp8, right: Fp8) -> LinearCase:
+        quanta = reference.granules(left.dense())[:, None] * reference.granules(right.dense())
+        expected = reference.expect(left.dense(), right.dense(), products="fp8", quanta=quanta)
+        return LinearCase(name, left.dense().to(torch.bfloat16), right, left.factor, expected)
+
+    for m, n, k in shapes:
+        yield case("random", whole(m, k, 0.5), whole(n, k, 0.25))
+        yield case("any values", every(m, k, 0.5), every(n, k, 0.25))
+    m, n, k = shapes[len(shapes) // 2]
+    right = whole(n, k, 1.0)
+    yield case("activations all zero", Fp8(torch.zeros(m, k).to(torch.float8_e4m3fn), 1.0), right)
+    yield case(
+        "weights all zero",
+        whole(m, k, 1.0),
+        Fp8((right.values.float() * 0).to(torch.float8_e4m3fn), 1.0),
+    )
+    largest = torch.full((m, k), reference.E4M3_MAX).to(torch.float8_e4m3fn)
+    yield case("largest magnitudes", Fp8(largest, 1.0), right)

@@ -1,0 +1,263 @@
+"""Run an installed vLLM's own quantised layers on this machine's GPU, and judge the numbers.
+
+This file runs under the image's interpreter, in a process of its own for each kind of kernel: a
+kernel that traps takes the CUDA context with it.  It imports the standard library, its siblings,
+torch and vLLM.
+
+    python device_probe.py < request.json > events.jsonl
+
+A layer is made as a model makes it: vLLM's ``ReplicatedLinear`` or fused experts under its ModelOpt
+quantisation, filled as a checkpoint fills it, finished by its own
+``process_weights_after_loading``, and called.  So repacking, swizzling, padding, quantising and the
+product are all the release's own, whatever they are called there.
+
+Request (every key but ``kind`` may be left out)::
+
+    {"kind": "nvfp4-linear" | "nvfp4-moe" | "fp8-linear" | "reference",
+     "linear_backend": "auto", "moe_backend": "auto", "env": {"NAME": "value, or null to unset"},
+     "activations": "fp4" | "fp8" | "bf16", "shapes": [[m, n, k], ...], "roundings": 1,
+     "device": "cuda", "simulate": null | {a request of dispatch_probe.py, for tests on a CPU}}
+
+``activations`` is what the selected kernel multiplies, ``roundings`` how often it rounds a
+result.  For ``nvfp4-moe``, ``shapes`` are ``[tokens, hidden, intermediate]``.  ``reference`` asks
+no vLLM: torch multiplies the dequantised operands on the same device, which says whether the
+device and the bounds agree before a kernel is blamed.
+
+Events, one JSON object a line, flushed as they come, so that a crash leaves those before it::
+
+    {"event": "selected", "kernel": "...", "lines": ["..."]}   {"event": "note", "text": "..."}
+    {"event": "case", "name": "random", "shape": "17x96x256", "problems": [], "worst": 0.9, ...}
+    {"event": "kernels", "names": ["..."]}
+    {"event": "error", "stage": "...", "type": "...", "message": "...", "tail": ["..."]}
+    {"event": "end"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import device_layers  # type: ignore[import-not-found]
+import dispatch_device  # type: ignore[import-not-found]
+import dispatch_probe  # type: ignore[import-not-found]
+import dispatch_settings  # type: ignore[import-not-found]
+
+Json = dict[str, Any]
+
+
+class Events:
+    """Writes events as they come."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def __call__(self, event: str, **values: Any) -> None:
+        """Write one event and flush it."""
+        json.dump({"event": event, **values}, self.out)
+        self.out.write("\n")
+        self.out.flush()
+
+    def error(self, stage: str, error: BaseException) -> None:
+        """Write an error with the end of its traceback."""
+        tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        words = dispatch_probe.describe(error)
+        self("error", stage=stage, tail=tail.splitlines()[-15:], **words)
+
+
+# --- vLLM, ready to make layers ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def vllm_ready(request: Json, events: Events, scratch: str) -> Iterator[Any]:
+    """A configuration and a parallel group of one, as a worker of vLLM has them."""
+    probe = dispatch_device.Probe.of(request.get("simulate") or {})
+    kept = None
+    if request.get("simulate") is not None:
+        kept = dispatch_device.prepare(request["simulate"], probe, scratch)
+    dispatch_device.apply_environment(request.get("env", {}))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch = importlib.import_module("torch")
+    config = importlib.import_module("vllm.config")
+    parallel = importlib.import_module("vllm.distributed.parallel_state")
+    ask = {name: request[name] for name in ("linear_backend", "moe_backend") if name in request}
+    made = dispatch_settings.vllm_config(dispatch_settings.kernel_config(ask), probe)
+    with config.set_current_vllm_config(made):
+        parallel.init_distributed_environment(
+            world_size=1,
+            rank=0,
+            distributed_init_method=f"file://{scratch}/group",
+            local_rank=0,
+            backend="gloo",
+        )
+        parallel.initialize_model_parallel(1, 1)
+        if request["kind"] == "fp8-linear":  # its method reads the type of the model's results
+            made.__dict__["model_config"] = types.SimpleNamespace(dtype=torch.bfloat16)
+        with contextlib.suppress(ImportError, AttributeError):
+            workspace = importlib.import_module("vllm.v1.worker.workspace")
+            workspace.init_workspace_manager(torch.device(request.get("device", "cuda")))
+        for words in probe.simulated:
+            events("note", text=words)
+        yield made
+    del kept
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+class Run:
+    """One request on one device."""
+
+    def __init__(self, request: Json, events: Events) -> None:
+        self.request, self.events = request, events
+        self.kind = str(request["kind"])
+        self.device = str(request.get("device", "cuda"))
+        self.activations = str(request.get("activations", "fp4"))
+        self.roundings = int(request.get("roundings", 1))
+        self.shapes = request.get("shapes") or [[1, 128, 128], [17, 192, 256], [130, 256, 512]]
+        self.reference: Any = importlib.import_module("nvfp4_reference")
+
+    def judged(self, name: str, shape: str, output: Any, *expectations: Any) -> None:
+        """One case, held against each result that is right for this kernel."""
+        verdicts = [
+            self.reference.judge(output, self.reference.rounded_again(e, self.roundings - 1))
+            for e in expectations
+            if e is not None
+        ]
+        best = min(verdicts, key=lambda v: len(v["problems"]))
+        self.events("case", name=name, shape=shape, **best)
+
+    def cases(self) -> Any:
+        """Linear cases of the kind, one after the other."""
+        module = importlib.import_module("device_cases")
+        if self.kind == "fp8-linear":
+            return module.fp8_cases(self.shapes)
+        return module.LinearCases(self.activations).all(self.shapes)
+
+    def linear(self, recorder: Any) -> None:
+        """Every linear case through a layer of its own; the largest ordinary one is profiled."""
+        largest: Any = None
+        for case in self.cases():
+            layer = device_layers.Linear(self.kind, case, self.device)
+            if largest is None:
+                self.events("selected", kernel=layer.methods, lines=telling(recorder))
+            self.judged(case.name, case.shape, layer(), case.expected, case.flushed)
+            if largest is None or case.name == "random":
+                largest = layer
+        if largest is not None:
+            self.profile(largest)
+
+    def experts(self, recorder: Any, config: Any) -> None:
+        """Fused experts: each set of weights with every batch of tokens."""
+        module = importlib.import_module("device_experts")
+        first = True
+        for varied in (False, True):
+            _, hidden, intermediate = self.shapes[0]
+            weights = module.make_experts(
+                device_layers.EXPERTS, hidden, intermediate, varied=varied
+            )
+            layer = device_layers.Fused(weights, config, self.device)
+            if first:
+                self.events("selected", kernel=layer.methods, lines=telling(recorder))
+            tokens = None
+            for count, *_ in self.shapes:
+                tokens = module.make_tokens(
+                    count, device_layers.EXPERTS, device_layers.TOP_K, hidden
+                )
+                for batch in module.batches(tokens, degenerate=not varied):
+                    expected = module.expect(weights, batch, self.activations)
+                    name = f"{batch.name}{', any scales' if varied else ''}"
+                    shape = f"{count}x{hidden}x{intermediate}"
+                    self.judged(name, shape, layer(batch), expected)
+            if first:
+                self.profile(functools.partial(layer, tokens))
+            first = False
+
+    def compare_torch(self) -> None:
+        """torch's own product of the dequantised operands on the device, in two precisions."""
+        torch = importlib.import_module("torch")
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        for case in importlib.import_module("device_cases").LinearCases("bf16").all(self.shapes):
+            right = case.weight.dense().to(self.device)
+            left = case.x.to(self.device)
+            full = (left.float() @ right.float().T).to(torch.bfloat16)
+            self.judged(f"{case.name}, float32", case.shape, full, case.expected)
+            narrow = right.to(torch.bfloat16)
+            if bool((narrow.double() == right).all()):
+                self.judged(f"{case.name}, bfloat16", case.shape, left @ narrow.T, case.expected)
+        self.profile(lambda: left @ narrow.T)
+
+    def profile(self, run: Callable[[], Any]) -> None:
+        """Which kernels one call runs, as the profiler saw them."""
+        if self.device == "cpu":
+            return
+        try:
+            self.events("kernels", names=kernels_of(run))
+        except Exception as error:
+            self.events.error("profiler", error)
+
+
+def kernels_of(run: Callable[[], Any]) -> list[str]:
+    """Names of the kernels that a call runs on the GPU; copies and fills are left out."""
+    torch = importlib.import_module("torch")
+    run()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    on_device = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
+    return sorted({e.name for e in on_device if not e.name.startswith(("Memcpy", "Memset"))})
+
+
+def telling(recorder: Any) -> list[str]:
+    """Logged lines that say what was selected."""
+    return [text for text in recorder.lines if text.startswith(("Using ", "Selected "))]
+
+
+def run(request: Json, events: Events) -> None:
+    """Answer one request."""
+    work = Run(request, events)
+    recorder = dispatch_probe.Recorder()
+    with tempfile.TemporaryDirectory(prefix="device-probe-") as scratch:
+        if work.kind == "reference":
+            work.compare_torch()
+            return
+        with vllm_ready(request, events, scratch) as config, dispatch_probe.attached(recorder):
+            if work.kind == "nvfp4-moe":
+                work.experts(recorder, config)
+            else:
+                work.linear(recorder)
+
+
+def main() -> int:
+    """Read a request from stdin, write events to stdout."""
+    events = Events(dispatch_probe.claim_stdout())
+    request = json.load(sys.stdin)
+    try:
+        importlib.import_module("torch").set_grad_enabled(False)
+        run(request, events)
+    except Exception as error:
+        events.error("run", error)
+    events("end")
+    events.out.close()
+    # not sys.exit: libraries that lost their device hang in their own clean-up
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

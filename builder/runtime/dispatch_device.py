@@ -1,0 +1,220 @@
+"""What surrounds a question to vLLM: environment, compiler, torch, and the device.
+
+Part of the dispatch probe (see ``dispatch_probe.py``): it runs under the target's interpreter, and
+imports nothing but the standard library, its siblings, and what the target has.  Every part that
+is put in place of a real one is noted in `Probe.simulated`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import shutil
+import site
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from builder.runtime import dispatch_modules
+else:
+    import dispatch_modules
+
+FAKE_NVCC = """#!/bin/sh
+echo "nvcc: NVIDIA (R) Cuda compiler driver"
+echo "Cuda compilation tools, release {version}, V{version}.0"
+"""
+
+Json = dict[str, Any]
+
+
+class NotFound(importlib.abc.MetaPathFinder):
+    """The last finder: is asked only for modules that nobody has, and remembers their names.
+
+    vLLM and FlashInfer take a missing module for a missing feature and say nothing, so this is
+    how an incomplete sandbox is told from a release that lacks a kernel.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> None:
+        """Find nothing."""
+        del path, target  # the interface has them
+        self.names.add(fullname)
+
+
+@dataclasses.dataclass
+class Probe:
+    """What the request says about the device, and what has been simulated so far."""
+
+    capability: tuple[int, int] = (12, 1)
+    cuda_version: str = "13.0"
+    device_name: str = "NVIDIA GB10"
+    stub_modules: str = "auto"
+    simulated: list[str] = dataclasses.field(default_factory=list)
+    not_found: NotFound = dataclasses.field(default_factory=NotFound)
+
+    @classmethod
+    def of(cls, request: Json) -> Probe:
+        """Take from the request what it says about the device."""
+        major, minor = request.get("capability", (12, 1))
+        probe = cls(capability=(int(major), int(minor)))
+        for name in ("cuda_version", "device_name", "stub_modules"):
+            setattr(probe, name, request.get(name, getattr(probe, name)))
+        return probe
+
+    def note(self, words: str) -> None:
+        """Record a simulated part once."""
+        if words not in self.simulated:
+            self.simulated.append(words)
+
+
+def apply_environment(env: dict[str, str | None]) -> None:
+    """Set variables; null unsets, so that a caller can take an image's own setting away."""
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def add_paths(folders: list[str]) -> None:
+    """Put folders first on ``sys.path`` and read their ``.pth`` files.
+
+    A folder that pip filled is a site folder without being one to Python; the CuTe DSL is found
+    through such a file.
+    """
+    folders = [os.path.abspath(folder) for folder in folders]
+    before = [entry for entry in sys.path if entry not in folders]
+    sys.path[:] = folders + before
+    known = {os.path.normcase(folder) for folder in folders}
+    for folder in folders:
+        site.addsitedir(folder, known)
+    added = [entry for entry in sys.path if entry not in before]
+    sys.path[:] = added + before
+
+
+def pretend_nvcc(probe: Probe, folder: str) -> None:
+    """Put an ``nvcc`` (and ``ninja``) on PATH that only says its version.
+
+    FlashInfer counts as usable only where it could compile; the compiler is never run by
+    selection, and an image without it must be judged as it is, hence only on request.
+    """
+    home = Path(folder)
+    scripts = {"nvcc": FAKE_NVCC.format(version=probe.cuda_version)}
+    if shutil.which("ninja") is None:
+        scripts["ninja"] = "#!/bin/sh\necho 1.13.0\n"
+    (home / "bin").mkdir()
+    for name, text in scripts.items():
+        tool = home / "bin" / name
+        tool.write_text(text, encoding="utf-8")
+        tool.chmod(0o755)
+        probe.note(f"{name}: a stand-in on PATH that only tells its version")
+    os.environ["PATH"] = os.pathsep.join([str(home / "bin"), os.environ.get("PATH", "")])
+    os.environ["CUDA_HOME"] = os.environ["CUDA_PATH"] = folder
+
+
+def describe_device_to_torch(probe: Probe) -> None:
+    """Let torch tell the simulated device's properties where it has no device of its own.
+
+    FlashInfer reads some of them while it is imported, and compares torch's CUDA version, which a
+    CPU build does not have.
+    """
+    torch = importlib.import_module("torch")
+    if torch.version.cuda is None:
+        torch.version.cuda = probe.cuda_version
+        probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
+    if torch.cuda.is_available():
+        return
+    properties = types.SimpleNamespace(
+        name=probe.device_name,
+        major=probe.capability[0],
+        minor=probe.capability[1],
+        multi_processor_count=48,
+        total_memory=128 * 1024**3,
+        is_integrated=1,
+        warp_size=32,
+        max_threads_per_multi_processor=1536,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=99 * 1024,
+        shared_memory_per_multiprocessor=100 * 1024,
+        L2_cache_size=24 * 1024**2,
+    )
+    answers = {
+        "get_device_properties": properties,
+        "get_device_capability": probe.capability,
+        "get_device_name": probe.device_name,
+        "current_device": 0,
+    }
+    for name, value in answers.items():
+        setattr(torch.cuda, name, lambda *_args, _value=value, **_kwargs: _value)
+    probe.note(f"torch.cuda: {', '.join(answers)} answer for the simulated device")
+
+
+def simulated_platform(probe: Probe, base: type, capability_type: Callable[..., Any]) -> Any:
+    """A subclass of the release's own CUDA platform that knows its device without asking it."""
+    capability = capability_type(major=probe.capability[0], minor=probe.capability[1])
+    answers: dict[str, Any] = {
+        "get_device_capability": capability,
+        "get_device_name": probe.device_name,
+        "get_device_uuid": "GPU-simulated",
+        "get_device_total_memory": 128 * 1024**3,
+        "device_count": 1,
+        "num_compute_units": 48,
+        "is_fully_connected": False,
+        "is_integrated_gpu": True,
+        "log_warnings": None,
+    }
+
+    def constant(value: Any) -> Any:
+        return classmethod(lambda _cls, *_args, **_kwargs: value)
+
+    namespace = {name: constant(value) for name, value in answers.items() if hasattr(base, name)}
+    return type("SimulatedCudaPlatform", (base,), namespace)()
+
+
+def install_platform(probe: Probe) -> None:
+    """Make the simulated device vLLM's current platform, before anything has asked for one."""
+    platforms: Any = importlib.import_module("vllm.platforms")
+    cuda = importlib.import_module("vllm.platforms.cuda")
+    device = simulated_platform(probe, cuda.CudaPlatformBase, platforms.interface.DeviceCapability)
+    platforms._current_platform = device
+    major, minor = probe.capability
+    probe.note(f"device: {probe.device_name}, compute capability {major}.{minor}")
+
+
+def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
+    """Everything that must be in place before the first question; what is returned must be kept.
+
+    Raises:
+        ModuleNotFoundError: the target has no vLLM.
+    """
+    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", scratch)
+    add_paths([str(path) for path in request.get("paths", [])])
+    apply_environment(request.get("env", {}))
+    if request.get("pretend_nvcc"):
+        pretend_nvcc(probe, scratch)
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("vllm is not installed for this interpreter", name="vllm")
+    package = Path(next(iter(spec.submodule_search_locations)))
+    sys.meta_path.append(probe.not_found)
+    offered = {str(name): str(path) for name, path in request.get("extensions", {}).items()}
+    libraries = [str(path) for path in request.get("libraries", [])]
+    dispatch_modules.prepare_modules(probe, package, scratch, offered, libraries)
+    describe_device_to_torch(probe)
+    install_platform(probe)
+    return dispatch_modules.define_host_functions(probe)

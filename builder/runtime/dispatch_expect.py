@@ -1,0 +1,90 @@
+"""What a plan asks the dispatch probe, and whether an answer is what its profile expects.
+
+Standard library only: the builder uses it, and so does the verifier inside an image.  An
+expectation names a ``kind`` of layer and one of these:
+
+- ``line``: a log line of vLLM holds this text,
+- ``selected``: vLLM's name for the choice fits this pattern (``*`` stands for anything),
+- ``refused``: vLLM refuses, and its message holds this text.  That is how a profile says which
+  layers its settings are not for.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Json = Mapping[str, Any]
+
+MATCHERS = ("line", "selected", "refused")
+#: How a message or line is shown, in characters.
+_SHOWN = 400
+
+
+def flag_value(flags: Sequence[str], name: str) -> str:
+    """The value of a ``vllm serve`` flag, or ``auto``."""
+    for flag, value in itertools.pairwise(flags):
+        if flag == name:
+            return value
+    return "auto"
+
+
+def backends(plan: Json, kind: str) -> dict[str, str]:
+    """The backend that the plan's flags name for a kind of layer, as the probe is asked for it."""
+    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
+    setting = "moe_backend" if kind.endswith("-moe") else "linear_backend"
+    return {setting: flag_value(flags, f"--{setting.replace('_', '-')}")}
+
+
+def asks(plan: Json) -> list[dict[str, Any]]:
+    """One ask an expectation, with the plan's flags; its variables are the process's own."""
+    return [{"kind": e["kind"], **backends(plan, e["kind"])} for e in plan["expect"]]
+
+
+def describe(expectation: Json) -> str:
+    """An expectation in words."""
+    if "line" in expectation:
+        return str(expectation["line"])
+    if "refused" in expectation:
+        return f"refused: {expectation['refused']}"
+    pattern = expectation["selected"]
+    return "any kernel" if pattern == "*" else f"selected: {pattern}"
+
+
+def found(expectation: Json, answer: Json) -> str | None:
+    """What in an answer meets the expectation; None when nothing does."""
+    error = answer.get("error")
+    if "refused" in expectation:
+        holds = error and expectation["refused"] in str(error["message"])
+        return f"refused: {headline(answer)}" if holds else None
+    if error or not answer.get("selected"):
+        return None
+    if "line" in expectation:
+        return next((text for text in answer["lines"] if expectation["line"] in text), None)
+    matches = fnmatch.fnmatchcase(str(answer["selected"]), expectation["selected"])
+    return headline(answer) if matches else None
+
+
+def headline(answer: Json) -> str:
+    """The line or error that says what vLLM did."""
+    if answer.get("not_applicable"):
+        return f"not applicable: {answer['not_applicable']}"
+    error = answer.get("error")
+    if error:
+        return f"{error['type']}: {_shown(str(error['message']))}"
+    selected = str(answer.get("selected"))
+    telling = [text for text in _telling(answer) if selected.rpartition(".")[2] in text]
+    return _shown(telling[-1]) if telling else f"selected {selected}; no log line says so"
+
+
+def _telling(answer: Json) -> Iterator[str]:
+    return (text for text in answer["lines"] if text.startswith(("Using ", "Selected ")))
+
+
+def _shown(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."

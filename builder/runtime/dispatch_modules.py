@@ -1,0 +1,323 @@
+"""vLLM's extension modules where no CUDA driver is: the real ones if they load, else empty ones.
+
+Part of the dispatch probe (see ``dispatch_probe.py``): it runs under the target's interpreter, and
+imports nothing but the standard library, its siblings, and what the target has.  vLLM imports these
+modules for the operators that they register; kernel selection asks a few of those what the library
+was built for.  What was put in place of a real part is noted in ``Probe.simulated``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import glob
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from builder.runtime import stub_driver
+    from builder.runtime.dispatch_device import Probe
+else:
+    import stub_driver
+
+#: Where CUDA's toolkit, its compatibility package and a driver put their library.
+DRIVER_PLACES = (
+    "/usr/local/cuda*/compat/libcuda.so.1",
+    "/usr/local/cuda*/compat/lib*/libcuda.so.1",
+    "/usr/local/cuda*/targets/*/lib/stubs/libcuda.so",
+    "/usr/local/cuda*/lib64/stubs/libcuda.so",
+    "/usr/lib/*-linux-gnu/libcuda.so.1",
+)
+#: What a CPU build of torch lacks of the libraries that vLLM's stable-ABI modules name.
+TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so")
+
+#: The package around DeepGEMM that vLLM's wheels bring from 0.20.0 on.
+BUNDLED = "vllm.third_party.deep_gemm"
+
+# Host functions: they look at a number (12.1 is 121) and at how the library was compiled, never
+# at a device. These are the answers of a library built with CUDA 12.8 or newer for SM12x; the
+# modules of the released wheels, loaded beside a stub of the driver, give the same.
+HOST_FUNCTIONS: dict[str, Callable[[int], bool]] = {
+    "cutlass_scaled_mm_supports_fp4": lambda capability: capability >= 100,
+    "cutlass_scaled_mm_supports_fp8": lambda capability: capability >= 89,
+    "cutlass_scaled_mm_supports_block_fp8": lambda capability: capability >= 90,
+    "cutlass_group_gemm_supported": lambda capability: capability >= 90,
+}
+
+
+# --- libraries -----------------------------------------------------------------------------------
+
+
+def loads(library: str) -> bool:
+    """Load a library for everything that is loaded later; whether that worked."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        return True
+    return False
+
+
+def load_driver_library(probe: Probe, scratch: str, modules: Sequence[str]) -> None:
+    """Where no driver is installed, load a stand-in so that extension modules can load.
+
+    The toolkit's stub and its compatibility library carry the driver's soname, as ours does, so a
+    module that asks for it later finds it loaded.  Selection calls none of their functions.
+    """
+    if loads(stub_driver.SONAME):
+        return
+    found = [path for place in DRIVER_PLACES for path in sorted(glob.glob(place))]
+    for path in found:
+        if loads(path):
+            probe.note(f"driver: {path} in place of {stub_driver.SONAME}")
+            return
+    try:
+        path = stub_driver.write_stub(scratch, modules)
+    except stub_driver.UnknownMachineError as error:
+        probe.note(f"driver: none ({error})")
+        return
+    if loads(path):
+        probe.note(
+            f"driver: a generated {stub_driver.SONAME} whose functions all return "
+            f"CUDA_ERROR_STUB_LIBRARY ({stub_driver.REFUSAL})"
+        )
+
+
+def stand_in_for_torch_cuda(probe: Probe, module: str, scratch: str) -> None:
+    """Make what a CPU build of torch lacks of a module's libraries, out of what the module needs.
+
+    Only for modules that are offered to a sandbox; an image has the torch that it needs.
+    """
+    needed = stub_driver.needed_libraries(module)
+    lacking = [name for name in needed if name in TORCH_CUDA and not loads(name)]
+    if not lacking:
+        return
+    known: list[Any] = [ctypes.CDLL(None)]
+    for name in (n for n in needed if n not in lacking):
+        with contextlib.suppress(OSError):
+            known.append(ctypes.CDLL(name))
+    undefined = stub_driver.undefined_symbols(module)
+    missing = sorted(n for n in undefined if not any(hasattr(library, n) for library in known))
+    for name in lacking:
+        path = stub_driver.write_library(scratch, name, missing)
+        if loads(path):
+            words = ", ".join(missing) or "nothing"
+            probe.note(f"{name}: a generated stand-in that defines {words}")
+        missing = []
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+
+class ExtensionLoader(importlib.abc.Loader):
+    """Loads an extension module, or an empty module in its place where it cannot load."""
+
+    def __init__(self, probe: Probe, real: importlib.machinery.ModuleSpec | None) -> None:
+        self.probe = probe
+        self.real = real
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """Make the real module; failing that say why, and let an empty one be made."""
+        reason = "not installed"
+        if self.real is not None and self.real.loader is not None:
+            try:
+                return self.real.loader.create_module(self.real)
+            except (ImportError, OSError) as error:
+                reason = str(error).partition("\n")[0]
+        self.real = None
+        self.probe.note(f"{spec.name}: an empty module ({reason})")
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Finish the real module; an empty one is finished."""
+        if self.real is not None and self.real.loader is not None:
+            self.real.loader.exec_module(module)
+
+
+class ExtensionFinder(importlib.abc.MetaPathFinder):
+    """The first finder: is responsible for vLLM's operator libraries and nothing else."""
+
+    def __init__(
+        self, probe: Probe, names: frozenset[str], offered: Mapping[str, str], scratch: str
+    ) -> None:
+        self.probe = probe
+        self.names = names
+        self.offered = offered
+        self.scratch = scratch
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find one of the named extension modules, there or not."""
+        del target  # the interface has it
+        if fullname not in self.names:
+            return None
+        real = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if fullname in self.offered:
+            file = self.offered[fullname]
+            stand_in_for_torch_cuda(self.probe, file, self.scratch)
+            own = importlib.machinery.ExtensionFileLoader(fullname, file)
+            real = importlib.util.spec_from_file_location(fullname, file, loader=own)
+        loader = ExtensionLoader(self.probe, real)
+        if real is None or real.origin is None:
+            return importlib.machinery.ModuleSpec(fullname, loader)
+        return importlib.util.spec_from_file_location(fullname, real.origin, loader=loader)
+
+
+class BundledLoader(importlib.abc.Loader):
+    """Loads a package around compiled code, or one that has any name in it where that is absent.
+
+    vLLM asks whether it can be imported, and looks names up in it; selection calls none of them.
+    """
+
+    def __init__(
+        self, probe: Probe, real: importlib.machinery.ModuleSpec, files: Sequence[str]
+    ) -> None:
+        self.probe = probe
+        self.real = real
+        self.files = files
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the real package; without compiled code that loads here, let it have every name.
+
+        Any other error is the release's own, and decides what it selects.
+        """
+        reason = "its compiled code is not installed for this machine"
+        if any(os.path.isfile(path) for path in self.files) and self.real.loader is not None:
+            try:
+                self.real.loader.exec_module(module)
+            except (ImportError, OSError) as error:
+                reason = str(error).partition("\n")[0]
+            else:
+                return
+        self.probe.note(f"{module.__name__}: a stand-in that has every name ({reason})")
+        module.__dict__["__getattr__"] = _any_name
+
+
+def _any_name(name: str) -> Callable[..., None]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return lambda *_args, **_kwargs: None
+
+
+class BundledFinder(importlib.abc.MetaPathFinder):
+    """Is responsible for `BUNDLED`, where the wheel has compiled code for it."""
+
+    def __init__(self, probe: Probe, files: Sequence[str]) -> None:
+        self.probe = probe
+        self.files = files
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the package, if the release has it."""
+        del target  # the interface has it
+        if fullname != BUNDLED:
+            return None
+        real = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if real is None or real.origin is None:
+            return None
+        loader = BundledLoader(self.probe, real, self.files)
+        return importlib.util.spec_from_file_location(
+            fullname,
+            real.origin,
+            loader=loader,
+            submodule_search_locations=real.submodule_search_locations,
+        )
+
+
+def extensions_of_platform(package: Path) -> set[str]:
+    """The extension modules that the release's CUDA platform imports at once."""
+    source = (package / "platforms" / "cuda.py").read_text(encoding="utf-8")
+    names = {
+        alias.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.startswith("vllm._")
+    }
+    return {n for n in names if not (package / n.removeprefix("vllm.")).with_suffix(".py").exists()}
+
+
+def extensions_of_wheel() -> list[tuple[str, str]]:
+    """Module names and files of the operator libraries that the wheel's list of files names.
+
+    Whether they are there or not.  By vLLM's convention these start with an underscore and have
+    ``_C`` in their name.
+    """
+    found = []
+    for file in importlib.metadata.files("vllm") or ():
+        stem = file.name.partition(".")[0]
+        if file.suffix == ".so" and stem.startswith("_") and "_C" in stem:
+            found.append((".".join([*file.parts[:-1], stem]), str(file.locate())))
+    return found
+
+
+def prepare_modules(
+    probe: Probe, package: Path, scratch: str, offered: Mapping[str, str], libraries: Sequence[str]
+) -> None:
+    """Load what extension modules are linked against, and watch over their import.
+
+    ``offered`` are modules, by name, for a target that has none for this machine; ``libraries``
+    are loaded before them.
+    """
+    of_wheel = extensions_of_wheel()
+    files = [*(path for _, path in of_wheel), *offered.values()]
+    present = [path for path in files if os.path.isfile(path)]
+    if present:
+        load_driver_library(probe, scratch, present)
+    for path in libraries:
+        loads(path)
+    if probe.stub_modules != "auto":
+        return
+    operators = {name for name, _ in of_wheel if ".third_party." not in name}
+    names = frozenset(extensions_of_platform(package) | operators | offered.keys())
+    sys.meta_path.insert(0, ExtensionFinder(probe, names, offered, scratch))
+    bundled = [path for name, path in of_wheel if name.startswith(f"{BUNDLED}.")]
+    if bundled:
+        sys.meta_path.insert(0, BundledFinder(probe, bundled))
+
+
+def define_host_functions(probe: Probe) -> list[object]:
+    """Give torch the host functions that no loaded library registered.
+
+    The libraries returned must be kept alive: torch forgets the functions with them.
+    """
+    torch = importlib.import_module("torch")
+    kept: list[object] = []
+    for name, answer in HOST_FUNCTIONS.items():
+        if hasattr(torch.ops._C, name):
+            continue
+        library = torch.library.Library("_C", "FRAGMENT")
+        library.define(f"{name}(int cuda_device_capability) -> bool")
+        library.impl(name, answer, "CompositeImplicitAutograd")
+        kept.append(library)
+        probe.note(f"torch.ops._C.{name}: answers as a CUDA {probe.cuda_version} build would")
+    return kept
+
+
+def real_extensions() -> list[str]:
+    """List vLLM's extension modules that really loaded."""
+    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    found: list[str] = []
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", None) or "")
+        loader = getattr(module, "__loader__", None)
+        empty = isinstance(loader, ExtensionLoader) and loader.real is None
+        if name.startswith("vllm.") and file.endswith(suffixes) and not empty:
+            found.append(name)
+    return sorted(found)

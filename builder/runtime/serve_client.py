@@ -1,0 +1,134 @@
+"""Talks to a vLLM server on this machine over HTTP.  Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: No proxy: the server is here.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+Json = dict[str, Any]
+
+
+class ServeError(Exception):
+    """The server did not answer, or not as it must."""
+
+
+class Timing(NamedTuple):
+    """One streamed answer; times in seconds."""
+
+    tokens: int
+    first: float
+    total: float
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def healthy(url: str) -> bool:
+    """Whether the server says that it is ready."""
+    try:
+        with OPENER.open(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def post(url: str, path: str, body: Json, timeout: float) -> Any:
+    """The open answer to a request.
+
+    Raises:
+        ServeError: no answer, or an HTTP error, with what the server said.
+    """
+    data = json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}{path}", data=data, headers=headers)
+    try:
+        return OPENER.open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        words = error.read(2000).decode("utf-8", "replace")
+        raise ServeError(f"{path} answered {error.code}: {' '.join(words.split())[:300]}") from None
+    except (OSError, ValueError) as error:
+        raise ServeError(f"{path} did not answer: {error}") from None
+
+
+def complete(url: str, model: str, prompt: list[int], tokens: int, timeout: float) -> Json:
+    """One completion with the log probability of each token.
+
+    Raises:
+        ServeError: it fails, or is not JSON.
+    """
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    body.update(logprobs=1, ignore_eos=True)
+    try:
+        with post(url, "/v1/completions", body, timeout) as answer:
+            value: Json = json.load(answer)
+    except (ValueError, OSError) as error:
+        raise ServeError(f"the completion broke off: {error}") from None
+    return value
+
+
+def judge(answer: Json, tokens: int) -> tuple[list[str], str]:
+    """What is wrong with a completion, and a word on what came."""
+    try:
+        choice = answer["choices"][0]
+        probabilities = choice["logprobs"]["token_logprobs"]
+        words = choice["logprobs"]["tokens"]
+        count = int(answer["usage"]["completion_tokens"])
+    except (LookupError, TypeError, ValueError) as error:
+        return [f"no completion with log probabilities in it ({error!r})"], ""
+    problems = []
+    if count != tokens or len(probabilities) != tokens:
+        problems.append(f"{count} tokens and {len(probabilities)} probabilities, not {tokens}")
+    wrong = [p for p in probabilities if not isinstance(p, (int, float)) or not math.isfinite(p)]
+    if wrong:
+        problems.append(f"{len(wrong)} of {len(probabilities)} log probabilities are {wrong[0]}")
+    elif any(p > 1e-6 for p in probabilities):
+        problems.append(f"a log probability of {max(probabilities):g} is above 0")
+    if words and set(words) == {"t0"}:
+        problems.append("token 0 every time (what people see as !!!!!): the logits are no numbers")
+    seen = f"{count} tokens: {' '.join(map(str, words[:8]))}"
+    return problems, seen
+
+
+def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
+    """One streamed answer, timed.
+
+    Raises:
+        ServeError: it fails or says nothing.
+    """
+    start = time.monotonic()
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    first, tokens = None, 0
+    try:
+        with post(url, path, body, timeout) as answer:
+            for event in events(answer):
+                if event.get("choices") and first is None:
+                    first = time.monotonic() - start
+                if event.get("usage"):
+                    tokens = int(event["usage"]["completion_tokens"])
+    except (OSError, ValueError) as error:
+        raise ServeError(f"the stream broke off: {error}") from None
+    if first is None or not tokens:
+        raise ServeError("the stream held no token")
+    return Timing(tokens, first, time.monotonic() - start)
+
+
+def events(answer: Any) -> Iterator[Json]:
+    """The JSON of each server-sent event."""
+    for raw in answer:
+        line = raw.decode("utf-8", "replace").strip()
+        if line.startswith("data:") and line != "data: [DONE]":
+            yield json.loads(line[5:])

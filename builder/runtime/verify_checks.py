@@ -1,0 +1,67 @@
+"""Checks in the one shape that all levels report, and how they are printed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SCHEMA = 1
+MARKS = {"pass": "PASS", "fail": "FAIL", "not-run": "NOT RUN"}
+
+Check = dict[str, Any]
+
+
+def check(
+    level: str,
+    name: str,
+    good: bool,
+    expected: str,
+    seen: str,
+    *,
+    where: str = "",
+    reason: str = "",
+    figures: dict[str, float] | None = None,
+) -> Check:
+    """One check that ran, with its evidence."""
+    made = {"level": level, "name": name, "status": "pass" if good else "fail"}
+    made.update(expected=expected, seen=seen, where=where, reason=reason)
+    return {**made, "figures": figures} if figures else dict(made)
+
+
+def not_run(level: str, name: str, expected: str, reason: str, where: str = "") -> Check:
+    """One check that could not run, and why: never a pass."""
+    made = {"level": level, "name": name, "status": "not-run", "expected": expected}
+    return {**made, "seen": "", "where": where, "reason": reason}
+
+
+def passed(checks: Sequence[Check], require: Iterable[str] = ()) -> bool:
+    """No check failed, one passed, and of each required level all ran."""
+    needed = set(require)
+    statuses = [item["status"] for item in checks]
+    ran = {item["level"] for item in checks}
+    skipped = [c for c in checks if c["status"] == "not-run" and c["level"] in needed]
+    return "pass" in statuses and "fail" not in statuses and not skipped and needed <= ran
+
+
+def say(text: str) -> None:
+    """Progress goes to stderr: stdout is the report."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(checks: Sequence[Check]) -> None:
+    """The report for people, on stdout."""
+    for item in checks:
+        print(
+            f"{MARKS[item['status']]:<8}{item['level']:<9}{item['name']}: {item['seen']}".rstrip()
+        )
+        if item["status"] == "fail":
+            print(f"        expected: {item['expected']}")
+        if item["reason"] and item["status"] != "pass":
+            print(f"        reason:   {item['reason']}")
+        elif item["reason"]:
+            print(f"        {item['reason']}")
+    counts = [sum(c["status"] == status for c in checks) for status in MARKS]
+    print("{} pass, {} fail, {} not run".format(*counts))
