@@ -7,15 +7,29 @@ for that.  What comes out is looked at: the architecture it is for, its tensor-c
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
-from builder.runtime.spark_apply import versions
+from builder.index import write_atomically
+from builder.paths import cache_dir, package_file
+from builder.runtime.spark_apply import canonical_json, sha256_hex, versions
 from builder.verify import Check
 from builder.verify.dslmirror import NoDsl, mirror
+from builder.verify.kernels import (
+    ADVICE,
+    PACKAGE,
+    Kernel,
+    expected_of,
+    faults,
+    headline,
+    tile_of,
+    wanted_kernels,
+)
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
 from builder.verify.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 
@@ -33,84 +47,10 @@ PROBE = "codegen_probe.py"
 TIMEOUT = 600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One kernel to compile, and what its machine code must show."""
-
-    name: str
-    #: the expectation that wants it; empty for those that every b12x profile wants
-    serves: str
-    request: Mapping[str, Any]
-    #: NVFP4 tensor-core instructions are a must
-    fp4: bool = True
-    known: str = ""
-
-
-KERNELS = (
-    Kernel(
-        name="NVFP4 warp MMA",
-        serves="",
-        request={"kind": "mma-gate"},
-        fp4=False,
-    ),
-    Kernel(
-        name="b12x GEMM, tile 128x128",
-        serves="nvfp4-linear",
-        request={"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]},
-        known="128 of them in every release from FlashInfer 0.6.9 to 0.7.2.post1",
-    ),
-    Kernel(
-        name="b12x GEMM, 1 token",
-        serves="nvfp4-linear",
-        request={"kind": "dense-b12x", "tokens": 1},
-    ),
-    Kernel(
-        name="b12x MoE, 64 tokens",
-        serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": 64},
-    ),
-    # From FlashInfer 0.6.18 on this one multiplies vectors, without tensor cores.
-    Kernel(
-        name="b12x MoE, 1 token",
-        serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": 1},
-        fp4=False,
-    ),
-)
-
-#: What a compiler's message means for a user of the layers.
-ADVICE = (
-    (r"expects arch to be one of", "the layer cutlass-dsl-sm121a opens this gate"),
-    (
-        r"Unexpected instruction types specified for '_mma'",
-        "the layer cutlass-dsl-cu13 puts the CUDA 13 build in front, which emits another form",
-    ),
-    (
-        r"cannot import name|has no attribute|does not support backend",
-        "the FlashInfer in the target lacks this kernel; the layer flashinfer-b12x brings it",
-    ),
-)
-
-
-def wanted_kernels(expectations: Sequence[Mapping[str, str]]) -> list[Kernel]:
-    """The kernels that stand behind the lines a profile expects."""
-    kinds = {e["kind"] for e in expectations if "b12x" in e["line"].lower()}
-    return [k for k in KERNELS if kinds and (not k.serves or k.serves in kinds)]
-
-
-def expected_of(kernel: Kernel, arch: str) -> str:
-    """What a kernel must show, in words."""
-    if kernel.request["kind"] == "mma-gate":
-        return f"the CuTe DSL admits {arch}"
-    if not kernel.fp4:
-        return f"compiles for {arch}; no BPT.TRAP"
-    known = f" ({kernel.known})" if kernel.known else ""
-    return f"compiles for {arch}; OMMA.SF instructions on E2M1 > 0{known}; no BPT.TRAP"
-
-
 def check_codegen(target: VerifyTarget) -> Iterator[Check]:
     """One check for each kernel behind the lines that the profile expects."""
-    kernels = wanted_kernels(target.plan["expect"])
+    installed = PACKAGE in target.tree.distributions()
+    kernels = wanted_kernels(target.plan["expect"], package=installed)
     if not kernels:
         said = "the profile expects no b12x kernel, and no other is compiled at run time"
         yield _not_run("codegen", "a kernel compiled for SM121", said)
@@ -137,6 +77,7 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         yield from _all_not_run(kernels, arch, f"{error}{hint}")
         return
     context = Context(target=target, arch=arch, result=result)
+    context.read_all()
     for number, kernel in enumerate(kernels):
         yield context.judge(kernel, number)
 
@@ -149,32 +90,66 @@ class Context:
     arch: str
     result: Mapping[str, Any]
     simulated: tuple[str, ...] = field(init=False)
+    #: sha256 of a cubin -> what is in it, or why that cannot be told
+    readings: dict[str, Reading | ToolMissing | BadCubin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "simulated", tuple(self.result.get("simulated", ())))
+
+    def read_all(self) -> None:
+        """Disassemble every cubin, two at a time: starting ``nvdisasm`` is most of the work."""
+        replies = [one for reply in self.result["kernels"] for one in reply.get("each", [reply])]
+        cubins = {c["sha256"]: c["base64"] for r in replies if (c := _cubin(r)) is not None}
+        with ThreadPoolExecutor(2) as pool:
+            found = pool.map(attempt, map(base64.b64decode, cubins.values()))
+            self.readings.update(zip(cubins, found, strict=True))
 
     def judge(self, kernel: Kernel, number: int) -> Check:
         """Compare one reply with what its kernel must show."""
         fatal = self.result.get("fatal")
         reply = {"compiled": False, "error": fatal} if fatal else self.result["kernels"][number]
+        if "each" in reply:
+            return self._every_tile(kernel, reply["each"])
+        return self._one(kernel, reply)
+
+    def _one(self, kernel: Kernel, reply: Mapping[str, Any]) -> Check:
         if not reply["compiled"]:
             return self._uncompiled(kernel, reply["error"])
         if kernel.request["kind"] == "mma-gate":
             seen = f"MmaMXF4NVF4Op can be built for {self.arch}"
             return self._result(kernel, "pass", seen, self._compiler())
-        cubin = next(f for f in reply["files"] if f["kind"] == "cubin")
+        cubin = _cubin(reply)
+        assert cubin is not None, "the probe calls nothing compiled that has no cubin"
         where = f"{self._compiler()}; cubin {cubin['sha256'][:12]} ({cubin['size']} bytes)"
         head = f".target {reply['target']}, PTX {reply['ptx_version']}"
-        try:
-            found = read_cubin(base64.b64decode(cubin["base64"]))
-        except ToolMissing as error:
-            reason = f"it compiled, but {error}; try: {error.hint}"
+        found = self.readings[cubin["sha256"]]
+        if isinstance(found, ToolMissing):
+            reason = f"it compiled, but {found}; try: {found.hint}"
             return self._result(kernel, "not-run", head, where, reason)
-        except BadCubin as error:
-            return self._result(kernel, "fail", f"{head}; {error}", where)
+        if isinstance(found, BadCubin):
+            return self._result(kernel, "fail", f"{head}; {found}", where)
         wrong = faults(kernel, self.arch, str(reply["target"]), found.code)
         status: Status = "fail" if wrong else "pass"
-        return self._result(kernel, status, f"{head}; {found.words}", where, "; ".join(wrong))
+        made = self._result(kernel, status, f"{head}; {found.words}", where, "; ".join(wrong))
+        return replace(made, figures=found.code.tensor)
+
+    def _every_tile(self, kernel: Kernel, replies: Sequence[Mapping[str, Any]]) -> Check:
+        """One check for the kernels of every tile: the worst of what is said of each."""
+        made = {tile_of(reply["request"]): self._one(kernel, reply) for reply in replies}
+        for status in ("fail", "not-run"):
+            wrong = {tile: check for tile, check in made.items() if check.status == status}
+            if wrong:
+                return _worst(wrong, made)
+        by_name: dict[str, list[str]] = {}
+        for tile, check in made.items():
+            for name, number in check.figures.items():
+                by_name.setdefault(name, []).append(f"{number} in {tile}")
+        spilling = [tile for tile, check in made.items() if "; no spills;" not in check.seen]
+        parts = [f"{name}: {', '.join(numbers)}" for name, numbers in by_name.items()]
+        parts.append(f"spills in {', '.join(spilling)}" if spilling else "no spills")
+        figures = {tile: sum(check.figures.values()) for tile, check in made.items()}
+        whole = self._result(kernel, "pass", "; ".join([*parts, "no BPT.TRAP"]), self._compiler())
+        return replace(whole, figures=figures)
 
     def _uncompiled(self, kernel: Kernel, error: Mapping[str, Any]) -> Check:
         seen = f"{error['type']}: {headline(str(error['message']), str(error['type']))}"
@@ -194,7 +169,7 @@ class Context:
         if self.target.kind == "image" or error.get("type") != "ModuleNotFoundError" or not found:
             return None
         top = found[1].partition(".")[0]
-        return None if top in PACKAGES or top == "cutlass" else found[1]
+        return None if top in (*PACKAGES, PACKAGE) else found[1]
 
     def _compiler(self) -> str:
         of = self.result.get("versions", {})
@@ -202,11 +177,13 @@ class Context:
             f"{label} {of[name]}"
             for name, label in (
                 ("flashinfer-python", "FlashInfer"),
+                ("b12x", "b12x"),
                 ("nvidia-cutlass-dsl", "CuTe DSL"),
             )
             if of.get(name)
         ]
-        return f"{' + '.join(parts) or 'the compiler'} of {self.target.name}"
+        kept = ", compiled before from the same files" if self.result.get("kept") else ""
+        return f"{' + '.join(parts) or 'the compiler'} of {self.target.name}{kept}"
 
     def _result(
         self, kernel: Kernel, status: Status, seen: str, where: str, reason: str = ""
@@ -215,24 +192,34 @@ class Context:
         return made if status == "not-run" else _simulating(made, self.simulated)
 
 
-def faults(kernel: Kernel, arch: str, target: str, code: Disassembly) -> list[str]:
-    """What is wrong with a kernel that did compile."""
-    wrong = []
-    if target != arch or code.target not in ("", arch):
-        wrong.append(f"it is for {code.target or target}, not for {arch}")
-    if kernel.fp4 and not code.of("OMMA.SF", having="E2M1"):
-        wrong.append("no FP4 tensor-core instruction in it")
-    if code.traps:
-        wrong.append(f"{code.traps} BPT.TRAP: it ends itself on some device")
-    return wrong
-
-
 @dataclass(frozen=True)
 class Reading:
     """A cubin that was read, and that in words."""
 
     code: Disassembly
     words: str
+
+
+def _worst(wrong: Mapping[str, Check], made: Mapping[str, Check]) -> Check:
+    """What is said of some tiles, for all: their names only where others are better."""
+    tile, first = next(iter(wrong.items()))
+    names = f"{', '.join(wrong)}, of {', '.join(made)}; {tile}: "
+    seen = first.seen if len(wrong) == len(made) else f"{names}{first.seen}"
+    return replace(first, seen=seen, figures={})
+
+
+def _cubin(reply: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The cubin among the files of a reply."""
+    files = reply.get("files", ()) if reply["compiled"] else ()
+    return next((file for file in files if file["kind"] == "cubin"), None)
+
+
+def attempt(cubin: bytes) -> Reading | ToolMissing | BadCubin:
+    """What is in a cubin, or why that cannot be told."""
+    try:
+        return read_cubin(cubin)
+    except (ToolMissing, BadCubin) as error:
+        return error
 
 
 def read_cubin(cubin: bytes) -> Reading:
@@ -250,17 +237,6 @@ def read_cubin(cubin: bytes) -> Reading:
     parts = [tensor or "no tensor-core instruction", f"{registers} registers"]
     parts += [f"{shared} B shared memory fixed at compile time", spills, traps]
     return Reading(code, "; ".join(parts))
-
-
-def headline(message: str, kind: str) -> str:
-    """The compiler's own words: the line that says what is wrong, without wrapping around it."""
-    lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"ptxas .*error", line)]
-    first = telling[0] if telling else next(iter(lines), "no message")
-    shown = first.removeprefix(f"{kind}: ")
-    shown = shown[shown.index("ptxas ") :] if telling and "ptxas " in shown else shown
-    more = f" (and {len(telling) - 1} more of its kind)" if len(telling) > 1 else ""
-    return f"{shown[:400]}{more}"
 
 
 def _check(
@@ -307,17 +283,53 @@ def sandbox_compiler(
         current = {**packages, **versions(tree)}
         requirements = requirements_for(current["vllm"])
         sandbox = Sandbox(requirements)
-        dsl = mirror(tree)
+        dsl, rest = mirror(tree), lay_out(tree)
         sandbox.prepare()
-        full = {**request, "paths": [str(dsl), str(lay_out(tree))], "pretend_triton": True}
-        result = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
-        result.setdefault("simulated", [])[:0] = [
-            f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox",
-            "the CuTe DSL's shared libraries: this machine's build of the same wheels",
-        ]
+        # these three are named by their contents
+        inputs = [sandbox.root.name, dsl.name, rest.name, request]
+        result = kept_result(inputs)
+        if result is None:
+            full = {**request, "paths": [str(dsl), str(rest)], "pretend_triton": True}
+            result = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
+            result.setdefault("simulated", [])[:0] = [
+                f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox",
+                "the CuTe DSL's shared libraries: this machine's build of the same wheels",
+            ]
+            keep_result(inputs, result)
         return result
 
     return compile_kernels
+
+
+#: Results kept; one is 1 MB of cubins.
+_KEEP = 40
+
+
+def _result_file(inputs: Sequence[Any]) -> Path:
+    probe = package_file("runtime", PROBE).read_text("utf-8")
+    return cache_dir() / "codegen" / f"{sha256_hex(canonical_json([probe, *inputs]))}.json"
+
+
+def kept_result(inputs: Sequence[Any]) -> dict[str, Any] | None:
+    """What came of compiling the same files with the same compiler before."""
+    file = _result_file(inputs)
+    try:
+        result: dict[str, Any] = {**json.loads(file.read_bytes()), "kept": True}
+        os.utime(file)
+    except (OSError, ValueError, TypeError):
+        return None
+    return result
+
+
+def keep_result(inputs: Sequence[Any], result: Mapping[str, Any]) -> None:
+    """Keep a result in which everything compiled; what failed is tried again."""
+    if result.get("fatal") or not all(reply["compiled"] for reply in result["kernels"]):
+        return
+    file = _result_file(inputs)
+    write_atomically(file, json.dumps(result).encode())
+    files = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for old in files[:-_KEEP]:
+        old.unlink(missing_ok=True)
 
 
 def python_compiler(python: Path) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:

@@ -5,61 +5,58 @@ The log lines are vLLM's own.  Which parts were simulated stands in the evidence
 
 from __future__ import annotations
 
-import itertools
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
+from builder.runtime.dispatch_expect import asks, describe, found, headline
+from builder.runtime.spark_apply import receipts_of
 from builder.verify import Check
 from builder.verify.imports import PACKAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from builder.verify import VerifyTarget
 
 
-def flag_value(flags: Sequence[str], name: str) -> str:
-    """The value of a ``vllm serve`` flag, or ``auto``."""
-    for flag, value in itertools.pairwise(flags):
-        if flag == name:
-            return value
-    return "auto"
+def own_settings(target: VerifyTarget) -> dict[str, str | None]:
+    """The plan's variables as the target has them; None for one that it has lost.
+
+    What no layer was put on yet sets nothing, and is asked with what the plan would set.
+    """
+    patched = bool(receipts_of(target.tree))
+    names = target.plan["env"]
+    return {name: target.env.get(name) for name in names if patched or name in target.env}
 
 
-def make_request(plan: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+def make_request(plan: Mapping[str, Any], env: Mapping[str, str | None]) -> dict[str, Any]:
     """What the probe is asked: each expectation with the plan's settings, then without any.
 
     ``env`` holds what the target itself sets, which wins: a changed setting must show.
     """
-    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
     unset = dict.fromkeys(plan["env"])
-    asks: list[dict[str, Any]] = []
-    for expectation in plan["expect"]:
-        kind = expectation["kind"]
-        setting = "moe_backend" if kind.endswith("-moe") else "linear_backend"
-        value = flag_value(flags, f"--{setting.replace('_', '-')}")
-        asks.append({"kind": kind, setting: value})
-    asks += [{"kind": e["kind"], "env": unset} for e in plan["expect"]]
-    return {"env": {**plan["env"], **env}, "ask": asks}
+    without = [{"kind": e["kind"], "env": unset} for e in plan["expect"]]
+    return {"env": {**plan["env"], **env}, "ask": [*asks(plan), *without]}
 
 
 def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
     """One check for each line that the profile expects."""
     expectations = target.plan["expect"]
     if not expectations:
-        yield _not_run("dispatch", "a line", "no profile was named, so no line is expected")
+        reason = "no profile was named, so no line is expected"
+        yield replace(_not_run("dispatch", "a line", reason), moot=True)
         return
     if target.ask is None:
         for expectation in expectations:
-            yield _not_run(expectation["kind"], expectation["line"], target.cannot_ask)
+            yield _not_run(expectation["kind"], describe(expectation), target.cannot_ask)
         return
     try:
-        own = {name: target.env[name] for name in target.plan["env"] if name in target.env}
-        result = target.ask(make_request(target.plan, own))
+        result = target.ask(make_request(target.plan, own_settings(target)))
     except SparkBuildError as error:
         for expectation in expectations:
-            yield _not_run(expectation["kind"], expectation["line"], str(error))
+            yield _not_run(expectation["kind"], describe(expectation), str(error))
         return
     fatal = result.get("fatal")
     simulated = tuple(result.get("simulated", ()))
@@ -69,7 +66,7 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
                 level="dispatch",
                 name=expectation["kind"],
                 status="fail",
-                expected=expectation["line"],
+                expected=describe(expectation),
                 seen=f"{fatal['type']}: {fatal['message']}",
                 where=f"importing vllm in {target.name}",
                 simulated=simulated,
@@ -80,17 +77,17 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             yield _compare(target, expectation, answers[number], default, simulated)
 
 
-def _lacking(target: VerifyTarget, answer: Mapping[str, Any]) -> str | None:
+def lacking(target: VerifyTarget, answer: Mapping[str, Any]) -> str | None:
     """The third-party module that a sandbox lacks, so that vLLM could not be asked at all.
 
     In an image the same error is vLLM's own failure, and a missing module of a patched package is
     one everywhere.
     """
     error = answer.get("error") or {}
-    found = re.search(r"No module named '([\w.]+)'", str(error.get("message", "")))
-    if target.kind == "image" or error.get("type") != "ModuleNotFoundError" or not found:
+    named = re.search(r"No module named '([\w.]+)'", str(error.get("message", "")))
+    if target.kind == "image" or error.get("type") != "ModuleNotFoundError" or not named:
         return None
-    return None if found[1].split(".", 1)[0] in PACKAGES else found[1]
+    return None if named[1].split(".", 1)[0] in PACKAGES else named[1]
 
 
 def _compare(
@@ -100,22 +97,21 @@ def _compare(
     default: Mapping[str, Any],
     simulated: tuple[str, ...],
 ) -> Check:
-    wanted = expectation["line"]
-    lacking = _lacking(target, answer)
-    if lacking is not None:
-        return _not_run(expectation["kind"], wanted, f"the sandbox lacks the module {lacking}")
-    error = answer.get("error")
-    line = next((text for text in answer["lines"] if wanted in text), None)
-    good = line is not None and error is None
-    seen = _headline(answer)
+    wanted = describe(expectation)
+    missing = lacking(target, answer)
+    if missing is not None:
+        return _not_run(expectation["kind"], wanted, f"the sandbox lacks the module {missing}")
+    if answer.get("not_applicable"):
+        return _not_run(expectation["kind"], wanted, headline(answer))
+    met = found(expectation, answer)
     return Check(
         level="dispatch",
         name=expectation["kind"],
-        status="pass" if good else "fail",
+        status="fail" if met is None else "pass",
         expected=wanted,
-        seen=(line or seen) if good else seen,
+        seen=headline(answer) if met is None else met,
         where=f"log of vllm in {target.name}",
-        reason=f"without these settings: {_default(default)}" if good else _why(answer, default),
+        reason=_why(answer, default) if met is None else f"without these settings: {_of(default)}",
         simulated=simulated,
     )
 
@@ -123,22 +119,12 @@ def _compare(
 def _why(answer: Mapping[str, Any], default: Mapping[str, Any]) -> str:
     if answer.get("selected"):
         return f"selected instead: {answer['selected']}"
-    return f"the choice was refused; without these settings it is: {_default(default)}"
+    return f"the choice was refused; without these settings it is: {_of(default)}"
 
 
-def _default(answer: Mapping[str, Any]) -> str:
+def _of(answer: Mapping[str, Any]) -> str:
     """What vLLM selects when nothing is set."""
-    return str(answer.get("selected") or _headline(answer))
-
-
-def _headline(answer: Mapping[str, Any]) -> str:
-    """The line or error that says what vLLM did."""
-    if answer.get("error"):
-        words = " ".join(str(answer["error"]["message"]).split())
-        shown = words if len(words) < 400 else f"{words[:400]}..."
-        return f"{answer['error']['type']}: {shown}"
-    telling = [text for text in answer["lines"] if text.startswith(("Using ", "Selected "))]
-    return telling[-1] if telling else f"no such line; selected {answer.get('selected')}"
+    return str(answer.get("selected") or headline(answer))
 
 
 def _not_run(name: str, expected: str, reason: str) -> Check:

@@ -7,13 +7,16 @@ versions, kept in the cache.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from builder.runtime.spark_apply import Tree
 
 #: Top-level directories of site-packages whose Python files the probe may need.
-_PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache")
+_PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "b12x")
 #: Files below these are data (headers, vendored sources, tuning tables), not imported.
 _SKIP = (
     "flashinfer/data/",
@@ -61,6 +64,8 @@ class Requirements:
 #: The torch that every release from 0.17.0 to 0.33.0 has been asked with, whatever it pins itself:
 #: selection is host code, and one CPU build serves them all.
 TORCH = "2.13.0"
+#: A tree in the cache that was asked for in the last so many seconds is not removed.
+_IN_USE = 3600.0
 #: Download sizes in MB, for the announcement: torch's CPU build, and a CuTe DSL with its libraries.
 _TORCH_MEGABYTES, _DSL_MEGABYTES = 190, 160
 
@@ -173,36 +178,60 @@ class Sandbox:
         return ask_probe(self.python, request, timeout)
 
 
+#: Runs a probe without what the interpreter finds below one directory.
+_WITHOUT = (
+    "import os, runpy, sys; root = os.path.realpath(sys.argv[1]); "
+    "sys.path[:] = [p for p in sys.path if f'{os.path.realpath(p)}/'.find(f'{root}/') != 0]; "
+    "runpy.run_path(sys.argv[2], run_name='__main__')"
+)
+
+
 def ask_probe(
     python: Path,
     request: Mapping[str, Any],
     timeout: float = 300,
     probe: str = "dispatch_probe.py",
+    instead_of: Path | None = None,
 ) -> dict[str, Any]:
     """Run a probe of ``builder/runtime`` under an interpreter; ``timeout`` is in seconds.
+
+    ``instead_of`` is a directory that the interpreter must not see, because the request's ``paths``
+    hold what stands for it; nothing is written there either.
 
     Raises:
         SandboxUnavailable: the probe did not end with a result.
     """
-    keep = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
-    env = {name: os.environ[name] for name in keep if os.environ.get(name)}
-    env["VLLM_NO_USAGE_STATS"] = "1"
+    command = [str(python), str(package_file("runtime", probe))]
+    if instead_of is not None:
+        command[1:1] = ["-B", "-c", _WITHOUT, str(instead_of)]
     try:
-        answer = subprocess.run(
-            [str(python), str(package_file("runtime", probe))],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=env,
-            check=False,
-        )
-        result: dict[str, Any] = json.loads(answer.stdout)
+        answer = _run_probe(tuple(command), json.dumps(request, sort_keys=True), timeout)
+        result: dict[str, Any] = json.loads(answer)
     except subprocess.TimeoutExpired:
         raise SandboxUnavailable(f"{probe} took more than {timeout:.0f} s") from None
     except (OSError, ValueError) as error:
         raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
     return result
+
+
+@cache
+def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
+    """What a probe prints.  A sandbox's paths are named after what they hold, so the same request
+    has the same answer for as long as this process lives.
+    """
+    keep = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
+    env = {name: os.environ[name] for name in keep if os.environ.get(name)}
+    env["VLLM_NO_USAGE_STATS"] = "1"
+    answer = subprocess.run(
+        command,
+        input=request,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=env,
+        check=False,
+    )
+    return answer.stdout
 
 
 def _torch_index() -> list[str]:
@@ -261,6 +290,12 @@ def lay_out(tree: Tree) -> Path:
 
 
 def _prune(parent: Path, keep: int) -> None:
-    folders = sorted((p for p in parent.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
-    for old in folders[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    """Remove the oldest folders, but none that another run may be reading just now."""
+    settled = time.time() - _IN_USE
+    folders = sorted((p.stat().st_mtime, p) for p in parent.iterdir() if p.is_dir())
+    for used, old in folders[:-keep]:
+        if used < settled:
+            gone = old.with_suffix(".old")
+            with contextlib.suppress(OSError):  # somebody else was first
+                old.rename(gone)  # never leave half of it under its name
+                shutil.rmtree(gone, ignore_errors=True)

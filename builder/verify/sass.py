@@ -1,7 +1,7 @@
 """What is in a cubin: instructions by name, registers, shared memory, spills.
 
 Instructions come from ``nvdisasm`` (the PyPI package ``nvidia-cuda-nvdisasm``, or a CUDA toolkit);
-registers, shared memory and stack stand in the cubin's own ELF sections and need no tool.
+registers, shared memory, stack and names stand in the cubin's own ELF sections and need no tool.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _INSTRUCTION = re.compile(
     re.MULTILINE,
 )
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
+#: Where the code of a function begins; other sections have other names.
+_FUNCTION = re.compile(r"^\.text\.(\S+):$", re.MULTILINE)
 
 #: Attributes of ``.nv.info``: registers and stack frame by symbol number.
 _REGISTERS, _FRAME = 0x2F, 0x11
@@ -37,7 +39,7 @@ _ELF = b"\x7fELF\x02\x01"  # 64 bits, little endian
 
 
 class ToolMissing(SparkBuildError):
-    """No ``nvdisasm`` here, so instructions cannot be counted."""
+    """A tool of the CUDA toolkit is not here, so machine code cannot be read."""
 
 
 class BadCubin(SparkBuildError):
@@ -93,21 +95,36 @@ def parse_sass(text: str) -> Disassembly:
     return Disassembly(target=target[1] if target else "", counts=counts)
 
 
+def split_functions(text: str) -> dict[str, Disassembly]:
+    """The same for each function of a cubin by its mangled name."""
+    target = _TARGET.search(text)
+    parts = _FUNCTION.split(text)
+    return {
+        name: Disassembly(target=target[1] if target else "", counts=parse_sass(body).counts)
+        for name, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
 def find_nvdisasm() -> Path:
-    """``nvdisasm`` on PATH, in this environment, or in a CUDA toolkit.
+    """``nvdisasm``, as ``find_tool`` finds it."""
+    return find_tool("nvdisasm")
+
+
+def find_tool(name: str) -> Path:
+    """A program of the CUDA toolkit: on PATH, in this environment, or in a toolkit.
 
     Raises:
         ToolMissing: it is nowhere.
     """
-    on_path = shutil.which("nvdisasm")
+    on_path = shutil.which(name)
     if on_path:
         return Path(on_path)
     for folder in [*_package_folders(), *sorted(Path("/usr/local").glob("cuda*/bin"))]:
-        found = folder / "nvdisasm"
+        found = folder / name
         if os.access(found, os.X_OK):
             return found
     raise ToolMissing(
-        "nvdisasm is not installed, so the machine code cannot be read",
+        f"{name} is not installed, so the machine code cannot be read",
         hint="pip install 'spark-build[proof]'",
     )
 
@@ -119,7 +136,17 @@ def _package_folders() -> Iterator[Path]:
 
 
 def disassemble(cubin: bytes) -> Disassembly:
-    """Run ``nvdisasm`` on a cubin.
+    """Count the instructions of a cubin.
+
+    Raises:
+        ToolMissing: there is no ``nvdisasm``.
+        BadCubin: it does not take the cubin.
+    """
+    return parse_sass(listing(cubin))
+
+
+def listing(cubin: bytes) -> str:
+    """What ``nvdisasm`` prints of a cubin.
 
     Raises:
         ToolMissing: there is no ``nvdisasm``.
@@ -137,7 +164,20 @@ def disassemble(cubin: bytes) -> Disassembly:
             raise ToolMissing(f"{tool} cannot run: {error.strerror}") from error
     if answer.returncode != 0:
         raise BadCubin(f"nvdisasm refuses the cubin: {answer.stderr.strip()[:300]}")
-    return parse_sass(answer.stdout)
+    return answer.stdout
+
+
+def function_names(cubin: bytes) -> set[str]:
+    """Mangled names of the functions that have code in a cubin.
+
+    Raises:
+        BadCubin: the bytes are not such a file.
+    """
+    try:
+        names = {name for name, _ in _sections(cubin)}
+    except (struct.error, ValueError, IndexError) as error:
+        raise BadCubin(f"not a cubin that can be read ({error})") from error
+    return {name.removeprefix(".text.") for name in names if name.startswith(".text.")}
 
 
 def resources(cubin: bytes) -> list[Resources]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from builder.bake import SHARE
+from builder.model import digest_of
 from builder.runtime.spark_apply import (
     explained,
+    layer_digest,
     parse_record,
     receipt_path,
     receipts_of,
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
 
 
 def check_static(target: VerifyTarget) -> Iterator[Check]:
-    """Receipts, environment, syntax, RECORD."""
+    """The plan that was baked in, receipts, environment, syntax, RECORD."""
     receipts = receipts_of(target.tree)
+    if target.label is not None:
+        yield _plan(target, target.label)
     for decision in target.plan["layers"]:
         if decision["state"] in ("needed", "applied"):
             yield _layer(target, decision, receipts)
@@ -41,6 +46,31 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     if receipts:
         yield _syntax(target, receipts)
     yield _record(target, receipts)
+
+
+def _plan(target: VerifyTarget, label: str) -> Check:
+    """What everything else is held against must itself be as it was when the image was built."""
+    stated = str(target.plan["plan_digest"])
+    wrong = ""
+    if digest_of(target.plan) != stated:
+        wrong = f"plan.json is {digest_of(target.plan)}, and says that it is {stated}"
+    elif label not in ("", stated):
+        wrong = f"plan.json is {stated}, the image's label says {label}"
+    else:
+        digests = {layer["name"]: layer_digest(layer) for layer in target.layers}
+        planned = {layer["name"]: layer["digest"] for layer in target.plan["layers"]}
+        names = sorted(n for n in digests | planned if digests.get(n) != planned.get(n))
+        if names:
+            wrong = f"layers.json holds another {', '.join(names)} than the plan was made of"
+    return Check(
+        level="static",
+        name="plan",
+        status="fail" if wrong else "pass",
+        expected="the plan and its layers have the digests that they were built with",
+        seen=wrong or stated,
+        where=SHARE,
+        reason="changed after the image was built" if wrong else "",
+    )
 
 
 def _layer(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import Base, BaseRequest, identify, scheme_of
+from builder.bases import Base, BaseRequest, asks_engine, identify, scheme_of
 from builder.errors import SparkBuildError, UsageError
 from builder.planner import make_plan
 from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
-from builder.verify import VerifyTarget
-from builder.verify.codegen import PROBE, python_compiler, sandbox_compiler
+from builder.verify import VerifyTarget, operators
+from builder.verify.codegen import python_compiler, sandbox_compiler
+from builder.verify.ongpu import GpuOptions, run_beside
+from builder.verify.parts import Parts, of_backup, parts_of_image, without_layers
 from builder.verify.sandbox import (
     Sandbox,
     SandboxUnavailable,
@@ -22,19 +25,16 @@ from builder.verify.sandbox import (
     lay_out,
     requirements_for,
 )
+from builder.verify.surroundings import Asking, beside_its_python
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from docker.models.containers import Container
+    from collections.abc import Callable, Mapping
 
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan
     from builder.runtime.spark_apply import Tree
     from builder.wheels import IndexSources
-
-Ask = "Callable[[Mapping[str, Any]], Mapping[str, Any]] | None"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class Opening:
     sources: IndexSources
     selection: Selection | None = None
     platform: str | None = None
+    gpu: GpuOptions = field(default_factory=GpuOptions)
 
 
 def open_target(text: str, opening: Opening) -> VerifyTarget:
@@ -54,10 +55,16 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
         UsageError: the reference is malformed, or says nothing about which layers to expect.
     """
     scheme, rest = scheme_of(text)
-    if scheme == "oci":
+    if scheme == "oci" and _is_overlay(Path(rest)):
         return open_layout(Path(rest), opening)
-    if scheme == "docker":
-        return _open_engine_image(rest, opening)
+    if scheme == "docker" and asks_engine(text, "auto"):
+        from builder.verify.container import open_engine_image
+
+        return open_engine_image(rest, opening)
+    if scheme in ("docker", "oci"):
+        from builder.verify.layered import open_layered
+
+        return open_layered(text, opening)
     pins = opening.selection.pins() if opening.selection else {}
     request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
     base = identify(request)
@@ -68,10 +75,35 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
                 hint=f"spark-build verify {text} --layers b12x-full",
             )
         plan = make_plan(base, opening.selection, opening.sources)
-        return target_of_plan(plan, base, text, patched=False)
+        opened = target_of_plan(plan, base, text, patched=False)
+        return dataclasses.replace(
+            opened,
+            parts=partial(_parts_of_base, base, opening),
+            on_gpu=_beside(base, opened.plan, opening.gpu),
+        )
     except BaseException:
         base.close()
         raise
+
+
+def _parts_of_base(base: Base, opening: Opening) -> Parts:
+    """Wheels, or a directory with what ``spark-build apply`` kept of it."""
+    python = _own_python(base)
+    packages = base.identity.packages
+    asking = in_sandbox(packages) if python is None else beside_its_python(base, python)
+    if base.identity.kind == "dir":
+        base = without_layers(base, of_backup(Path(base.identity.site_packages)))
+    return Parts(base=base, sources=opening.sources, asking=asking)
+
+
+def in_sandbox(packages: Mapping[str, str]) -> Callable[[Tree, Mapping[str, str]], Asking]:
+    """Asks about files in a sandbox, which has no variables of its own."""
+
+    def asking(tree: Tree, _env: Mapping[str, str]) -> Asking:
+        ask, why = sandbox_asker(tree, packages)
+        return Asking(ask=ask, cannot_ask=why, compile=sandbox_compiler(tree, packages))
+
+    return asking
 
 
 def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> VerifyTarget:
@@ -96,6 +128,11 @@ def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> 
         compile=_compiler_of(tree, base, patched=patched),
         close=base.close,
     )
+
+
+def _beside(base: Base, plan: Mapping[str, Any], options: GpuOptions) -> Any:
+    python = _own_python(base)
+    return None if python is None else lambda level: run_beside(python, plan, level, options)
 
 
 def _compiler_of(tree: Tree, base: Base, *, patched: bool) -> Any:
@@ -131,6 +168,8 @@ def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
             sandbox = Sandbox(requirements)
             sandbox.prepare()
             extra = [str(sandbox.dsl(current))] if requirements.needs_dsl else []
+            release = packages["vllm"]
+            real = operators.operators(release) if operators.wanted(release) else {}
         except SparkBuildError as error:
             hint = f"; try: {error.hint}" if error.hint else ""
             raise SandboxUnavailable(f"{error}{hint}") from None
@@ -138,6 +177,7 @@ def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
         has_cubin = "flashinfer-cubin" in current
         full = {
             **request,
+            **real,
             "paths": [str(folder), *extra],
             "pretend_nvcc": not has_cubin,
             "pretend_triton": requirements.pretend_triton,
@@ -151,28 +191,40 @@ def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
     return ask, ""
 
 
+def _is_overlay(layout: Path) -> bool:
+    """Whether this may be an overlay: a layout of one image, which stands on no other image."""
+    from builder.engines.overlay import labels_of_layout
+
+    if not layout.is_dir():
+        return False
+    return str(labels_of_layout(layout).get(bake.BASE_LABEL)).startswith("pypi:")
+
+
 def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
     """An overlay layout laid over the released wheels that its plan names.
 
     Raises:
         UsageError: it is not a layout of ours, is damaged, or is meant for other wheels.
     """
-    from builder.engines.oci import read_layout
+    from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
 
     plan, files, env = read_layout(layout)
-    return _open_overlay(f"oci:{layout}", plan, files, env, opening)
+    label = labels_of_layout(layout).get(bake.PLAN_LABEL, "")
+    opened = open_overlay(f"oci:{layout}", plan, files, env, opening, label)
+    return dataclasses.replace(opened, digests=(layout_digest(layout),))
 
 
-def _open_overlay(
+def open_overlay(
     name: str,
     plan: dict[str, Any],
     files: Mapping[str, bytes | None],
     env: Mapping[str, str],
     opening: Opening,
+    label: str,
 ) -> VerifyTarget:
     site = plan["base"]["site_packages"]
     request = BaseRequest(
-        ref=_exact_ref(plan),
+        ref=exact_ref(plan),
         platform=plan["base"]["platform"],
         python=plan["base"]["python"],
         site_packages=site,
@@ -185,6 +237,7 @@ def _open_overlay(
             f"{name} was made for wheels {plan['base']['digest'][:19]}..., the package index "
             f"has {base.identity.digest[:19]}...: a wheel was replaced since"
         )
+    parts = Parts(base=base, sources=opening.sources, asking=in_sandbox(base.identity.packages))
     overlay = OverlayTree(base.tree)
     prefix = f"{site}/"
     overlay.update(
@@ -197,7 +250,8 @@ def _open_overlay(
     if opening.selection is not None:
         judged = Base(dataclasses.replace(base.identity, env=dict(env)), overlay)
         judged_plan = make_plan(judged, opening.selection, opening.sources)
-        return target_of_plan(judged_plan, judged, name, patched=False)
+        opened = target_of_plan(judged_plan, judged, name, patched=False)
+        return dataclasses.replace(opened, parts=lambda: parts)
     ask, why = sandbox_asker(overlay, plan["base"]["packages"])
     return VerifyTarget(
         name=name,
@@ -210,44 +264,16 @@ def _open_overlay(
         ask=ask,
         cannot_ask=why,
         compile=sandbox_compiler(overlay, plan["base"]["packages"]),
+        label=label,
+        parts=lambda: parts,
     )
 
 
-def _exact_ref(plan: Mapping[str, Any]) -> str:
+def exact_ref(plan: Mapping[str, Any]) -> str:
     """The base with every version named; vLLM first, so that wheels are laid out in its order."""
     packages = dict(plan["base"]["packages"])
     named = {"vllm": packages.pop("vllm"), **packages}
     return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
-
-
-def _open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
-    """An image in a Docker Engine: an overlay of ours, or one that vLLM runs in."""
-    from builder.engines import docker
-
-    client = docker.connect()
-    try:
-        image = docker.find_image(client, ref, opening.platform)
-        with docker.created(client, image.id or ref) as container:
-            baked = docker.read_file(container, f"{bake.SHARE}/plan.json")
-            layers = docker.read_file(container, f"{bake.SHARE}/layers.json")
-            plan = json.loads(baked) if baked else None
-            if plan and _stands_alone(plan, container):
-                files: dict[str, bytes | None] = dict(docker.export_files(container))
-                env = docker.env_of_image(image)
-                return _open_overlay(ref, plan, files, env, opening)
-    finally:
-        client.close()
-    return _open_image(ref, plan, json.loads(layers or b"[]"), opening)
-
-
-def _stands_alone(plan: Mapping[str, Any], container: Container) -> bool:
-    """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
-    from builder.engines import docker
-
-    base = plan["base"]
-    metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
-    found = docker.read_file(container, f"{base['site_packages']}/{metadata}")
-    return base["kind"] == "pypi" and found is None
 
 
 def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:
@@ -261,72 +287,72 @@ def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:
     }
 
 
-def _open_image(
-    ref: str, plan: dict[str, Any] | None, layers: list[Any], opening: Opening
+@dataclass(frozen=True, kw_only=True)
+class Baked:
+    """What an image carries about itself: its plan, if it is ours, its layers, and its label."""
+
+    plan: dict[str, Any] | None
+    layers: list[Any]
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """How an image's vLLM is asked, and with other files in place of some of its own."""
+
+    kind: str
+    now: Asking
+    otherwise: Callable[[Tree, Mapping[str, str]], Asking]
+    #: who is asked for the image that it was made from: ``BaseRequest.engine``
+    engine: str
+
+
+def target_of_image(
+    base: Base, name: str, baked: Baked, opening: Opening, held: Held
 ) -> VerifyTarget:
-    pins = opening.selection.pins() if opening.selection else {}
-    base = identify(BaseRequest(ref=ref, platform=opening.platform, pins=pins, index=opening.index))
+    """An image with vLLM in it, held against the layers that are asked for or its own plan.
+
+    Raises:
+        UsageError: nothing says what it should be.
+    """
+    plan, layers = baked.plan, baked.layers
     try:
         if opening.selection is not None:
             plan = make_plan(base, opening.selection, opening.sources).as_json()
             layers = [dict(layer) for layer in opening.selection.layers]
         elif plan is None:
             raise UsageError(
-                f"image {ref} carries no spark-build plan, so nothing says what it should be",
-                hint=f"spark-build verify {ref} --layers b12x-full",
+                f"image {name} carries no spark-build plan, so nothing says what it should be",
+                hint=f"spark-build verify {name} --layers b12x-full",
             )
     except BaseException:
         base.close()
         raise
-
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return ask_in_container(base, request)
-
-    def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return ask_in_container(base, request, PROBE)
-
+    former = None if baked.plan is None else _former(baked.plan, base, opening, held.engine)
     return VerifyTarget(
-        name=ref,
-        kind="image",
+        name=name,
+        kind=held.kind,
         plan=plan,
         layers=layers,
         tree=base.tree,
         env=base.identity.env,
-        ask=ask,
-        compile=compile_kernels,
+        ask=held.now.ask,
+        cannot_ask=held.now.cannot_ask,
+        compile=held.now.compile,
         close=base.close,
+        label=None if opening.selection is not None else baked.label,
+        parts=lambda: parts_of_image(base, former, opening.sources, held.otherwise),
     )
 
 
-_STARTER = (
-    "import io, os, sys; sys.stdin = io.StringIO(os.environ.pop('SPARK_BUILD_REQUEST')); "
-    "source = os.environ.pop('SPARK_BUILD_PROBE'); sys.argv = ['probe.py']; "
-    "exec(compile(source, 'probe.py', 'exec'), {'__name__': '__main__'})"
-)
-
-
-def ask_in_container(
-    base: Base, request: Mapping[str, Any], probe: str = "dispatch_probe.py"
-) -> dict[str, Any]:
-    """Ask the image's own interpreter, vLLM and extension modules; no network, no GPU.
-
-    Raises:
-        SandboxUnavailable: the probe did not end with a result.
-    """
-    from builder.engines import docker
-    from builder.paths import package_file
-
-    client = docker.connect()
-    env = {
-        "SPARK_BUILD_REQUEST": json.dumps(request),
-        "SPARK_BUILD_PROBE": package_file("runtime", probe).read_text("utf-8"),
-    }
-    command = [base.identity.interpreter, "-B", "-c", _STARTER]
-    try:
-        output = docker.run(client, base.identity.ref, command, env=env)
-        result: dict[str, Any] = json.loads(output)
-    except ValueError as error:
-        raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
-    finally:
-        client.close()
-    return result
+def _former(baked: Mapping[str, Any], base: Base, opening: Opening, engine: str) -> BaseRequest:
+    """What an image was made from: an image, or the wheels that it holds."""
+    return BaseRequest(
+        ref=exact_ref(baked) if baked["base"]["kind"] == "pypi" else baked["base"]["ref"],
+        platform=base.identity.platform.oci,
+        python=baked["base"]["python"],
+        site_packages=base.identity.site_packages,
+        pins={},
+        index=opening.index,
+        engine=engine,
+    )

@@ -1,16 +1,25 @@
-"""Every test has a cache of its own and sees none of the developer's settings."""
+"""Every test has a cache of its own and sees none of the developer's settings or credentials."""
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.__main__ import run
+from tests.wheels.fakeindex import FakeIndex
+
 from .fakes import vllm_files, write_tree
+from .pullworld import World, make_world
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.forge import LocalForge
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +28,69 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     for name in list(os.environ):
         if name.startswith(("SPARK_BUILD_", "VLLM_", "PIP_", "UV_")) or name == "DOCKER_HOST":
             monkeypatch.delenv(name)
-    for name in ("SOURCE_DATE_EPOCH", "CLICOLOR_FORCE", "VIRTUAL_ENV"):
+    tokens = ("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_API_URL", "GH_HOST")
+    for name in ("SOURCE_DATE_EPOCH", "CLICOLOR_FORCE", "VIRTUAL_ENV", *tokens):
         monkeypatch.delenv(name, raising=False)
+    nobody = tmp_path_factory.mktemp("docker")
+    monkeypatch.setenv("DOCKER_CONFIG", str(nobody))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(nobody / "none.json"))
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A repository with releases and pull requests; nobody changes its branches."""
+    return make_world(tmp_path_factory.mktemp("world") / "vllm")
+
+
+@pytest.fixture
+def forge(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForge]:
+    """The forge of that repository, set as the one that is asked."""
+    with world.forge() as running:
+        monkeypatch.setenv("SPARK_BUILD_FORGE", running.root)
+        monkeypatch.setattr("builder.forge.http._PAUSES", (0.01, 0.01))
+        yield running
+
+
+@pytest.fixture
+def wheels(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeIndex]:
+    """A package index with the repository's releases, set as pip's."""
+    with FakeIndex() as running:
+        world.publish(running)
+        monkeypatch.setenv("PIP_INDEX_URL", running.url)
+        yield running
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def spark_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Called]:
+    """Run a command in an empty directory, with real releases and a real forge around it."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+    def called(*words: object) -> Called:
+        capsys.readouterr()
+        code = run([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert "a bug of spark-build" not in out + err, err
+        return Called(code, out, err)
+
+    return called
 
 
 @pytest.fixture

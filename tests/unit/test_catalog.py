@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.catalog import Catalog, order
+from builder.catalog import Catalog, load_profile, order
 from builder.errors import SparkBuildError, UsageError
+from builder.paths import package_file
 from builder.planner import make_plan, refuse_nothing, refuse_plan
 
 from .fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
@@ -197,9 +198,28 @@ def test_a_profile_refuses_a_base_that_it_does_not_serve() -> None:
     assert e.value.code == 3
 
 
+@pytest.mark.parametrize(
+    ("matchers", "named"),
+    [
+        ("", "nothing"),
+        ('lines = "Using"', "lines"),
+        ('line = "Using"\nselected = "*"', "line, selected"),
+    ],
+)
+def test_an_expectation_names_one_thing_to_look_for(
+    matchers: str, named: str, tmp_path: Path
+) -> None:
+    text = package_file("profiles", "marlin.toml").read_text("utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{text}\n[[expect]]\nwhen = {{}}\nkind = "fp8-linear"\n{matchers}\n')
+    message = f"mine.toml: an expectation names one of line, selected, refused, not {named}"
+    with pytest.raises(UsageError, match=message):
+        load_profile(path)
+
+
 def test_a_profile_expects_lines_by_release() -> None:
     profile = SHIPPED.profile("marlin")
-    old, new = ({e.line for e in profile.expected({"vllm": v})} for v in ("0.19.1", "0.20.1"))
+    old, new = ({e.text for e in profile.expected({"vllm": v})} for v in ("0.19.1", "0.20.1"))
     assert "Using MarlinNvFp4LinearKernel for NVFP4 GEMM" in new - old
 
 

@@ -192,7 +192,7 @@ class TestExitCodes:
         def broken(*words: object, **options: object) -> None:
             raise RuntimeError("unexpected")
 
-        monkeypatch.setattr("builder.cli.plan.make_plan", broken)
+        monkeypatch.setattr("builder.cli.inputs.make_plan", broken)
         words = ["plan", "-l", "fix", "-b", BASE]
         if debug:
             with pytest.raises(RuntimeError, match="unexpected"):
@@ -241,7 +241,7 @@ class TestExitCodes:
         assert "no docker client" in result.err
 
     def test_6_engine_cannot(self, call: Call) -> None:
-        words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "--output", "registry"]
+        words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "--output", "docker"]
         assert call(*words).code == 6
 
     def test_7_build_failed(
@@ -250,7 +250,7 @@ class TestExitCodes:
         def full(*words: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("builder.engines.oci.Layout.add_layer", full)
+        monkeypatch.setattr("builder.engines.scratch.Scratch.add_layer", full)
         result = call("image", "-l", "fix", "-b", BASE, "--engine", "oci")
         assert result.code == 7
         assert list((tmp_path / "work").iterdir()) == []
@@ -279,7 +279,7 @@ class TestExitCodes:
         def interrupted(*words: object, **options: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("builder.cli.plan.make_plan", interrupted)
+        monkeypatch.setattr("builder.cli.inputs.make_plan", interrupted)
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == 130
         assert "nothing half-written was left" in result.err
@@ -337,7 +337,7 @@ class TestStreams:
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         check = Check(level="static", name="x", status="fail", expected="a", seen="b")
-        report = Report(target="oci:out", plan_digest="sha256:0", checks=[check])
+        report = Report(target="oci:out", plan_digest=f"sha256:{'0' * 64}", checks=[check])
         monkeypatch.setattr("builder.cli.image.verify", lambda *_: report)
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         result = call(*words)
@@ -513,6 +513,11 @@ def test_settings_say_where_they_come_from(call: Call, monkeypatch: pytest.Monke
     )
     assert rows["DOCKER_HOST"]["source"].startswith("not set")
     assert "SOURCE_DATE_EPOCH" in call("config", "show").out
+    monkeypatch.setenv("SPARK_BUILD_REGISTRY_PASSWORD", "never-shown")
+    for words in (("config", "show"), ("config", "show", "--json")):
+        shown = call(*words).out
+        assert "SPARK_BUILD_REGISTRY_PASSWORD" in shown
+        assert "never-shown" not in shown
 
 
 def test_version(call: Call) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import os
 import struct
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from builder.errors import SparkBuildError
+from builder.paths import cache_dir
 from builder.runtime import codegen_probe as probe
 from builder.verify import VerifyTarget, codegen, sass
-from builder.verify.codegen import KERNELS, check_codegen, headline, wanted_kernels
+from builder.verify.codegen import check_codegen, keep_result, kept_result
 from builder.verify.dslmirror import CannotMirror, NoDsl, contents_of, neutral
+from builder.verify.kernels import KERNELS, headline, wanted_kernels
 from builder.verify.sass import BadCubin, ToolMissing, parse_sass, resources
 
 from .fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
@@ -143,13 +147,18 @@ MARLIN = {"kind": "nvfp4-linear", "line": "Using MarlinNvFp4LinearKernel for NVF
     [
         ([], []),
         ([MARLIN], []),
-        ([LINEAR], ["mma-gate", "dense-b12x", "dense-b12x"]),
+        ([LINEAR], ["mma-gate", "dense-b12x", "dense-b12x", "dense-b12x-tiles"]),
         ([MARLIN, MOE], ["mma-gate", "moe-b12x", "moe-b12x"]),
-        ([LINEAR, MOE], [k.request["kind"] for k in KERNELS]),
+        ([LINEAR, MOE], [k.request["kind"] for k in KERNELS if k.serves != "b12x"]),
     ],
 )
 def test_kernels_follow_from_the_lines(expect: list[dict[str, str]], kinds: list[str]) -> None:
     assert [kernel.request["kind"] for kernel in wanted_kernels(expect)] == kinds
+
+
+def test_the_package_is_compiled_where_it_is_installed() -> None:
+    assert wanted_kernels([LINEAR, MOE], package=True) == list(KERNELS)
+    assert wanted_kernels([MARLIN], package=True) == []
 
 
 @pytest.mark.parametrize(
@@ -221,17 +230,25 @@ def failed(kind: str, message: str) -> dict[str, Any]:
 GOOD = LISTING.replace("BPT.TRAP", "EXIT").replace("LDL", "LDS").replace("STL", "STS")
 
 
+def of_tiles(*replies: dict[str, Any]) -> dict[str, Any]:
+    """The reply for every tile, made of those for 64x64, 128x64, and 64x32 swapped."""
+    tiles = ({"tile": [64, 64]}, {"tile": [128, 64]}, {"tile": [64, 32], "swap_ab": True})
+    each = [{**reply, "request": ask} for ask, reply in zip(tiles, replies, strict=False)]
+    return {"compiled": all(r["compiled"] for r in each), "error": None, "each": each}
+
+
 def judge(
     monkeypatch: pytest.MonkeyPatch, listing: str = GOOD, target: str = "sm_121a"
 ) -> dict[str, Check]:
-    """The checks of two GEMMs whose code is this."""
+    """The checks of GEMMs whose code is this."""
     monkeypatch.setattr(codegen, "disassemble", lambda _cubin: parse_sass(listing))
-    replies = [{"compiled": True}, compiled(target), compiled(target)]
+    good = compiled(target)
+    replies = [{"compiled": True}, good, good, of_tiles(good, good, good)]
     return {check.name: check for check in check_codegen(target_of(replies))}
 
 
 def test_a_good_kernel_passes_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, tile, _ = judge(monkeypatch).values()
+    gate, tile, _, _ = judge(monkeypatch).values()
     assert (gate.status, tile.status) == ("pass", "pass")
     assert "128 of them in every release" in tile.expected
     assert tile.seen == (
@@ -241,6 +258,10 @@ def test_a_good_kernel_passes_with_its_numbers(monkeypatch: pytest.MonkeyPatch) 
     )
     assert tile.where == "FlashInfer 0.6.9 + CuTe DSL 4.4.2 of t; cubin ffffffffffff (9 bytes)"
     assert tile.simulated == ("torch",)
+    assert tile.figures == {
+        "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 2,
+        "QMMA.16832.F32.E4M3.E4M3": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -256,21 +277,54 @@ def test_a_good_kernel_passes_with_its_numbers(monkeypatch: pytest.MonkeyPatch) 
 def test_wrong_machine_code_fails(
     monkeypatch: pytest.MonkeyPatch, listing: str, target: str, reason: str
 ) -> None:
-    _, tile, small = judge(monkeypatch, listing, target).values()
-    for check in (tile, small):
+    _, *gemms = judge(monkeypatch, listing, target).values()
+    assert len(gemms) == 3
+    for check in gemms:
         assert check.status == "fail"
         assert reason in check.reason
 
 
 def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tile, _ = judge(monkeypatch, LISTING.replace("BPT.TRAP", "EXIT")).values()
-    assert tile.status == "pass"
+    _, tile, _, every = judge(monkeypatch, LISTING.replace("BPT.TRAP", "EXIT")).values()
+    assert (tile.status, every.status) == ("pass", "pass")
     assert "2 local loads and stores, 0 B stack" in tile.seen
+    assert "; spills in 64x64, 128x64, 64x32 swapped; " in every.seen
+
+
+def test_every_tile_is_told_in_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = judge(monkeypatch)["b12x GEMM, every tile"]
+    assert check.status == "pass"
+    assert check.seen == (
+        "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X: 2 in 64x64, 2 in 128x64, 2 in 64x32 swapped; "
+        "QMMA.16832.F32.E4M3.E4M3: 1 in 64x64, 1 in 128x64, 1 in 64x32 swapped; "
+        "no spills; no BPT.TRAP"
+    )
+    assert check.figures == {"64x64": 3, "128x64": 3, "64x32 swapped": 3}
+
+
+def test_one_bad_tile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codegen, "disassemble", lambda _cubin: parse_sass(GOOD))
+    said = failed("OpError", "expects another shape")
+    good = compiled()
+    replies = [{"compiled": True}, good, good, of_tiles(good, said, good)]
+    gate, tile, small, every = check_codegen(target_of(replies))
+    assert {gate.status, tile.status, small.status} == {"pass"}
+    assert every.status == "fail"
+    assert every.seen == (
+        "128x64, of 64x64, 128x64, 64x32 swapped; 128x64: OpError: expects another shape"
+    )
+
+
+def test_tiles_that_cannot_be_asked_for_are_a_failure() -> None:
+    said = failed("AttributeError", "module 'g' has no attribute '_b12x_gemm_fp4_runner'")
+    checks = list(check_codegen(target_of([said, said, said, said])))
+    assert (checks[-1].status, checks[-1].name) == ("fail", "b12x GEMM, every tile")
+    assert "the layer flashinfer-b12x brings it" in checks[-1].reason
 
 
 def test_the_compilers_refusal_is_a_failure_with_its_words() -> None:
     said = failed("OpError", "OpError: expects arch to be one of ['sm_120a'], but got X\nmore")
-    for check in check_codegen(target_of([said, said, said])):
+    for check in check_codegen(target_of([said, said, said, of_tiles(said, said)])):
         assert check.status == "fail"
         assert check.seen == "OpError: expects arch to be one of ['sm_120a'], but got X"
         assert "cutlass-dsl-sm121a" in check.reason
@@ -282,23 +336,26 @@ def test_the_compilers_refusal_is_a_failure_with_its_words() -> None:
         ("pypi", "einops", "not-run"),
         ("pypi", "cutlass.utils", "fail"),
         ("pypi", "flashinfer.gemm", "fail"),
+        ("pypi", "b12x.gemm.blockscaled", "fail"),
         ("image", "einops", "fail"),
     ],
 )
 def test_only_a_sandbox_may_lack_a_module(kind: str, module: str, status: str) -> None:
     said = failed("ModuleNotFoundError", f"No module named '{module}'")
-    for check in check_codegen(target_of([said, said, said], kind=kind)):
+    for check in check_codegen(target_of([said, said, said, said], kind=kind)):
         assert check.status == status
         assert module in check.seen + check.reason
 
 
 def test_without_nvdisasm_nothing_passes_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     no_nvdisasm(monkeypatch)
-    replies = [{"compiled": True}, compiled(), compiled()]
-    gate, tile, _ = check_codegen(target_of(replies))
+    replies = [{"compiled": True}, compiled(), compiled(), of_tiles(compiled(), compiled())]
+    gate, *gemms = check_codegen(target_of(replies))
     assert gate.status == "pass"
-    assert (tile.status, tile.seen) == ("not-run", ".target sm_121a, PTX 9.1")
-    assert tile.reason == "it compiled, but nvdisasm is not installed; try: pip install it"
+    assert len(gemms) == 3
+    for check in gemms:
+        assert (check.status, check.seen) == ("not-run", ".target sm_121a, PTX 9.1")
+        assert check.reason == "it compiled, but nvdisasm is not installed; try: pip install it"
 
 
 def test_a_target_without_the_dsl_fails() -> None:
@@ -326,6 +383,65 @@ def test_an_error_before_any_kernel_is_everyones() -> None:
 def test_other_profiles_compile_nothing() -> None:
     (check,) = check_codegen(target_of([], expect=(MARLIN,)))
     assert (check.status, check.name) == ("not-run", "codegen")
+
+
+# --------------------------------------------------------------------------------- what is kept
+
+INPUTS = ["sandbox", "dsl", "files", {"kernels": [{"kind": "mma-gate"}]}]
+
+
+def test_a_good_result_is_kept_for_the_same_files_and_no_others() -> None:
+    result = {"kernels": [compiled()], "fatal": None}
+    assert kept_result(INPUTS) is None
+    keep_result(INPUTS, result)
+    assert kept_result(INPUTS) == {**result, "kept": True}
+    for number in range(len(INPUTS)):
+        changed = [*INPUTS[:number], "other", *INPUTS[number + 1 :]]
+        assert kept_result(changed) is None
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"kernels": [], "fatal": {"type": "ImportError"}},
+        {"kernels": [compiled(), failed("OpError", "no")], "fatal": None},
+        {"kernels": [of_tiles(compiled(), failed("OpError", "no"))], "fatal": None},
+    ],
+)
+def test_what_failed_is_tried_again(result: dict[str, Any]) -> None:
+    keep_result(INPUTS, result)
+    assert kept_result(INPUTS) is None
+
+
+def test_another_probe_or_damage_lets_it_be_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
+    (file,) = (cache_dir() / "codegen").iterdir()
+    file.write_text("{")
+    assert kept_result(INPUTS) is None
+    keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
+    (tmp_path / "probe.py").write_text("# another")
+    monkeypatch.setattr(codegen, "package_file", lambda *_parts: tmp_path / "probe.py")
+    assert kept_result(INPUTS) is None
+
+
+def test_only_the_latest_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codegen, "_KEEP", 2)
+    for number in range(4):
+        keep_result([number], {"kernels": [], "fatal": None})
+        os.utime(codegen._result_file([number]), (number, number))
+    assert [kept_result([n]) is not None for n in range(4)] == [False, False, True, True]
+
+
+def test_what_was_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codegen, "disassemble", lambda _cubin: parse_sass(GOOD))
+    target = target_of([{"compiled": True}, compiled(), compiled(), of_tiles(compiled())])
+    compiler = target.compile
+    assert compiler is not None
+    again = dataclasses.replace(target, compile=lambda r: {**compiler(r), "kept": True})
+    for check in check_codegen(again):
+        assert "of t, compiled before from the same files" in check.where
 
 
 # ------------------------------------------------------------------------------------- the mirror
@@ -477,6 +593,134 @@ def test_children_are_told_apart_and_a_crash_is_told(
     assert second["error"]["type"] == "Crashed"
 
 
+def test_the_slow_ones_start_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def build(ask: dict[str, Any]) -> None:
+        with (tmp_path / "order").open("a") as log:
+            log.write(f"{ask['n']} ")
+        raise probe.Compiled
+
+    for kind in ("mma-gate", "moe-b12x"):
+        monkeypatch.setitem(probe.KINDS, kind, build)
+    kinds = ("mma-gate", "moe-b12x", "mma-gate", "moe-b12x")
+    replies = probe.compile_all(
+        [{"kind": kind, "n": n} for n, kind in enumerate(kinds)], 1, tmp_path
+    )
+    assert (tmp_path / "order").read_text() == "1 3 0 2 "
+    assert [reply["request"]["n"] for reply in replies] == [0, 1, 2, 3]
+
+
+class Runner:
+    """A FlashInfer that offers these tiles for layers of so many tokens."""
+
+    def __init__(self, tiles: Mapping[int, list[tuple[tuple[int, int], bool]]]) -> None:
+        self.tiles = tiles
+
+    def get_valid_tactics(self, inputs: list[int], _profile: None) -> list[tuple[Any, ...]]:
+        both = [(t, s, p) for t, s in self.tiles.get(inputs[0], []) for p in (False, True)]
+        return [
+            (tile, (1, 1), swapped, prefetch, "sm120", None) for tile, swapped, prefetch in both
+        ]
+
+
+def offer(
+    monkeypatch: pytest.MonkeyPatch, tiles: Mapping[int, list[tuple[tuple[int, int], bool]]]
+) -> None:
+    """Let FlashInfer's tuner have these tiles."""
+    modules = {
+        "flashinfer.gemm.gemm_base": SimpleNamespace(
+            _b12x_gemm_fp4_runner=lambda *_args: Runner(tiles)
+        ),
+        "torch": SimpleNamespace(bfloat16=None),
+    }
+    monkeypatch.setattr(probe, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    monkeypatch.setattr(probe, "dense_arguments", lambda ask, _device: (ask["tokens"],))
+
+
+def test_every_tile_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, swapped = ((128, 128), False), ((64, 32), True)
+    offer(monkeypatch, {512: [wide], 1: [wide, swapped]})
+    assert probe.tiles_offered() == [
+        {"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]},
+        {"kind": "dense-b12x", "tokens": 1, "tile": [64, 32], "swap_ab": True},
+    ]
+    offer(monkeypatch, {})
+    with pytest.raises(RuntimeError, match="offers no tile"):
+        probe.tiles_offered()
+
+
+def test_a_kernel_that_is_asked_for_twice_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = {"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]}
+    other = {"kind": "dense-b12x", "tokens": 512, "tile": [64, 64]}
+    compiled_now: list[dict[str, Any]] = []
+
+    def compile_all(kernels: list[dict[str, Any]], *_: object) -> list[dict[str, Any]]:
+        compiled_now.extend(kernels)
+        return [{"request": k, "compiled": k is not other, "error": None} for k in kernels]
+
+    monkeypatch.setattr(probe, "prepare", lambda *_: None)
+    monkeypatch.setattr(probe, "stop_after_compiling", lambda: None)
+    monkeypatch.setattr(probe, "tiles_offered", lambda: [one, other])
+    monkeypatch.setattr(probe, "compile_all", compile_all)
+    asks = [one, {"kind": probe.EVERY_TILE}]
+    tile, every = probe.compile_requested({"kernels": asks}, probe.Probe(), tmp_path)
+    assert compiled_now == [one, other]
+    assert tile["request"] == one
+    assert [reply["request"] for reply in every["each"]] == [one, other]
+    assert not every["compiled"]
+
+
+def test_a_flashinfer_that_cannot_be_imported_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = {"type": "ImportError", "message": "damaged", "stage": "import"}
+    monkeypatch.setattr(probe, "prepare", lambda *_: said)
+    monkeypatch.setattr(probe, "stop_after_compiling", lambda: None)
+    monkeypatch.setattr(
+        probe, "compile_all", lambda kernels, *_: [{"compiled": True, **k} for k in kernels]
+    )
+    kinds = ("mma-gate", "dense-b12x", probe.EVERY_TILE, "dense-b12x-package")
+    request = {"kernels": [{"kind": kind} for kind in kinds], "pretend_triton": True}
+    replies = probe.compile_requested(request, probe.Probe(), tmp_path)
+    assert [r["compiled"] for r in replies] == [True, False, False, True]
+    assert [r.get("error") for r in replies[1:3]] == [said, said]
+    assert replies[3]["stand_in"] is True
+
+
+def test_tiles_that_cannot_be_told_are_an_error_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise AttributeError("no runner")
+
+    monkeypatch.setattr(probe, "tiles_offered", refuse)
+    error = probe.spread_out({"kind": probe.EVERY_TILE}, None)
+    assert error == {"type": "AttributeError", "message": "no runner", "stage": "call"}
+    reply = probe.gather({"kind": probe.EVERY_TILE}, error, {})
+    assert (reply["compiled"], reply["error"]) == (False, error)
+
+
+def test_the_package_compiles_what_its_plan_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    job = SimpleNamespace(factory="factories:make", args=(1, 2), kwargs=(("k", 3),))
+    plan = SimpleNamespace(_compile_jobs=lambda _config, device: (job, job, device)[:2])
+    preparation: Any = ModuleType("preparation")
+    linear: Any = ModuleType("linear")
+    preparation.heuristic_plan = lambda query, device: (query, device)
+    modules = {
+        "torch": SimpleNamespace(device=lambda *words: words),
+        "b12x.gemm.blockscaled._linear": linear,
+        "b12x.preparation.device": SimpleNamespace(detect_device=lambda device: device),
+        "factories": SimpleNamespace(make=lambda *args, **kwargs: done.append((args, kwargs))),
+    }
+    monkeypatch.setattr(probe, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    probe.compile_without_session(preparation)
+    assert preparation.heuristic_plan("query", "cpu") == ("query", ("cuda", 0))
+    linear.require_prepared(plan, "gemm", "cpu")
+    assert done == [((1, 2), {"k": 3})] * 2
+
+
 def test_an_unknown_kind_is_refused_before_anything_else() -> None:
     result = probe.run({"kernels": [{"kind": "nonsense"}]})
     assert result["fatal"]["type"] == "ValueError"
@@ -492,6 +736,7 @@ def test_the_stand_in_for_triton_decorates_with_nothing() -> None:
 
     tuned = triton.autotune(configs=[triton.Config({"BLOCK": 128}, num_warps=4)], key=["n"])
     assert tuned(triton.jit(kernel)) is kernel
+    assert vars(kernel)["fn"] is kernel
     assert triton.__version__ == "3.0.0"
     with pytest.raises(AttributeError):
         _ = triton.__wrapped__

@@ -15,6 +15,7 @@ from builder.runtime.spark_apply import (
     POST,
     PRE,
     ApplyError,
+    Hunk,
     apply_hunks,
     parse_diff,
 )
@@ -36,6 +37,10 @@ def make_diff(old: str, new: str, path: str = "vllm/core.py") -> str:
     return "".join(
         difflib.unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}", n=3)
     )
+
+
+def hunks_of(diff: str) -> list[tuple[Hunk, ...]]:
+    return [change.hunks for change in parse_diff(diff)]
 
 
 def edit(text: str, changes: dict[str, str]) -> str:
@@ -65,16 +70,16 @@ SHAPES = {
 class TestShapes:
     def test_applies_to_the_file_it_was_made_for(self, changes: dict[str, str]) -> None:
         new = edit(BASE, changes)
-        (hunks,) = parse_diff(make_diff(BASE, new)).values()
+        (hunks,) = hunks_of(make_diff(BASE, new))
         assert apply_hunks(BASE, hunks) == (PRE, new, [])
 
     def test_is_found_when_it_is_there_already(self, changes: dict[str, str]) -> None:
         new = edit(BASE, changes)
-        (hunks,) = parse_diff(make_diff(BASE, new)).values()
+        (hunks,) = hunks_of(make_diff(BASE, new))
         assert apply_hunks(new, hunks) == (POST, new, [])
 
     def test_drifts_when_one_line_of_context_differs(self, changes: dict[str, str]) -> None:
-        hunks = parse_diff(make_diff(BASE, edit(BASE, changes)))["vllm/core.py"]
+        (hunks,) = hunks_of(make_diff(BASE, edit(BASE, changes)))
         context = next(line for line in hunks[0].old if line in hunks[0].new)
         found, reason, _ = apply_hunks(BASE.replace(context, "other\n"), hunks)
         assert found == DRIFT
@@ -82,39 +87,39 @@ class TestShapes:
 
     def test_follows_its_context_and_reports_the_offset(self, changes: dict[str, str]) -> None:
         new = edit(BASE, changes)
-        (hunks,) = parse_diff(make_diff(BASE, new)).values()
+        (hunks,) = hunks_of(make_diff(BASE, new))
         found, text, notes = apply_hunks("# moved\n" * 5 + BASE, hunks)
         assert (found, text) == (PRE, "# moved\n" * 5 + new)
         assert notes == [f"hunk {n} applied at offset +5" for n in range(1, len(hunks) + 1)]
 
     def test_never_chooses_between_two_places(self, changes: dict[str, str]) -> None:
-        (hunks,) = parse_diff(make_diff(BASE, edit(BASE, changes))).values()
+        (hunks,) = hunks_of(make_diff(BASE, edit(BASE, changes)))
         assert apply_hunks(BASE + BASE, hunks)[0] == AMBIGUOUS
 
 
 def test_an_unpatched_and_a_patched_place_are_ambiguous() -> None:
     """Saying 'already applied' would leave the unpatched place as it is."""
     new = edit(BASE, {"line 10\n": "line ten\n"})
-    (hunks,) = parse_diff(make_diff(BASE, new)).values()
+    (hunks,) = hunks_of(make_diff(BASE, new))
     assert apply_hunks(f"{BASE}---\n{new}", hunks)[0] == AMBIGUOUS
 
 
 def test_half_of_the_hunks_there_is_drift() -> None:
     new = edit(BASE, {"line 2\n": "two\n", "line 18\n": "eighteen\n"})
-    (hunks,) = parse_diff(make_diff(BASE, new)).values()
+    (hunks,) = hunks_of(make_diff(BASE, new))
     found, reason, _ = apply_hunks(edit(BASE, {"line 2\n": "two\n"}), hunks)
     assert found == DRIFT
     assert "some hunks" in reason
 
 
 def test_drift_shows_what_was_expected_and_the_nearest_line() -> None:
-    (hunks,) = parse_diff(make_diff(BASE, edit(BASE, {"line 10\n": "line ten\n"}))).values()
+    (hunks,) = hunks_of(make_diff(BASE, edit(BASE, {"line 10\n": "line ten\n"})))
     _, reason, _ = apply_hunks(BASE.replace("line 8\n", "line 8x\n"), hunks)
-    assert "nearest is line 7: line 7" in reason
+    assert reason == "hunk 1: 'line 7' not found; nearest is line 8: line 8x (expected line 8)"
 
 
 def test_without_a_near_line_none_is_promised() -> None:
-    (hunks,) = parse_diff(make_diff(BASE, edit(BASE, {"line 10\n": "line ten\n"}))).values()
+    (hunks,) = hunks_of(make_diff(BASE, edit(BASE, {"line 10\n": "line ten\n"})))
     assert "nearest" not in apply_hunks("something else altogether\n", hunks)[1]
 
 
@@ -123,7 +128,7 @@ def test_a_missing_final_newline_is_part_of_the_line() -> None:
         "--- a/vllm/core.py\n+++ b/vllm/core.py\n@@ -1,4 +1,4 @@\n a\n b\n c\n"
         "-d\n\\ No newline at end of file\n+e\n\\ No newline at end of file\n"
     )
-    (hunks,) = parse_diff(diff).values()
+    (hunks,) = hunks_of(diff)
     assert apply_hunks("a\nb\nc\nd", hunks)[:2] == (PRE, "a\nb\nc\ne")
     assert apply_hunks("a\nb\nc\nd\n", hunks)[0] == DRIFT
 
@@ -136,7 +141,7 @@ def test_only_a_line_feed_ends_a_line(odd: str) -> None:
         "--- a/vllm/core.py\n+++ b/vllm/core.py\n@@ -1,6 +1,6 @@\n a\n b\n"
         f" c = '{odd}'\n-d\n+D\n e\n f\n"
     )
-    (hunks,) = parse_diff(diff).values()
+    (hunks,) = hunks_of(diff)
     assert apply_hunks(old, hunks)[:2] == (PRE, old.replace("\nd\n", "\nD\n"))
 
 
@@ -151,7 +156,11 @@ HEAD = "--- a/vllm/core.py\n+++ b/vllm/core.py\n"
         (f"{HEAD}@@ -1,3 +1,3 @@\n a\n-b\n", "malformed hunk"),
         ("@@ -1 +1 @@\n-a\n+b\n", "malformed hunk"),
         (f"{HEAD}@@ -1,2 +1,2 @@\n a\n*b\n", "malformed hunk"),
-        ("--- a/x.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "cannot delete"),
+        ("diff --git a/x b/y\ncopy from x\ncopy to y\n", "copy from x"),
+        ("diff --git a/x b/x\nindex 1..2\nBinary files a/x and b/x differ\n", "Binary files"),
+        ("diff --git a/x b/x\nnew file mode 120000\n", "new file mode 120000"),
+        ("diff --git a/x b/x\nold mode 100644\nnew mode 160000\n", "new mode 160000"),
+        (f"{HEAD}@@ -1 +1 @@\n-a\n+b\n{HEAD}@@ -2 +2 @@\n-a\n+b\n", "two parts for vllm/core"),
     ],
 )
 def test_a_malformed_diff_is_refused(diff: str, message: str) -> None:
@@ -161,7 +170,7 @@ def test_a_malformed_diff_is_refused(diff: str, message: str) -> None:
 
 def test_hunks_are_grouped_by_file_without_prefixes() -> None:
     diff = make_diff("a\n", "b\n", "vllm/a.py") + make_diff("c\n", "d\n", "vllm/b.py")
-    assert list(parse_diff(diff)) == ["vllm/a.py", "vllm/b.py"]
+    assert [change.path for change in parse_diff(diff)] == ["vllm/a.py", "vllm/b.py"]
 
 
 def diff_layer(*diffs: str) -> Layer:

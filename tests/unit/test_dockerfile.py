@@ -10,7 +10,7 @@ import pytest
 
 from builder import bake
 from builder.engines.buildkit import BuildkitEngine, write_context
-from builder.engines.oci import overlay_recipe
+from builder.engines.overlay import overlay_recipe
 from builder.errors import BuildFailed
 from builder.runtime.spark_apply import Content
 

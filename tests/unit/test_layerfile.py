@@ -209,6 +209,13 @@ def test_a_diff_is_inlined(tmp_path: Path) -> None:
     assert layer["variants"][0]["ops"][0]["diff"] == HUNK
 
 
+def test_a_diff_may_add_and_delete_whole_files(tmp_path: Path) -> None:
+    made = "--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,3 @@\n+a\n+b\n+c\n"
+    gone = "--- a/vllm/old.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n"
+    layer = load_layer(folder(tmp_path, DIFF, fix_patch=made + gone))
+    assert layer["variants"][0]["ops"][0]["diff"] == made + gone
+
+
 @pytest.mark.parametrize(
     "diff",
     [
@@ -219,7 +226,7 @@ def test_a_diff_is_inlined(tmp_path: Path) -> None:
             id="no-context-but-many-lines",
         ),
         pytest.param(
-            "--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,3 @@\n+a\n+b\n+c\n", id="new-file"
+            "--- /dev/null\n+++ b/../new.py\n@@ -0,0 +1,3 @@\n+a\n+b\n+c\n", id="new-file-outside"
         ),
         pytest.param(HUNK.replace("vllm/core.py", "../core.py"), id="out-of-site-packages"),
         pytest.param(HUNK.replace("1,4 +1,4", "1,9 +1,9"), id="malformed"),

@@ -17,7 +17,9 @@ import pytest
 
 from builder import bake
 from builder.engines import BuildRequest, BuiltImage, get_engine
-from builder.engines.oci import OciEngine, layout_digest, read_layout, tar_layer
+from builder.engines.layertar import tar_layer
+from builder.engines.oci import OciEngine
+from builder.engines.overlay import layout_digest, read_layout
 from builder.errors import BuildFailed, SparkBuildError, UsageError
 from builder.runtime.spark_apply import Content
 
@@ -359,22 +361,18 @@ def test_an_input_that_is_not_the_pinned_one_leaves_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_does_not_push_and_needs_a_place(tmp_path: Path) -> None:
-    for request in (
-        BuildRequest(plan=PLAN, tag="t"),
-        BuildRequest(plan=PLAN, tag="t", output=tmp_path / "out", push=True),
-    ):
-        with pytest.raises(UsageError, match="does not push"):
-            OciEngine().build(request)
+def test_a_base_that_only_an_engine_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="was read through a Docker Engine"):
+        OciEngine().build(BuildRequest(plan=make_plan("image"), tag="t", output=tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("kind", "refused"), [("pypi", False), ("image", True), ("dir", True)])
+@pytest.mark.parametrize(("kind", "refused"), [("pypi", False), ("image", False), ("dir", True)])
 def test_it_says_what_it_cannot_build(kind: str, refused: bool) -> None:
     reason = OciEngine().refuses(make_plan(kind))
     assert bool(reason) == refused
     if reason:
-        assert "needs --engine buildkit" in reason
+        assert "use spark-build apply" in reason
 
 
 class TestChoosingAnEngine:

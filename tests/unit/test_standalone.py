@@ -13,21 +13,34 @@ import pytest
 from builder.catalog import Catalog
 from builder.modexport import mod_files, stale_files, write_mod
 from builder.paths import data_dir, package_file
+from builder.runtime import IMAGE_VERIFIER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RUNTIME = sorted(package_file("runtime").glob("*.py"))
-#: What the files may import besides: their sibling, and what the image itself is about.
-ALLOWED = {"spark_apply", "vllm", "torch", "packaging", "pip", "flashinfer", "cutlass"}
+#: What the files may import besides: their siblings, and what the image itself is about.
+ALLOWED = {path.stem for path in RUNTIME} | {
+    "vllm",
+    "torch",
+    "packaging",
+    "pip",
+    "flashinfer",
+    "cutlass",
+}
+BAKED = {name.removesuffix(".py") for name in IMAGE_VERIFIER}
 CATALOG = Catalog.discover()
 MODS = {CATALOG.profile(name).mod: name for name in CATALOG.profile_files}
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of everything that a file imports, anywhere in it."""
+    """Top-level names of everything that a file imports when it runs, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    tree = ast.parse(path.read_bytes())
+    for top in tree.body:
+        if isinstance(top, ast.If) and ast.unparse(top.test) == "TYPE_CHECKING":
+            top.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -40,6 +53,15 @@ def imported(path: Path) -> set[str]:
 def test_it_imports_nothing_of_ours(path: Path) -> None:
     foreign = imported(path) - sys.stdlib_module_names - ALLOWED
     assert foreign == set()
+
+
+def test_every_baked_file_is_there_and_used() -> None:
+    """Those that others load by name (``import_module``) are named in a string."""
+    assert {path.stem for path in RUNTIME} > BAKED
+    texts = {path.stem: path.read_text() for path in RUNTIME if path.stem in BAKED}
+    for name in BAKED - {"spark_verify"}:
+        others = [text for stem, text in texts.items() if stem != name]
+        assert any(re.search(rf'\bimport {name}\b|"{name}(\.py)?"', t) for t in others), name
 
 
 def test_the_check_above_finds_what_it_looks_for(tmp_path: Path) -> None:

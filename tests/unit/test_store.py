@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -556,6 +557,68 @@ def test_a_second_process_is_told_to_wait(site: Path) -> None:
     assert "b12x" not in read(site, CORE)
     assert applier("apply", "--root", str(site), "--layers", layers).returncode == 0
     assert "b12x" in read(site, CORE)
+
+
+def leave(site: Path) -> None:
+    """What the end of another process does, where no layer is applied."""
+    (site / STATE_DIR / "lock").unlink(missing_ok=True)
+    (site / STATE_DIR).rmdir()
+
+
+def test_a_lock_that_its_holder_took_away_counts_for_nothing(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process ends between our opening of the file and our locking of it."""
+    ends, real = [leave], fcntl.flock
+
+    def flock(*words: Any) -> None:
+        if ends:
+            ends.pop()(site)
+        real(*words)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with Store(site), pytest.raises(ApplyError, match="another spark-build is writing here"):
+        Store(site).__enter__()
+    assert not ends
+
+
+def test_a_folder_that_its_holder_took_away_is_made_again(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process ends between our making of the folder and our opening of the lock."""
+    ends, real = [leave], Path.mkdir
+
+    def mkdir(path: Path, *words: Any, **more: Any) -> None:
+        real(path, *words, **more)
+        if ends and path.name == STATE_DIR:
+            ends.pop()(site)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert apply_to(site, FIX) == ["needed"]
+    assert not ends
+
+
+CONTEND = """
+import sys
+from pathlib import Path
+from builder.runtime.spark_apply import ApplyError, Store
+root, inside = Path(sys.argv[1]), Path(sys.argv[1]) / "inside"
+for _ in range(200):
+    try:
+        with Store(root):
+            inside.touch(exist_ok=False)  # somebody else in here would have made it
+            inside.unlink()
+    except ApplyError as error:
+        assert "another spark-build is writing" in str(error), error
+"""
+
+
+def test_two_processes_are_never_inside_at_once(site: Path) -> None:
+    command = [sys.executable, "-c", CONTEND, str(site)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(spark_apply.__file__).parents[2])}
+    running = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert not (site / STATE_DIR).exists()
 
 
 class TestAsAMod:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.bake import read_plan
 from builder.errors import SparkBuildError, UsageError
 from builder.runtime.spark_apply import RECEIPTS, OverlayTree
 from builder.verify import Check, Report, Status, VerifyTarget, parse_levels, verify
-from builder.verify.dispatch import check_dispatch, flag_value, make_request
+from builder.verify.dispatch import check_dispatch, make_request
+from builder.verify.sandbox import _prune
 from builder.verify.static import check_static
 
 from .fakes import (
@@ -29,6 +34,7 @@ from .fakes import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 # ------------------------------------------------------------------------------------- the report
 
@@ -166,6 +172,50 @@ def test_a_static_check_fails_and_says_where(
     assert (check.status, check.where) == ("fail", where)
 
 
+def baked(target: VerifyTarget, label: str = "", **changes: Any) -> VerifyTarget:
+    """The target with its plan read back from an image, changed."""
+    plan = json.loads(json.dumps({**target.plan, **changes}))
+    return dataclasses.replace(target, plan=plan, label=label)
+
+
+def test_a_plan_that_was_made_just_now_is_not_checked() -> None:
+    assert "plan" not in static(target_of(LAYER))
+
+
+def test_a_baked_plan_passes_with_and_without_a_label() -> None:
+    target = target_of(LAYER)
+    for label in ("", str(target.plan["plan_digest"])):
+        check = static(baked(target, label))["plan"]
+        assert (check.status, check.seen) == ("pass", target.plan["plan_digest"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "label", "seen"),
+    [
+        pytest.param({"env": {}}, "", "and says that it is", id="edited"),
+        pytest.param({"plan_digest": "sha256:0"}, "", "and says that it is sha256:0", id="digest"),
+        pytest.param({}, "sha256:1", "the image's label says sha256:1", id="another plan"),
+    ],
+)
+def test_a_changed_plan_fails(changes: dict[str, Any], label: str, seen: str) -> None:
+    check = static(baked(target_of(LAYER), label, **changes))["plan"]
+    assert check.status == "fail"
+    assert seen in check.seen
+    assert check.reason == "changed after the image was built"
+
+
+@pytest.mark.parametrize("layers", [(), (make_layer("fix", BACKEND),)])
+def test_other_layers_than_the_plan_was_made_of_fail(layers: tuple[Layer, ...]) -> None:
+    target = dataclasses.replace(baked(target_of(LAYER)), layers=layers)
+    assert "layers.json holds another fix" in static(target)["plan"].seen
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"plan_digest": "x"}'])
+def test_what_is_no_plan_is_refused(text: bytes) -> None:
+    with pytest.raises(UsageError, match=r"^image: /usr/share/spark-build/plan.json is "):
+        read_plan(text, "image")
+
+
 @pytest.mark.parametrize("env", [{}, {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}])
 def test_a_missing_variable_fails(env: dict[str, str]) -> None:
     check = static(target_of(LAYER, env=env))["environment"]
@@ -240,8 +290,18 @@ PLAN = {
 }
 
 
-def answer(*lines: str, selected: str | None = "x", error: Mapping[str, str] | None = None) -> Any:
-    return {"lines": list(lines), "selected": selected, "error": error}
+def answer(
+    *lines: str,
+    selected: str | None = "x",
+    error: Mapping[str, str] | None = None,
+    not_applicable: str | None = None,
+) -> Any:
+    return {
+        "lines": list(lines),
+        "selected": selected,
+        "error": error,
+        "not_applicable": not_applicable,
+    }
 
 
 def dispatch(*answers: Any, **changes: Any) -> list[Check]:
@@ -270,8 +330,8 @@ def test_the_expected_lines_pass_with_the_line_as_evidence() -> None:
 @pytest.mark.parametrize(
     ("bad", "seen", "reason"),
     [
-        (answer("noise", "Using Other"), "Using Other", "selected instead: x"),
-        (answer(), "no such line; selected x", "selected instead: x"),
+        (answer("noise", "Using x"), "Using x", "selected instead: x"),
+        (answer("Using y"), "selected x; no log line says so", "selected instead: x"),
         (
             answer(selected=None, error={"type": "ValueError", "message": "not\n  supported"}),
             "ValueError: not supported",
@@ -289,6 +349,18 @@ def test_another_line_or_an_error_fails(bad: Any, seen: str, reason: str) -> Non
     assert (linear.status, linear.seen, linear.reason) == ("fail", seen, reason)
     assert linear.expected == EXPECT[0]["line"]
     assert moe.status == "pass"
+
+
+@pytest.mark.parametrize("wanted", [{"line": "Using"}, {"selected": "*"}, {"refused": ""}])
+def test_what_a_release_cannot_be_asked_is_not_run_and_never_a_pass(wanted: Any) -> None:
+    """Not even where the profile would be content with any kernel, or with a refusal."""
+    reason = "this release has no linear_backend setting"
+    plan = {**PLAN, "expect": [{"kind": "w4a16-linear", **wanted}]}
+    replies = [answer(selected=None, not_applicable=reason), answer("Using x")]
+    result = {"fatal": None, "simulated": [], "answers": replies}
+    target = dataclasses.replace(target_of(LAYER), plan=plan, ask=lambda _request: result)
+    (check,) = check_dispatch(target)
+    assert (check.status, check.reason) == ("not-run", f"not applicable: {reason}")
 
 
 def test_a_vllm_that_does_not_import_fails_every_line() -> None:
@@ -325,13 +397,6 @@ def test_the_probe_is_asked_with_the_settings_and_without() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "value"), [([], "auto"), (["--a", "1"], "1"), (["--b", "--a"], "auto")]
-)
-def test_the_value_of_a_flag(flags: list[str], value: str) -> None:
-    assert flag_value(flags, "--a") == value
-
-
 # ------------------------------------------------------------------------------------ all together
 
 
@@ -346,3 +411,13 @@ def test_every_level_together() -> None:
     assert [c.level for c in report.of("not-run")] == ["dispatch"]
     assert report.passed()
     assert not report.passed(["dispatch"])
+
+
+def test_a_tree_that_another_run_reads_is_kept(tmp_path: Path) -> None:
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        age = 7200.0 * (number < 3)
+        os.utime(folder, (time.time() - age + number, time.time() - age + number))
+    _prune(tmp_path, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "4"]

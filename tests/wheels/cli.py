@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.documents import document_of, validated
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -21,6 +23,7 @@ class Ran:
     code: int
     out: str
     err: str
+    words: tuple[str, ...] = ()
 
     @property
     def last(self) -> str:
@@ -28,8 +31,9 @@ class Ran:
         return self.out.rstrip("\n").rpartition("\n")[2]
 
     def json(self) -> Any:
-        """Stdout, which must be one JSON document and nothing else."""
-        return json.loads(self.out)
+        """Stdout, which must be one JSON document, as its schema has it, and nothing else."""
+        document = json.loads(self.out)
+        return validated(document_of(self.words), document) if self.words else document
 
 
 def command(*words: str) -> list[str]:
@@ -59,4 +63,4 @@ def spark_build(
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode != 1, f"a bug of ours: {ended.stderr}"
-    return Ran(ended.returncode, ended.stdout, ended.stderr)
+    return Ran(ended.returncode, ended.stdout, ended.stderr, words)

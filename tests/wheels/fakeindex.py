@@ -87,7 +87,9 @@ class FakeIndex:
         handler = type("Handler", (_Handler,), {"index": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
 
     def __enter__(self) -> FakeIndex:
         self._thread.start()
@@ -136,6 +138,7 @@ class FakeIndex:
 class _Handler(BaseHTTPRequestHandler):
     index: FakeIndex
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, _format: str, *args: object) -> None:
         """Nothing: the tests look at `requests`."""

@@ -223,7 +223,7 @@ def test_image_carries_its_plan_and_labels(plans: tuple[Ran, Ran], layout: Layou
     assert "VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x" in config["config"]["Env"]
     labels = config["config"]["Labels"]
     assert plan["plan_digest"] in labels.values()
-    assert labels["org.opencontainers.image.base.digest"] == plan["base"]["digest"]
+    assert labels["io.github.spark-build.base-digest"] == plan["base"]["digest"]
 
 
 # ------------------------------------------------------------------------------------------ verify

@@ -7,6 +7,7 @@ Every kernel here is compiled by the release's own FlashInfer and CuTe DSL.  Nee
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,10 @@ LAYERS = (
 )
 OMMA = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"
 GATE, TILE, SMALL = "NVFP4 warp MMA", "b12x GEMM, tile 128x128", "b12x GEMM, 1 token"
+EVERY = "b12x GEMM, every tile"
 MOE, MOE_ONE = "b12x MoE, 64 tokens", "b12x MoE, 1 token"
-KERNELS = {GATE, TILE, SMALL, MOE, MOE_ONE}
+KERNELS = {GATE, TILE, SMALL, EVERY, MOE, MOE_ONE}
+PACKAGE = {"GEMM of the package b12x, 512 tokens": 96, "GEMM of the package b12x, 1 token": 48}
 
 GATE_ERROR = "OpError: expects arch to be one of ['sm_120a'], but got Arch.sm_121a"
 MMA_ERROR = "Unexpected instruction types specified for '_mma'"
@@ -57,7 +60,8 @@ def with_tree(target: VerifyTarget, tree: Tree) -> VerifyTarget:
 def seen_in(target: VerifyTarget) -> dict[str, Check]:
     """The checks by kernel; all kernels are among them."""
     found = {check.name: check for check in check_codegen(target)}
-    assert set(found) == KERNELS
+    package = set(PACKAGE) if "b12x" in target.tree.distributions() else set()
+    assert set(found) == KERNELS | package
     return found
 
 
@@ -89,6 +93,51 @@ def test_b12x_full_compiles_for_sm121a(
         assert (f"{number} x {OMMA};" if number else "no tensor-core instruction;") in seen
         assert "no spills; no BPT.TRAP" in seen
         assert any("CPU build" in part for part in checks[name].simulated)
+    tiles = {"64x64": 32, "64x128": 64, "128x64": 64, "128x128": 128}
+    swapped = {"64x32 swapped": 32} if release in ("0.28.0", "0.33.0") else {}
+    assert checks[EVERY].figures == {**tiles, **swapped}
+    assert checks[EVERY].seen.endswith("; no spills; no BPT.TRAP")
+
+
+@pytest.mark.parametrize(
+    ("release", "package"), [("0.28.0", "1.2.4"), ("0.30.0", "1.3.0"), ("0.33.0", "1.5.1")]
+)
+def test_the_package_compiles_where_it_is_installed(
+    planned: Planner, release: str, package: str
+) -> None:
+    """Also where it pins another DSL than vLLM does, which are the first two."""
+    checks = seen_in(patched(planned(f"pypi:vllm[b12x]=={release}")))
+    for name, number in PACKAGE.items():
+        assert checks[name].status == "pass"
+        assert f"; {number} x {OMMA}; " in checks[name].seen
+        assert f"b12x {package}" in checks[name].where
+        assert any("package b12x" in part for part in checks[name].simulated)
+
+
+def test_a_package_without_its_gemm_fails_and_nothing_else(planned: Planner) -> None:
+    target = patched(planned("pypi:vllm[b12x]==0.33.0"))
+    path = "b12x/gemm/blockscaled/api.py"
+    overlay = OverlayTree(target.tree)
+    source = (target.tree.read(path) or b"").replace(b"def mm_nvfp4(", b"def mm_nothing(")
+    overlay.update({path: Content.of(source)})
+    checks = seen_in(with_tree(target, overlay))
+    assert {name for name, check in checks.items() if check.status == "fail"} == set(PACKAGE)
+    assert all("no attribute 'mm_nvfp4'" in checks[name].seen for name in PACKAGE)
+
+
+def test_a_warm_run_compiles_nothing(planned: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = patched(planned("pypi:vllm==0.33.0"))
+    first = seen_in(target)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("builder.verify.codegen.ask_probe", refuse)
+    began = time.monotonic()
+    again = seen_in(target)
+    assert time.monotonic() - began < 30
+    assert [c.seen for c in again.values()] == [c.seen for c in first.values()]
+    assert all("compiled before from the same files" in c.where for c in again.values())
 
 
 def test_without_the_cuda_13_libraries_ptxas_refuses(planned: Planner) -> None:

@@ -6,12 +6,16 @@ COPY --link 01-set/ /
 # spark-build
 COPY --link 02-spark-build/ /
 ENV VLLM_NVFP4_GEMM_BACKEND="marlin"
+LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"
+LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"
 LABEL "io.github.spark-build.layers"="fix,set"
 LABEL "io.github.spark-build.plan"="sha256:PLAN"
 LABEL "io.github.spark-build.profiles"="test"
 LABEL "io.github.spark-build.serve-flags"=""
 LABEL "io.github.spark-build.states"="{\"fix\": \"needed\", \"set\": \"needed\"}"
 LABEL "org.opencontainers.image.base.digest"="sha256:abababababababababababababababababababababababababababababababab"
-LABEL "org.opencontainers.image.base.name"="vllm/vllm-openai:v0.20.1"
+LABEL "org.opencontainers.image.base.name"="docker.io/vllm/vllm-openai:v0.20.1"
+LABEL "org.opencontainers.image.created"="2026-01-02T00:00:00Z"
+LABEL "org.opencontainers.image.description"="vLLM 0.20.1 for NVIDIA DGX Spark (GB10, SM121): fix, set"
 LABEL "org.opencontainers.image.title"="spark-build test"
 LABEL "org.opencontainers.image.version"="0.20.1"

@@ -1,0 +1,266 @@
+"""Level ``binaries``: what SM121 does with the machine code that a release ships ready-made.
+
+The kernels behind the lines that a profile expects must run there, natively or compiled by the
+driver from PTX, and must be real: a kernel for another chip compiles to a trap.  The name of an
+architecture decides only whether code loads; the instructions in it decide the rest.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.errors import SparkBuildError
+from builder.paths import package_file
+from builder.verify import Check
+from builder.verify.fatbin import BadBinary
+from builder.verify.modules import Modules
+from builder.verify.sass import BadCubin, find_tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from builder.verify import Status, VerifyTarget
+    from builder.verify.modules import Reading, Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel that releases ship, from ``builder/data/binaries.toml``, which says what is what."""
+
+    name: str
+    behind: str
+    modules: tuple[str, ...]
+    symbol: str
+    cure: str
+    #: the instruction that makes it real: how its name begins, then parts that it has besides
+    holds: tuple[str, ...] = ()
+    ptx: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """What it must be, in words."""
+        real = f"each holds {' of '.join(self.holds)}" if self.holds else "none is only a trap"
+        return f"SM121 runs every one of them; {real}"
+
+    def tells(self, instruction: str, how: str) -> bool:
+        """Whether an instruction is the one that makes it real."""
+        first, *rest = (self.ptx if how == "jit" else self.holds) or ("?",)
+        return instruction.startswith(first) and set(rest) <= set(instruction.split("."))
+
+    def is_real(self, reading: Reading) -> bool:
+        """Whether one of its instances is the kernel, or a stub in its place."""
+        if not self.holds:
+            return not any(map(is_trap, reading.counts))
+        return any(self.tells(name, reading.how) for name in reading.counts)
+
+
+def is_trap(instruction: str) -> bool:
+    """Whether an instruction of SASS or PTX ends the kernel."""
+    return instruction.startswith(("BPT.TRAP", "trap"))
+
+
+def load_kernels() -> list[Kernel]:
+    """All kernels that are known."""
+    raw = tomllib.loads(package_file("data", "binaries.toml").read_text("utf-8"))
+    return [
+        Kernel(
+            name=row["name"],
+            behind=row["behind"],
+            modules=tuple(row["modules"]),
+            symbol=row["symbol"],
+            cure=row["cure"],
+            holds=tuple(row.get("holds", ())),
+            ptx=tuple(row.get("ptx", ())),
+        )
+        for row in raw["kernel"]
+    ]
+
+
+def check_binaries(target: VerifyTarget) -> Iterator[Check]:
+    """One check for each kernel behind the profile's lines, and one for each module read."""
+    lines = [word for e in target.plan["expect"] for word in (e.get("line"), e.get("selected"))]
+    every = load_kernels()
+    kernels = [k for k in every if any(re.search(k.behind, line) for line in lines if line)]
+    if not kernels:
+        said = "no line that a profile expects stands for a kernel that vLLM ships ready-made"
+        yield _check("binaries", "code that SM121 runs", "not-run", reason=said)
+        return
+    try:
+        for tool in ("cuobjdump", "nvdisasm"):
+            find_tool(tool)
+        modules = Modules(target.tree, [kernel.symbol for kernel in every])
+        found = [(kernel, _holder(kernel, modules)) for kernel in kernels]
+        checks = [_judge(kernel, holder, modules, target.name) for kernel, holder in found]
+    except (BadBinary, BadCubin) as error:
+        for kernel in kernels:
+            yield _check(kernel.name, kernel.expected, "fail", seen=str(error), where=target.name)
+        return
+    except SparkBuildError as error:
+        hint = f"; try: {error.hint}" if error.hint else ""
+        for kernel in kernels:
+            yield _check(kernel.name, kernel.expected, "not-run", reason=f"{error}{hint}")
+        return
+    yield from checks
+    holders = {holder.path for _, holder in found if holder is not None}
+    yield from _modules(target, modules, holders)
+
+
+def _holder(kernel: Kernel, modules: Modules) -> Summary | None:
+    """The first module that has the kernel."""
+    for path in modules.matching(kernel.modules):
+        summary = modules.summary(path)
+        if summary.readings[kernel.symbol]:
+            return summary
+    return None
+
+
+def _judge(kernel: Kernel, holder: Summary | None, modules: Modules, name: str) -> Check:
+    """Compare what a module holds with what the kernel must be."""
+    if holder is None:
+        looked = ", ".join(modules.matching(kernel.modules)) or "no such module"
+        reason = f"needs a rebuild: this vLLM was built without it; {kernel.cure}"
+        return _check(
+            kernel.name, kernel.expected, "fail", seen="none", where=looked, reason=reason
+        )
+    readings = holder.readings[kernel.symbol]
+    lost = [r for r in readings if r.how == "none"]
+    hollow = [r for r in readings if r.how != "none" and not kernel.is_real(r)]
+    reason = ""
+    if lost:
+        reason = f"needs a rebuild: SM121 loads none of {' '.join(_archs(lost))}; {kernel.cure}"
+    elif hollow:
+        traps = sum(any(map(is_trap, r.counts)) for r in hollow)
+        what = f"only a trap in {traps}" if traps else f"nothing of the kind in {len(hollow)}"
+        reason = f"needs a rebuild: {what} of {len(readings)}; {kernel.cure}"
+    counts = _counts(kernel, readings)
+    return _check(
+        kernel.name,
+        kernel.expected,
+        "fail" if reason else "pass",
+        seen="; ".join([f"{_count(readings)}: {_ways(readings)}", *_said(counts, readings)]),
+        where=f"{holder.path} of {name}",
+        reason=reason or _jit_note(readings),
+        figures=counts,
+    )
+
+
+def _ways(readings: Sequence[Reading]) -> str:
+    words = {"native": "native", "jit": "compiled by the driver from PTX", "none": "not loadable"}
+    of = {how: [r for r in readings if r.how == how] for how in words}
+    return ", ".join(
+        f"{len(of[how])} {said} ({', '.join(_archs(of[how]))})"
+        for how, said in words.items()
+        if of[how]
+    )
+
+
+def _count(readings: Sequence[Reading]) -> str:
+    return f"{len(readings)} kernel{'s' if len(readings) != 1 else ''}"
+
+
+def _archs(readings: Sequence[Reading]) -> list[str]:
+    return sorted({reading.arch for reading in readings})
+
+
+def _counts(kernel: Kernel, readings: Sequence[Reading]) -> dict[str, int]:
+    """The instructions that matter, over all of a kernel's instances; the most frequent first."""
+    total: Counter[str] = Counter()
+    for reading in readings:
+        for name, number in reading.counts.items():
+            if is_trap(name):
+                total["BPT.TRAP"] += number
+            elif kernel.tells(name, reading.how):
+                total[name] += number
+    return dict(total.most_common())
+
+
+def _said(counts: Mapping[str, int], readings: Sequence[Reading]) -> list[str]:
+    if all(reading.how == "none" for reading in readings):
+        return []
+    found = ", ".join(f"{number} x {name}" for name, number in counts.items())
+    return [found] if "BPT.TRAP" in counts else [found, "no BPT.TRAP"] if found else ["no BPT.TRAP"]
+
+
+def _jit_note(readings: Sequence[Reading]) -> str:
+    if all(reading.how != "jit" for reading in readings):
+        return ""
+    return "the driver compiles it when it is first loaded, and keeps the result in its own cache"
+
+
+# ------------------------------------------------------------------------------------- the modules
+
+
+def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Iterator[Check]:
+    """What each module carries; those on the index only where they had to be read anyway."""
+    at_hand = target.kind in ("dir", "image")
+    chosen = modules.paths if at_hand else [path for path in modules.paths if path in modules.read]
+    unread = len(modules.paths) - len(chosen)
+    for path in chosen:
+        try:
+            yield _module(target, modules.summary(path), needed=path in holders, unread=unread)
+        except (BadBinary, BadCubin) as error:
+            said = "device code that can be listed"
+            yield _check(path, said, "fail", seen=str(error), where=target.name)
+
+
+def _module(target: VerifyTarget, summary: Summary, *, needed: bool, unread: int) -> Check:
+    runs = summary.native + summary.jit
+    expected = "SM121 runs kernels of it" if needed else "no kernel of the profile is in it"
+    notes = []
+    if needed and not runs:
+        notes.append("needs a rebuild: everything in it is for other chips")
+    elif not needed and summary.total and not runs:
+        notes.append("for other chips; vLLM does not call it on SM121")
+    if needed and unread:
+        said = f"{unread} other modules were not read: no kernel of the profile is in them"
+        notes.append(f"{said} (an image or a directory shows them too)")
+    return _check(
+        summary.path,
+        expected,
+        "fail" if needed and not runs else "pass",
+        seen=describe(summary),
+        where=target.name,
+        reason="; ".join(notes),
+        figures=summary.ways,
+    )
+
+
+def describe(summary: Summary) -> str:
+    """A module in words: what it carries, and how much of that SM121 runs and how."""
+    if not summary.elf and not summary.ptx:
+        return "no device code"
+    ways = ", ".join(f"{number} {how}" for how, number in summary.ways.items())
+    return (
+        f"machine code for {_listed(summary.elf)}; PTX for {_listed(summary.ptx)}; of "
+        f"{summary.total} kernels SM121 runs {ways}"
+    )
+
+
+def _listed(images: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{arch} x{number}" for arch, (number, _) in images.items()) or "nothing"
+
+
+def _check(
+    name: str,
+    expected: str,
+    status: Status,
+    *,
+    seen: str = "",
+    where: str = "",
+    reason: str = "",
+    figures: Mapping[str, int] | None = None,
+) -> Check:
+    return Check(
+        level="binaries",
+        name=name,
+        status=status,
+        expected=expected,
+        seen=seen,
+        where=where,
+        reason=reason,
+        figures=figures or {},
+    )

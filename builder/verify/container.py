@@ -1,0 +1,79 @@
+"""Verify an image in a Docker Engine: its own interpreter answers, in a container of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from builder import bake
+from builder.bases import BaseRequest, identify
+from builder.verify.codegen import PROBE
+from builder.verify.ongpu import run_in_container
+from builder.verify.surroundings import DISPATCH, Asking, ask_in_container, in_container
+from builder.verify.targets import Baked, Held, open_overlay, target_of_image
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from docker.models.containers import Container
+
+    from builder.verify import VerifyTarget
+    from builder.verify.targets import Opening
+
+
+def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
+    """An image in a Docker Engine: an overlay of ours, or one that vLLM runs in."""
+    from builder.engines import docker
+
+    client = docker.connect()
+    try:
+        image = docker.find_image(client, ref, opening.platform)
+        with docker.created(client, image.id or ref) as container:
+            baked = docker.read_file(container, f"{bake.SHARE}/plan.json")
+            layers = docker.read_file(container, f"{bake.SHARE}/layers.json")
+            plan = bake.read_plan(baked, ref) if baked else None
+            label = str(docker.labels_of_image(image).get(bake.PLAN_LABEL, ""))
+            if plan and _stands_alone(plan, container):
+                files: dict[str, bytes | None] = dict(docker.export_files(container))
+                env = docker.env_of_image(image)
+                opened = open_overlay(ref, plan, files, env, opening, label)
+                return dataclasses.replace(opened, digests=docker.digests_of(image))
+    finally:
+        client.close()
+    baked_in = Baked(plan=plan, layers=json.loads(layers or b"[]"), label=label)
+    opened = _open_image(ref, baked_in, opening)
+    return dataclasses.replace(opened, digests=docker.digests_of(image))
+
+
+def _stands_alone(plan: Mapping[str, Any], container: Container) -> bool:
+    """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
+    from builder.engines import docker
+
+    base = plan["base"]
+    metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
+    found = docker.read_file(container, f"{base['site_packages']}/{metadata}")
+    return base["kind"] == "pypi" and found is None
+
+
+def _open_image(ref: str, baked: Baked, opening: Opening) -> VerifyTarget:
+    pins = opening.selection.pins() if opening.selection else {}
+    request = BaseRequest(
+        ref=ref, platform=opening.platform, pins=pins, index=opening.index, engine="buildkit"
+    )
+    base = identify(request)
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return ask_in_container(base, request, DISPATCH)
+
+    def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return ask_in_container(base, request, PROBE)
+
+    now = Asking(ask=ask, compile=compile_kernels)
+    held = Held(kind="image", now=now, otherwise=in_container(base), engine="buildkit")
+    opened = target_of_image(base, ref, baked, opening, held)
+
+    def on_gpu(level: str) -> Mapping[str, Any]:
+        return run_in_container(ref, base.identity.interpreter, opened.plan, level, opening.gpu)
+
+    return dataclasses.replace(opened, on_gpu=on_gpu)

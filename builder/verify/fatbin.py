@@ -1,0 +1,229 @@
+"""Device code inside a shared library: what it is for, and what is in it.
+
+A library holds images: machine code (cubin) or PTX, each for one architecture.  ``cuobjdump`` (the
+PyPI package ``nvidia-cuda-cuobjdump``, or a CUDA toolkit) lists and extracts them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from builder.errors import SparkBuildError
+from builder.verify.sass import ToolMissing, find_tool, function_names, listing, split_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+#: Compute capability of the GB10.
+GB10 = (12, 1)
+#: File names of cubins that may load there, in the form that ``cuobjdump -xelf`` selects by.
+_NEAR = f"sm_{GB10[0]}"
+#: Read from ``cuobjdump -ptx`` at a time, in bytes: one of these modules holds 700 MB of PTX.
+_CHUNK = 8 << 20
+
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+_IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = (\S+)", re.MULTILINE)
+_KERNEL = re.compile(r"^FUNC +\S+ +\S+ +ENTRY +(?:U +)?(\S+)$", re.MULTILINE)
+#: In PTX: the next image, the next kernel, instructions that tell real code from a stub.  One
+#: pattern each: one that begins with a literal is searched for ten times faster than a choice.
+_PTX = {
+    "arch": re.compile(rb"Fatbin ptx code:\n=+\narch = (\S+)"),
+    "kernel": re.compile(rb"\.entry ([\w$.]+)"),
+    "mma": re.compile(rb"(mma\.sync\.[\w.:]+)"),
+    "convert": re.compile(rb"(cvt\.[\w.]*e2m1[\w.]*)"),
+    "trap": re.compile(rb"(trap);"),
+}
+
+
+class BadBinary(SparkBuildError):
+    """The device code of a library cannot be listed."""
+
+
+@dataclass(frozen=True, order=True)
+class Arch:
+    """An architecture as NVIDIA's tools write it: ``sm_120``, ``sm_120a``, ``sm_120f``."""
+
+    major: int
+    minor: int
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Arch:
+        """From ``sm_120f``.
+
+        Raises:
+            BadBinary: it is not of that form.
+        """
+        found = _ARCH.fullmatch(text)
+        if not found:
+            raise BadBinary(f"unknown architecture {text!r}")
+        return cls(int(found[1]), int(found[2]), found[3])
+
+    def __str__(self) -> str:
+        return f"sm_{self.major}{self.minor}{self.suffix}"
+
+    def loads_on(self, device: tuple[int, int] = GB10) -> bool:
+        """Whether a device loads machine code for this: CUDA's rules of binary compatibility.
+
+        Plain and family (``f``) code runs on later devices of the same major version, code for one
+        chip (``a``) on that alone.
+        """
+        if self.suffix == "a":
+            return (self.major, self.minor) == device
+        return self.major == device[0] and self.minor <= device[1]
+
+    def compiles_on(self, device: tuple[int, int] = GB10) -> bool:
+        """Whether a device's driver compiles PTX for this: plain PTX serves all later devices."""
+        if self.suffix:
+            return self.loads_on(device)
+        return (self.major, self.minor) <= device
+
+
+Kind = Literal["elf", "ptx"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """One image: its kernels by mangled name, with the telling instructions where they were read.
+
+    Of machine code nothing is read at first; ``code_of`` does that for a few kernels.
+    """
+
+    kind: Kind
+    arch: Arch
+    kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def images(file: Path) -> list[Image]:
+    """Every image in a library; none where there is no device code.
+
+    Raises:
+        ToolMissing: there is no ``cuobjdump``.
+        BadBinary: it cannot read the file.
+    """
+    symbols = _run(["-symbols", str(file)])
+    if symbols is None:
+        return []
+    parts = _IMAGE.split(symbols)
+    found = [
+        Image(kind="elf", arch=Arch.parse(arch), kernels={k: {} for k in _KERNEL.findall(body)})
+        for kind, arch, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+        if kind == "elf"
+    ]
+    return found + list(parse_ptx(_stream(["-ptx", str(file)])))
+
+
+def parse_ptx(chunks: Iterable[bytes]) -> Iterator[Image]:
+    """The PTX images in what ``cuobjdump -ptx`` prints, with counts of telling instructions."""
+    arch: Arch | None = None
+    kernels: dict[str, Counter[str]] = {}
+    counts: Counter[str] = Counter()
+    for chunk in _whole_images(chunks):
+        found = [
+            (match.start(), what, match[1].decode())
+            for what, pattern in _PTX.items()
+            for match in pattern.finditer(chunk)
+        ]
+        for _, what, word in sorted(found):
+            if what == "arch":
+                if arch is not None:
+                    yield Image(kind="ptx", arch=arch, kernels=kernels)
+                arch, kernels = Arch.parse(word), {}
+            elif what == "kernel":
+                counts = kernels.setdefault(word, Counter())
+            else:
+                counts[word] += 1
+    if arch is not None:
+        yield Image(kind="ptx", arch=arch, kernels=kernels)
+
+
+def _whole_images(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, cut at empty lines, of which no header and no instruction has one inside."""
+    rest = b""
+    for chunk in chunks:
+        rest += chunk
+        cut = rest.rfind(b"\n\n") + 1
+        if cut:
+            yield rest[:cut]
+            rest = rest[cut:]
+    yield rest
+
+
+def code_of(file: Path, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+    """The machine code that a GB10 loads of some kernels, as counts of telling instructions.
+
+    Raises:
+        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
+        BadBinary: the file cannot be taken apart.
+        BadCubin: ``nvdisasm`` does not take a cubin of it.
+    """
+    found: dict[str, dict[str, int]] = {}
+    best: dict[str, Arch] = {}
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+        module = Path(scratch) / "module.so"  # the name of the library goes into every name
+        module.symlink_to(file.resolve())
+        _run(["-xelf", _NEAR, str(module)], cwd=Path(scratch))
+        for path in sorted(Path(scratch).glob("*.cubin")):
+            arch = Arch.parse(path.name.split(".")[-2])
+            cubin = path.read_bytes() if arch.loads_on() else b""
+            path.unlink()
+            if not cubin or not any(wanted(name) for name in function_names(cubin)):
+                continue
+            for name, code in split_functions(listing(cubin)).items():
+                if wanted(name) and arch >= best.get(name, arch):
+                    best[name], found[name] = arch, telling(code.counts)
+    return found
+
+
+def telling(counts: Mapping[str, int]) -> dict[str, int]:
+    """Of all instructions those that tell real code from a stub."""
+    return {
+        name: number
+        for name, number in counts.items()
+        if name.partition(".")[0].endswith("MMA")
+        or "E2M1" in name.split(".")
+        or name.startswith("BPT.TRAP")
+    }
+
+
+def _run(arguments: list[str], cwd: Path | None = None) -> str | None:
+    """What ``cuobjdump`` prints; None where the file holds no such device code."""
+    try:
+        answer = subprocess.run(
+            [str(find_tool("cuobjdump")), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            check=False,
+        )
+    except OSError as error:
+        raise ToolMissing(f"cuobjdump cannot run: {error.strerror}") from error
+    said = f"{answer.stdout[-4000:]}\n{answer.stderr[-4000:]}"
+    if "does not contain device code" in said or "No ELF file found" in said:
+        return None
+    if answer.returncode != 0:
+        last = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
+        raise BadBinary(f"cuobjdump cannot read {Path(arguments[-1]).name}: {last[0][:300]}")
+    return answer.stdout
+
+
+def _stream(arguments: list[str]) -> Iterator[bytes]:
+    """The same in pieces, for what is too long to hold."""
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            [str(find_tool("cuobjdump")), *arguments], stdout=subprocess.PIPE, stderr=errors
+        ) as process,
+    ):
+        assert process.stdout is not None
+        while chunk := process.stdout.read(_CHUNK):
+            yield chunk
+    if process.returncode != 0:
+        raise BadBinary(f"cuobjdump cannot list the PTX of {Path(arguments[-1]).name}")

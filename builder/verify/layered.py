@@ -1,0 +1,93 @@
+"""Verify an image where it lies, in a registry or an OCI layout: no Docker Engine, nothing pulled.
+
+Its files are read out of its layers; its vLLM is asked in the sandbox.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from builder import bake
+from builder.bases import BaseRequest, OpenedImage
+from builder.bases.imagetree import env_of_config
+from builder.bases.remote import identify_opened
+from builder.registry.manifests import blobs
+from builder.rootfs.image import open_image
+from builder.rootfs.layers import LayerCache
+from builder.rootfs.tar import FILE
+from builder.rootfs.view import Rootfs
+from builder.verify.targets import Baked, Held, in_sandbox, open_overlay, target_of_image
+
+if TYPE_CHECKING:
+    from builder.rootfs.image import Image
+    from builder.verify import VerifyTarget
+    from builder.verify.targets import Opening
+
+
+def open_layered(text: str, opening: Opening) -> VerifyTarget:
+    """Open ``docker://NAME``, ``NAME`` or ``oci:DIR[:NAME]``.
+
+    Raises:
+        RemoteError: it is not there, or is damaged.
+        UsageError: nothing says what it should be, or it holds no vLLM.
+    """
+    return target_of_layers(open_image(text, opening.platform), text, opening)
+
+
+def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
+    """An image that is open, called ``text``; closing the target closes it.
+
+    Raises:
+        RemoteError: it is damaged.
+        UsageError: nothing says what it should be, or it holds no vLLM.
+    """
+    view = Rootfs(image.layers, LayerCache(image.source))
+    opened = OpenedImage(image, view)
+    try:
+        target = _open(text, opened, opening)
+        digests = (image.manifest.digest, blobs(image.manifest)[0].digest)
+        return dataclasses.replace(target, digests=digests)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
+    image, view = opened.image, opened.view
+    data = view.read(f"{bake.SHARE}/plan.json")
+    labels = image.settings.get("Labels") or {}
+    baked = Baked(
+        plan=bake.read_plan(data, text) if data else None,
+        layers=json.loads(view.read(f"{bake.SHARE}/layers.json") or b"[]"),
+        label=str(labels.get(bake.PLAN_LABEL, "")),
+    )
+    if baked.plan is not None and _stands_alone(baked.plan, view):
+        files: dict[str, bytes | None] = _all_files(view)
+        env = env_of_config(image.settings)
+        target = open_overlay(text, baked.plan, files, env, opening, baked.label)
+        opened.close()
+        return target
+    pins = opening.selection.pins() if opening.selection else {}
+    ref = text.removeprefix("docker://")
+    request = BaseRequest(ref=ref, platform=opening.platform, pins=pins, index=opening.index)
+    base = identify_opened(request, opened, ref)
+    packages = dict(base.identity.packages)
+    asking = in_sandbox(packages)
+    now = asking(base.tree, base.identity.env)
+    held = Held(kind="layers", now=now, otherwise=asking, engine="oci")
+    return target_of_image(base, text, baked, opening, held)
+
+
+def _stands_alone(plan: dict[str, Any], view: Rootfs) -> bool:
+    """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
+    base = plan["base"]
+    metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
+    return base["kind"] == "pypi" and view.stat(f"{base['site_packages']}/{metadata}") is None
+
+
+def _all_files(view: Rootfs) -> dict[str, bytes | None]:
+    paths = [f"/{path}" for path, entry in view.below("/").items() if entry.kind == FILE]
+    view.fetch(paths)
+    return {path: view.read(path) for path in paths}

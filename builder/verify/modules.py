@@ -1,0 +1,216 @@
+"""The prebuilt extension modules of a target: where they are, and a summary of each one's code.
+
+A module is 10 to 400 MB and often inside a wheel on the index, so it is read once: the summary is
+kept in the cache by the module's sha256.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from builder.console import console
+from builder.index import write_atomically
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import DirTree, OverlayTree, canonical_json, sha256_hex
+from builder.verify.fatbin import Arch, code_of, images
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.runtime.spark_apply import Tree
+    from builder.verify.fatbin import Image
+
+#: Changes when a summary holds something else than before.
+_SCHEMA = 1
+#: Modules worth reading: vLLM's own, and FlashInfer's ready-made ones for this family of chips.
+_OURS = ("vllm/*.so", "flashinfer_jit_cache/*12[01]*/*.so")
+
+
+@runtime_checkable
+class Extracts(Protocol):
+    """A tree that can write a file to disk without holding it."""
+
+    def extract(self, path: str, target: Path) -> None:
+        """Write one file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How SM121 runs one kernel, and its telling instructions in that form."""
+
+    kernel: str
+    #: ``native``, ``jit`` (the driver compiles PTX), or ``none``
+    how: str
+    #: what it runs; for ``none`` what there is instead
+    arch: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The device code of one module."""
+
+    path: str
+    #: architecture -> images and kernels of it
+    elf: Mapping[str, Sequence[int]]
+    ptx: Mapping[str, Sequence[int]]
+    #: kernels by name: all, those SM121 loads, those its driver compiles
+    total: int
+    native: int
+    jit: int
+    #: symbol pattern -> the kernels that match it
+    readings: Mapping[str, Sequence[Reading]]
+
+    @property
+    def ways(self) -> dict[str, int]:
+        """How many kernels SM121 runs in which way; nothing for a module without device code."""
+        rest = self.total - self.native - self.jit
+        ways = {"natively": self.native, "compiled by the driver from PTX": self.jit}
+        return {**ways, "not at all": rest} if self.total else {}
+
+
+def find_modules(tree: Tree) -> list[str]:
+    """Paths of the modules in a tree that may hold kernels for SM121."""
+    found: list[str] = []
+    pending = sorted({pattern.partition("/")[0] for pattern in _OURS}, reverse=True)
+    while pending:
+        path = pending.pop()
+        if path.endswith(".so"):
+            found += [path] if any(fnmatch.fnmatch(path, pattern) for pattern in _OURS) else []
+        elif "." not in PurePosixPath(path).name:
+            pending.extend(f"{path}/{name}" for name in reversed(tree.children(path)))
+    return found
+
+
+def on_disk(tree: Tree, path: str, folder: Path) -> Path:
+    """A file of any tree as a file on disk, in ``folder`` unless it is on disk already."""
+    if isinstance(tree, OverlayTree) and path not in tree.changes:
+        return on_disk(tree.base, path, folder)
+    if isinstance(tree, DirTree):
+        return Path(tree.root) / path
+    target = folder / PurePosixPath(path).name
+    if isinstance(tree, Extracts):
+        tree.extract(path, target)
+    else:
+        target.write_bytes(tree.read(path) or b"")
+    return target
+
+
+class Modules:
+    """Summaries of a target's modules, each made once."""
+
+    def __init__(self, tree: Tree, symbols: Sequence[str]) -> None:
+        self.paths = find_modules(tree)
+        self._tree = tree
+        self._symbols = sorted(set(symbols))
+        self._key = sha256_hex(canonical_json([_SCHEMA, self._symbols]))[:12]
+        #: what was asked for so far
+        self.read: dict[str, Summary] = {}
+
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """Modules by path patterns, in the patterns' order."""
+        return [p for pattern in patterns for p in self.paths if fnmatch.fnmatch(p, pattern)]
+
+    def summary(self, path: str) -> Summary:
+        """The summary of a module.
+
+        Raises:
+            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
+            BadBinary: the module's device code cannot be listed.
+            BadCubin: a cubin in it cannot be disassembled.
+            RemoteError: a wheel on the index cannot be read.
+        """
+        if path not in self.read:
+            self.read[path] = self._cached(path) or self._make(path)
+        return self.read[path]
+
+    def _cached(self, path: str) -> Summary | None:
+        try:
+            return load_summary(json.loads(self._kept(path).read_bytes()), path)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # none, or one of another form: read the module
+
+    def _make(self, path: str) -> Summary:
+        console.detail(f"reading the device code of {path}")
+        with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+            file = on_disk(self._tree, path, Path(scratch))
+            made = summarise(file, path, self._symbols)
+        write_atomically(self._kept(path), json.dumps(asdict(made)).encode())
+        return made
+
+    def _kept(self, path: str) -> Path:
+        return cache_dir() / "binaries" / f"{self._tree.digest(path)}-{self._key}.json"
+
+
+def load_summary(raw: Mapping[str, object], path: str) -> Summary:
+    """A summary from the cache, for a module that may lie elsewhere in another target."""
+    values = {**raw, "path": path}
+    rows: Mapping[str, list[dict[str, object]]] = raw["readings"]  # type: ignore[assignment]
+    values["readings"] = {
+        symbol: tuple(Reading(**row) for row in readings)  # type: ignore[arg-type]
+        for symbol, readings in rows.items()
+    }
+    return Summary(**values)  # type: ignore[arg-type]
+
+
+def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
+    """Read a module: everything by name, the kernels that match a symbol by instruction."""
+    found = images(file)
+    machine, ptx = best(found, "elf"), best(found, "ptx")
+    every = {name: image.arch for image in found for name in image.kernels}
+    patterns = {symbol: re.compile(symbol) for symbol in symbols}
+    wanted = {
+        symbol: sorted(name for name in every if pattern.search(name))
+        for symbol, pattern in patterns.items()
+    }
+    near = {name for names in wanted.values() for name in names if name in machine}
+    code = code_of(file, near.__contains__) if near else {}
+
+    def read(name: str) -> Reading:
+        if name in machine:
+            return Reading(
+                kernel=name, how="native", arch=str(machine[name].arch), counts=code.get(name, {})
+            )
+        if name in ptx:
+            image = ptx[name]
+            counts = dict(image.kernels[name])
+            return Reading(kernel=name, how="jit", arch=str(image.arch), counts=counts)
+        archs = sorted({image.arch for image in found if name in image.kernels})
+        return Reading(kernel=name, how="none", arch=" ".join(map(str, archs)), counts={})
+
+    return Summary(
+        path=path,
+        elf=tally(found, "elf"),
+        ptx=tally(found, "ptx"),
+        total=len(every),
+        native=len(machine),
+        jit=len(set(ptx) - set(machine)),
+        readings={symbol: tuple(map(read, names)) for symbol, names in wanted.items()},
+    )
+
+
+def best(found: Sequence[Image], kind: str) -> dict[str, Image]:
+    """Kernel -> the image that SM121 takes it from: the latest architecture that it can use."""
+    chosen: dict[str, Image] = {}
+    for image in sorted((i for i in found if i.kind == kind), key=lambda i: i.arch):
+        usable = image.arch.loads_on() if kind == "elf" else image.arch.compiles_on()
+        if usable:
+            chosen.update(dict.fromkeys(image.kernels, image))
+    return chosen
+
+
+def tally(found: Sequence[Image], kind: str) -> dict[str, list[int]]:
+    """Architecture -> number of images, number of kernels."""
+    rows: dict[Arch, list[int]] = {}
+    for image in found:
+        if image.kind == kind:
+            row = rows.setdefault(image.arch, [0, 0])
+            row[0] += 1
+            row[1] += len(image.kernels)
+    return {str(arch): rows[arch] for arch in sorted(rows)}

@@ -1,0 +1,253 @@
+"""Is each layer necessary?  Taken away in turn, which check of the others then fails?
+
+What is left without a layer is judged and put together anew on the base, and held against what the
+profile expects of the whole.  That a layer is missing, or a variable of its own is unset, is no
+proof: only what somebody else says counts, be it vLLM, a compiler, or another layer.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from builder.console import console
+from builder.errors import SparkBuildError
+from builder.runtime.spark_apply import APPLIED, NEEDED, UPSTREAM, ApplyError, receipts_of
+from builder.verify import PROOF_LEVELS, Check, Report, verify
+from builder.verify.kernels import wanted_kernels
+from builder.verify.parts import difference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.verify import VerifyTarget
+    from builder.verify.parts import Parts
+
+_IN_FORCE = (NEEDED, APPLIED)
+
+Verdict = Literal[True, False, "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Necessity:
+    """Whether a layer is necessary, and the check that fails without it."""
+
+    layer: str
+    #: the layer's state in the plan
+    state: str
+    necessary: Verdict
+    reason: str
+    #: None unless it is necessary
+    check: Check | None = None
+    #: other checks that fail at the same level
+    also: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict in the evidence; without a failing check its fields are empty."""
+        check = self.check
+        return {
+            "layer": self.layer,
+            "state": self.state,
+            "necessary": self.necessary,
+            "check": check.name if check else "",
+            "level": check.level if check else "",
+            "expected": check.expected if check else "",
+            "seen": check.seen if check else "",
+            "where": check.where if check else "",
+            "reason": self.reason,
+            "also": list(self.also),
+        }
+
+
+@contextmanager
+def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Parts | str]]:
+    """The target with all of its layers on, and its parts, or why it cannot be taken apart.
+
+    Released wheels, and any base that no layer was applied to, are proven as planned.
+    """
+    apart = _take_apart(target)
+    if isinstance(apart, str):
+        yield target, apart
+        return
+    try:
+        full = target
+        if not receipts_of(target.tree):
+            full = apart.put_together(target, target.layers, f"{target.name} as planned")
+            full = replace(full, plan=target.plan)
+        yield full, apart
+    finally:
+        apart.base.close()
+
+
+def _take_apart(target: VerifyTarget) -> Parts | str:
+    if target.parts is None:
+        return "nothing says what this target is made of"
+    try:
+        return target.parts()
+    except (SparkBuildError, ApplyError) as error:
+        return f"{error}; try: {error.hint}" if error.hint else str(error)
+
+
+def prove(full: VerifyTarget, apart: Parts | str, report: Report) -> list[Necessity]:
+    """A verdict on each layer of the plan, in order of application.
+
+    Args:
+        full: the target with all of its layers.
+        apart: its parts, or why it has none.
+        report: the levels that were run on it.
+    """
+    problem = apart if isinstance(apart, str) else _no_control(full, apart, report)
+    found: dict[str, Necessity] = {}
+    for layer in reversed(full.plan["layers"]):  # one that builds on another comes after it
+        if layer["state"] not in _IN_FORCE:
+            verdict = _idle(layer)
+        elif isinstance(apart, str) or problem:
+            verdict = _unknown(layer, problem)
+        else:
+            verdict = _Removal(full, apart, report, found).judge(layer)
+        found[layer["name"]] = verdict
+    return [found[layer["name"]] for layer in full.plan["layers"]]
+
+
+def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
+    """Why a failure without a layer would prove nothing, or an empty string."""
+    failed = report.of("fail")
+    if failed:
+        return f"the full set fails already: {failed[0].level} {failed[0].name}"
+    try:
+        again = apart.put_together(full, full.layers, full.name)
+    except (SparkBuildError, ApplyError) as error:
+        return f"the layers cannot be put on again: {error}"
+    other = difference(full, again)
+    return f"{other} is not what these layers make of it, so more than a layer would go" * (
+        other is not None
+    )
+
+
+def _idle(layer: Mapping[str, Any]) -> Necessity:
+    why = f"it changes nothing here ({layer['state']}): {layer['reason']}"
+    return Necessity(layer=layer["name"], state=layer["state"], necessary=False, reason=why)
+
+
+def _unknown(layer: Mapping[str, Any], reason: str) -> Necessity:
+    return Necessity(layer=layer["name"], state=layer["state"], necessary="unknown", reason=reason)
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """The full set, and the verdicts on the layers that come after the one in question."""
+
+    full: VerifyTarget
+    apart: Parts
+    report: Report
+    later: Mapping[str, Necessity]
+
+    def judge(self, layer: Mapping[str, Any]) -> Necessity:
+        """Take one layer away."""
+        name, state = layer["name"], layer["state"]
+        rest = [other for other in self.full.layers if other["name"] != name]
+        title = f"{self.full.name} without {name}"
+        in_force = [x["name"] for x in self.full.plan["layers"] if x["state"] in _IN_FORCE]
+        number = len(in_force) - in_force.index(name)
+        with console.step(f"without {name} ({number} of {len(in_force)})"):
+            try:
+                without = self.apart.put_together(self.full, rest, title)
+                if _same(self.full, without):
+                    why = "nothing is other without it: the base has the change itself"
+                    return Necessity(layer=name, state=state, necessary=False, reason=why)
+                return self._held_against_the_rest(layer, without)
+            except (SparkBuildError, ApplyError) as error:
+                return _unknown(layer, f"it cannot be taken away: {error}")
+
+    def _held_against_the_rest(self, layer: Mapping[str, Any], without: VerifyTarget) -> Necessity:
+        left_out: list[str] = []
+        ran: list[str] = []
+        levels = dict.fromkeys(check.level for check in self.report.checks)
+        for level in (name for name in levels if name in PROOF_LEVELS):
+            of_level = (
+                self._others(without) if level == "static" else verify(without, [level]).checks
+            )
+            failed = [check for check in of_level if self._counts(check)]
+            if failed:
+                first, *more = failed
+                return Necessity(
+                    layer=layer["name"],
+                    state=layer["state"],
+                    necessary=True,
+                    reason=first.reason,
+                    check=first,
+                    also=tuple(check.name for check in more),
+                )
+            ran.append(level)
+            left_out += [_said(c) for c in of_level if c.status == "not-run" and self._ran(c)]
+        left_out += self._never_asked()
+        words = f"nothing fails without it ({', '.join(ran)})"
+        if left_out:
+            return _unknown(layer, f"{words}, but {left_out[0]}")
+        return Necessity(layer=layer["name"], state=layer["state"], necessary=False, reason=words)
+
+    def _others(self, without: VerifyTarget) -> list[Check]:
+        """Layers that are in force in the full set, and can no longer be put on."""
+        now = {layer["name"]: layer for layer in without.plan["layers"]}
+        checks = []
+        for layer in self.full.plan["layers"]:
+            other = now.get(layer["name"])
+            if layer["state"] not in _IN_FORCE or other is None:
+                continue
+            stands = other["state"] in (*_IN_FORCE, UPSTREAM)
+            check = Check(
+                level="static",
+                name=f"layer {layer['name']}",
+                status="pass" if stands else "fail",
+                expected="it can be put on",
+                seen=f"{other['state']}: {other['reason']}",
+                where=f"plan of {without.name}",
+                reason="" if stands else f"layer {layer['name']} builds on it",
+            )
+            checks.append(check)
+        return checks
+
+    def _counts(self, check: Check) -> bool:
+        """Whether a failed check is proof: the full set passes it, and it matters."""
+        if check.status != "fail":
+            return False
+        other = self.later.get(check.name.removeprefix("layer "))
+        if check.level == "static":  # a layer that is not necessary itself makes no other so
+            return other is not None and other.necessary is True
+        before = self._before(check)
+        return before is None or before.status == "pass"
+
+    def _before(self, check: Check) -> Check | None:
+        same = (c for c in self.report.checks if (c.level, c.name) == (check.level, check.name))
+        return next(same, None)
+
+    def _ran(self, check: Check) -> bool:
+        before = self._before(check)
+        return before is not None and before.status != "not-run"
+
+    def _never_asked(self) -> list[str]:
+        """Levels that could still show it: those that ask vLLM and the compiler."""
+        expect = self.full.plan["expect"]
+        deciding = ["dispatch"] if expect else []
+        deciding += ["codegen"] if wanted_kernels(expect) else []
+        missing = []
+        for level in deciding:
+            of_level = [check for check in self.report.checks if check.level == level]
+            skipped = [c for c in of_level if c.status == "not-run" and not c.moot]
+            if not of_level:
+                missing.append(f"{level} was not asked for (--level {level})")
+            elif skipped:
+                missing.append(_said(skipped[0]))
+        return missing
+
+
+def _same(full: VerifyTarget, without: VerifyTarget) -> bool:
+    settings = ("env", "serve_flags", "moe_serve_flags")
+    return difference(full, without) is None and all(
+        full.plan[name] == without.plan[name] for name in settings
+    )
+
+
+def _said(check: Check) -> str:
+    return f"{check.level} {check.name} did not run: {check.reason}"

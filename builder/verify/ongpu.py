@@ -1,0 +1,248 @@
+"""Levels ``device`` and ``serve``: the in-image verifier, run where there is a GPU.
+
+The verifier is the one that images carry (``builder/runtime``), put into a container of the image
+beside the plan that the target is held against, so that it works on any image and its checks have
+the same shape as ours.  A container that gets no GPU gives *not run*, with the command to type on
+the Spark.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.console import console
+from builder.devicedata import device_data
+from builder.errors import SparkBuildError, UsageError
+from builder.paths import package_file
+from builder.runtime import IMAGE_VERIFIER
+from builder.verify import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from docker.models.containers import Container
+
+    from builder.verify import VerifyTarget
+
+#: Where the verifier is put into a container.
+INSIDE = "/tmp/spark-verify"  # noqa: S108 - of a container that is removed afterwards
+OTHER = "against.json"
+STATUSES = ("pass", "fail", "not-run")
+
+
+class NoGpu(SparkBuildError):
+    """Nothing here can run the verifier on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOptions:
+    """What the levels are asked for besides themselves."""
+
+    bench: bool = False
+    #: evidence to compare the bench with
+    against: Path | None = None
+    #: a model of the caller's own: a folder, or a name in the cache of Hugging Face
+    model: str | None = None
+    serve_args: str = ""
+
+    def evidence(self) -> bytes | None:
+        """The other evidence.
+
+        Raises:
+            UsageError: it is none.
+        """
+        if self.against is None:
+            return None
+        try:
+            data = self.against.read_bytes()
+            if not isinstance(json.loads(data)["checks"], list):
+                raise TypeError("'checks' is not a list")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                f"--against {self.against} is no evidence of a verification: {error}",
+                hint="spark-build verify OTHER --level serve --bench --json > FILE",
+            ) from None
+        return data
+
+    def arguments(self, folder: str, level: str) -> list[str]:
+        """The in-image verifier's command line."""
+        words = ["--level", level, "--json"]
+        if self.bench or self.against:
+            words.append("--bench")
+        if self.against:
+            words += ["--against", f"{folder}/{OTHER}"]
+        if self.model:
+            words += ["--model", self.model]
+        if self.serve_args:
+            words += [f"--serve-args={self.serve_args}"]
+        return words
+
+
+def verifier_files(plan: Mapping[str, Any], image: str, options: GpuOptions) -> dict[str, bytes]:
+    """The verifier, the plan and what must be known of it, by file name."""
+    files = {name: package_file("runtime", name).read_bytes() for name in IMAGE_VERIFIER}
+    files["plan.json"] = json.dumps(plan).encode()
+    files["device.json"] = json.dumps(device_data(plan, image)).encode()
+    other = options.evidence()
+    if other is not None:
+        files[OTHER] = other
+    return files
+
+
+def archive(files: Mapping[str, bytes], folder: str) -> bytes:
+    """The files as a tar stream, below a folder of the container's root."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"{folder.lstrip('/')}/{name}")
+            info.size, info.mode = len(data), 0o644
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+# --- where it runs -----------------------------------------------------------------------------
+
+
+def run_in_container(
+    image: str, interpreter: str, plan: Mapping[str, Any], level: str, options: GpuOptions
+) -> dict[str, Any]:
+    """The verifier's document, from a container of the image with all GPUs and no network.
+
+    Raises:
+        NoGpu: the engine cannot give a container a GPU, or the verifier gave no document.
+    """
+    import docker as sdk
+    from docker.errors import APIError
+
+    from builder.engines import docker
+
+    command = [interpreter, "-B", f"{INSIDE}/spark_verify.py", *options.arguments(INSIDE, level)]
+    files = archive(verifier_files(plan, image, options), INSIDE)
+    client = docker.connect()
+    try:
+        own = docker.env_of_image(docker.find_image(client, image, None))
+        container = client.containers.create(
+            image,
+            entrypoint=command[:1],
+            command=command[1:],
+            environment={n: v for n, v in plan["env"].items() if n not in own},
+            device_requests=[sdk.types.DeviceRequest(count=-1, capabilities=[["gpu"]])],
+            network_mode="none",
+            shm_size="2g",
+            volumes=_volumes(options),
+        )
+        try:
+            container.put_archive("/", files)
+            container.start()
+            return _document(container)
+        finally:
+            if not os.environ.get("SPARK_BUILD_KEEP_CONTAINER"):
+                container.remove(force=True)
+    except APIError as error:
+        raise NoGpu(f"the Docker Engine gives no GPU: {error.explanation or error}") from None
+    finally:
+        client.close()
+
+
+def _volumes(options: GpuOptions) -> dict[str, dict[str, str]]:
+    """A model of the caller's own, or the cache that it would be found in."""
+    if not options.model:
+        return {}
+    folder = Path(options.model)
+    if folder.is_dir():
+        return {str(folder.resolve()): {"bind": options.model, "mode": "ro"}}
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    return {str(home): {"bind": "/root/.cache/huggingface", "mode": "ro"}} if home.is_dir() else {}
+
+
+def _document(container: Container) -> dict[str, Any]:
+    for line in container.logs(stdout=False, stderr=True, stream=True, follow=True):
+        console.say(line.decode("utf-8", "replace").rstrip())
+    status = int(container.wait()["StatusCode"])
+    output = container.logs(stdout=True, stderr=False).decode("utf-8", "replace")
+    return _parsed(output, status)
+
+
+def _parsed(output: str, status: int) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(output)
+    except ValueError:
+        tail = " | ".join(output.strip().splitlines()[-3:])
+        words = f"the verifier ended with {status} and no document: {tail}"
+        raise NoGpu(words) from None
+    return document
+
+
+def run_beside(
+    python: Path, plan: Mapping[str, Any], level: str, options: GpuOptions
+) -> dict[str, Any]:
+    """The verifier's document, from an environment of this machine.
+
+    Raises:
+        NoGpu: it gave none.
+    """
+    with tempfile.TemporaryDirectory(prefix="spark-verify-") as folder:
+        for name, data in verifier_files(plan, str(python), options).items():
+            (Path(folder) / name).write_bytes(data)
+        answer = subprocess.run(
+            [str(python), "-B", f"{folder}/spark_verify.py", *options.arguments(folder, level)],
+            stdout=subprocess.PIPE,
+            env={**plan["env"], **os.environ},
+            text=True,
+            check=False,
+        )
+    return _parsed(answer.stdout, answer.returncode)
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def check_on_gpu(target: VerifyTarget, level: str) -> Iterator[Check]:
+    """The checks of one level, as the verifier gave them."""
+    command = device_data(target.plan, target.name)["command"]
+    if target.on_gpu is None:
+        reason = f"{target.cannot_use_gpu}; on the Spark: {command}"
+        yield _not_run(level, reason)
+        return
+    try:
+        document = target.on_gpu(level)
+        checks = [_check(item, level) for item in document["checks"]]
+    except NoGpu as error:
+        yield _not_run(level, f"{error}; on the Spark: {command}")
+        return
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        yield _not_run(level, f"the verifier's document is malformed: {error!r}")
+        return
+    if not checks:
+        yield _not_run(level, "the verifier had nothing to check: no profile names what to expect")
+    yield from checks
+
+
+def _check(item: Mapping[str, Any], level: str) -> Check:
+    if item["status"] not in STATUSES or item["level"] != level:
+        raise LookupError(f"check {item['name']!r} of level {item['level']!r}: {item['status']!r}")
+    return Check(
+        level=level,
+        name=str(item["name"]),
+        status=item["status"],
+        expected=str(item["expected"]),
+        seen=str(item["seen"]),
+        where=str(item.get("where", "")),
+        reason=str(item.get("reason", "")),
+        figures={str(k): float(v) for k, v in item.get("figures", {}).items()},
+    )
+
+
+def _not_run(level: str, reason: str) -> Check:
+    what = "the expected kernels on a GPU" if level == "device" else "vllm serve on a GPU"
+    return Check(
+        level=level, name=what, status="not-run", expected="a GB10", seen="", reason=reason
+    )

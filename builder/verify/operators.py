@@ -1,0 +1,77 @@
+"""A release's own operator library for this machine, so that a sandbox need not simulate it.
+
+From 0.20.0 on vLLM keeps the host functions that kernel selection asks in a module that is linked
+against torch's stable ABI alone, so the build for this machine loads beside a CPU build of torch,
+with generated stand-ins for the driver and for torch's CUDA part.  It takes 7 to 90 MB of download,
+so it is not the default.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import SparkBuildError
+from builder.index import PackageIndex, write_atomically
+from builder.model import Platform
+from builder.paths import cache_dir
+from builder.runtime.stub_driver import needed_libraries
+from builder.wheels import RemoteWheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Set to 1, it makes sandboxes load the real library.
+VARIABLE = "SPARK_BUILD_REAL_EXTENSIONS"
+MODULE = "vllm._C_stable_libtorch"
+#: The first release whose host functions are in that module.
+SINCE = (0, 20)
+_MEMBER = "vllm/_C_stable_libtorch.abi3.so"
+_RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
+
+
+def wanted(vllm: str) -> bool:
+    """Whether the user asked for it, and the release has it."""
+    parts = [int(word) for word in re.findall(r"\d+", vllm)[:2]]
+    return os.environ.get(VARIABLE) == "1" and tuple(parts) >= SINCE
+
+
+def operators(vllm: str, index: PackageIndex | None = None) -> dict[str, Any]:
+    """What the probe is to be given: the module's file, and CUDA's runtime library before it.
+
+    Raises:
+        SparkBuildError: the index has no build for this machine, or does not answer.
+    """
+    index = index or PackageIndex()
+    here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    wheel = RemoteWheel(index.choose("vllm", vllm, here), index)
+    if _MEMBER not in wheel.members:
+        raise SparkBuildError(f"{wheel.file.filename} has no {_MEMBER}")
+    module = _kept(wheel, _MEMBER)
+    needed = " ".join(needed_libraries(str(module)))
+    found = _RUNTIME.search(needed)
+    libraries = [str(_runtime(found[0], found[1], here, index))] if found else []
+    return {"extensions": {MODULE: str(module)}, "libraries": libraries}
+
+
+def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Path:
+    """CUDA's runtime library of that major version, from its wheel."""
+    releases = [v for v in index.releases("nvidia-cuda-runtime") if v.split(".")[0] == major]
+    if not releases:
+        raise SparkBuildError(f"the package index has no wheel with {soname}")
+    wheel = RemoteWheel(index.choose("nvidia-cuda-runtime", releases[-1], here), index)
+    member = next((path for path in wheel.members if path.endswith(f"/{soname}")), None)
+    if member is None:
+        raise SparkBuildError(f"{wheel.file.filename} has no {soname}")
+    return _kept(wheel, member)
+
+
+def _kept(wheel: RemoteWheel, member: str) -> Path:
+    """A file of a wheel in the cache, under its own name."""
+    path = cache_dir() / "operators" / wheel.file.sha256[:24] / member.rpartition("/")[2]
+    if not path.is_file():
+        write_atomically(path, wheel.read(member))
+    return path

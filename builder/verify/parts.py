@@ -1,0 +1,193 @@
+"""What a target is made of, so that it can be put together again without one of its layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from builder.bases import TRACKED, Base, BaseRequest, identify
+from builder.catalog import Selection
+from builder.errors import SparkBuildError
+from builder.model import LAYOUT
+from builder.planner import make_plan
+from builder.runtime.spark_apply import (
+    ENV_PTH,
+    RECEIPTS,
+    STATE_DIR,
+    Content,
+    OverlayTree,
+    receipt_path,
+    receipts_of,
+    versions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from builder.runtime.spark_apply import Changes, Sources, Tree
+    from builder.verify import VerifyTarget
+    from builder.verify.surroundings import Asking
+
+    #: Gives the way to load what a path held, by path and sha256; None when that is lost.
+    Originals = Callable[[str, str], Callable[[], bytes] | None]
+
+
+class CannotTakeApart(SparkBuildError):
+    """What a target was before its layers cannot be told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The base as it was before our layers, and how files laid over it are asked.
+
+    ``asking`` takes a tree and the complete environment that goes with it.
+    """
+
+    base: Base
+    sources: Sources
+    asking: Callable[[Tree, Mapping[str, str]], Asking]
+
+    def put_together(
+        self, target: VerifyTarget, layers: Sequence[Mapping[str, Any]], name: str
+    ) -> VerifyTarget:
+        """The target as these layers leave it, with what is expected of the target itself.
+
+        Raises:
+            ApplyError: an input of a layer is not pinned, or has another digest.
+            RemoteError: an input cannot be fetched.
+        """
+        plan = make_plan(self.base, Selection(tuple(layers), ()), self.sources)
+        tree = OverlayTree(self.base.tree)
+        tree.update(plan.changes)
+        env = {**self.base.identity.env, **plan.env}
+        asking = self.asking(tree, env)
+        return dataclasses.replace(
+            target,
+            name=name,
+            plan={**plan.as_json(), "expect": target.plan["expect"]},
+            layers=layers,
+            tree=tree,
+            env=env,
+            ask=asking.ask,
+            cannot_ask=asking.cannot_ask,
+            compile=asking.compile,
+            brought=(),
+            label=None,
+        )
+
+
+def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | None = None) -> Base:
+    """A patched base as it was before, file by file as the receipts say.
+
+    Args:
+        base: the patched one.
+        originals: where the former content of a file is to be had.
+        env: the environment of the base as it was; else that of the patched one, without what the
+            receipts set.
+
+    Raises:
+        CannotTakeApart: the former content of a file is lost.
+    """
+    receipts = receipts_of(base.tree)
+    changes: Changes = {receipt_path(r["layer"]): None for r in receipts}
+    if base.tree.read(ENV_PTH) is not None:
+        changes[ENV_PTH] = None
+    former: dict[str, str | None] = {}
+    for receipt in receipts:
+        for path, entry in receipt["files"].items():
+            former.setdefault(path, entry["before"])
+    for path, digest in former.items():
+        if digest == base.tree.digest(path):
+            continue
+        load = None if digest is None else originals(path, digest)
+        if digest is not None and load is None:
+            raise CannotTakeApart(f"what {path} was before its layer is lost")
+        content = None if digest is None else Content(sha256=digest, size=0, load=load, origin=path)
+        changes[path] = content
+    tree = OverlayTree(base.tree)
+    tree.update(changes)
+    ours = {name for receipt in receipts for name in receipt["env"]}
+    identity = dataclasses.replace(
+        base.identity,
+        packages=_tracked(tree, base),
+        env={k: v for k, v in base.identity.env.items() if k not in ours} if env is None else env,
+    )
+    return Base(identity, tree)
+
+
+def _tracked(tree: Tree, base: Base) -> dict[str, str]:
+    known = {*TRACKED, *base.identity.packages}
+    return {name: version for name, version in versions(tree).items() if name in known}
+
+
+def of_tree(tree: Tree) -> Originals:
+    """Originals out of the files of the base itself."""
+
+    def original(path: str, digest: str) -> Callable[[], bytes] | None:
+        return partial(_read, tree, path) if tree.digest(path) == digest else None
+
+    return original
+
+
+def _read(tree: Tree, path: str) -> bytes:
+    return tree.read(path) or b""
+
+
+def of_backup(root: Path) -> Originals:
+    """Originals that ``spark-build apply`` kept beside the files that it changed."""
+
+    def original(path: str, digest: str) -> Callable[[], bytes] | None:
+        del path  # kept by content
+        kept = root / STATE_DIR / "backup" / digest
+        return kept.read_bytes if kept.is_file() else None
+
+    return original
+
+
+def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
+    """A file that a target has otherwise than one put together of the same layers, or None.
+
+    Receipts of an installed environment hold more than those of a plan, and compiled files come
+    back whenever Python runs.
+    """
+    overlay = again.tree
+    assert isinstance(overlay, OverlayTree)
+    paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r["files"])}
+    compared = (p for p in paths if not p.startswith(f"{RECEIPTS}/") and not p.endswith(".pyc"))
+    return min((p for p in compared if target.tree.digest(p) != overlay.digest(p)), default=None)
+
+
+def parts_of_image(
+    base: Base,
+    former: BaseRequest | None,
+    sources: Sources,
+    asking: Callable[[Tree, Mapping[str, str]], Asking],
+) -> Parts:
+    """An image as it was before its layers, by the files of what it was made from.
+
+    Raises:
+        CannotTakeApart: the image does not say what that was, or files of it are lost.
+        RemoteError: what it was made from is not to be had.
+    """
+    if not receipts_of(base.tree):
+        return Parts(base=base, sources=sources, asking=asking)
+    if former is None:
+        raise CannotTakeApart(
+            f"{base.identity.ref} carries receipts and no plan, so nothing says what its base was"
+        )
+    if former.ref == LAYOUT:
+        raise CannotTakeApart(
+            f"{base.identity.ref} was made from a layout on some disk, so its base is not to be had"
+        )
+    made_from = identify(former)
+    try:
+        env = made_from.identity.env if made_from.identity.kind == "image" else None
+        before = without_layers(base, of_tree(made_from.tree), env)
+    except BaseException:
+        made_from.close()
+        raise
+    kept = Base(before.identity, before.tree, made_from.close)
+    return Parts(base=kept, sources=sources, asking=asking)

@@ -1,0 +1,1 @@
+"""The evidence page in a real browser."""

@@ -1,0 +1,352 @@
+"""The evidence page as people see it: complete, quiet, narrow enough, and clear without colour."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.verify import LEVELS, Check, Report
+from builder.verify.html import render_html
+from builder.verify.necessity import Necessity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from .chromium import Chromium, Page
+
+    Show = Callable[..., Page]
+
+LONG = "registry.example.org/some/quite-long-namespace/vllm-openai-b12x-full:v0.20.1-8f2c1d9e77aa"
+MARKUP = "<script>document.title = 'hacked'</script><img src=x onerror='console.error(1)'>"
+OMMA = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"
+WIDTHS = (320, 390, 768, 1280)
+SCHEMES = ("light", "dark")
+
+
+def check(level: str, name: str, status: Any = "pass", **more: Any) -> Check:
+    """A check with all of its fields."""
+    reason = "" if status == "pass" else "there is no GB10 here"
+    values = {"expected": f"{name} as expected", "seen": "" if status == "not-run" else "seen"}
+    return Check(level=level, name=name, status=status, **{**values, "reason": reason, **more})
+
+
+CHECKS = [
+    check("static", "plan"),
+    check("static", "layer fix", "fail", where="vllm/" + "deep/" * 20 + "file.py"),
+    check("imports", f"names used by {'a_long_name_without_a_break' * 4}.py"),
+    check("dispatch", "nvfp4-linear", "fail", seen=MARKUP, simulated=("the device", MARKUP)),
+    check("dispatch", "nvfp4-moe", expected=f"Using {['LONG_BACKEND_NAME'] * 12}"),
+    check("codegen", "GEMM", figures={OMMA: 128}),
+    check("codegen", "MoE", figures={OMMA: 192, "QMMA": 0}),
+    check("codegen", "gate", "not-run"),
+    check("device", "b12x against a reference", "not-run"),
+    check("serve", "tokens a second", figures={"at once: 1": 17.25, "at once: 16": 12800}),
+    check("another-level", "something new"),
+    check("another-level", "nothing", "not-run", moot=True),
+]
+LAYERS = [
+    {"name": "fix", "state": "needed", "reason": "1 file to change", "files": []},
+    {"name": "late", "state": "upstream", "reason": "the base has it", "since": "vLLM 0.22.0"},
+    {"name": "odd", "state": "drift", "reason": MARKUP},
+    {"name": "idle", "state": "needed", "reason": "2 files to change"},
+]
+PLAN: dict[str, Any] = {
+    "name": "b12x-full",
+    "profiles": ["b12x-full"],
+    "base": {
+        "ref": LONG,
+        "digest": f"sha256:{'0' * 64}",
+        "platform": "linux/arm64",
+        "python": "3.12",
+        "packages": {"vllm": "0.20.1", "nvidia-cutlass-dsl-libs-base": "4.4.2"},
+    },
+    "env": {"VLLM_NVFP4_GEMM_BACKEND": "flashinfer-b12x", "EVIL": MARKUP},
+    "serve_flags": ["--linear-backend", "flashinfer_b12x"],
+    "moe_serve_flags": ["--moe-backend", "flashinfer_b12x"],
+    "layers": LAYERS,
+}
+VERDICTS = [
+    Necessity(
+        layer="fix",
+        state="needed",
+        necessary=True,
+        reason="",
+        check=check("codegen", "GEMM", "fail", seen="OpError: expects arch to be one of"),
+        also=("MoE",),
+    ),
+    Necessity(layer="late", state="upstream", necessary=False, reason="it changes nothing here"),
+    Necessity(layer="odd", state="drift", necessary="unknown", reason="the full set fails"),
+    Necessity(layer="idle", state="needed", necessary=False, reason="nothing fails without it"),
+]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with one of everything."""
+    report = Report(
+        target=LONG,
+        plan_digest=f"sha256:{'1' * 64}",
+        digests=(f"sha256:{'2' * 64}", f"sha256:{'3' * 64}"),
+        checks=CHECKS,
+        necessity=VERDICTS,
+    )
+    path = tmp_path_factory.mktemp("page") / "evidence.html"
+    path.write_text(render_html(report, PLAN, ["dispatch"]))
+    return path
+
+
+@pytest.fixture
+def show(browser: Chromium, file: Path) -> Iterator[Show]:
+    """Opens the page, or another; tabs are closed at the end."""
+    opened: list[Page] = []
+
+    def shown(width: int = 1280, path: Path = file, **how: Any) -> Page:
+        opened.append(browser.open(path, width=width, **how))
+        return opened[-1]
+
+    yield shown
+    for page in opened:
+        page.close()
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    """The visible text of elements."""
+    found = page.evaluate(
+        f"Array.from(document.querySelectorAll({selector!r})).map(e => e.innerText)"
+    )
+    return [" ".join(text.split()) for text in found]
+
+
+# -------------------------------------------------------------------------------------- complete
+
+
+def test_every_check_is_there_with_its_evidence(show: Show) -> None:
+    shown = texts(show(), ".check")
+    assert len(shown) == len(CHECKS)
+    for one, text in zip(CHECKS, shown, strict=True):
+        for part in (one.name, one.expected, one.seen, one.reason):
+            assert " ".join(part.split()) in text
+    words = {"pass": "✓ pass", "fail": "✕ FAIL", "not-run": "○ not run"}
+    for one, text in zip(CHECKS, shown, strict=True):
+        assert ("– nothing to check" if one.moot else words[one.status]) in text
+
+
+def test_every_level_is_there_asked_for_or_not(show: Show) -> None:
+    page = show()
+    shown = dict(
+        page.evaluate(
+            "Array.from(document.querySelectorAll('.level'))"
+            ".map(e => [e.dataset.level, e.dataset.status])"
+        )
+    )
+    assert set(shown) == {*LEVELS, *(one.level for one in CHECKS)}
+    assert (shown["static"], shown["imports"], shown["device"]) == ("fail", "pass", "not-run")
+    assert shown["codegen"] == "not-run", "one that did not wholly run did not pass"
+    unasked = [level for level in LEVELS if level not in {one.level for one in CHECKS}]
+    assert [t for t in texts(page, ".level") if "not asked for" in t] == [
+        f"{level} ○ not run not asked for" for level in unasked
+    ]
+
+
+def test_layers_show_what_fails_without_them(show: Show) -> None:
+    fix, late, odd, idle = texts(show(), ".layer")
+    assert "● needed" in fix
+    assert "★ necessary" in fix
+    assert "codegen GEMM fails, and MoE" in fix
+    assert "OpError: expects arch to be one of" in fix
+    assert "– not necessary" in late
+    assert "(since vLLM 0.22.0)" in late
+    assert "✕ drift" in odd
+    assert "? unknown" in odd
+    assert "nothing fails without it" in idle
+
+
+def test_what_failed_is_named_at_the_top_and_can_be_reached(show: Show) -> None:
+    page = show()
+    links = page.evaluate(
+        "Array.from(document.querySelectorAll('header a')).map(a => a.getAttribute('href'))"
+    )
+    failed = [one for one in CHECKS if one.status == "fail"]
+    assert len(links) == len(failed)
+    for link, one in zip(links, failed, strict=True):
+        assert page.evaluate(f"document.querySelector({link!r}).dataset.name") == one.name
+    assert "NOT verified" in texts(page, "header")[0]
+    assert "2 failed · 3 not run · 7 passed" in texts(page, "header")[0]
+
+
+def test_figures_are_drawn_against_those_of_their_name(show: Show) -> None:
+    page = show()
+    bars = page.evaluate(
+        "Array.from(document.querySelectorAll('.bar')).map(e => [e.clientWidth, "
+        "e.firstElementChild.getBoundingClientRect().width])"
+    )
+    assert len(bars) == 2, "a figure that no other check has is only written"
+    assert [round(inner / outer, 2) for outer, inner in bars] == [0.67, 1.0]
+    assert texts(page, ".number") == ["128", "192", "0", "17.25", "12,800"]
+
+
+# ----------------------------------------------------------------------------------------- quiet
+
+
+def test_nothing_is_fetched_and_nothing_is_said(show: Show, file: Path) -> None:
+    page = show()
+    assert page.requests == [file.as_uri()]
+    assert page.complaints == []
+
+
+def test_text_of_the_target_is_text(show: Show) -> None:
+    page = show()
+    assert page.evaluate("document.title") == f"not verified: {LONG}"
+    assert page.evaluate("document.querySelectorAll('script, img').length") == 0
+    assert MARKUP in page.evaluate("document.body.innerText").replace("\n", " ")
+
+
+NOISE = {
+    "fetches": ("<p>x</p>", "<img src='http://127.0.0.1:9/x.png'>"),
+    "fails": ("<p>x</p>", "<script>console.error('x'); throw new Error('y')</script>"),
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_a_page_that_is_not_quiet_is_noticed(show: Show, tmp_path: Path, noise: str) -> None:
+    before, after = NOISE[noise]
+    good, bad = tmp_path / "good.html", tmp_path / "bad.html"
+    good.write_text(before)
+    bad.write_text(before + after)
+    page = show(path=good)
+    assert (page.requests, page.complaints) == ([good.as_uri()], [])
+    page = show(path=bad)
+    assert page.complaints
+    assert (len(page.requests) > 1) is (noise == "fetches")
+
+
+def test_the_page_forbids_what_it_does_not_need(show: Show, file: Path, tmp_path: Path) -> None:
+    """What slips through escaping some day would still not run, and not be fetched."""
+    path = tmp_path / "spoilt.html"
+    path.write_text(file.read_text().replace("</body>", f"{NOISE['fails'][1]}</body>"))
+    page = show(path=path)
+    assert not page.happened("Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+    assert "Content Security Policy" in str(page.complaints)
+
+
+# ------------------------------------------------------------------------------------- fits
+
+
+def too_wide(page: Page) -> list[str]:
+    """Elements that reach beyond the window."""
+    found: list[str] = page.evaluate(
+        "Array.from(document.querySelectorAll('body *'))"
+        f".filter(e => e.getBoundingClientRect().right > {page.width} + 0.5)"
+        ".map(e => e.tagName + '.' + e.className + ' ' + e.innerText.slice(0, 40))"
+    )
+    wide = page.evaluate(f"document.documentElement.scrollWidth > {page.width}")
+    return [*found, *(["the page"] if wide else [])]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_window(show: Show, width: int) -> None:
+    page = show(width)
+    assert page.evaluate("innerWidth") == width
+    assert too_wide(page) == []
+
+
+def test_what_is_too_wide_is_noticed(show: Show, file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wide.html"
+    text = file.read_text()
+    assert text.count("overflow-wrap: anywhere") == 1
+    path.write_text(text.replace("overflow-wrap: anywhere", "overflow-wrap: normal"))
+    assert too_wide(show(390, path))
+
+
+def test_it_can_be_printed(show: Show) -> None:
+    page = show(800, media="print")
+    assert too_wide(page) == []
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert len(texts(page, ".check")) == len(CHECKS)
+    assert page.pdf().startswith(b"%PDF")
+
+
+# ------------------------------------------------------------------------------- without colour
+
+#: Form of a mark and of the edge beside it, and luminance (0 to 1) of what it is filled with.
+LOOKS = """
+Array.from(document.querySelectorAll('.check:not(:has(.mark.off))')).map(e => {
+  const channel = v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 };
+  const parts = c => c.match(/[\\d.]+/g).map(Number);
+  const light = c => { const [r, g, b] = parts(c);
+    return .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b) };
+  const behind = e => { const c = getComputedStyle(e).backgroundColor, p = parts(c);
+    return p.length > 3 && p[3] === 0 && e.parentElement ? behind(e.parentElement) : c };
+  const mark = e.querySelector('.mark'), style = getComputedStyle(mark);
+  const fill = light(behind(mark)), ink = light(style.color);
+  return {status: e.dataset.status, words: mark.innerText, border: style.borderTopStyle,
+    edge: getComputedStyle(e).borderLeftStyle, fill,
+    contrast: (Math.max(fill, ink) + .05) / (Math.min(fill, ink) + .05)};
+})
+"""
+
+
+def looks(page: Page) -> dict[str, dict[str, Any]]:
+    """How a check of each status looks; those of one status look alike."""
+    found: dict[str, dict[str, Any]] = {}
+    for look in page.evaluate(LOOKS):
+        known = found.setdefault(look["status"], look)
+        assert {**look, "contrast": 0, "fill": 0} == {**known, "contrast": 0, "fill": 0}
+    assert set(found) == {"pass", "fail", "not-run"}
+    return found
+
+
+def alike(found: dict[str, dict[str, Any]]) -> list[str]:
+    """In what two statuses do not differ, as somebody sees them who sees no colour."""
+    same = [
+        f"{what} of {one['status']} and {other['status']}"
+        for one, other in itertools.combinations(found.values(), 2)
+        for what, differ in (
+            ("words", one["words"] != other["words"]),
+            ("sign", one["words"][0] != other["words"][0]),
+            ("edge", one["edge"] != other["edge"]),
+        )
+        if not differ
+    ]
+    fills = {status: look["fill"] + 0.05 for status, look in found.items()}
+    same += [
+        f"lightness of fail and {status}"
+        for status in ("pass", "not-run")
+        if max(fills["fail"], fills[status]) < 3 * min(fills["fail"], fills[status])
+    ]
+    if found["not-run"]["border"] != "dashed" or found["pass"]["border"] != "solid":
+        same.append("border of not-run and pass")
+    return same
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_statuses_differ_in_words_form_and_lightness(show: Show, scheme: str) -> None:
+    assert alike(looks(show(scheme=scheme))) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "instead", "same"),
+    [
+        ("background: var(--fail);", "", "lightness of fail and pass"),
+        ("border-style: dashed;", "", "border of not-run and pass"),
+        ("border-left: .4rem double", "border-left: .4rem solid", "edge of pass and fail"),
+        ("✕", "✓", "sign of pass and fail"),
+    ],
+)
+def test_statuses_that_only_colour_tells_apart_are_noticed(
+    show: Show, file: Path, tmp_path: Path, rule: str, instead: str, same: str
+) -> None:
+    path = tmp_path / "spoilt.html"
+    assert rule in file.read_text()
+    path.write_text(file.read_text().replace(rule, instead))
+    assert same in alike(looks(show(path=path)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_words_can_be_read(show: Show, scheme: str) -> None:
+    """Contrast of at least 4.5 to 1, as WCAG 2 asks for text of this size."""
+    for status, look in looks(show(scheme=scheme)).items():
+        assert look["contrast"] >= 4.5, status

@@ -1,0 +1,61 @@
+"""Every JSON document that a test reads is held against its published schema."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+
+from builder import __main__ as main
+from builder.schemas import names, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+
+def document_of(words: Sequence[str]) -> str:
+    """The document that a command line prints, by the name of its schema."""
+    plain = [word for word in words if not word.startswith("-")]
+    known = names()
+    name = next((n for n in ("-".join(plain[:2]), plain[0]) if n in known), "error")
+    if name == "image" and {"--all-platforms", "--others"} & {*words}:
+        return "image-index"
+    if {"--dry-run", "-n"} & {*words}:
+        name = {"image": "plan", "compile-run": "compile-show"}.get(name, name)
+    return name
+
+
+@functools.cache
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    """The validator of a document."""
+    return jsonschema.Draft202012Validator(schema(name))
+
+
+def validated(name: str, document: Any) -> Any:
+    """The document; an error that says where it is not as its schema has it."""
+    error = jsonschema.exceptions.best_match(validator(name).iter_errors(document))
+    assert error is None, f"{name}: {error.json_path}: {error.message}"
+    return document
+
+
+def watch(patch: pytest.MonkeyPatch) -> None:
+    """From now on every document that a command prints in this process is held against its schema.
+
+    One that is not as published ends the command as a bug of ours would.
+    """
+    running: list[list[str]] = []
+    order, show = main._common_first, main._print_document
+
+    def ordered(words: list[str]) -> list[str]:
+        running.append(order(words))
+        return running[-1]
+
+    def shown(document: dict[str, Any]) -> None:
+        words = running[-1]
+        show(document if "schema" in words[:2] else validated(document_of(words), document))
+
+    patch.setattr(main, "_common_first", ordered)
+    patch.setattr(main, "_print_document", shown)

@@ -1,0 +1,90 @@
+"""A released vLLM in the dispatch sandbox, with the few packages more that whole layers import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.locks import locked
+from builder.paths import cache_dir, package_file
+from builder.runtime.spark_apply import versions
+from builder.verify.sandbox import Sandbox, lay_out, requirements_for
+
+if TYPE_CHECKING:
+    from .support import Planned
+
+HARNESS = Path(__file__).parent / "harness"
+RUNTIME = package_file("runtime", "spark_verify.py").parent
+#: What vLLM's layers and models import beyond what selection does; any recent version serves.
+EXTRA = ("compressed-tensors==0.20.0", "einops==0.8.2", "llguidance==1.9.1", "loguru==0.7.3")
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release's Python files and an interpreter that can run them."""
+
+    version: str
+    python: Path
+    paths: list[str]
+
+    def simulation(self, **env: str) -> dict[str, Any]:
+        """The request by which a harness prepares it."""
+        base = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        base["FLASHINFER_DISABLE_VERSION_CHECK"] = "1"
+        return {
+            "paths": self.paths,
+            "env": {**base, **env},
+            "pretend_nvcc": True,
+            "pretend_triton": True,
+        }
+
+    def run(self, script: str, *words: str, given: object = None) -> list[dict[str, Any]]:
+        """Run a harness; gives its lines of JSON.
+
+        Raises:
+            AssertionError: it failed; the message ends with what it said.
+        """
+        command = [str(self.python), str(HARNESS / script), str(RUNTIME), *words]
+        keep = ("PATH", "HOME", "LANG", "TMPDIR")
+        answer = subprocess.run(
+            command,
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={name: os.environ[name] for name in keep if name in os.environ},
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stderr[-3000:]
+        return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def release_of(planned: Planned) -> Release:
+    """The release of a plan, as the plan leaves it."""
+    from builder.runtime.spark_apply import OverlayTree
+
+    tree = OverlayTree(planned.base.tree)
+    tree.update(planned.plan.changes)
+    packages = {**planned.base.identity.packages, **versions(tree)}
+    sandbox = Sandbox(requirements_for(packages["vllm"]))
+    sandbox.prepare()
+    paths = [str(lay_out(tree)), str(extra(sandbox)), str(sandbox.dsl(packages))]
+    return Release(packages["vllm"], sandbox.python, paths)
+
+
+def extra(sandbox: Sandbox) -> Path:
+    """EXTRA, installed beside the sandbox once."""
+    folder = cache_dir() / "sandbox" / f"{sandbox.root.name}-layers"
+    with locked(str(folder)):
+        if not folder.exists():
+            partial = folder.with_suffix(".part")
+            shutil.rmtree(partial, ignore_errors=True)
+            pip = [str(sandbox.python), "-m", "pip", "install", "-q", "--no-deps"]
+            subprocess.run([*pip, "--target", str(partial), *EXTRA], check=True)
+            partial.rename(folder)
+    return folder

@@ -1,0 +1,84 @@
+"""One large file out of a wheel on an index: in pieces, checked, and not kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder import wheels
+from builder.errors import RemoteError, UsageError
+from builder.index import PackageIndex
+from builder.wheels import RemoteWheel
+
+from .fakeindex import FakeIndex, build_wheel, noise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODULE, RECORD = "vllm/_C.abi3.so", "vllm-9.9.0.dist-info/RECORD"
+DATA = noise(1, 900_000)
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeIndex]:
+    """An index with one wheel, a cache of its own, and pieces of 100 kB."""
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(wheels, "_PIECE", 100_000)
+    with FakeIndex() as made:
+        made.add("vllm", "9.9.0", {"vllm/__init__.py": noise(2, 200_000), MODULE: DATA})
+        yield made
+
+
+def opened(index: FakeIndex) -> RemoteWheel:
+    """The wheel, its directory read."""
+    client = PackageIndex(index.url)
+    wheel = RemoteWheel(client.wheels("vllm")[0], client)
+    assert MODULE in wheel.members
+    return wheel
+
+
+def test_a_file_comes_whole_and_is_not_kept(index: FakeIndex, tmp_path: Path) -> None:
+    wheel = opened(index)
+    wheel.extract(MODULE, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == DATA
+    assert sum(line.startswith("GET /files/") for line in index.requests) == 1 + 1 + 10
+    assert not list((tmp_path / "cache").rglob("*.so*"))
+
+
+def test_a_file_that_is_not_compressed(index: FakeIndex, tmp_path: Path) -> None:
+    opened(index).extract(RECORD, tmp_path / "file")
+    assert (tmp_path / "file").read_text().startswith("vllm/__init__.py,sha256=")
+
+
+def test_other_bytes_are_refused(index: FakeIndex, tmp_path: Path) -> None:
+    wheel = opened(index)
+    (name,) = index.files
+    files = {"vllm/__init__.py": noise(2, 200_000), MODULE: noise(3, 900_000)}
+    index.faults.swap[name] = build_wheel("vllm", "9.9.0", files)
+    with pytest.raises(RemoteError, match=r"_C\.abi3\.so is not what its RECORD says"):
+        wheel.extract(MODULE, tmp_path / "file")
+
+
+def test_damage_is_told(index: FakeIndex, tmp_path: Path) -> None:
+    wheel = opened(index)
+    (name,) = index.files
+    whole = index.files[name]
+    at = whole.index(MODULE.encode()) + len(MODULE)
+    index.faults.swap[name] = whole[:at] + b"\xff" * 1000 + whole[at + 1000 :]
+    with pytest.raises(RemoteError, match=r"_C\.abi3\.so is damaged"):
+        wheel.extract(MODULE, tmp_path / "file")
+
+
+def test_a_download_that_breaks_off(index: FakeIndex, tmp_path: Path) -> None:
+    wheel = opened(index)
+    (name,) = index.files
+    index.faults.cut[name] = 50_000
+    with pytest.raises(RemoteError, match=r"broke off|where 100000 were asked for"):
+        wheel.extract(MODULE, tmp_path / "file")
+
+
+def test_a_place_that_cannot_be_written(index: FakeIndex, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        opened(index).extract(MODULE, tmp_path / "no-such-folder" / "file")

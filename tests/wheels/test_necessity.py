@@ -1,0 +1,105 @@
+"""Which layers of b12x-full are necessary on vLLM 0.20.1: vLLM's own words, and the compiler's.
+
+What the other tests of this session have already asked of the same files is not asked again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.catalog import Catalog
+from builder.verify import PROOF_LEVELS, verify
+from builder.verify.necessity import prove, whole
+from builder.verify.targets import Opening, open_target
+
+from .cli import spark_build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.index import PackageIndex
+    from builder.verify.necessity import Necessity
+    from builder.wheels import IndexSources
+
+TARGET = "pypi:vllm==0.20.1"
+#: layer -> level, check, and what is seen without it; None where nothing fails.
+PROOFS = {
+    "cutlass-dsl-cu13": (
+        "codegen",
+        "b12x GEMM, tile 128x128",
+        "Unexpected instruction types specified for '_mma'",
+    ),
+    "cutlass-dsl-sm121a": (
+        "codegen",
+        "NVFP4 warp MMA",
+        "OpError: expects arch to be one of ['sm_120a'], but got Arch.sm_121a",
+    ),
+    "flashinfer-b12x": ("dispatch", "nvfp4-linear", "FlashInfer b12x requires SM120+"),
+    "flashinfer-sm121": None,
+    "vllm-b12x-backend": ("static", "layer b12x-env", "is not a choice of vllm 0.20.1"),
+    "vllm-b12x-reachable": None,
+    "b12x-env": ("dispatch", "nvfp4-linear", "Using FlashInferCutlassNvFp4LinearKernel"),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(index: PackageIndex, sources: IndexSources) -> dict[str, Necessity]:
+    """The verdicts by layer, with a full set that passes every check."""
+    selection = Catalog.discover().select(["b12x-full"])
+    opened = open_target(TARGET, Opening(index=index, sources=sources, selection=selection))
+    with whole(opened) as (full, apart):
+        report = verify(full, PROOF_LEVELS)
+        assert report.passed(PROOF_LEVELS), report.of("fail") or report.of("not-run")
+        return {verdict.layer: verdict for verdict in prove(full, apart, report)}
+
+
+def test_every_layer_has_a_verdict(verdicts: dict[str, Necessity]) -> None:
+    assert list(verdicts) == list(PROOFS)
+
+
+@pytest.mark.parametrize("layer", PROOFS)
+def test_a_layer_is_necessary_by_that_check_and_no_other(
+    verdicts: dict[str, Necessity], layer: str
+) -> None:
+    verdict, proof = verdicts[layer], PROOFS[layer]
+    assert verdict.necessary is (proof is not None), verdict
+    if proof is None:
+        assert verdict.check is None
+        return
+    assert verdict.check is not None
+    assert (verdict.check.level, verdict.check.name) == proof[:2]
+    assert proof[2] in verdict.check.seen
+
+
+def test_the_layer_that_nothing_misses_was_looked_at_by_every_level(
+    verdicts: dict[str, Necessity],
+) -> None:
+    words = "nothing fails without it (static, imports, dispatch, codegen)"
+    assert verdicts["flashinfer-sm121"].reason == words
+    assert verdicts["vllm-b12x-reachable"].state == "not-applicable"
+
+
+def test_the_command_line_proves_what_the_levels_allow(tmp_path: Path) -> None:
+    """Files alone: nothing is claimed, and the exit status is that of the full set."""
+    words = ("verify", TARGET, "-l", "b12x-full", "--prove-necessary", "--level", "static,imports")
+    ran = spark_build(*words, "--json", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    report = ran.json()
+    assert report["target"] == f"{TARGET} as planned"
+    verdicts = {v["layer"]: v["necessary"] for v in report["necessity"]}
+    assert verdicts.pop("vllm-b12x-reachable") is False
+    assert set(verdicts.values()) == {"unknown"}
+    assert "without b12x-env (1 of 6)" in ran.err
+
+
+def test_a_full_set_that_fails_is_a_failure(tmp_path: Path) -> None:
+    """No CPU build of torch to be had: the required level did not run."""
+    words = ("verify", TARGET, "-l", "marlin", "--prove-necessary", "--require", "dispatch")
+    env = {"SPARK_BUILD_TORCH": "0.0.0"}
+    ran = spark_build(*words, "--level", "dispatch", "--json", cwd=tmp_path, env=env)
+    assert ran.code == 5
+    (verdict,) = ran.json()["necessity"]
+    assert verdict["necessary"] == "unknown"
+    assert "dispatch nvfp4-linear did not run" in verdict["reason"]
