@@ -6,21 +6,30 @@ import datetime
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from builder import __version__
+from builder.devicedata import device_data
+from builder.errors import UsageError
 from builder.paths import package_file
+from builder.registry.reference import parse_reference
+from builder.runtime import IMAGE_VERIFIER
 from builder.runtime.spark_apply import Content
 
 if TYPE_CHECKING:
-    from builder.model import BuildPlan
+    from collections.abc import Mapping
+
+    from builder.model import BaseIdentity, BuildPlan
 
 SHARE = "/usr/share/spark-build"
 #: Labels and annotations of ours, below the standard org.opencontainers.image.* ones.
 LABEL_PREFIX = "io.github.spark-build"
+PLAN_LABEL = f"{LABEL_PREFIX}.plan"
+BASE_LABEL = f"{LABEL_PREFIX}.base"
 
 _VERIFY = """#!/bin/sh
-# Checks this image from inside: docker run --rm IMAGE spark-verify
+# Checks this image from inside: docker run --rm --gpus all IMAGE spark-verify
 exec {interpreter} -B {share}/spark_verify.py "$@"
 """
 
@@ -31,20 +40,66 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
     files = {
         f"{SHARE}/plan.json": _json(plan.as_json()),
+        f"{SHARE}/device.json": _json(device_data(plan.as_json())),
         f"{SHARE}/layers.json": _json(layers),
         f"{SHARE}/serve-flags.json": _json(flags),
         "/workspace/build-metadata.yaml": build_metadata(plan),
     }
-    if plan.base.folders:
-        files[f"{SHARE}/folders.json"] = _json(dict(plan.base.folders))
+    owned = restored(plan)
+    if owned:
+        files[f"{SHARE}/folders.json"] = _json(owned)
     contents = {path: Content.of(data) for path, data in files.items()}
-    for name in ("spark_apply.py", "dispatch_probe.py", "spark_verify.py"):
+    for name in IMAGE_VERIFIER:
         data = package_file("runtime", name).read_bytes()
         contents[f"{SHARE}/{name}"] = Content.of(data)
     interpreter = plan.base.interpreter
     script = _VERIFY.format(interpreter=interpreter, share=SHARE).encode()
     contents["/usr/local/bin/spark-verify"] = Content.of(script, 0o755)
-    return dict(sorted(contents.items()))
+    return {placed(path, plan.base.links): contents[path] for path in sorted(contents)}
+
+
+def restored(plan: BuildPlan) -> dict[str, list[int]]:
+    """``[mode, uid, gid]`` that folders and replaced files have in the base, where not root's."""
+    base = plan.base
+    files = {
+        placed(f"{base.site_packages}/{path}", base.links): [content.mode, *base.owners[path]]
+        for path, content in plan.changes.items()
+        if content is not None and path in base.owners
+    }
+    return {**base.folders, **files}
+
+
+def placed(path: str, links: Mapping[str, str]) -> str:
+    """A path as it is when the folders in it that are links in the base are followed.
+
+    A folder that is put where the base has a link would take the link's place.
+    """
+    above = path
+    while above not in ("", "/"):
+        if above in links:
+            return links[above] + path[len(above) :]
+        above = above.rpartition("/")[0]
+    return path
+
+
+#: Without these, nothing can be held against a plan.
+_PLAN_KEYS = {"plan_digest", "base", "layers", "env", "serve_flags", "moe_serve_flags", "expect"}
+
+
+def read_plan(data: bytes, where: str) -> dict[str, Any]:
+    """A plan as it was baked in.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    try:
+        plan = json.loads(data)
+    except ValueError as error:
+        raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
+    missing = ", ".join(sorted(_PLAN_KEYS - set(plan if isinstance(plan, dict) else ())))
+    if missing:
+        raise UsageError(f"{where}: {SHARE}/plan.json is no plan: it lacks {missing}")
+    return dict(plan)
 
 
 def _json(value: object) -> bytes:
@@ -60,7 +115,7 @@ def build_metadata(plan: BuildPlan) -> bytes:
     rows = {
         "vllm_version": packages.get("vllm", ""),
         "gpu_arch": "12.1a",
-        "base_image": f"{plan.base.ref}@{plan.base.digest}",
+        "base_image": f"{plan.base.name}@{plan.base.digest}",
     }
     args = {"cutlass_dsl_version": packages.get("nvidia-cutlass-dsl", "")}
     ours = {
@@ -85,20 +140,42 @@ def quoted(value: str) -> str:
 
 
 def labels(plan: BuildPlan) -> dict[str, str]:
-    """OCI labels, which are also the manifest's annotations."""
+    """OCI labels, which are also the manifest's annotations (image specification, annotations)."""
     states = {d.name: d.outcome.state for d in plan.decisions}
+    vllm = plan.base.packages.get("vllm", "")
     values = {
         "org.opencontainers.image.title": f"spark-build {plan.name}",
-        "org.opencontainers.image.version": plan.base.packages.get("vllm", ""),
-        "org.opencontainers.image.base.name": plan.base.ref,
-        "org.opencontainers.image.base.digest": plan.base.digest,
-        f"{LABEL_PREFIX}.plan": plan.digest,
+        "org.opencontainers.image.description": f"vLLM {vllm} for NVIDIA DGX Spark (GB10, SM121): "
+        f"{', '.join(d.name for d in plan.needed)}",
+        "org.opencontainers.image.version": vllm,
+        "org.opencontainers.image.created": created(plan),
+        **_base_image(plan.base),
+        BASE_LABEL: plan.base.name,
+        f"{LABEL_PREFIX}.base-digest": plan.base.digest,
+        PLAN_LABEL: plan.digest,
         f"{LABEL_PREFIX}.profiles": ",".join(plan.profiles),
         f"{LABEL_PREFIX}.layers": ",".join(d.name for d in plan.needed),
         f"{LABEL_PREFIX}.states": json.dumps(states, sort_keys=True),
         f"{LABEL_PREFIX}.serve-flags": " ".join(plan.serve_flags),
     }
     return dict(sorted(values.items()))
+
+
+def _base_image(base: BaseIdentity) -> dict[str, str]:
+    """The standard keys, which name an image in a registry in full: wheels are none."""
+    if base.kind != "image" or base.name.startswith("oci:"):
+        return {}
+    reference = parse_reference(base.name)
+    return {
+        "org.opencontainers.image.base.name": str(replace(reference, digest="")),
+        "org.opencontainers.image.base.digest": base.digest,
+    }
+
+
+def created(plan: BuildPlan) -> str:
+    """:func:`timestamp` as images write it."""
+    moment = datetime.datetime.fromtimestamp(timestamp(plan), datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def timestamp(plan: BuildPlan) -> int:

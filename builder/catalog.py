@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from builder.errors import UsageError, did_you_mean
 from builder.layerfile import load_layer
 from builder.paths import data_dir, package_file
+from builder.runtime.dispatch_expect import MATCHERS
 from builder.runtime.spark_apply import all_match, normalize
 
 if TYPE_CHECKING:
@@ -24,11 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """A log line that vLLM must print, for the releases in a range."""
+    """What vLLM must do with a kind of layer, for the releases in a range.
+
+    ``matcher`` is one of `MATCHERS`: which part of its answer holds ``text``.
+    """
 
     when: Mapping[str, str]
     kind: str
-    line: str
+    matcher: str
+    text: str
+
+    def as_json(self) -> dict[str, str]:
+        """The expectation as it stands in the plan."""
+        return {"kind": self.kind, self.matcher: self.text}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +91,23 @@ def load_profile(path: Path) -> Profile:
             mod=raw.get("mod", path.stem),
             needs_reason=needs.pop("reason", ""),
             needs={normalize(k): v for k, v in needs.items()},
-            expect=tuple(
-                Expectation(when=e["when"], kind=e["kind"], line=e["line"])
-                for e in raw.get("expect", ())
-            ),
+            expect=tuple(_expectation(path.name, entry) for entry in raw.get("expect", ())),
         )
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
     except KeyError as error:
         raise UsageError(f"{path.name}: key {error} is missing") from None
+
+
+def _expectation(file: str, raw: Mapping[str, Any]) -> Expectation:
+    matchers = [key for key in raw if key not in ("when", "kind")]
+    if len(matchers) != 1 or matchers[0] not in MATCHERS:
+        raise UsageError(
+            f"{file}: an expectation names one of {', '.join(MATCHERS)}, "
+            f"not {', '.join(matchers) or 'nothing'}"
+        )
+    (matcher,) = matchers
+    return Expectation(when=raw["when"], kind=raw["kind"], matcher=matcher, text=raw[matcher])
 
 
 @dataclass(frozen=True)

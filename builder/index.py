@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import Version
 
 from builder.console import console
@@ -31,13 +36,15 @@ if TYPE_CHECKING:
 
     from builder.model import Platform
 
+#: The first vLLM release that any profile serves.
+OLDEST_VLLM = Version("0.17.0")
 #: How long a project page is trusted, in seconds; wheels themselves never change.
 PAGE_TTL = 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class WheelFile:
-    """One wheel on the index.  ``size`` is in bytes, 0 where the index does not say."""
+    """One wheel or source archive.  ``size`` is in bytes, 0 where the index does not say."""
 
     filename: str
     url: str
@@ -107,7 +114,39 @@ class PackageIndex:
         self._refresh = refresh
         self._session: requests.Session | None = None
         self._pages: dict[str, list[WheelFile]] = {}
+        self._held: dict[str, list[WheelFile]] = {}
         self.bytes_read = 0
+
+    def hold(self, files: Iterable[WheelFile]) -> None:
+        """Take these wheels (without addresses) for what the index has of their releases."""
+        for file in files:
+            self._held.setdefault(file.distribution, []).append(file)
+
+    def find(self, distribution: str, filename: str) -> WheelFile | None:
+        """A wheel by its file name."""
+        name = normalize(distribution)
+        held = next((w for w in self._held.get(name, ()) if w.filename == filename), None)
+        return held or next((w for w in self.wheels(name) if w.filename == filename), None)
+
+    def address(self, file: WheelFile) -> str:
+        """Where a wheel is fetched from; for a held one, the index is asked now.
+
+        Raises:
+            RemoteError: the index does not have it, or has another file of that name.
+        """
+        if file.url:
+            return file.url
+        found = next(
+            (w for w in self.wheels(file.distribution) if w.filename == file.filename), None
+        )
+        if found is None or found.sha256 != file.sha256:
+            what = "is not on" if found is None else "is another file on"
+            raise RemoteError(
+                f"{file.filename} with sha256 {file.sha256}, which is locked, {what} the package "
+                "index",
+                hint="spark-build lock --upgrade takes what is there now",
+            )
+        return found.url
 
     @property
     def session(self) -> requests.Session:
@@ -123,24 +162,47 @@ class PackageIndex:
             UsageError: the index has no such project.
             RemoteError: the index does not answer.
         """
-        name = normalize(project)
-        if name not in self._pages:
-            self._pages[name] = self._cached_page(name)
-        return self._pages[name]
+        return self._page(normalize(project), "wheel")
 
-    def _cached_page(self, name: str) -> list[WheelFile]:
-        cached = cache_dir() / "index" / f"{name}.json"
+    def sdist(self, project: str, version: str) -> WheelFile:
+        """The source archive of a release.
+
+        Raises:
+            UsageError: the index has no such project, or no source archive of that release.
+            RemoteError: the index does not answer, or gives no sha256.
+        """
+        name = normalize(project)
+        wanted = Version(version)
+        for file in self._page(name, "sdist"):
+            try:
+                found = parse_sdist_filename(file.filename)[1]
+            except InvalidSdistFilename:
+                continue
+            if found == wanted:
+                if not file.sha256:
+                    raise RemoteError(f"the package index gives no sha256 for {file.filename}")
+                return file
+        raise UsageError(f"{project} {version} has no source archive on the package index")
+
+    def _page(self, name: str, kind: str) -> list[WheelFile]:
+        key = name if kind == "wheel" else f"{name}.{kind}"
+        if key not in self._pages:
+            self._pages[key] = self._cached_page(name, kind, f"{key}.json")
+        return self._pages[key]
+
+    def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
+        cached = cache_dir() / "index" / cache_name
         try:
             fresh = time.time() - cached.stat().st_mtime < PAGE_TTL
             if fresh and not self._refresh:
                 return [WheelFile(**row) for row in json.loads(cached.read_bytes())]
         except (OSError, ValueError, TypeError):
             pass  # no cache, or one of another form: ask the index
-        files = self._fetch_page(name)
+        files = self._fetch_page(name, kind)
         write_atomically(cached, json.dumps([asdict(file) for file in files]).encode())
         return files
 
-    def _fetch_page(self, name: str) -> list[WheelFile]:
+    def _fetch_page(self, name: str, kind: str) -> list[WheelFile]:
         import requests
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
 
@@ -167,7 +229,7 @@ class PackageIndex:
                 yanked=p.is_yanked,
             )
             for p in page.packages
-            if p.package_type == "wheel"
+            if p.package_type == kind
         ]
 
     def releases(self, project: str) -> list[str]:
@@ -182,7 +244,8 @@ class PackageIndex:
             UsageError: no such release, or no wheel of it for the platform.
         """
         wanted = Version(version)
-        of_release = [w for w in self.wheels(project) if _parsed(w) == wanted]
+        of_release = [w for w in self._held.get(normalize(project), ()) if _parsed(w) == wanted]
+        of_release = of_release or [w for w in self.wheels(project) if _parsed(w) == wanted]
         if not of_release:
             releases = self.releases(project)
             place = sum(Version(r) < wanted for r in releases)
@@ -229,6 +292,8 @@ def _manylinux(machine: str) -> Iterable[str]:
     for minor in range(39, 16, -1):  # glibc 2.39 (Ubuntu 24.04, the Spark's own) down to 2.17
         yield f"manylinux_2_{minor}_{machine}"
     yield f"manylinux2014_{machine}"
+    if machine == "x86_64":
+        yield from (f"manylinux_2_12_{machine}", f"manylinux2010_{machine}")
     yield f"linux_{machine}"
 
 
@@ -247,3 +312,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror}",
             hint="free some space, or set SPARK_BUILD_CACHE to another disk",
         ) from error
+
+
+def vllm_releases(index: PackageIndex, named: str | None = None) -> list[str]:
+    """The vLLM releases of a comma-separated list; without one, every one from 0.17.0 on."""
+    listed = [word.strip() for word in (named or "").split(",") if word.strip()]
+    if listed:
+        return listed
+    known = (Version(version) for version in index.releases("vllm"))
+    return [str(v) for v in known if v >= OLDEST_VLLM and not v.is_prerelease]

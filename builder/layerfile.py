@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.errors import UsageError, did_you_mean
+from builder.forge.pin import read_pin
+from builder.forge.reference import parse_pull
 from builder.runtime.spark_apply import ApplyError, layer_digest, normalize, parse_diff
 
 if TYPE_CHECKING:
@@ -94,8 +96,14 @@ _OPS: dict[str, dict[str, tuple[type, bool]]] = {
     "remove": {"distribution": (str, True), "unless": (str, False)},
     "env": {"name": (str, True), "value": (str, True), "reader": (str, False)},
     "hook": {"file": (str, True), "hook": (str, True)},
+    "pull": {
+        "pull": (str, True),
+        "include": (list, False),
+        "exclude": (list, False),
+        "map": (dict, False),
+    },
 }
-_PINS = {"wheel": (list, False), "donor": (list, False)}
+_PINS = {"wheel": (list, False), "donor": (list, False), "pull": (list, False)}
 _WHEEL_PIN = {
     "distribution": (str, True),
     "version": (str, True),
@@ -229,11 +237,12 @@ class _Reader:
             files = parse_diff(op["diff"])
         except ApplyError as error:
             raise self.fail(where, f"{op['file']}: {error}") from None
-        for path, hunks in files.items():
-            self.below(path, where, op["file"])
-            for hunk in hunks:
-                if hunk.context < 3:
-                    raise self.fail(where, f"{path}: a hunk has less than 3 lines of context")
+        for change in files:
+            for path in filter(None, (change.old, change.new)):
+                self.below(path, where, op["file"])
+            whole = change.old is None or change.new is None  # its text is all there is
+            if not whole and any(hunk.context < 3 for hunk in change.hunks):
+                raise self.fail(where, f"{change.path}: a hunk has less than 3 lines of context")
         return op
 
     def op_graft(self, op: Table, where: str) -> Table:
@@ -279,6 +288,17 @@ class _Reader:
             raise self.fail(where, f"hook {name} does not define {function}")
         return op
 
+    def op_pull(self, op: Table, where: str) -> Table:
+        op["pull"] = str(parse_pull(op["pull"]))
+        for key in ("include", "exclude"):
+            if not all(isinstance(pattern, str) for pattern in op.get(key, ())):
+                raise self.fail(where, f"{key!r} should be a list of patterns")
+        for folder, becomes in op.get("map", {}).items():
+            self.below(str(becomes), where, "map")
+            if not (isinstance(becomes, str) and folder.endswith("/") and becomes.endswith("/")):
+                raise self.fail(where, "'map' should lead from folders to folders, both with '/'")
+        return op
+
     def variant(self, value: object, where: str) -> Table:
         variant = self.table(value, _VARIANT, where, "layer.toml")
         ops = [self.op(op, f"{where} op {i}") for i, op in enumerate(variant.get("op", ()), 1)]
@@ -305,7 +325,12 @@ class _Reader:
         for kind, schema in (("wheel", _WHEEL_PIN), ("donor", _DONOR_PIN)):
             for number, row in enumerate(raw.get(kind, ()), 1):
                 self.table(row, schema, f"{kind} {number}", name)
-        return {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
+        pins = {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
+        if "pull" in raw:
+            where = f"{self.folder.name}/{name}: pull"
+            rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in raw["pull"]]
+            pins["pull"] = [read_pin(row, where).as_json() for row in rows]
+        return pins
 
 
 def load_layer(folder: Path) -> Table:

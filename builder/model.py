@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PLAN_SCHEMA = 1
+#: What images call a base that was a layout on somebody's disk.
+LAYOUT = "oci:layout"
 
 #: One table for architecture names: OCI architecture -> uname machine.
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
@@ -90,14 +92,23 @@ class BaseIdentity:
     interpreter: str = "python3"
     #: absolute path -> [mode, uid, gid] of folders that are not root's with mode 0755
     folders: Mapping[str, Any] = field(default_factory=dict)
+    #: absolute path of a folder that is a link -> where it leads
+    links: Mapping[str, str] = field(default_factory=dict)
+    #: path below site-packages -> [uid, gid] of files that are not root's
+    owners: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
     created: str = ""
+
+    @property
+    def name(self) -> str:
+        """``ref`` as images carry it: a layout's place on some disk says nothing elsewhere."""
+        return LAYOUT if self.ref.startswith("oci:") else self.ref
 
     def as_json(self) -> dict[str, Any]:
         """The base as it stands in the plan."""
         value: dict[str, Any] = {
             "kind": self.kind,
-            "ref": self.ref,
+            "ref": self.name,
             "digest": self.digest,
             "platform": self.platform.oci,
             "python": ".".join(map(str, self.platform.python_version)),
@@ -175,6 +186,8 @@ class BuildPlan:
     decisions: tuple[LayerDecision, ...]
     expect: tuple[Mapping[str, str], ...]
     hints: tuple[str, ...] = ()
+    #: reports on pull requests; like the hints, they can change while the image does not
+    pulls: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def needed(self) -> list[LayerDecision]:
@@ -232,10 +245,21 @@ class BuildPlan:
     def as_json(self) -> dict[str, Any]:
         """The plan as it is printed and baked in."""
         body = self.body()
-        return {
+        value = {
             "schema": body["schema"],
             "plan_digest": self.digest,
             **body,
             "base": self.base.as_json(),
             "hints": list(self.hints),
         }
+        return {**value, "pulls": [dict(p) for p in self.pulls]} if self.pulls else value
+
+
+#: What a plan's JSON holds beside that which its digest is taken of.
+_NOT_DIGESTED = ("plan_digest", "hints", "pulls")
+
+
+def digest_of(plan: Mapping[str, Any]) -> str:
+    """The digest that a baked plan must have, recomputed from its JSON."""
+    body = {key: value for key, value in plan.items() if key not in _NOT_DIGESTED}
+    return f"sha256:{sha256_hex(canonical_json(body))}"

@@ -40,9 +40,7 @@ def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
         for s in steps
     ]
     expect = [
-        {"kind": e.kind, "line": e.line}
-        for profile in selection.profiles
-        for e in profile.expected(identity.packages)
+        e.as_json() for profile in selection.profiles for e in profile.expected(identity.packages)
     ]
     return BuildPlan(
         name=selection.name,
@@ -82,18 +80,17 @@ def refuse_plan(plan: BuildPlan) -> None:
     stuck = [d for d in plan.decisions if d.outcome.state in (DRIFT, AMBIGUOUS)]
     if stuck:
         lines = [f"layer {d.name}: {d.outcome.state}: {d.outcome.reason}" for d in stuck]
-        raise SparkBuildError(
-            "\n  ".join(lines),
-            Exit.DRIFT,
-            hint=f"spark-build layers show {stuck[0].name}",
-        )
+        named = {pull["layer"]: pull["request"] for pull in plan.pulls}
+        hint = f"spark-build layers show {stuck[0].name}"
+        if stuck[0].name in named:
+            hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}', and edit it"
+        raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     if rebuild:
         names = ", ".join(d.name for d in rebuild)
-        raise SparkBuildError(
-            f"{names}: the base is prebuilt and this change is compiled code",
-            Exit.NEEDS_REBUILD,
-        )
+        lines = [f"{names}: the base is prebuilt and this change is compiled code"]
+        lines += [f"layer {d.name}: {d.outcome.reason}" for d in rebuild]
+        raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD)
 
 
 def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:

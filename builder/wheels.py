@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import struct
 import zipfile
 import zlib
 from functools import cached_property
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
 #: Neighbours closer than this are fetched in one range: cheaper than another round trip.
 _GAP = 256 << 10
+#: A large file is read in ranges of this many bytes.
+_PIECE = 16 << 20
 
 
 class RemoteWheel:
@@ -51,7 +55,8 @@ class RemoteWheel:
 
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         try:
-            response = self._index.session.get(self.file.url, headers=headers, timeout=120)
+            url = self._index.address(self.file)
+            response = self._index.session.get(url, headers=headers, timeout=120)
             data = response.content
         except requests.RequestException as error:
             raise RemoteError(
@@ -74,7 +79,8 @@ class RemoteWheel:
         import requests
 
         try:
-            response = self._index.session.head(self.file.url, timeout=60, allow_redirects=True)
+            url = self._index.address(self.file)
+            response = self._index.session.head(url, timeout=60, allow_redirects=True)
         except requests.RequestException as error:
             raise RemoteError(
                 f"{self.file.filename}: the index does not say how large it is "
@@ -166,6 +172,39 @@ class RemoteWheel:
         for start, stop in runs:
             self._stream.prefetch(start, stop)
 
+    def extract(self, path: str, target: Path) -> None:
+        """Write one large file to disk, in pieces; neither memory nor the cache keeps it.
+
+        Raises:
+            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+        """
+        info = self._archive.getinfo(path)
+        console.say(
+            f"  reading {path} out of {self.file.filename} ({megabytes(info.compress_size)})"
+        )
+        head = self._fetch(info.header_offset, info.header_offset + 30)
+        start = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
+        stop = start + info.compress_size
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        stored = info.compress_type == zipfile.ZIP_STORED
+        digest = hashlib.sha256()
+        try:
+            with target.open("wb") as out:
+                for at in range(start, stop, _PIECE):
+                    piece = self._fetch(at, min(stop, at + _PIECE))
+                    plain = piece if stored else inflate.decompress(piece)
+                    digest.update(plain)
+                    out.write(plain)
+        except zlib.error as error:
+            raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path} to {target.parent}: {error.strerror}",
+                hint="free some space, or set TMPDIR to another disk",
+            ) from error
+        if digest.hexdigest() != self.members[path].sha256:
+            raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+
     def download(self) -> Path:
         """The whole wheel on disk, checked against its sha256; shows progress.
 
@@ -181,8 +220,6 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
     Raises:
         RemoteError: the download breaks off or has another digest.
     """
-    import hashlib
-
     import requests
 
     target = cache_dir() / "wheels" / file.sha256 / file.filename
@@ -194,10 +231,12 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
         have = partial.stat().st_size if partial.exists() else 0
         if have >= file.size:  # whole, or not of this file: there is nothing after it to ask for
             have = 0
-        console.say(f"  downloading {file.filename} ({megabytes(file.size)})")
+        size = f" ({megabytes(file.size)})" if file.size else ""
+        console.say(f"  downloading {file.filename}{size}")
         headers = {"Range": f"bytes={have}-"} if have else {}
         try:
-            with index.session.get(file.url, headers=headers, stream=True, timeout=120) as answer:
+            url = index.address(file)
+            with index.session.get(url, headers=headers, stream=True, timeout=120) as answer:
                 answer.raise_for_status()
                 with partial.open("ab" if answer.status_code == 206 else "wb") as out:
                     for chunk in answer.iter_content(1 << 20):
@@ -261,6 +300,10 @@ class WheelTree:
         for wheel, members in of_wheel.items():
             wheel.preload(members)
 
+    def extract(self, path: str, target: Path) -> None:
+        """Write one large file to disk without holding it."""
+        self._owner[path].extract(path, target)
+
     def digest(self, path: str) -> str | None:
         wheel = self._owner.get(path)
         return None if wheel is None else wheel.members[path].sha256
@@ -290,8 +333,7 @@ class IndexSources:
     def _wheel(self, pin: Mapping[str, Any]) -> RemoteWheel:
         name = pin["filename"]
         if name not in self._wheels:
-            known = self._index.wheels(pin["distribution"])
-            file = next((w for w in known if w.filename == name), None)
+            file = self._index.find(pin["distribution"], name)
             if file is None:
                 raise RemoteError(f"{name}, which a layer pins, is not on the package index")
             if file.sha256 != pin["sha256"]:
@@ -322,11 +364,12 @@ class IndexSources:
 
 
 def preload(tree: object, paths: Sequence[str]) -> None:
-    """Read many files of a tree with few ranges, where the tree is made of wheels."""
+    """Prepare for reading many files of a tree, where that is cheaper than one at a time."""
+    from builder.bases.imagetree import ImageTree
     from builder.runtime.spark_apply import OverlayTree
 
     if isinstance(tree, OverlayTree):
         below = [path for path in paths if path not in tree.changes]
         preload(tree.base, below)
-    elif isinstance(tree, WheelTree):
+    elif isinstance(tree, WheelTree | ImageTree):
         tree.preload(paths)

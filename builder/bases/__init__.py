@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from builder.index import PackageIndex
     from builder.model import BaseIdentity
+    from builder.rootfs.image import Image
+    from builder.rootfs.view import Rootfs
     from builder.runtime.spark_apply import Tree
 
 #: Distributions that layers look at; what user layers name is added to it.
@@ -20,6 +22,7 @@ TRACKED = (
     "flashinfer-python",
     "flashinfer-cubin",
     "flashinfer-jit-cache",
+    "b12x",
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-dsl-libs-base",
     "nvidia-cutlass-dsl-libs-core",
@@ -39,6 +42,8 @@ class BaseRequest:
     pins: Mapping[str, str]
     tracked: tuple[str, ...] = TRACKED
     index: PackageIndex
+    #: ``buildkit`` asks a Docker Engine, ``oci`` none, ``auto`` one that answers
+    engine: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,21 @@ class Base:
     identity: BaseIdentity
     tree: Tree
     close: Callable[[], None] = lambda: None
+    #: where it is read from, when that is a registry or a layout
+    opened: OpenedImage | None = None
+
+
+@dataclass(frozen=True)
+class OpenedImage:
+    """An image and its files, without a Docker Engine."""
+
+    image: Image
+    view: Rootfs
+
+    def close(self) -> None:
+        """Let go of both."""
+        self.view.close()
+        self.image.close()
 
 
 SCHEMES = ("pypi", "dir", "docker", "oci")
@@ -74,8 +94,8 @@ def identify(request: BaseRequest) -> Base:
 
     Raises:
         UsageError: the reference is malformed or names something that does not exist.
-        RemoteError: the package index does not answer.
-        EngineError: an image was named and no Docker Engine answers.
+        RemoteError: the package index or the registry does not answer.
+        EngineError: a Docker Engine was asked for and none answers.
     """
     scheme, rest = scheme_of(request.ref)
     if scheme == "pypi":
@@ -86,11 +106,21 @@ def identify(request: BaseRequest) -> Base:
         from builder.bases.directory import identify_dir
 
         return identify_dir(request, rest)
-    if scheme == "docker":
+    if scheme == "docker" and asks_engine(request.ref, request.engine):
         from builder.bases.image import identify_image
 
         return identify_image(request, rest)
-    raise UsageError(
-        f"{request.ref}: an OCI layout can be verified, but not yet be a base",
-        hint="name the image in a registry, or pypi:vllm==VERSION",
-    )
+    from builder.bases.remote import identify_remote
+
+    return identify_remote(request, request.ref if scheme == "oci" else rest)
+
+
+def asks_engine(ref: str, engine: str) -> bool:
+    """Whether an image is looked up in a Docker Engine: ``docker://`` means its registry."""
+    if engine in ("buildkit", "oci"):
+        return engine == "buildkit"
+    if ref.startswith("docker://"):
+        return False
+    from builder.engines import docker
+
+    return docker.answers()

@@ -7,24 +7,20 @@ assumed about Python 3.12 or /usr/local.
 from __future__ import annotations
 
 import json
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import shutil
+from typing import IO, TYPE_CHECKING, Any
 
-from builder.bases import Base, BaseRequest
+from builder.bases.imagetree import ImageFacts, image_base
 from builder.engines import docker as engine
 from builder.errors import BuildFailed, UsageError
-from builder.model import BaseIdentity, Platform
 from builder.paths import package_file
-from builder.runtime.spark_apply import (
-    ENV_PTH,
-    Distribution,
-    distribution_of,
-    env_of,
-    sha256_hex,
-)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from docker.models.containers import Container
+
+    from builder.bases import Base, BaseRequest
 
 #: Interpreters to try, in order, until one has vLLM; a shell is all this needs of the image.
 _FIND_PYTHON = """
@@ -38,52 +34,23 @@ exit 97
 """
 
 
-class ImageTree:
-    """Site-packages of a container that is never started, with a manifest made beforehand."""
+class _ContainerFiles:
+    """Files of a container that is never started."""
 
-    def __init__(self, container: Container, site: str, files: dict[str, Any]) -> None:
-        self._container, self._site, self._files = container, site, files
-        self._cache: dict[str, bytes | None] = {}
+    def __init__(self, container: Container) -> None:
+        self._container = container
 
     def read(self, path: str) -> bytes | None:
-        if path not in self._files and not path.endswith(".pth"):
-            return None
-        if path not in self._cache:
-            self._cache[path] = engine.read_file(self._container, f"{self._site}/{path}")
-        return self._cache[path]
+        return engine.read_file(self._container, path)
 
-    def digest(self, path: str) -> str | None:
-        entry = self._files.get(path)
-        if entry is None:
-            return None
-        if entry[2] is None:
-            data = self.read(path)
-            entry[2] = None if data is None else sha256_hex(data)
-        digest: str | None = entry[2]
-        return digest
+    def fetch(self, paths: Iterable[str]) -> None:
+        """Nothing: each file is a request of its own."""
 
-    def mode(self, path: str) -> int:
-        return int(self._files[path][1])
-
-    @cached_property
-    def _children(self) -> dict[str, set[str]]:
-        children: dict[str, set[str]] = {}
-        for path in self._files:
-            parts = path.split("/")
-            for depth, name in enumerate(parts):
-                children.setdefault("/".join(parts[:depth]), set()).add(name)
-        return children
-
-    def children(self, directory: str) -> list[str]:
-        return sorted(self._children.get(directory, ()))
-
-    def distributions(self) -> dict[str, Distribution]:
-        found = {}
-        for name in self.children(""):
-            dist = distribution_of(name)
-            if dist is not None and f"{name}/METADATA" in self._files:
-                found[dist.name] = dist
-        return found
+    def copy(self, path: str, out: IO[bytes]) -> bool:
+        with engine.open_file(self._container, path) as stream:
+            if stream is not None:
+                shutil.copyfileobj(stream, out, 1 << 20)
+        return stream is not None
 
 
 def identify_image(request: BaseRequest, ref: str) -> Base:
@@ -97,37 +64,24 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     client = engine.connect()
     image = engine.find_image(client, ref, request.platform)
     answer = _ask(client, ref, request)
-    config = image.attrs.get("Config") or {}
-    env = engine.env_of_image(image)
-    site = str(answer["site_packages"])
-    scattered = {name: root for name, root in answer["roots"].items() if root != site}
-    if scattered:
-        listed = ", ".join(f"{name} in {root}" for name, root in scattered.items())
-        raise UsageError(f"{ref}: vllm is in {site}, but {listed}; layers patch one directory")
-    holder = engine.created(client, image.id or ref)
-    container = holder.__enter__()
-    tree = ImageTree(container, site, answer["files"])
-    if tree.read(ENV_PTH) is not None:  # a mod ran here: its settings reach every Python
-        env = {**env_of(tree), **env}
-    identity = BaseIdentity(
-        kind="image",
+    facts = ImageFacts(
         ref=ref,
         digest=_digest(image.attrs, ref),
-        platform=Platform.parse(str(answer["machine"]), str(answer["python"])),
-        site_packages=site,
-        packages=answer["packages"],
-        env=env,
-        interpreter=str(answer["interpreter"]),
-        folders=answer["folders"],
-        user=str(config.get("User") or ""),
+        config=image.attrs.get("Config") or {},
         created=str(image.attrs.get("Created") or ""),
     )
+    holder = engine.created(client, image.id or ref)
+    container = holder.__enter__()
 
     def close() -> None:
         holder.__exit__(None, None, None)
         client.close()
 
-    return Base(identity, tree, close)
+    try:
+        return image_base(facts, answer, _ContainerFiles(container), close)
+    except BaseException:
+        close()
+        raise
 
 
 def _digest(attrs: dict[str, Any], ref: str) -> str:

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from builder.cli import options as opt  # noqa: TC001 - typer reads annotations when it runs
+from builder.cli import options as opt
+from builder.cli.dispatch import app as dispatch_app
+from builder.cli.layersapp import layers_app
+from builder.cli.lockapp import LOCK_EXAMPLES, lock
 from builder.console import console
 
 app = typer.Typer(
@@ -20,12 +23,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-layers_app = typer.Typer(help="Look at layers, check them, start a new one.", no_args_is_help=True)
 mods_app = typer.Typer(help="Layers as start-time mods for sparkrun and spark-vllm-docker.")
 config_app = typer.Typer(help="What spark-build would use, and where each value comes from.")
+compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
 app.add_typer(layers_app, name="layers")
+app.add_typer(dispatch_app, name="dispatch", no_args_is_help=True)
 app.add_typer(mods_app, name="mods", no_args_is_help=True)
 app.add_typer(config_app, name="config", no_args_is_help=True)
+app.add_typer(compile_app, name="compile", no_args_is_help=True)
 
 
 def _version(value: bool) -> None:
@@ -52,15 +57,19 @@ def common(
 
 @app.command(
     epilog="Examples:  spark-build plan --layers b12x-full --base pypi:vllm==0.20.1   |   "
-    "spark-build plan -l b12x-full -b vllm/vllm-openai:v0.20.1 --json"
+    "spark-build plan -l b12x-full -b vllm/vllm-openai:v0.20.1 --json   |   spark-build plan "
+    "--with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0"
 )
 def plan(
-    layers: opt.Layers,
+    layers: opt.LayersOrPulls = None,
+    with_pr: opt.WithPr = None,
     base: opt.BaseRef = None,
     platform: opt.PlatformName = None,
     python: opt.PythonVersion = None,
     site_packages: opt.SitePackages = None,
     patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
+    locked: opt.Locked = False,
     refresh: opt.Refresh = False,
     json: opt.Json = False,
 ) -> None:
@@ -69,6 +78,7 @@ def plan(
 
     plan_command(
         layers=layers,
+        pulls=opt.pull_options(with_pr, forge_clone, locked),
         base=base,
         platform=platform,
         python=python,
@@ -84,7 +94,8 @@ def plan(
     "--engine oci --output oci:out   |   IMG=$(spark-build image -l marlin -q)"
 )
 def image(
-    layers: opt.Layers,
+    layers: opt.LayersOrPulls = None,
+    with_pr: opt.WithPr = None,
     base: opt.BaseRef = None,
     platform: opt.PlatformName = None,
     python: opt.PythonVersion = None,
@@ -98,6 +109,19 @@ def image(
         str | None, typer.Option("--output", "-o", help="docker, oci:DIR, or registry.")
     ] = None,
     push: Annotated[bool, typer.Option("--push", help="Push the image after it is built.")] = False,
+    thin: Annotated[
+        bool, typer.Option("--thin", help="Leave the base's own blobs out of oci:DIR.")
+    ] = False,
+    single_layer: Annotated[
+        bool, typer.Option("--single-layer", help="One layer for all patches (oci engine).")
+    ] = False,
+    all_platforms: Annotated[
+        bool, typer.Option("--all-platforms", help="Patch every entry of the base's index.")
+    ] = False,
+    others: Annotated[
+        str,
+        typer.Option(metavar="keep|drop", help="Entries of the base's index that are not patched."),
+    ] = "drop",
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
     ] = False,
@@ -105,6 +129,8 @@ def image(
     print_dockerfile: Annotated[
         bool, typer.Option("--print-dockerfile", help="Print what would be built, and stop.")
     ] = False,
+    forge_clone: opt.ForgeClone = None,
+    locked: opt.Locked = False,
     refresh: opt.Refresh = False,
     json: opt.Json = False,
 ) -> None:
@@ -114,6 +140,7 @@ def image(
     image_command(
         ImageOptions(
             layers=layers,
+            pulls=opt.pull_options(with_pr, forge_clone, locked),
             base=base,
             platform=platform,
             python=python,
@@ -123,6 +150,10 @@ def image(
             tag=tag,
             output=output,
             push=push,
+            thin=thin,
+            single_layer=single_layer,
+            all_platforms=all_platforms,
+            others=others,
             verify=not no_verify,
             dry_run=dry_run,
             print_dockerfile=print_dockerfile,
@@ -141,9 +172,12 @@ def verify(
         str, typer.Argument(help="IMAGE, oci:DIR, pypi:vllm==VERSION, or dir:SITE_PACKAGES.")
     ],
     layers: opt.OptionalLayers = None,
+    with_pr: opt.WithPr = None,
     level: Annotated[
         list[str] | None,
-        typer.Option(help="static, imports, dispatch (these by default), codegen."),
+        typer.Option(
+            help="static, imports, dispatch (these by default), codegen, binaries, device, serve."
+        ),
     ] = None,
     require: Annotated[
         list[str] | None, typer.Option("--require", help="Levels that must have run.")
@@ -151,24 +185,236 @@ def verify(
     html: Annotated[
         Path | None, typer.Option(help="Write the evidence as one self-contained page too.")
     ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Append the evidence as Markdown, as CI summaries show it.")
+    ] = None,
+    prove_necessary: Annotated[
+        bool,
+        typer.Option(
+            "--prove-necessary",
+            help="Take each layer away in turn and show the check that then fails (adds codegen).",
+        ),
+    ] = False,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Level serve: measure tokens/s and first token too.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Evidence (JSON) with a bench to compare this one with.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Level serve: this model, not the tiny generated ones.")
+    ] = None,
+    serve_args: Annotated[
+        str, typer.Option(help="Level serve: more arguments for vllm serve, as one text.")
+    ] = "",
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
+    locked: opt.Locked = False,
     refresh: opt.Refresh = False,
     json: opt.Json = False,
 ) -> None:
     """Prove what a target is: files, imports, and the kernels that its own vLLM selects."""
     from builder.cli.verify import verify_command
+    from builder.verify.ongpu import GpuOptions
 
     verify_command(
         target=target,
         layers=layers,
+        pulls=opt.pull_options(with_pr, forge_clone, locked),
         levels=level or [],
         require=require or [],
         html=html,
+        summary=summary,
+        prove_necessary=prove_necessary,
+        gpu=GpuOptions(bench=bench, against=against, model=model, serve_args=serve_args),
         platform=platform,
         patches=patches,
         refresh=refresh,
         json=json,
+    )
+
+
+@app.command(
+    epilog="Examples:  spark-build publish oci:out --to ghcr.io/me/vllm-spark --dry-run   |   "
+    "spark-build publish oci:out --to ghcr.io/me/vllm-spark --move-tag latest   |   "
+    "spark-build publish --rollback latest --to ghcr.io/me/vllm-spark"
+)
+def publish(
+    to: Annotated[
+        list[str],
+        typer.Option("--to", help="HOST/REPO to publish to; may be repeated.", metavar="HOST/REPO"),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Argument(help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine."),
+    ] = None,
+    move_tag: Annotated[
+        list[str] | None,
+        typer.Option(help="A moving tag to give to this image, such as latest; may be repeated."),
+    ] = None,
+    evidence: Annotated[
+        list[Path] | None,
+        typer.Option(help="What 'verify --json' wrote about this image (default: find, or verify)"),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(help="Levels that must have passed (default: static, imports, dispatch)."),
+    ] = None,
+    mirror_base: Annotated[
+        bool, typer.Option("--mirror-base", help="Keep a copy of the base image beside it.")
+    ] = False,
+    rollback: Annotated[
+        str | None, typer.Option(help="Give this moving tag back to its previous image.")
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Publish what is not verified, with that in its tag."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would be done; write nothing.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Publish a verified image under an immutable tag, with what proves it."""
+    from builder.cli.publish import PublishOptions, publish_command
+
+    publish_command(
+        PublishOptions(
+            source=source,
+            to=to,
+            move_tag=move_tag or [],
+            evidence=evidence or [],
+            require=require or [],
+            mirror_base=mirror_base,
+            rollback=rollback,
+            force=force,
+            dry_run=dry_run,
+            json=json,
+        )
+    )
+
+
+@app.command(
+    epilog="Examples:  spark-build tags ghcr.io/me/vllm-spark   |   "
+    "spark-build tags ghcr.io/me/vllm-spark --prune --keep 5 --dry-run"
+)
+def tags(
+    repository: Annotated[str, typer.Argument(help="HOST/REPO", metavar="HOST/REPO")],
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Delete what is older; never what a moving tag names."),
+    ] = False,
+    keep: Annotated[
+        int | None, typer.Option(help="Images of each profile that stay, the newest first.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would be deleted.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """List what was published: plan, base, layers, date, proof and size of each image."""
+    from builder.cli.tags import tags_command
+
+    tags_command(repository=repository, prune_old=prune, keep=keep, dry_run=dry_run, json=json)
+
+
+Key = Annotated[
+    str | None, typer.Option("--key", help="Key file or KMS address (default: keyless).")
+]
+Log = Annotated[
+    bool,
+    typer.Option("--log", help="Use the public transparency log with a key, too."),
+]
+Published = Annotated[str, typer.Argument(help="HOST/NAME:TAG or HOST/NAME@sha256:...")]
+
+
+@app.command(
+    epilog="Example:  COSIGN_PASSWORD=... spark-build sign ghcr.io/me/vllm-spark:latest "
+    "--key cosign.key"
+)
+def sign(
+    image: Published,
+    key: Key = None,
+    log: Log = False,
+    json: opt.Json = False,
+) -> None:
+    """Sign a published image by digest, with cosign."""
+    from builder.cli.sign import sign_command
+
+    sign_command(image=image, key=key, log=log, json=json)
+
+
+@app.command(
+    "verify-signature",
+    epilog="Example:  spark-build verify-signature ghcr.io/me/vllm-spark:latest --key cosign.pub",
+)
+def verify_signature(
+    image: Published,
+    key: Key = None,
+    identity: Annotated[
+        str | None, typer.Option(help="Keyless: who signed, such as a workflow's address.")
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(help="Keyless: who vouches for that identity.")
+    ] = None,
+    log: Log = False,
+    json: opt.Json = False,
+) -> None:
+    """Check who signed an image, with cosign; exit 5 when no signature matches."""
+    from builder.cli.sign import verify_signature_command
+
+    verify_signature_command(
+        image=image, key=key, identity=identity, issuer=issuer, log=log, json=json
+    )
+
+
+@app.command(
+    epilog="Examples:  spark-build rebuild oci:out   |   "
+    "spark-build rebuild ghcr.io/me/vllm@sha256:...   Exit 0: the same digest; 5: it differs."
+)
+def rebuild(
+    image: Annotated[
+        str, typer.Argument(help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine.")
+    ],
+    engine: Annotated[str, typer.Option(help="oci, the one that gives the same bytes.")] = "oci",
+    base: Annotated[
+        str | None,
+        typer.Option(help="Where the base image is kept now (default: where the plan had it)."),
+    ] = None,
+    refresh: opt.Refresh = False,
+    json: opt.Json = False,
+) -> None:
+    """Make an image again from the plan and layers that it carries, and compare byte for byte."""
+    from builder.cli.rebuild import rebuild_command
+
+    rebuild_command(image=image, engine=engine, base=base, refresh=refresh, json=json)
+
+
+@app.command(
+    epilog="Examples:  spark-build distribute oci:out spark-1 spark-2   |   "
+    "spark-build distribute ghcr.io/me/vllm@sha256:... me@spark-1 --tag vllm-spark:b12x --dry-run"
+)
+def distribute(
+    image: Annotated[str, typer.Argument(help="oci:DIR (--thin, too), or HOST/NAME@sha256:...")],
+    hosts: Annotated[
+        list[str], typer.Argument(help="Nodes, as SSH knows them.", metavar="HOST...")
+    ],
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", help="What to call it on the nodes.")
+    ] = None,
+    ssh: Annotated[str, typer.Option(help="The SSH program, with options of yours.")] = "ssh",
+    jobs: Annotated[int, typer.Option(help="Nodes served at once.")] = 4,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only ask each node what it lacks.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Bring an image to machines over SSH: each fetches only the layers that it lacks."""
+    from builder.cli.distribute import distribute_command
+
+    distribute_command(
+        image=image, hosts=hosts, tag=tag, ssh=ssh, jobs=jobs, dry_run=dry_run, json=json
     )
 
 
@@ -181,15 +427,25 @@ Directory = Annotated[Path, typer.Argument(help="site-packages, or a virtual env
 @app.command(epilog="Example:  spark-build apply ~/vllm-env --layers b12x-full --dry-run")
 def apply(
     directory: Directory,
-    layers: opt.Layers,
+    layers: opt.LayersOrPulls = None,
+    with_pr: opt.WithPr = None,
     patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
+    locked: opt.Locked = False,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
     """Apply layers to an installed environment, all or nothing per layer."""
     from builder.cli.apply import apply_command
 
-    apply_command(directory=directory, layers=layers, patches=patches, dry_run=dry_run, json=json)
+    apply_command(
+        directory=directory,
+        layers=layers,
+        pulls=opt.pull_options(with_pr, forge_clone, locked),
+        patches=patches,
+        dry_run=dry_run,
+        json=json,
+    )
 
 
 @app.command(epilog="Example:  spark-build revert ~/vllm-env --layers b12x-full")
@@ -246,6 +502,9 @@ def matrix(
     dispatch: Annotated[
         bool, typer.Option("--dispatch", help="Also ask each release what it selects on SM121.")
     ] = False,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Also ask for every choice that a release offers.")
+    ] = False,
     evidence: Annotated[
         Path | None, typer.Option(help="Keep each release's evidence in this directory.")
     ] = None,
@@ -264,60 +523,13 @@ def matrix(
         patches=patches,
         refresh=refresh,
         dispatch=dispatch,
+        choices=choices,
         evidence=evidence,
         json=json,
     )
 
 
-@layers_app.command("list")
-def layers_list(patches: opt.Patches = None, json: opt.Json = False) -> None:
-    """Profiles and layers, a line each."""
-    from builder.cli.layers import list_command
-
-    list_command(patches, json)
-
-
-LayerName = Annotated[str, typer.Argument(help="Name of a layer or profile.")]
-
-
-@layers_app.command("show")
-def layers_show(name: LayerName, patches: opt.Patches = None, json: opt.Json = False) -> None:
-    """What a layer does, for which versions, and where it came from."""
-    from builder.cli.layers import show_command
-
-    show_command(name, patches, json)
-
-
-@layers_app.command("check")
-def layers_check(
-    names: Annotated[list[str] | None, typer.Argument(help="Layers (default: all).")] = None,
-    patches: opt.Patches = None,
-    json: opt.Json = False,
-) -> None:
-    """Check layer files; no network."""
-    from builder.cli.layers import check_command
-
-    check_command(names or [], patches, json)
-
-
-@layers_app.command("new")
-def layers_new(
-    name: Annotated[str, typer.Argument(help="Name of the new layer; also its folder.")],
-    directory: Annotated[Path, typer.Option("--in", help="Where to make it.")] = Path(),
-    package: Annotated[str, typer.Option(help="The distribution it changes.")] = "vllm",
-) -> None:
-    """Start a layer folder of your own."""
-    from builder.cli.layers import new_command
-
-    new_command(name, directory, package)
-
-
-@layers_app.command("pin")
-def layers_pin(name: LayerName, patches: opt.Patches = None, refresh: opt.Refresh = False) -> None:
-    """Write a layer's pins.toml: sha256 of every wheel and donor file that its ops can need."""
-    from builder.cli.layers import pin_command
-
-    pin_command(name, patches, refresh)
+app.command(epilog=LOCK_EXAMPLES)(lock)
 
 
 @mods_app.command("export")
@@ -328,7 +540,9 @@ def mods_export(
         typer.Option("--in", help="Where mods go (default: mods/ of the checkout, or here)."),
     ] = None,
     layers: opt.OptionalLayers = None,
+    with_pr: opt.WithPr = None,
     patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether they are stale (exit 9).")
     ] = False,
@@ -336,7 +550,23 @@ def mods_export(
     """Write self-contained mods/NAME/run.sh from the layers."""
     from builder.cli.mods import export_command
 
-    export_command(names or [], directory, layers, patches, check)
+    pulls = opt.pull_options(with_pr, forge_clone)
+    export_command(names or [], directory, layers, pulls, patches, check)
+
+
+@app.command(
+    epilog="Example:  spark-build schema verify > verify.json; check-jsonschema --schemafile "
+    "verify.json evidence.json"
+)
+def schema(
+    name: Annotated[
+        str | None, typer.Argument(help="A document (default: list those that there are).")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a document that --json prints."""
+    from builder.cli.schema import schema_command
+
+    schema_command(name)
 
 
 @config_app.command("show")
@@ -345,3 +575,83 @@ def config_show(json: opt.Json = False) -> None:
     from builder.cli.config import show_command
 
     show_command(json)
+
+
+@compile_app.command(
+    "show",
+    epilog="Examples:  spark-build compile show --vllm 0.19.1   |   spark-build compile show "
+    "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu",
+)
+def compile_show(
+    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    source: Annotated[
+        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+    ] = None,
+    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    cuda: Annotated[str, typer.Option(help="CUDA version of the build.")] = "13.0",
+    changed: Annotated[
+        list[str] | None, typer.Option(help="A source file that changes; repeatable.")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Show which architectures a build keeps, what runs on SM121, and what a change rebuilds."""
+    from builder.cli.compile import show_command
+
+    show_command(
+        vllm=vllm,
+        source=source,
+        arch_list=arch_list,
+        cuda=cuda,
+        changed=changed or [],
+        json=json,
+    )
+
+
+@compile_app.command(
+    "run",
+    epilog="Examples:  spark-build compile run --vllm 0.19.1 --change sm120-family   |   "
+    "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
+)
+def compile_run(
+    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    change: Annotated[
+        str | None, typer.Option(help="A change that is known by name: sm120-family.")
+    ] = None,
+    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
+    unit: Annotated[
+        list[str] | None, typer.Option(help="A unit to compile as it is; repeatable.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+    ] = None,
+    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    torch: Annotated[
+        Path | None, typer.Option(help="site-packages with torch; default: a CPU build.")
+    ] = None,
+    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Compile only what a source change reaches, and read the machine code: no GPU needed."""
+    from builder.cli.compile import RunOptions, run_command
+
+    run_command(
+        RunOptions(
+            vllm=vllm,
+            source=source,
+            arch_list=arch_list,
+            change=change,
+            patch=patch,
+            units=unit or [],
+            torch=torch,
+            nvcc=nvcc,
+            jobs=jobs,
+            dry_run=dry_run,
+            json=json,
+        )
+    )

@@ -5,30 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from builder.bases.directory import find_site_packages
-from builder.cli import options as opt
+from builder.catalog import Catalog
+from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan
 from builder.console import console
-from builder.index import PackageIndex
-from builder.planner import make_plan, refuse_nothing, refuse_plan
+from builder.planner import refuse_nothing, refuse_plan
 from builder.runtime.spark_apply import DirTree, Store, receipts_of
-from builder.wheels import IndexSources
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from builder.cli.options import PullOptions
+
 
 def apply_command(
-    *, directory: Path, layers: list[str], patches: list[Path] | None, dry_run: bool, json: bool
+    *,
+    directory: Path,
+    layers: list[str] | None,
+    pulls: PullOptions,
+    patches: list[Path] | None,
+    dry_run: bool,
+    json: bool,
 ) -> None:
     """Judge all layers first, refuse if one cannot go on, then commit them one by one."""
-    _, selection = opt.select(layers, patches)
+    inputs = Inputs(layers, patches, pulls)
     root = find_site_packages(directory)
-    index = PackageIndex()
-    base = opt.identify_base(f"dir:{root}", selection, index, platform=None)
-    plan = make_plan(base, selection, IndexSources(index))
+    plan = inputs.plan(inputs.identify(f"dir:{root}"))
     if not json:
         show_plan(plan)
-    refuse_nothing(plan, selection)
+    refuse_nothing(plan, inputs.selection)
     refuse_plan(plan)
     if not dry_run:
         with Store(root) as store:
@@ -54,10 +59,15 @@ def revert_command(
 ) -> None:
     """Put originals back."""
     root = find_site_packages(directory)
+    applied = [str(r["layer"]) for r in receipts_of(DirTree(root))]
     names = None
     if layers:
-        names = [str(layer["name"]) for layer in opt.select(layers, patches)[1].layers]
-    applied = [str(r["layer"]) for r in receipts_of(DirTree(root))]
+        words = [word.strip() for name in layers for word in name.split(",") if word.strip()]
+        names = [word for word in words if word in applied]
+        others = [word for word in words if word not in applied]
+        if others:  # profiles, and layers that are not applied
+            chosen = Catalog.discover(patches or ()).select(others)
+            names += [str(layer["name"]) for layer in chosen.layers]
     going = [name for name in reversed(applied) if names is None or name in names]
     if going and not dry_run:
         with Store(root) as store:

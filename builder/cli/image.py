@@ -8,26 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.cli import options as opt
+from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan, show_report
 from builder.console import console
 from builder.engines import BuildRequest, get_engine
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError
-from builder.index import PackageIndex
-from builder.planner import make_plan, refuse_nothing, refuse_plan
+from builder.planner import refuse_nothing, refuse_plan
 from builder.verify import DEFAULT_LEVELS, Report, verify
-from builder.wheels import IndexSources
 
 if TYPE_CHECKING:
+    from builder.bases import Base
+    from builder.cli import options as opt
     from builder.engines import BuiltImage, Engine
+    from builder.index import PackageIndex
     from builder.model import BuildPlan
+    from builder.wheels import IndexSources
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """What the command line said."""
 
-    layers: list[str]
+    layers: list[str] | None
+    pulls: opt.PullOptions
     base: str | None
     platform: str | None
     python: str | None
@@ -37,6 +40,10 @@ class ImageOptions:
     tag: str | None
     output: str | None
     push: bool
+    thin: bool
+    single_layer: bool
+    all_platforms: bool
+    others: str
     verify: bool
     dry_run: bool
     print_dockerfile: bool
@@ -48,33 +55,35 @@ def image_command(options: ImageOptions) -> None:
     """Build an image; the last line of stdout is its name with its digest."""
     if options.engine not in ("auto", "buildkit", "oci"):
         raise UsageError(f"unknown engine {options.engine!r}; engines: auto, buildkit, oci")
-    _, selection = opt.select(options.layers, options.patches)
-    index = PackageIndex(refresh=options.refresh)
-    sources = IndexSources(index)
+    if options.all_platforms or options.others != "drop":
+        from builder.cli.image_index import index_command
+
+        index_command(options)
+        return
+    inputs = Inputs(options.layers, options.patches, options.pulls, refresh=options.refresh)
     timings: dict[str, float] = {}
     began = time.monotonic()
     with console.step("base"):
-        ref = options.base or opt.default_base(selection, options.engine, pull=not options.dry_run)
-        base = opt.identify_base(
-            ref,
-            selection,
-            index,
+        engine = _wanted_engine(options)
+        base = inputs.identify(
+            inputs.base_ref(options.base, engine, pull=not options.dry_run),
             platform=options.platform,
             python=options.python,
             site_packages=options.site_packages,
+            engine=engine,
         )
     try:
         with console.step("plan"):
-            plan = make_plan(base, selection, sources)
+            plan = inputs.plan(base)
             if not options.json or not options.dry_run:
                 show_plan(plan)
         timings["plan"] = time.monotonic() - began
-        refuse_nothing(plan, selection, building=True)
+        refuse_nothing(plan, inputs.selection, building=True)
         refuse_plan(plan)
         if options.dry_run:
             _print_dry_run(plan, options)
             return
-        _build_and_verify(plan, options, timings, Opened(index, sources))
+        _build_and_verify(plan, base, options, timings, Opened(inputs.index, inputs.sources))
     finally:
         base.close()
 
@@ -95,13 +104,17 @@ def _print_dry_run(plan: BuildPlan, options: ImageOptions) -> None:
 
 
 def _build_and_verify(
-    plan: BuildPlan, options: ImageOptions, timings: dict[str, float], opened: Opened
+    plan: BuildPlan,
+    base: Base,
+    options: ImageOptions,
+    timings: dict[str, float],
+    opened: Opened,
 ) -> None:
-    engine = _engine_for(plan, options)
+    engine = _engine_for(plan, base, options)
     if options.print_dockerfile:
         print(engine.render(plan), end="")
         return
-    request = _request(plan, options, engine)
+    request = _request(plan, base, options, engine)
     began = time.monotonic()
     with console.step(f"build with {engine.name}"):
         built = engine.build(request)
@@ -120,13 +133,19 @@ def _build_and_verify(
             f"{built.pinned} was built, but verification failed: "
             + "; ".join(f"{c.name}: expected {c.expected!r}, seen {c.seen!r}" for c in failed),
             Exit.VERIFY_FAILED,
-            hint=f"spark-build verify {built.ref}",
+            hint=f"spark-build verify {built.target or built.ref}",
         )
 
 
-def _engine_for(plan: BuildPlan, options: ImageOptions) -> Engine:
-    wanted = options.engine
-    if wanted == "auto" and options.output and options.output.startswith("oci:"):
+def _wanted_engine(options: ImageOptions) -> str:
+    """A layout is what the oci engine writes, so whoever asks for one has chosen it."""
+    layout = options.output is not None and options.output.startswith("oci:")
+    return "oci" if options.engine == "auto" and layout else options.engine
+
+
+def _engine_for(plan: BuildPlan, base: Base, options: ImageOptions) -> Engine:
+    wanted = _wanted_engine(options)
+    if wanted == "auto" and base.opened is not None:  # no Docker Engine has the base
         wanted = "oci"
     engine = get_engine(wanted)
     refusal = engine.refuses(plan)
@@ -141,36 +160,64 @@ def default_tag(plan: BuildPlan) -> str:
     return f"spark-build/{plan.name}:{vllm}-{plan.digest.removeprefix('sha256:')[:12]}"
 
 
-def _request(plan: BuildPlan, options: ImageOptions, engine: Engine) -> BuildRequest:
+@dataclass(frozen=True)
+class Place:
+    """Where an image goes: its name, a directory for a layout, or a registry."""
+
+    tag: str
+    output: Path | None
+    push: bool
+
+
+def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
+    """What ``--tag``, ``--output`` and ``--push`` come to.
+
+    Raises:
+        UsageError: they contradict each other, or the engine does not make that.
+    """
     tag = options.tag or default_tag(plan)
     if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9._/:-]*", tag):
         raise UsageError(f"--tag {tag!r} is not an image name")
-    output = options.output or ("docker" if engine.name == "buildkit" else "")
+    output = options.output or ("docker" if engine == "buildkit" else "")
     push = options.push or output == "registry"
-    if output in ("docker", "registry"):
-        if engine.name == "oci":
-            raise EngineError(
-                f"--output {output} needs a Docker Engine; the oci engine writes a layout",
-                hint="--output oci:DIR",
-            )
-        return BuildRequest(plan=plan, tag=tag, push=push)
-    if engine.name == "buildkit":
+    if output not in ("", "docker", "registry") and not output.startswith("oci:"):
+        raise UsageError(f"--output {output!r} is not docker, oci:DIR or registry")
+    if engine == "buildkit" and output.startswith("oci:"):
         raise UsageError(
             f"--output {output!r} is not what the buildkit engine makes",
             hint="--output docker or registry; or --engine oci --output oci:DIR",
         )
-    if output and not output.startswith("oci:"):
-        raise UsageError(f"--output {output!r} is not docker, oci:DIR or registry")
-    vllm = plan.base.packages.get("vllm", "unknown")
-    folder = Path(output.removeprefix("oci:") or f"spark-build-{plan.name}-{vllm}")
-    return BuildRequest(plan=plan, tag=tag, output=folder, push=push)
+    if push and output.startswith("oci:"):
+        raise UsageError("--push and --output oci:DIR are two places; one at a time")
+    if push and engine == "oci" and options.tag is None:
+        raise UsageError("nothing says where to push", hint="--tag HOST/NAME:TAG")
+    folder: Path | None = None
+    if engine == "oci" and not push and output != "docker":
+        vllm = plan.base.packages.get("vllm", "unknown")
+        folder = Path(output.removeprefix("oci:") or f"spark-build-{plan.name}-{vllm}")
+    return Place(tag, folder, push)
+
+
+def _request(plan: BuildPlan, base: Base, options: ImageOptions, engine: Engine) -> BuildRequest:
+    place = place_of(plan, options, engine.name)
+    return BuildRequest(
+        plan=plan,
+        tag=place.tag,
+        output=place.output,
+        push=place.push,
+        base=base,
+        thin=options.thin,
+        single_layer=options.single_layer,
+    )
 
 
 def _verify(built: BuiltImage, opened: Opened) -> Report:
     """Verify what was built, read back from the built thing itself."""
     from builder.verify.targets import Opening, open_target
 
-    target = open_target(built.ref, Opening(index=opened.index, sources=opened.sources))
+    target = open_target(
+        built.target or built.ref, Opening(index=opened.index, sources=opened.sources)
+    )
     try:
         return verify(target, DEFAULT_LEVELS)
     finally:
@@ -199,7 +246,7 @@ def _print_result(
         print_json(value)
         return
     if plan.base.kind == "pypi":
-        from builder.engines.oci import overlay_recipe
+        from builder.engines.overlay import overlay_recipe
 
         console.say("\nOn the Spark, put it onto the official image with this Dockerfile:\n")
         for line in overlay_recipe(plan, built.ref).splitlines():

@@ -7,10 +7,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from builder.catalog import Catalog, order
+from builder.cli.frompull import print_pulls, pulls_of, write_layer
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import UsageError
 from builder.layerfile import description
+from builder.pulls.pinning import refuse_unpinned
+from builder.runtime.dispatch_expect import describe
 from builder.runtime.spark_apply import layer_digest
 
 if TYPE_CHECKING:
@@ -42,15 +45,17 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
         print(f"  {layer['name']:<22}{layer['summary']}")
 
 
-def show_command(name: str, patches: list[Path] | None, json: bool) -> None:
+def show_command(name: str, patches: list[Path] | None, refresh: bool, json: bool) -> None:
     """Print one layer or profile."""
     catalog = Catalog.discover(patches or ())
     if name in catalog.profile_files:
         _show_profile(catalog, name, json)
         return
     layer = catalog.layer(name)
+    pulls = pulls_of(layer, refresh=refresh)
     if json:
-        print_json({"schema": 1, "digest": layer_digest(layer), "layer": layer})
+        value = {"schema": 1, "digest": layer_digest(layer), "layer": layer}
+        print_json({**value, "pulls": pulls} if pulls else value)
         return
     print(f"{name}: {layer['summary']}\n")
     print(f"{description(catalog.folders[name])}\n")
@@ -62,8 +67,8 @@ def show_command(name: str, patches: list[Path] | None, json: bool) -> None:
         ranges = ", ".join(f"{p} {s}" for p, s in variant["when"].items())
         print(f"\n  variant {variant['name']}: {ranges}")
         for op in variant["ops"]:
-            subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name")
-            print(f"    {op['op']:<8} {subject}")
+            keys = ("file", "to", "distribution", "name", "pull")
+            print(f"    {op['op']:<8} {next(op[key] for key in keys if key in op)}")
         for note in variant.get("notes", ()):
             print(f"    note: {note}")
     for entry in layer["upstream"]:
@@ -72,11 +77,12 @@ def show_command(name: str, patches: list[Path] | None, json: bool) -> None:
     for entry in layer["not-applicable"]:
         ranges = ", ".join(f"{p} {s}" for p, s in entry["when"].items())
         print(f"\n  not applicable for {ranges}: {entry['reason']}")
+    print_pulls(pulls)
 
 
 def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
     profile = catalog.profile(name)
-    expect = [{"when": dict(e.when), "kind": e.kind, "line": e.line} for e in profile.expect]
+    expect = [{"when": dict(e.when), **e.as_json()} for e in profile.expect]
     if json:
         value: dict[str, Any] = {"name": name, "summary": profile.summary}
         value |= {"layers": list(profile.layers), "image": profile.image, "pypi": profile.pypi}
@@ -88,7 +94,7 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
     print(f"  or         {profile.pypi}")
     for e in profile.expect:
         ranges = ", ".join(f"{p} {s}" for p, s in e.when.items())
-        print(f"  expects    {e.line}   ({ranges})")
+        print(f"  expects    {e.kind}: {describe(e.as_json())}   ({ranges})")
 
 
 def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:
@@ -98,6 +104,7 @@ def check_command(names: list[str], patches: list[Path] | None, json: bool) -> N
     layers = [catalog.layer(name) for name in checked]
     for layer in layers:  # grows: what a layer comes after is checked too
         layers += [o for n in layer["after"] if (o := catalog.layer(n)) not in layers]
+        refuse_unpinned(layer)
     order(layers)
     if json:
         print_json({"schema": 1, "checked": checked})
@@ -139,33 +146,43 @@ count = 1
 '''
 
 
-def new_command(name: str, directory: Path, package: str) -> None:
-    """Write a layer folder with an example to edit.
+def new_command(
+    name: str, directory: Path, package: str, pull: str | None, forge_clone: list[str] | None
+) -> None:
+    """Write a layer folder: with an example to edit, or with a pull request.
 
     Raises:
         UsageError: the name is not usable, or the folder exists.
+        RemoteError: the forge does not answer, or does not know the pull request.
     """
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9.]+)*", name):
         raise UsageError(f"{name!r} is not a layer name: lower-case words joined by '-'")
     folder = directory / name
     if folder.exists():
         raise UsageError(f"{folder} exists")
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    folder.mkdir(parents=True)
-    text = _TEMPLATE.format(package=package, module=package.replace("-", "_"), today=today)
-    (folder / "layer.toml").write_text(text)
+    if pull is not None:
+        write_layer(folder, pull, forge_clone or ())
+    else:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        folder.mkdir(parents=True)
+        text = _TEMPLATE.format(package=package, module=package.replace("-", "_"), today=today)
+        (folder / "layer.toml").write_text(text)
     console.say(
         f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} --patches {directory}"
     )
     print(folder)
 
 
-def pin_command(name: str, patches: list[Path] | None, refresh: bool) -> None:
-    """Write ``pins.toml`` from the package index."""
+def pin_command(
+    name: str, patches: list[Path] | None, refresh: bool, forge_clone: list[str] | None
+) -> None:
+    """Write ``pins.toml`` from the package index and the forge."""
+    from builder.forge.store import Forges, PullStore
     from builder.index import PackageIndex
     from builder.pinning import write_pins
 
     catalog = Catalog.discover(patches or ())
     layer = catalog.layer(name)
-    count = write_pins(catalog.folders[name], layer, PackageIndex(refresh=refresh))
+    store = PullStore(Forges(forge_clone or ()))
+    count = write_pins(catalog.folders[name], layer, PackageIndex(refresh=refresh), store)
     print(f"{catalog.folders[name] / 'pins.toml'}: {count} inputs pinned")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import Version
-
 from builder.cli import options as opt
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, SparkBuildError
-from builder.index import PackageIndex
+from builder.index import PackageIndex, vllm_releases
 from builder.planner import make_plan
 from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, all_match
 from builder.wheels import IndexSources
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from builder.bases import Base
     from builder.model import BuildPlan
 
-_OLDEST = Version("0.17.0")
 _SHORT = {
     "needed": "needed",
     "applied": "applied",
@@ -42,6 +39,7 @@ def matrix_command(
     patches: list[Path] | None,
     refresh: bool,
     dispatch: bool,
+    choices: bool,
     evidence: Path | None,
     json: bool,
 ) -> None:
@@ -49,10 +47,8 @@ def matrix_command(
     _, selection = opt.select(layers, patches)
     index = PackageIndex(refresh=refresh)
     sources = IndexSources(index)
-    named = [r.strip() for r in (releases or "").split(",") if r.strip()]
-    wanted = named or [v for v in index.releases("vllm") if _wanted(Version(v))]
     rows: list[dict[str, Any]] = []
-    for release in wanted:
+    for release in vllm_releases(index, releases):
         console.say(f"  vllm {release}")
         base = opt.identify_base(f"pypi:vllm=={release}", selection, index, platform=platform)
         plan = make_plan(base, selection, sources)
@@ -64,6 +60,8 @@ def matrix_command(
         row["served"] = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)
         if dispatch and row["served"]:
             row["dispatch"] = _dispatch(plan, base, release, evidence)
+        if choices:
+            row["choices"] = _choices(plan, base)
         rows.append(row)
     names = [str(layer["name"]) for layer in selection.layers]
     if json:
@@ -72,6 +70,8 @@ def matrix_command(
         _print_table(names, rows)
         if dispatch:
             _print_dispatch(rows)
+        if choices:
+            _print_choices(rows)
     drifted = [
         f"{name} on vllm {row['vllm']}: {row['reasons'][name]}"
         for row in rows
@@ -118,8 +118,29 @@ def _print_dispatch(rows: list[dict[str, Any]]) -> None:
             print(f"{row['vllm']:<10}{check['status']:<9}{check['name']:<15}{default:<40}{line}")
 
 
-def _wanted(version: Version) -> bool:
-    return version >= _OLDEST and not version.is_prerelease
+def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Any]]:
+    """What the unpatched release gives by default and for each choice that it offers, by kind."""
+    from builder.dispatch.record import by_itself
+
+    asked = by_itself(plan, base)
+    return {
+        kind: {"": asked["default"][kind], **{c: _outcome(v) for c, v in found.items()}}
+        for kind, found in asked["choices"].items()
+    }
+
+
+def _outcome(value: Any) -> dict[str, str]:
+    return {"selected": value} if isinstance(value, str) else dict(value)
+
+
+def _print_choices(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{'vllm':<10}{'kind':<15}{'choice':<66}unpatched")
+    for row in rows:
+        for kind, found in row["choices"].items():
+            for choice, outcome in found.items():
+                what, text = next(iter(outcome.items()))
+                shown = text if what == "selected" else f"{what}: {text}"
+                print(f"{row['vllm']:<10}{kind:<15}{choice or '(nothing set)':<66}{shown}")
 
 
 def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.catalog import Catalog
+from builder.catalog import Catalog, Selection
+from builder.cli.options import PullOptions, without_pulls
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.lock import lock_path, read_lock
 from builder.modexport import mod_files, stale_files, write_mod
 from builder.paths import data_dir, in_checkout
 
@@ -15,6 +17,7 @@ def export_command(
     names: list[str],
     directory: Path | None,
     layers: list[str] | None,
+    pulls: PullOptions,
     patches: list[Path] | None,
     check: bool,
 ) -> None:
@@ -25,10 +28,10 @@ def export_command(
         SparkBuildError: ``check`` found stale files (exit 9).
     """
     catalog = Catalog.discover(patches or ())
-    if layers:
+    if layers or pulls.with_pr:
         if len(names) != 1:
             raise UsageError("--layers makes one mod: name it", hint="mods export NAME --layers L")
-        wanted = {names[0]: layers}
+        wanted = {names[0]: layers or []}
     else:
         ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
         for name in names:
@@ -41,7 +44,7 @@ def export_command(
     root = directory or (data_dir("mods") if check or in_checkout() else Path("mods"))
     stale: list[str] = []
     for name, selected in wanted.items():
-        files = mod_files(name, catalog.select(selected))
+        files = mod_files(name, _selection(catalog, selected, pulls))
         if check:
             stale += [f"{name}/{file}" for file in stale_files(root / name, files)]
         else:
@@ -52,3 +55,10 @@ def export_command(
             f"stale below {root}: {', '.join(stale)}", Exit.STALE, hint="spark-build mods export"
         )
     print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")
+
+
+def _selection(catalog: Catalog, layers: list[str], pulls: PullOptions) -> Selection:
+    """What a mod is made of, with the pull requests that the project's lock pins as it does."""
+    chosen = catalog.select(layers) if layers else Selection((), ())
+    lock = read_lock(lock_path(Path.cwd())) if pulls.with_pr else None
+    return without_pulls(chosen, pulls, lock.pulls if lock else {})

@@ -5,6 +5,7 @@ Imports of the heavy modules stay inside functions: ``--help`` must not pay for 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +14,14 @@ import typer
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from builder.bases import Base
     from builder.catalog import Catalog, Selection
+    from builder.forge.pin import Pin
     from builder.index import PackageIndex
+
+    Identify = Callable[[str], Base]
 
 
 def complete_layers(incomplete: str) -> list[str]:
@@ -37,6 +43,37 @@ Layers = Annotated[
         metavar="L[,L...]",
     ),
 ]
+LayersOrPulls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layers",
+        "-l",
+        help="Profiles and layers, comma-separated; may be repeated; or --with-pr.",
+        autocompletion=complete_layers,
+        metavar="L[,L...]",
+    ),
+]
+WithPr = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with-pr",
+        help="A pull request or commit to apply too: OWNER/REPO#NUMBER[@COMMIT], "
+        "OWNER/REPO@COMMIT or its page; may be repeated, and keeps its order.",
+        metavar="PULL",
+    ),
+]
+ForgeClone = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--forge-clone",
+        help="A local git clone that answers for its repository instead of the forge.",
+        metavar="[OWNER/REPO=]DIR",
+    ),
+]
+Locked = Annotated[
+    bool,
+    typer.Option("--locked", help="Fail (exit 9) unless spark-build.lock is there and holds."),
+]
 OptionalLayers = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,8 +89,8 @@ BaseRef = Annotated[
     typer.Option(
         "--base",
         "-b",
-        help="IMAGE, pypi:vllm==VERSION[,NAME==VERSION...], or dir:SITE_PACKAGES "
-        "(default: the profile's).",
+        help="IMAGE, docker://IMAGE (read from its registry, not pulled), oci:DIR[:NAME], "
+        "pypi:vllm==VERSION[,NAME==VERSION...], or dir:SITE_PACKAGES (default: the profile's).",
         metavar="BASE",
     ),
 ]
@@ -82,12 +119,45 @@ Refresh = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    """What the command line said about pull requests and the lock."""
+
+    with_pr: Sequence[str] = ()
+    forge_clone: Sequence[str] = ()
+    locked: bool = False
+
+
+def pull_options(
+    with_pr: list[str] | None, forge_clone: list[str] | None, locked: bool = False
+) -> PullOptions:
+    """The options of a command as one value."""
+    return PullOptions(with_pr=with_pr or (), forge_clone=forge_clone or (), locked=locked)
+
+
 def select(layers: list[str], patches: list[Path] | None) -> tuple[Catalog, Selection]:
-    """The catalogue and what ``--layers`` selects from it."""
+    """The catalogue and what ``--layers`` selects from it, its pull requests fetched."""
     from builder.catalog import Catalog
 
     catalog = Catalog.discover(patches or ())
-    return catalog, catalog.select(layers)
+    return catalog, without_pulls(catalog.select(layers))
+
+
+def without_pulls(
+    selection: Selection, pulls: PullOptions | None = None, held: Mapping[str, Pin] | None = None
+) -> Selection:
+    """A selection whose pull requests, and those named beside it, are turned into diffs."""
+    from builder.pulls.resolve import has_pulls
+
+    pulls = pulls or PullOptions()
+    if not pulls.with_pr and not any(has_pulls(layer) for layer in selection.layers):
+        return selection
+    from builder.forge.store import Forges, PullStore
+    from builder.index import PackageIndex
+    from builder.pulls.resolve import Resolver
+
+    resolver = Resolver(PullStore(Forges(pulls.forge_clone)), PackageIndex(), held or {})
+    return resolver.resolve(selection, pulls.with_pr).selection
 
 
 def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
@@ -118,7 +188,7 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
             return profile.pypi
         finally:
             client.close()
-        return profile.image
+        return name
     return profile.pypi
 
 
@@ -130,8 +200,13 @@ def identify_base(
     platform: str | None,
     python: str | None = None,
     site_packages: str | None = None,
+    engine: str = "auto",
+    pins: Mapping[str, str] | None = None,
 ) -> Base:
-    """Identify a base, following also the packages that user layers name."""
+    """Identify a base, following also the packages that user layers name.
+
+    ``pins`` are versions that go before those of the profiles where the base leaves one open.
+    """
     from builder.bases import TRACKED, BaseRequest, identify
     from builder.runtime.spark_apply import normalize
 
@@ -148,8 +223,9 @@ def identify_base(
             platform=platform,
             python=python,
             site_packages=site_packages,
-            pins=selection.pins(),
+            pins={**selection.pins(), **(pins or {})},
             tracked=tracked,
             index=index,
+            engine=engine,
         )
     )

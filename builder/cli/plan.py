@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.cli import options as opt
+from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan
 from builder.console import console, megabytes
-from builder.index import PackageIndex
-from builder.planner import make_plan, refuse_nothing, refuse_plan
-from builder.wheels import IndexSources
+from builder.planner import refuse_nothing, refuse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from builder.cli.options import PullOptions
+
 
 def plan_command(
     *,
-    layers: list[str],
+    layers: list[str] | None,
+    pulls: PullOptions,
     base: str | None,
     platform: str | None,
     python: str | None,
@@ -27,25 +28,18 @@ def plan_command(
     json: bool,
 ) -> None:
     """Plan and print; a plan that could not be built is shown, then refused."""
-    _, selection = opt.select(layers, patches)
-    index = PackageIndex(refresh=refresh)
-    ref = base or opt.default_base(selection, "auto", pull=False)
-    identified = opt.identify_base(
-        ref,
-        selection,
-        index,
-        platform=platform,
-        python=python,
-        site_packages=site_packages,
+    inputs = Inputs(layers, patches, pulls, refresh=refresh)
+    identified = inputs.identify(
+        inputs.base_ref(base), platform=platform, python=python, site_packages=site_packages
     )
     try:
-        made = make_plan(identified, selection, IndexSources(index))
+        made = inputs.plan(identified)
     finally:
         identified.close()
     if json:
         print_json(made.as_json())
     else:
         show_plan(made)
-    console.detail(f"read {megabytes(index.bytes_read)} from the package index")
-    refuse_nothing(made, selection)
+    console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
+    refuse_nothing(made, inputs.selection)
     refuse_plan(made)

@@ -7,10 +7,12 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from builder.console import console
+from builder.runtime.dispatch_expect import describe
 
 if TYPE_CHECKING:
     from builder.model import BuildPlan
     from builder.verify import Report
+    from builder.verify.necessity import Necessity
 
 _STATE_STYLE = {
     "needed": "green",
@@ -47,6 +49,10 @@ def show_plan(plan: BuildPlan) -> None:
             for note in decision.outcome.notes:
                 console.say(console.style(_wrapped(f"note: {note}"), "dim"))
     console.say("")
+    if plan.pulls:
+        from builder.cli.showpulls import show_pulls
+
+        show_pulls(plan.pulls)
     for name, value in plan.env.items():
         console.say(f"  env    {name}={value}")
     if plan.serve_flags:
@@ -54,7 +60,7 @@ def show_plan(plan: BuildPlan) -> None:
     if plan.moe_serve_flags:
         console.say(f"  serve  for MoE models it supports: {' '.join(plan.moe_serve_flags)}")
     for expectation in plan.expect:
-        console.say(f"  expect {expectation['line']}")
+        console.say(f"  expect {expectation['kind']}: {describe(expectation)}")
     for hint in plan.hints:
         console.say(f"  hint   {hint}")
     console.say(f"\nplan  {plan.digest}")
@@ -82,6 +88,8 @@ def show_report(report: Report) -> None:
             console.say(f"  {'':<17}seen:     {check.seen}")
         if check.reason:
             console.say(f"  {'':<17}reason:   {check.reason}")
+    if report.necessity is not None:
+        _show_necessity(report.necessity)
     parts = {text for check in report.checks for text in check.simulated}
     if parts:
         console.say("  simulated:")
@@ -89,3 +97,25 @@ def show_report(report: Report) -> None:
             console.say(console.style(f"    {part}", "dim"))
     counts = [f"{len(report.of(s))} {_MARK[s][0].lower()}" for s in ("pass", "fail", "not-run")]
     console.say(f"  {', '.join(counts)}")
+
+
+_VERDICT = {
+    True: ("NECESSARY", "green"),
+    False: ("NOT NECESSARY", "blue"),
+    "unknown": ("UNKNOWN", "yellow"),
+}
+
+
+def _show_necessity(verdicts: list[Necessity]) -> None:
+    """What became of the target without each layer."""
+    console.say("  each layer taken away in turn:")
+    for verdict in verdicts:
+        word, style = _VERDICT[verdict.necessary]
+        console.say(f"  {console.style(f'{word:<15}', style)}{verdict.layer}")
+        check = verdict.check
+        if check is None:
+            console.say(console.style(f"  {'':<15}{verdict.reason}", "dim"))
+            continue
+        console.say(f"  {'':<15}{check.level} {check.name} fails without it")
+        console.say(console.style(f"  {'':<15}expected: {check.expected}", "dim"))
+        console.say(console.style(f"  {'':<15}seen:     {check.seen}", "dim"))

@@ -8,17 +8,28 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from builder.bases import Base
     from builder.model import BuildPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """What to build and where it should go.  ``output`` is a directory for an OCI layout."""
+    """What to build and where it should go.
+
+    ``output`` is a directory for an OCI layout; without it, and unless it is pushed, the image goes
+    into a Docker Engine.
+    """
 
     plan: BuildPlan
     tag: str
     output: Path | None = None
     push: bool = False
+    #: the base that was planned for, still open
+    base: Base | None = None
+    #: leave the base's own blobs out of a layout
+    thin: bool = False
+    #: one layer for all patches, not one each
+    single_layer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +40,8 @@ class BuiltImage:
     digest: str
     added_bytes: int
     engine: str
+    #: what ``verify`` is asked for, where that is not ``ref``
+    target: str = ""
 
     @property
     def pinned(self) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from builder import bake
 from builder.console import console, megabytes
 from builder.engines import BuildRequest, BuiltImage, docker
-from builder.engines.oci import image_layers
+from builder.engines.contents import image_layers
 from builder.errors import BuildFailed, EngineError
 from builder.paths import data_dir
 
@@ -122,7 +122,7 @@ class BuildkitEngine:
         folders = [{"title": n, "folder": _folder(i, n)} for i, n in enumerate(names)]
         finish = None
         gone = any(content is None for content in plan.changes.values())
-        if (gone or plan.base.folders) and plan.base.kind == "image":
+        if (gone or bake.restored(plan)) and plan.base.kind == "image":
             script = f"{bake.SHARE}/spark_apply.py"
             site = plan.base.site_packages
             finish = [plan.base.interpreter, "-B", script, "finish", "--root", site]

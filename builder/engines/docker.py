@@ -15,6 +15,7 @@ from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import IO
 
     import docker
     from docker.models.containers import Container
@@ -37,7 +38,7 @@ def connect() -> docker.DockerClient:
         where = os.environ.get("DOCKER_HOST", "the default socket")
         raise EngineError(
             f"no Docker Engine answers at {where} ({_root_cause(error)})",
-            hint="start Docker, or use --engine oci with a pypi: base",
+            hint="start Docker, or name the image as docker://NAME, which needs none",
         ) from None
     return client
 
@@ -113,6 +114,23 @@ def read_file(container: Container, path: str) -> bytes | None:
         return extracted.read() if extracted else None
 
 
+@contextlib.contextmanager
+def open_file(container: Container, path: str) -> Iterator[io.BufferedReader | None]:
+    """One regular file of a container as a stream, for what is too large to hold; or None."""
+    from docker.errors import NotFound
+
+    try:
+        chunks, _ = container.get_archive(path)
+    except NotFound:
+        yield None
+        return
+    stream = _IterStream(cast("Iterable[bytes]", chunks))
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as archive:
+        member = archive.next()
+        found = archive.extractfile(member) if member and member.isfile() else None
+        yield cast("io.BufferedReader | None", found)
+
+
 def export_files(container: Container) -> Iterator[tuple[str, bytes]]:
     """Every regular file of a container by absolute path, streamed."""
     stream = _IterStream(cast("Iterable[bytes]", container.export()))
@@ -145,8 +163,24 @@ class _IterStream(io.RawIOBase):
 
 def env_of_image(image: Image) -> dict[str, str]:
     """The variables of an image's configuration."""
+    from builder.bases.imagetree import env_of_config
+
+    return env_of_config(image.attrs.get("Config") or {})
+
+
+def labels_of_image(image: Image) -> dict[str, str]:
+    """The labels of an image's configuration."""
     config = image.attrs.get("Config") or {}
-    return dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)
+    return dict(config.get("Labels") or {})
+
+
+def digests_of(image: Image) -> tuple[str, ...]:
+    """Digests that name an image: its ID, and those of the registries that it came from or went to.
+
+    The ID is the manifest's digest with the containerd image store, else the configuration's.
+    """
+    known = [str(entry).partition("@")[2] for entry in image.attrs.get("RepoDigests") or []]
+    return tuple(dict.fromkeys([str(image.id), *filter(None, known)]))
 
 
 def run(
@@ -157,8 +191,11 @@ def run(
     env: Mapping[str, str] | None = None,
     platform: str | None = None,
     user: str | None = None,
+    files: IO[bytes] | None = None,
 ) -> str:
     """Run a command in a new container without network and give its stdout.
+
+    ``files`` is a tar that is put over the container's root before it starts.
 
     Raises:
         BuildFailed: it cannot start, or exits non-zero.
@@ -180,6 +217,8 @@ def run(
     except APIError as error:
         raise BuildFailed(f"{image}: no container of it can be made: {error.explanation}") from None
     try:  # by hand, because the SDK's own run() leaves the container behind when it is interrupted
+        if files is not None:
+            container.put_archive("/", files)
         container.start()
         status = int(container.wait()["StatusCode"])
         output = container.logs(stdout=True, stderr=False)

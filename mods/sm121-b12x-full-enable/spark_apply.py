@@ -743,41 +743,120 @@ class Hunk:
     new: tuple[str, ...]
     #: unchanged lines among them, which tie the hunk to its place
     context: int
+    #: the line at which the new block starts
+    new_start: int = 0
+
+    def reversed(self) -> Hunk:
+        """The hunk that takes this one back."""
+        return Hunk(self.new_start, self.new, self.old, self.context, self.start)
+
+
+@dataclass(frozen=True)
+class FileDiff:
+    """What a diff does to one file: ``old`` is None for a new file, ``new`` for a deleted one,
+    and the two differ for a renamed one.  ``mode`` is 0o755 or 0o644 where the diff sets it."""
+
+    old: str | None
+    new: str | None
+    hunks: tuple[Hunk, ...] = ()
+    mode: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The file's name, after the change where it has one."""
+        return self.new or self.old or ""
+
+    def reversed(self) -> FileDiff:
+        """The change that takes this one back; which mode the file had is not known."""
+        return FileDiff(self.new, self.old, tuple(hunk.reversed() for hunk in self.hunks))
 
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
-def parse_diff(diff: str) -> dict[str, list[Hunk]]:
-    """Hunks by file (``a/``, ``b/`` prefixes dropped) of a unified diff that edits files.
+class _DiffReader:
+    """Reads a unified diff, plain or as git writes it, one file after the other."""
 
-    Raises:
-        ApplyError: the diff is malformed, or it adds, deletes or renames files.
-    """
-    files: dict[str, list[Hunk]] = {}
-    lines = lines_of(diff)
-    index, current = 0, ""
-    while index < len(lines):
-        line = lines[index]
-        index += 1
-        if line.startswith("+++ "):
-            current = line[4:].split("\t")[0].strip().removeprefix("b/")
-            if current == "/dev/null":
-                raise ApplyError("a diff cannot delete a file", EXIT_USAGE)
-            files.setdefault(current, [])
-        match = _HUNK.match(line)
-        if not match:
-            continue
+    def __init__(self, diff: str) -> None:
+        self.lines = lines_of(diff)
+        self.at = 0
+        self.files: list[FileDiff] = []
+        self._start(None, None)
+
+    def _start(self, old: str | None, new: str | None) -> None:
+        self.old, self.new = old, new
+        self.hunks: list[Hunk] = []
+        self.mode: int | None = None
+
+    def read(self) -> list[FileDiff]:
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            self.at += 1
+            match = _HUNK.match(line)
+            if match:
+                self._hunk(match)
+            else:
+                self._header(line.rstrip("\r\n"))
+        self._close()
+        return self.files
+
+    def _header(self, line: str) -> None:
+        if line.startswith("diff --git "):
+            self._close()
+            names = line.removeprefix("diff --git ")
+            half = len(names) // 2  # both names are the same, or lines below give them
+            self._start(names[2:half], names[half + 3 :])
+        elif line.startswith("--- "):
+            if self.hunks:
+                self._close()
+            self.old = self._name(line, "a/")
+        elif line.startswith("+++ "):
+            self.new = self._name(line, "b/")
+        elif line.startswith("rename from "):
+            self.old = line.removeprefix("rename from ")
+        elif line.startswith("rename to "):
+            self.new = line.removeprefix("rename to ")
+        elif line.startswith("new file mode "):
+            self.old, self.mode = None, self._mode(line)
+        elif line.startswith("deleted file mode "):
+            self.new = None
+        elif line.startswith("new mode "):
+            self.mode = self._mode(line)
+        elif line.startswith(("copy from ", "Binary files ", "GIT binary patch")):
+            raise ApplyError(f"a diff cannot do this here: {line!r}", EXIT_USAGE)
+
+    @staticmethod
+    def _mode(line: str) -> int:
+        kind, permissions = line[-6:-3], line[-3:]
+        if kind != "100":  # git's word for an ordinary file
+            raise ApplyError(f"a diff cannot do this here: {line!r}", EXIT_USAGE)
+        return int(permissions, 8)
+
+    @staticmethod
+    def _name(line: str, prefix: str) -> str | None:
+        name = line[4:].partition("\t")[0].strip().removeprefix(prefix)
+        return None if name == "/dev/null" else name
+
+    def _close(self) -> None:
+        if self.hunks or self.mode is not None or self.old != self.new:
+            change = FileDiff(self.old, self.new, tuple(self.hunks), self.mode)
+            if any(change.path == other.path for other in self.files):
+                raise ApplyError(f"the diff has two parts for {change.path}", EXIT_USAGE)
+            self.files.append(change)
+        self._start(None, None)
+
+    def _hunk(self, match: re.Match[str]) -> None:
+        lines, header = self.lines, self.lines[self.at - 1]
         want_old, want_new = int(match[2] or 1), int(match[4] or 1)
         old: list[str] = []
         new: list[str] = []
         context, mark = 0, ""
-        while index < len(lines):
+        while self.at < len(lines):
             full = len(old) >= want_old and len(new) >= want_new
-            if full and not lines[index].startswith("\\"):
+            if full and not lines[self.at].startswith("\\"):
                 break
-            last, mark, rest = mark, lines[index][:1], lines[index][1:]
-            index += 1
+            last, mark, rest = mark, lines[self.at][:1], lines[self.at][1:]
+            self.at += 1
             if mark == "\\":  # no newline at the end of the file: of the line before
                 for side in {" ": (old, new), "-": (old,), "+": (new,)}.get(last, ()):
                     side[-1] = side[-1].removesuffix("\n")
@@ -789,18 +868,39 @@ def parse_diff(diff: str) -> dict[str, list[Hunk]]:
             context += mark == " "
             if mark not in (" ", "-", "+"):
                 break
-        if (len(old), len(new)) != (want_old, want_new) or not current:
-            raise ApplyError(f"malformed hunk {line.strip()!r}", EXIT_USAGE)
-        files[current].append(Hunk(int(match[1]), tuple(old), tuple(new), context))
+        if (len(old), len(new)) != (want_old, want_new) or not (self.old or self.new):
+            raise ApplyError(f"malformed hunk {header.strip()!r}", EXIT_USAGE)
+        self.hunks.append(Hunk(int(match[1]), tuple(old), tuple(new), context, int(match[3])))
+
+
+def parse_diff(diff: str) -> list[FileDiff]:
+    """The files of a unified diff (``a/``, ``b/`` prefixes dropped), in its order.
+
+    Raises:
+        ApplyError: the diff is malformed, changes nothing, or changes what text cannot show.
+    """
+    files = _DiffReader(diff).read()
     if not files:
         raise ApplyError("the diff changes no file", EXIT_USAGE)
     return files
 
 
-def _block_positions(lines: Sequence[str], block: Sequence[str]) -> list[int]:
-    width = len(block)
+def _block_positions(lines: list[str], block: Sequence[str]) -> list[int]:
+    """Where a block of whole lines stands; looks only where its longest line does."""
     wanted = list(block)
-    return [i for i in range(len(lines) - width + 1) if list(lines[i : i + width]) == wanted]
+    if not wanted:
+        return list(range(len(lines) + 1))
+    depth = max(range(len(wanted)), key=lambda number: len(wanted[number]))
+    found: list[int] = []
+    at = depth - 1
+    last = len(lines) - len(wanted) + depth + 1
+    while True:
+        try:
+            at = lines.index(wanted[depth], at + 1, max(last, 0))
+        except ValueError:
+            return found
+        if lines[at - depth : at - depth + len(wanted)] == wanted:
+            found.append(at - depth)
 
 
 def _outside(
@@ -816,32 +916,72 @@ def _outside(
     ]
 
 
-def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
-    """Judge hunks with fuzz 0 and unique positions: ``(found, new text or reason, offsets)``."""
+@dataclass(frozen=True)
+class Verdict:
+    """One hunk on a text: ``pre``, ``post``, ``drift`` or ``ambiguous``; ``at`` is a 0-based line,
+    ``offset`` how far from where the diff says."""
+
+    found: str
+    at: int = -1
+    offset: int = 0
+    reason: str = ""
+
+
+def judge_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[list[Verdict], str]:
+    """Each hunk with fuzz 0 and a unique position, and the text with those applied that can be."""
     lines = lines_of(text)
-    verdicts: list[str] = []
-    notes: list[str] = []
+    verdicts: list[Verdict] = []
     shift = 0
     for number, hunk in enumerate(hunks, 1):
         pre, post = _block_positions(lines, hunk.old), _block_positions(lines, hunk.new)
         pre, post = _outside(pre, hunk.old, post, hunk.new), _outside(post, hunk.new, pre, hunk.old)
-        if len(pre) + len(post) > 1:
-            return AMBIGUOUS, f"hunk {number} matches {len(pre) + len(post)} times", notes
-        if not pre and not post:
-            wanted = next((ln for ln in hunk.old if ln.strip()), "").strip()
-            near = nearest_line(text, wanted)
-            shown = f"; nearest is line {near}" if near else ""
-            return DRIFT, f"hunk {number}: {wanted!r} not found{shown}", notes
-        verdicts.append(PRE if pre else POST)
+        count = len(pre) + len(post)
+        if count != 1:
+            verdicts.append(
+                Verdict(AMBIGUOUS, reason=f"hunk {number} matches {count} times")
+                if count
+                else Verdict(DRIFT, reason=f"hunk {number}")
+            )
+            continue
+        offset = pre[0] + 1 - hunk.start - shift if pre and hunk.old else 0
+        verdicts.append(Verdict(PRE if pre else POST, (pre or post)[0], offset))
         if pre:
-            offset = pre[0] + 1 - hunk.start - shift
-            if offset and hunk.old:
-                notes.append(f"hunk {number} applied at offset {offset:+d}")
             lines[pre[0] : pre[0] + len(hunk.old)] = hunk.new
             shift += len(hunk.new) - len(hunk.old)
-    if len(set(verdicts)) > 1:
-        return DRIFT, "some hunks are already there and some are not", notes
-    return verdicts[0], "".join(lines), notes
+    return verdicts, "".join(lines)
+
+
+#: Pairs of lines that are compared to find the nearest place; more would take seconds.
+_COMPARED = 100_000
+
+
+def _not_found(text: str, hunk: Hunk) -> str:
+    """What a hunk looks for, and what is nearest to it."""
+    if text.count("\n") * len(hunk.old) < _COMPARED:
+        place = nearest_place(text, "".join(hunk.old))
+        if place:
+            return place
+    wanted = next((line for line in hunk.old or hunk.new if line.strip()), "").strip()
+    near = nearest_line(text, wanted)
+    return f"{wanted!r} not found" + (f"; nearest is line {near}" if near else "")
+
+
+def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
+    """Judge all hunks of a file together: ``(found, new text or reason, offsets)``."""
+    verdicts, new = judge_hunks(text, hunks)
+    for hunk, verdict in zip(hunks, verdicts, strict=True):
+        if verdict.found == AMBIGUOUS:
+            return AMBIGUOUS, verdict.reason, []
+        if verdict.found == DRIFT:
+            return DRIFT, f"{verdict.reason}: {_not_found(text, hunk)}", []
+    there = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == POST]
+    if there and len(there) < len(verdicts):
+        missing = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == PRE]
+        reason = f"some hunks are already there ({', '.join(there)}) and some are not"
+        return DRIFT, f"{reason} ({', '.join(missing)})", []
+    offsets = [(n, verdict.offset) for n, verdict in enumerate(verdicts, 1) if verdict.offset]
+    notes = [f"hunk {number} applied at offset {offset:+d}" for number, offset in offsets]
+    return POST if there else PRE, new, notes
 
 
 def top_level(source: str) -> dict[str, tuple[int, int]]:
@@ -1018,6 +1158,158 @@ def layer_digest(layer: Layer) -> str:
     return sha256_hex(canonical_json(layer))
 
 
+def edit_file(tree: Tree, path: str, edit: Callable[[str], tuple[str, str]]) -> OpResult:
+    """Judge an edit of a text file: what the edit finds, and the file as it leaves it."""
+    data = tree.read(path)
+    if data is None:
+        return OpResult(DRIFT, reason=f"{path} is not there")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return OpResult(DRIFT, reason=f"{path} is not UTF-8 text")
+    try:
+        found, new = edit(text)
+    except SyntaxError as error:
+        return OpResult(DRIFT, reason=f"{path} is not Python: {error}")
+    if found == POST:
+        return OpResult(POST)
+    if found != PRE:
+        return OpResult(found, reason=f"{path}: {new}")
+    if new == text:
+        return OpResult(DRIFT, reason=f"{path}: the edit changes nothing")
+    content = Content.of(new.encode("utf-8"), tree.mode(path))
+    return OpResult(PRE, changes={path: content})
+
+
+def create_file(tree: Tree, path: str, data: bytes, mode: int = 0o644) -> OpResult:
+    """Judge a new file."""
+    present = tree.read(path)
+    if present == data:
+        return OpResult(POST)
+    if present is not None:
+        return OpResult(DRIFT, reason=f"{path} is already there with other content")
+    return OpResult(PRE, changes={path: Content.of(data, mode)})
+
+
+def judge_diff(files: Iterable[FileDiff], tree: Tree) -> OpResult:
+    """Judge a diff on a tree, all of its files together."""
+    whole = OpResult(POST)
+    found: dict[str, list[str]] = {}
+    notes: list[str] = []
+    for change in files:
+        result = judge_file(change, tree)
+        if result.found not in (PRE, POST):
+            return result
+        found.setdefault(result.found, []).append(change.path)
+        whole.changes.update(result.changes)
+        if result.reason:
+            notes.append(result.reason)
+    whole.found, whole.reason = next(iter(found)), "; ".join(notes)
+    if len(found) > 1:
+        there, missing = ", ".join(found[POST]), ", ".join(found[PRE])
+        return OpResult(DRIFT, reason=f"{there} already patched, {missing} not")
+    return whole
+
+
+def judge_file(change: FileDiff, tree: Tree) -> OpResult:
+    """Judge what a diff does to one file; ``reason`` tells offsets where it can be applied."""
+    if change.old is None:
+        text = "".join(line for hunk in change.hunks for line in hunk.new)
+        return create_file(tree, change.path, text.encode("utf-8"), change.mode or 0o644)
+    if change.new is None:
+        return _judge_deletion(change, tree)
+    if change.new != change.old:
+        return _judge_rename(change, tree)
+    if not change.hunks:
+        return _judge_mode(change, tree)
+    return _judge_hunks_of(change, tree, change.new)
+
+
+def _judge_hunks_of(change: FileDiff, tree: Tree, path: str) -> OpResult:
+    notes: list[str] = []
+
+    def edit(text: str) -> tuple[str, str]:
+        verdict, new, offsets = apply_hunks(text, change.hunks)
+        notes.extend(f"{path}: {offset}" for offset in offsets)
+        return verdict, new
+
+    result = edit_file(tree, path, edit)
+    content = result.changes.get(path)
+    if content is not None and content.data is not None and change.mode is not None:
+        result.changes[path] = Content.of(content.data, change.mode)
+    if result.found == PRE:
+        result.reason = "; ".join(notes)
+    return result
+
+
+def _judge_deletion(change: FileDiff, tree: Tree) -> OpResult:
+    data = tree.read(change.path)
+    if data is None:
+        return OpResult(POST)
+    text = "".join(line for hunk in change.hunks for line in hunk.old)
+    if data != text.encode("utf-8"):
+        return OpResult(DRIFT, reason=f"{change.path} is not the file that the diff deletes")
+    return OpResult(PRE, changes={change.path: None})
+
+
+def _judge_rename(change: FileDiff, tree: Tree) -> OpResult:
+    old, new = change.old or "", change.new or ""
+    before, after = tree.read(old), tree.read(new)
+    if (before is None) == (after is None):
+        both = "both are" if before is not None else "neither is"
+        return OpResult(DRIFT, reason=f"{old} should become {new}, and {both} there")
+    path = new if before is None else old
+    result = _judge_hunks_of(change, tree, path) if change.hunks else OpResult(PRE)
+    if before is None:
+        if change.hunks and result.found == PRE:
+            return OpResult(DRIFT, reason=f"{new} is there already, without the edits")
+        return result if change.hunks else OpResult(POST)
+    if result.found == POST:
+        return OpResult(DRIFT, reason=f"{old} has the edits already, but is not yet {new}")
+    if result.found == PRE:
+        data = before if not change.hunks else (result.changes[old] or Content.of(b"")).read()
+        result.changes = {old: None, new: Content.of(data, change.mode or tree.mode(old))}
+    return result
+
+
+def _judge_mode(change: FileDiff, tree: Tree) -> OpResult:
+    path, mode = change.path, change.mode or 0o644
+    data = tree.read(path)
+    if data is None:
+        return OpResult(DRIFT, reason=f"{path} is not there")
+    if bool(tree.mode(path) & 0o111) == bool(mode & 0o111):
+        return OpResult(POST)
+    return OpResult(PRE, changes={path: Content.of(data, mode)})
+
+
+def unpatched(files: Iterable[FileDiff], tree: Tree) -> bool:
+    """Whether any hunk of a diff still finds its text from before.
+
+    A new file that is not there says nothing: it may have been there and moved on.
+    """
+    for change in files:
+        data = tree.read(change.old) if change.old is not None else None
+        if data is None:
+            continue
+        if change.new is None and _judge_deletion(change, tree).found == PRE:
+            return True
+        verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), change.hunks)
+        if any(verdict.found == PRE for verdict in verdicts):
+            return True
+    return False
+
+
+def undone(tree: Tree, diffs: Sequence[str]) -> OverlayTree:
+    """The tree without those of a stack's diffs that are in it; the topmost is taken off first."""
+    overlay = OverlayTree(tree)
+    for diff in reversed(diffs):
+        edits = (c for c in parse_diff(diff) if c.hunks or c.old != c.new)
+        result = judge_diff([change.reversed() for change in edits], overlay)
+        if result.found == PRE:
+            overlay.update(result.changes)
+    return overlay
+
+
 class _Judge:
     """Runs the ops of one variant over a view of the tree."""
 
@@ -1028,47 +1320,37 @@ class _Judge:
         self.view = OverlayTree(tree)
         self.packages = versions(tree)
         self.receipts = receipts_of(tree)
+        #: diffs that come after the op at hand in the same stack
+        self.later: list[str] = []
 
     # -- one method per op; each returns what it found and the changes it would make
 
     def op_replace(self, op: Layer) -> OpResult:
-        return self._edit(
-            op["file"], lambda text: replace_text(text, op["old"], op["new"], op["count"])
+        return edit_file(
+            self.view,
+            op["file"],
+            lambda text: replace_text(text, op["old"], op["new"], op["count"]),
         )
 
     def op_diff(self, op: Layer) -> OpResult:
-        whole = OpResult(POST)
-        found: dict[str, list[str]] = {}
-        for path, hunks in parse_diff(op["diff"]).items():
-            notes: list[str] = []
-
-            def edit(
-                text: str, hunks: list[Hunk] = hunks, notes: list[str] = notes
-            ) -> tuple[str, str]:
-                verdict, new, offsets = apply_hunks(text, hunks)
-                notes.extend(offsets)
-                return verdict, new
-
-            result = self._edit(path, edit)
-            if result.found not in (PRE, POST):
-                return result
-            found.setdefault(result.found, []).append(path)
-            whole.changes.update(result.changes)
-            whole.reason += "; ".join(f"{path}: {note}" for note in notes)
-        whole.found = next(iter(found))
-        if len(found) > 1:
-            there, missing = ", ".join(found[POST]), ", ".join(found[PRE])
-            return OpResult(DRIFT, reason=f"{there} already patched, {missing} not")
-        return whole
+        files = parse_diff(op["diff"])
+        result = judge_diff(files, self.view)
+        if result.found in (PRE, POST) or not self.later:
+            return result
+        # later changes of the same stack may have edited what this one made
+        below = judge_diff(files, undone(self.view, self.later))
+        reason = "it is there, below later changes of its series"
+        return OpResult(POST, reason=reason) if below.found == POST else result
 
     def op_graft(self, op: Layer) -> OpResult:
         pin = self._donor_pin(op)
         donor = self.sources.donor(pin)
         if op.get("whole"):
-            result = self._create(op["file"], donor)
+            result = create_file(self.view, op["file"], donor)
         else:
             text = donor.decode("utf-8")
-            result = self._edit(
+            result = edit_file(
+                self.view,
                 op["file"],
                 lambda target: graft_text(
                     target, text, op["names"], op.get("after"), op.get("replace", False)
@@ -1078,10 +1360,12 @@ class _Judge:
         return result
 
     def op_copy(self, op: Layer) -> OpResult:
-        return self._create(op["to"], base64.b64decode(op["data"]))
+        return create_file(self.view, op["to"], base64.b64decode(op["data"]))
 
     def op_hook(self, op: Layer) -> OpResult:
-        return self._edit(op["file"], lambda text: run_hook(op["source"], op["function"], text))
+        return edit_file(
+            self.view, op["file"], lambda text: run_hook(op["source"], op["function"], text)
+        )
 
     def op_env(self, op: Layer) -> OpResult:
         name, value = op["name"], op["value"]
@@ -1143,39 +1427,17 @@ class _Judge:
             return OpResult(POST, reason=f"{op['distribution']} {installed.version} may stay")
         return OpResult(PRE, changes=self._without(installed))
 
+    def op_pull(self, op: Layer) -> OpResult:
+        raise ApplyError(
+            f"layer {self.layer['name']}: {op['pull']} was not fetched before it was judged",
+            EXIT_USAGE,
+            f"spark-build plan --layers {self.layer['name']}",
+        )
+
     def op_compile(self, op: Layer) -> OpResult:
         return OpResult(NEEDS_REBUILD, reason=op.get("reason", "this layer changes compiled code"))
 
     # -- shared by the ops
-
-    def _edit(self, path: str, edit: Callable[[str], tuple[str, str]]) -> OpResult:
-        data = self.view.read(path)
-        if data is None:
-            return OpResult(DRIFT, reason=f"{path} is not there")
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            return OpResult(DRIFT, reason=f"{path} is not UTF-8 text")
-        try:
-            found, new = edit(text)
-        except SyntaxError as error:
-            return OpResult(DRIFT, reason=f"{path} is not Python: {error}")
-        if found == POST:
-            return OpResult(POST)
-        if found != PRE:
-            return OpResult(found, reason=f"{path}: {new}")
-        if new == text:
-            return OpResult(DRIFT, reason=f"{path}: the edit changes nothing")
-        content = Content.of(new.encode("utf-8"), self.view.mode(path))
-        return OpResult(PRE, changes={path: content})
-
-    def _create(self, path: str, data: bytes) -> OpResult:
-        present = self.view.read(path)
-        if present == data:
-            return OpResult(POST)
-        if present is not None:
-            return OpResult(DRIFT, reason=f"{path} is already there with other content")
-        return OpResult(PRE, changes={path: Content.of(data)})
 
     def _donor_pin(self, op: Layer) -> Mapping[str, Any]:
         distribution, _, version = op["from"].partition("==")
@@ -1294,6 +1556,7 @@ def judge(
     sources: Sources,
     target: Target,
     env: Mapping[str, str] | None = None,
+    later: Sequence[Layer] = (),
 ) -> Outcome:
     """Decide a layer's state on a tree and compute its changes; nothing is written.
 
@@ -1303,6 +1566,7 @@ def judge(
         sources: where pinned wheels come from.
         target: platform and interpreter that the tree is for.
         env: variables that the base already sets.
+        later: the layers after this one, for a layer that belongs to a series.
 
     Raises:
         ApplyError: a pin is missing, an input cannot be fetched or has another digest.
@@ -1325,7 +1589,25 @@ def judge(
         both = " and ".join(v["name"] for v in matching)
         raise ApplyError(f"layer {name}: variants {both} both match this base", EXIT_USAGE)
     judge_ops = _Judge(layer, tree, sources, target, env or {})
-    return _judge_variant(judge_ops, layer, matching[0])
+    return _judge_variant(judge_ops, layer, matching[0], _diffs_after(layer, later, packages))
+
+
+def _diffs_after(layer: Layer, later: Iterable[Layer], packages: Mapping[str, str]) -> list[str]:
+    """The diffs of the layers that follow this one in its series."""
+    return [
+        diff
+        for other in later
+        if "series" in layer and other.get("series") == layer["series"]
+        for variant in other["variants"]
+        if all_match(variant["when"], packages)
+        for diff in _diffs_of(variant["ops"], packages)
+    ]
+
+
+def _diffs_of(ops: Iterable[Layer], packages: Mapping[str, str]) -> list[str]:
+    """The diffs among some ops that count on a base with these packages."""
+    mine = (op for op in ops if op["op"] == "diff")
+    return [op["diff"] for op in mine if "if" not in op or all_match(op["if"], packages)]
 
 
 def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outcome | None:
@@ -1408,7 +1690,7 @@ def describe_probe(probe: Iterable[Layer]) -> str:
     return " and ".join(parts)
 
 
-def _judge_variant(run: _Judge, layer: Layer, variant: Layer) -> Outcome:
+def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[str] = ()) -> Outcome:
     outcome = Outcome(layer["name"], NEEDED, "", variant=variant["name"])
     outcome.serve_flags = list(variant.get("serve-flags", ()))
     outcome.moe_serve_flags = list(variant.get("moe-serve-flags", ()))
@@ -1419,12 +1701,17 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer) -> Outcome:
         if "if" in op and not all_match(op["if"], run.packages):
             continue
         kind = op["op"]
-        result: OpResult = getattr(run, f"op_{kind}")(op)
+        run.later = [*_diffs_of(variant["ops"][number:], run.packages), *later]
         label = _op_label(number, op)
+        if kind == "compile" and texts[POST] and not texts[PRE]:
+            outcome.notes.append(f"op {label} is taken to be there, as the text beside it is")
+            continue
+        result: OpResult = getattr(run, f"op_{kind}")(op)
         if result.found not in (PRE, POST):
             outcome.state, outcome.changes = result.found, {}
             outcome.reason = f"op {label}: {result.reason}"
-            return outcome
+            before = texts[PRE] or (kind == "diff" and unpatched(parse_diff(op["diff"]), run.view))
+            return outcome if before else _unless_merged(layer, outcome, run.packages)
         (texts if kind in _TEXT_OPS else ensured)[result.found].append(label)
         outcome.env.update(result.env)
         outcome.inputs.extend(result.inputs)
@@ -1440,6 +1727,19 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer) -> Outcome:
     if outcome.state == NEEDED:
         _finish_changes(run, outcome)
     return outcome
+
+
+def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> Outcome:
+    """A change that was merged and then edited has neither of its two texts in the tree.
+
+    Where a layer knows from which release on its change is merged, that settles it; where any of
+    its text from before is still there, this is never asked.
+    """
+    merged = layer.get("merged")
+    open_question = outcome.state in (DRIFT, NEEDS_REBUILD)
+    if not merged or not open_question or not all_match(merged["when"], packages):
+        return outcome
+    return Outcome(layer["name"], UPSTREAM, merged["reason"], since=merged["since"])
 
 
 def _op_label(number: int, op: Layer) -> str:
@@ -1521,8 +1821,9 @@ def judge_in_order(
     current = dict(env)
     setters: dict[str, str] = {}
     sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
-    for layer in layers:
-        outcome = judge(layer, overlay, sources, target, current)
+    ordered = list(layers)
+    for number, layer in enumerate(ordered, 1):
+        outcome = judge(layer, overlay, sources, target, current, ordered[number:])
         receipt: dict[str, Any] | None = None
         changes: Changes = {}
         if outcome.state == NEEDED:
@@ -1599,34 +1900,61 @@ class Store:
         self._lock: Any = None
 
     def __enter__(self) -> Store:
-        import fcntl
-
         try:
-            self.state.mkdir(exist_ok=True)
-            self._lock = open(self.state / "lock", "w")
+            taken = any(self._take_lock() for _ in range(100))
+        except BlockingIOError:
+            taken = False
         except OSError as error:
             raise ApplyError(
                 f"{self.root}: cannot write ({error.strerror}: {error.filename})", EXIT_USAGE
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+        if not taken:
             raise ApplyError(
                 f"{self.root}: another spark-build is writing here",
                 EXIT_USAGE,
                 "wait for it to end, then run the same command again",
-            ) from None
+            )
         if (self.state / "journal.json").exists():
             say(f"{self.root}: rolling back a change that was interrupted")
             self._roll_back()
         return self
 
+    def _take_lock(self) -> bool:
+        """Lock the directory; False when the lock was one that its last holder took away.
+
+        Between making the folder, opening the file in it and locking it, another process may
+        remove both (see :meth:`__exit__`); a lock on a removed file would keep nobody out.
+        """
+        import fcntl
+
+        with contextlib.suppress(FileExistsError):
+            self.state.mkdir()
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            lock = stack.enter_context(open(self.state / "lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(self.state / "lock")):
+                stack.pop_all()
+                self._lock = lock
+                return True
+        return False
+
     def __exit__(self, *exc: object) -> None:
         shutil.rmtree(self.state / "stage", ignore_errors=True)
         if not (self.state / "receipts").is_dir():
-            shutil.rmtree(self.state, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._clear()
+                (self.state / "lock").unlink()  # last: from now on another process may be in here
+                self.state.rmdir()
         self._lock.close()
+
+    def _clear(self) -> None:
+        """Empty our folder, but for the lock."""
+        for name in os.listdir(self.state):
+            path = self.state / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif name != "lock":
+                path.unlink()
 
     # -- apply
 
@@ -1798,8 +2126,7 @@ class Store:
         else:
             (self.root / ENV_PTH).unlink(missing_ok=True)
         if not staying:
-            shutil.rmtree(self.state)
-            self.state.mkdir()
+            self._clear()
         return [r["layer"] for r in reversed(going)]
 
     @staticmethod
@@ -1850,7 +2177,9 @@ class Store:
                 made = self.root / (entry.get("made") or path)
                 drop_empty(target.parent, made.parent)
                 continue
-            if DirTree(self.root).digest(path) != entry["before"]:
+            tree = DirTree(self.root)
+            same_bytes = tree.digest(path) == entry["before"]
+            if not same_bytes or tree.mode(path) != entry.get("mode", tree.mode(path)):
                 self._restore(path, entry["before"], entry)
             for stale in stale_pyc(DirTree(self.root), path):
                 if stale not in receipt["files"]:
@@ -1898,6 +2227,26 @@ def env_pth(env: Mapping[str, str]) -> bytes:
     return f"import os; [os.environ.setdefault(k, v) for k, v in {pairs}.items()]\n".encode()
 
 
+def final_digests(receipts: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+    """What every file of some receipts is after the last of them; None for one that is gone."""
+    final: dict[str, str | None] = {}
+    for receipt in receipts:
+        final.update({path: entry["after"] for path, entry in receipt["files"].items()})
+    return final
+
+
+def leftovers(tree: Tree, final: Mapping[str, str | None]) -> list[str]:
+    """What a copy of new files leaves behind: removed files, and compiled files of changed ones."""
+    gone = [path for path, digest in final.items() if digest is None]
+    for path in list(gone):
+        folder, _, name = path.rpartition("/")
+        if name == "METADATA" and distribution_of(folder):  # what an installer added goes too
+            gone.extend(f"{folder}/{left}" for left in tree.children(folder))
+    for path in final:
+        gone.extend(stale_pyc(tree, path))
+    return sorted(set(gone))
+
+
 def finish(root: Path) -> list[str]:
     """Complete an image into which ready files were copied; gives the paths taken away.
 
@@ -1911,18 +2260,9 @@ def finish(root: Path) -> list[str]:
     receipts = receipts_of(tree)
     if not receipts:
         raise ApplyError(f"{root} holds no receipts: nothing was copied here", EXIT_USAGE)
-    final: dict[str, str | None] = {}
-    for receipt in receipts:
-        final.update({path: entry["after"] for path, entry in receipt["files"].items()})
-    gone = [path for path, digest in final.items() if digest is None]
-    for path in list(gone):
-        folder, _, name = path.rpartition("/")
-        if name == "METADATA" and distribution_of(folder):  # what an installer added goes too
-            gone.extend(f"{folder}/{left}" for left in tree.children(folder))
-    for path in final:
-        gone.extend(stale_pyc(tree, path))
+    final = final_digests(receipts)
     removed = []
-    for path in sorted(set(gone)):
+    for path in leftovers(tree, final):
         target = root / path
         if target.is_file():
             target.unlink()
@@ -1931,16 +2271,16 @@ def finish(root: Path) -> list[str]:
     wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
     if wrong:
         raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
-    _restore_folders(Path(__file__).with_name("folders.json"))
+    _restore_owners(Path(__file__).with_name("folders.json"))
     return removed
 
 
-def _restore_folders(listing: Path) -> None:
-    """Give folders that a copy made root's their mode and owner back."""
+def _restore_owners(listing: Path) -> None:
+    """Give folders and files that a copy made root's their mode and owner back."""
     if not listing.is_file():
         return
     for path, (mode, uid, gid) in json.loads(listing.read_bytes()).items():
-        if os.path.isdir(path):
+        if os.path.exists(path):
             os.chown(path, uid, gid)
             os.chmod(path, mode)
 

@@ -20,13 +20,11 @@ import subprocess
 import tarfile
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from . import base, cache, debs, ocilayout
 from .cache import MachineError, call, megabytes, say
@@ -112,6 +110,18 @@ def ensure_engine() -> EngineTools:
     )
 
 
+def engine_of(suite: str) -> EngineTools:
+    """Debian's engine of another suite: what a newer or an older one does."""
+    parts = [RECIPE, suite, TOOL_SUITE, *ENGINE_PACKAGES, *TOOL_PACKAGES, *TOOL_LIBRARIES]
+    make = partial(_make_tools, {}, suite=suite)
+    folder = cache.entry(f"tools/{cache.key(parts)}-{suite}", make)
+    return EngineTools(
+        origin=f"Debian {suite}",
+        bin=folder / "bin",
+        buildx=folder / "cli-plugins" / "docker-buildx",
+    )
+
+
 def _host_engine() -> dict[str, Path]:
     """Name and place of the programs of the host's own engine; empty if it is of no use."""
     found = {name: path for name in ENGINE_PROGRAMS if (path := _which(name))}
@@ -131,12 +141,12 @@ def _which(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _make_tools(host: dict[str, Path], folder: Path) -> None:
+def _make_tools(host: dict[str, Path], folder: Path, suite: str = ENGINE_SUITE) -> None:
     """Fill `folder`: its `bin/` and `cli-plugins/` lead to what is unpacked beside them."""
     (folder / "bin").mkdir()
     (folder / "cli-plugins").mkdir()
     if not host:
-        debs.unpack(ENGINE_SUITE, ENGINE_PACKAGES, folder / "engine")
+        debs.unpack(suite, ENGINE_PACKAGES, folder / "engine")
         host = {name: path for name in (*ENGINE_PROGRAMS[:-1], *OPTIONAL_PROGRAMS)
                 if (path := _unpacked(folder / "engine", name))}  # fmt: skip
         host["docker-buildx"] = folder / "engine/usr/libexec/docker/cli-plugins/docker-buildx"
@@ -393,6 +403,11 @@ class Engine:
         return True
 
 
+def family_of(engine: Engine) -> list[int]:
+    """The processes of a running engine, containers included."""
+    return _family(str(engine._work))
+
+
 @contextmanager
 def _run_directory(data: Path) -> Iterator[Path]:
     """A short path (sockets may have 107 bytes), known to the next run should we be killed."""
@@ -421,11 +436,18 @@ def _end_leftover(data: Path) -> None:
 # --- registry -------------------------------------------------------------------------------
 
 
+class Programs(Protocol):
+    """Where programs come from: `EngineTools`, or whatever else has them."""
+
+    def program(self, name: str) -> Path:
+        """Its path, or a MachineError."""
+
+
 @dataclass
 class Registry:
     """A plain-http registry on the loopback interface, empty at the start, gone at the end."""
 
-    tools: EngineTools = field(default_factory=ensure_engine)
+    tools: Programs = field(default_factory=ensure_engine)
     _port: int = field(init=False, repr=False, default=0)
     _stack: ExitStack = field(init=False, repr=False)
 
@@ -443,9 +465,7 @@ class Registry:
         with ExitStack() as stack:
             work = stack.enter_context(cache.scratch("registry"))
             self._port = _free_port()
-            (work / "config.json").write_text(json.dumps(self._config(work)))
-            command = [str(self.tools.program("docker-registry")), "serve"]
-            process = _start([*command, str(work / "config.json")], work / "log", dict(os.environ))
+            process = _start(self._command(work), work / "log", dict(os.environ))
             stack.callback(_stop, process, 5.0)
             if not _until(lambda: process.poll() is not None or self._answers(), START_TIMEOUT):
                 raise MachineError(f"the registry did not answer\n{_tail(work / 'log')}")
@@ -463,7 +483,12 @@ class Registry:
     ) -> None:
         self._stack.close()
 
-    def _config(self, work: Path) -> dict[str, object]:
+    def _command(self, work: Path) -> list[str]:
+        (work / "config.json").write_text(json.dumps(self._config(work)))
+        program = self.tools.program("docker-registry")
+        return [str(program), "serve", str(work / "config.json")]
+
+    def _config(self, work: Path) -> dict[str, Any]:
         return {
             "version": "0.1",
             "log": {"level": "warn", "accesslog": {"disabled": True}},
@@ -475,11 +500,10 @@ class Registry:
         }
 
     def _answers(self) -> bool:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"{self.url}/v2/", timeout=2):
+            with socket.create_connection(("127.0.0.1", self._port), timeout=2):
                 return True
-        except (OSError, urllib.error.URLError):
+        except OSError:
             return False
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from tests.documents import document_of, validated
+
 from . import base, cache
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Done:
     code: int
     out: str
     err: str
+    words: tuple[str, ...] = ()
 
     @property
     def last(self) -> str:
@@ -49,8 +52,10 @@ class Done:
 
     @property
     def json(self) -> dict[str, Any]:
-        """Stdout as the one JSON document that it must be."""
-        return cast("dict[str, Any]", json.loads(self.out))
+        """Stdout as the one JSON document that it must be, as its schema has it."""
+        document = json.loads(self.out)
+        checked = validated(document_of(self.words), document) if self.words else document
+        return cast("dict[str, Any]", checked)
 
     def checks(self, status: str) -> set[str]:
         """Level and name of the checks of `verify --json` that ended so."""
@@ -74,7 +79,8 @@ class Cli:
             command(*words), env=self.environment(env), cwd=self.cwd, text=True,
             stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip
-        return Done(done.returncode, done.stdout, done.stderr)
+        named = tuple(str(word) for word in words)
+        return Done(done.returncode, done.stdout, done.stderr, named)
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start it in a process group of its own, as a shell does."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.runtime import IMAGE_VERIFIER
+
 from . import base, machine, support
 from .support import LINEAR, MOE, PROFILE, SHARE, Built, Cli, Done
 
@@ -37,9 +39,7 @@ BAKED = {
     "plan.json": 0o644,
     "layers.json": 0o644,
     "serve-flags.json": 0o644,
-    "spark_apply.py": 0o644,
-    "dispatch_probe.py": 0o644,
-    "spark_verify.py": 0o644,
+    **dict.fromkeys(IMAGE_VERIFIER, 0o644),
 }
 
 
@@ -82,7 +82,8 @@ BROKEN = {
                 "static layer vllm-b12x-backend",
                 "static no other file touched",
                 "imports names used by vllm/model_executor/kernels/linear/__init__.py",
-                "dispatch nvfp4-linear",
+                *(f"dispatch {kind}-linear" for kind in ("nvfp4", "fp8", "w4a16")),
+                "dispatch fp8-block",
             }
         ),
     ),
@@ -178,7 +179,7 @@ def test_labels_and_environment(engine: machine.Engine, built: Done, base_image:
     config = support.inspect(engine, built.json["image"])["Config"]
     was = support.inspect(engine, base_image)
     labels = config["Labels"]
-    assert labels["org.opencontainers.image.base.name"] == base_image
+    assert labels["org.opencontainers.image.base.name"] == f"docker.io/{base_image}"
     assert labels["org.opencontainers.image.base.digest"] == was["Id"]
     assert labels["org.opencontainers.image.version"] == base.requirements()["vllm"]
     ours = {k.rpartition(".")[2]: v for k, v in labels.items() if "spark-build." in k}

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.runtime import DISPATCH_PROBE
+
 from . import base, support
 from .support import LINEAR, MOD, MOE, Cli, Modded
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from .machine import Engine
 
 ANCHOR = "vllm/envs.py"
-PROBE = Path(__file__).parents[2] / "builder" / "runtime" / "dispatch_probe.py"
+RUNTIME = Path(__file__).parents[2] / "builder" / "runtime"
 
 
 def test_mod_succeeds_and_says_what_it_did(modded: Modded) -> None:
@@ -31,10 +33,11 @@ def test_kernels_are_selected_with_no_variable_set(engine: Engine, modded: Modde
     names = ("VLLM_NVFP4_GEMM_BACKEND", "CUTE_DSL_ARCH", "FLASHINFER_DISABLE_VERSION_CHECK")
     config = json.loads(engine.run("inspect", modded.held))[0]["Config"]
     assert not support.environment_of(config).keys() & set(names)
-    engine.run("cp", PROBE, f"{modded.held}:/tmp/probe.py")
+    for name in DISPATCH_PROBE:
+        engine.run("cp", RUNTIME / name, f"{modded.held}:/tmp/{name}")
     asks = [{"kind": "nvfp4-linear"}, {"kind": "nvfp4-moe", "moe_backend": "flashinfer_b12x"}]
     answer = subprocess.run(
-        [engine.docker, "exec", "-i", modded.held, "python3", "-B", "/tmp/probe.py"],
+        [engine.docker, "exec", "-i", modded.held, "python3", "-B", f"/tmp/{DISPATCH_PROBE[-1]}"],
         input=json.dumps({"ask": asks}), env=engine.env, text=True, capture_output=True, check=True,
     )  # fmt: skip
     result = json.loads(answer.stdout)

@@ -123,3 +123,13 @@ def test_skopeo_copies_the_layout(
     pulled = support.inspect(engine, f"{registry.address}/overlay@{digest}")
     assert support.environment_of(pulled["Config"])["CUTE_DSL_ARCH"] == "sm_121a"
     engine.run("image", "rm", f"{registry.address}/overlay@{digest}")
+
+
+def test_overlaid_image_is_taken_apart_by_its_wheels(cli: Cli, overlaid: str) -> None:
+    """It does not say which image is below; the released wheels have the files as they were."""
+    done = cli("verify", overlaid, "--prove-necessary", "--level", "static", "--json").ok()
+    in_force = [v for v in done.json["necessity"] if v["state"] == "needed"]
+    assert len(in_force) == 6
+    for verdict in in_force:
+        assert verdict["necessary"] == "unknown"
+        assert verdict["reason"].startswith("nothing fails without it (static), but dispatch was")

@@ -1,0 +1,171 @@
+"""What images have in common, whoever reads them: a tree of files, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from builder.bases import Base
+from builder.errors import UsageError
+from builder.model import BaseIdentity, Platform
+from builder.runtime.spark_apply import ENV_PTH, Distribution, distribution_of, env_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+
+class ImageFiles(Protocol):
+    """Files of an image by absolute path."""
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, or None."""
+
+    def fetch(self, paths: Iterable[str]) -> None:
+        """Prepare for reading many files."""
+
+    def copy(self, path: str, out: IO[bytes]) -> bool:
+        """Write a file's bytes without holding them; whether there is such a file."""
+
+
+class ImageTree:
+    """Site-packages of an image, with a list of its files made beforehand.
+
+    ``files`` gives ``[size, mode, sha256 or None]`` by path.
+    """
+
+    def __init__(self, site: str, files: dict[str, Any], source: ImageFiles) -> None:
+        self._site, self._files, self._source = site, files, source
+        self._cache: dict[str, bytes | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        if path not in self._files:
+            return None
+        if path not in self._cache:
+            self._cache[path] = self._source.read(f"{self._site}/{path}")
+        return self._cache[path]
+
+    def preload(self, paths: Iterable[str]) -> None:
+        """Prepare for reading many files."""
+        self._source.fetch(f"{self._site}/{path}" for path in paths if path in self._files)
+
+    def extract(self, path: str, target: Path) -> None:
+        """Write one large file to disk without holding it.
+
+        Raises:
+            UsageError: it cannot be written, or is gone.
+        """
+        try:
+            with target.open("wb") as out:
+                found = self._source.copy(f"{self._site}/{path}", out)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path} to {target.parent}: {error.strerror}",
+                hint="free some space, or set TMPDIR to another disk",
+            ) from error
+        if not found:
+            raise UsageError(f"{path} is not in the image")
+
+    def digest(self, path: str) -> str | None:
+        entry = self._files.get(path)
+        if entry is None:
+            return None
+        if entry[2] is None:  # a large file, such as an extension module
+            hasher = _Hasher()
+            if self._source.copy(f"{self._site}/{path}", hasher):
+                entry[2] = hasher.sha256.hexdigest()
+        digest: str | None = entry[2]
+        return digest
+
+    def mode(self, path: str) -> int:
+        return int(self._files[path][1])
+
+    @cached_property
+    def _children(self) -> dict[str, set[str]]:
+        children: dict[str, set[str]] = {}
+        for path in self._files:
+            parts = path.split("/")
+            for depth, name in enumerate(parts):
+                children.setdefault("/".join(parts[:depth]), set()).add(name)
+        return children
+
+    def children(self, directory: str) -> list[str]:
+        return sorted(self._children.get(directory, ()))
+
+    def distributions(self) -> dict[str, Distribution]:
+        found = {}
+        for name in self.children(""):
+            dist = distribution_of(name)
+            if dist is not None and f"{name}/METADATA" in self._files:
+                found[dist.name] = dist
+        return found
+
+
+class _Hasher(io.BytesIO):
+    """Takes bytes for their sha256 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return len(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """An image as whoever holds it describes it."""
+
+    ref: str
+    digest: str
+    config: Mapping[str, Any]
+    created: str
+
+
+def image_base(
+    facts: ImageFacts,
+    answer: Mapping[str, Any],
+    source: ImageFiles,
+    close: Callable[[], None],
+) -> Base:
+    """A base from what was found in the image (see ``runtime/identify_probe.py``).
+
+    Raises:
+        UsageError: its packages are not all in one directory.
+    """
+    site = str(answer["site_packages"])
+    scattered = {name: root for name, root in answer["roots"].items() if root != site}
+    if scattered:
+        listed = ", ".join(f"{name} in {root}" for name, root in scattered.items())
+        raise UsageError(
+            f"{facts.ref}: vllm is in {site}, but {listed}; layers patch one directory"
+        )
+    env = env_of_config(facts.config)
+    tree = ImageTree(site, answer["files"], source)
+    if tree.read(ENV_PTH) is not None:  # a mod ran here: its settings reach every Python
+        env = {**env_of(tree), **env}
+    identity = BaseIdentity(
+        kind="image",
+        ref=facts.ref,
+        digest=facts.digest,
+        platform=Platform.parse(str(answer["machine"]), str(answer["python"])),
+        site_packages=site,
+        packages=answer["packages"],
+        env=env,
+        interpreter=str(answer["interpreter"]),
+        folders=answer["folders"],
+        links=answer["links"],
+        owners=answer["owners"],
+        user=str(facts.config.get("User") or ""),
+        created=facts.created,
+    )
+    return Base(identity, tree, close)
+
+
+def env_of_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of an image's configuration."""
+    return dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)

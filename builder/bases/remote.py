@@ -1,0 +1,184 @@
+"""A base that is an image in a registry or an OCI layout: identified by reading its layers.
+
+It is not pulled: the layers are streamed once, newest first, as far as they can answer, and what
+they hold is kept by layer digest.  The answer is the one that the image itself gives when a Docker
+Engine runs it (``runtime/identify_probe.py``).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import email.parser
+from typing import TYPE_CHECKING, Any
+
+from builder.bases import OpenedImage
+from builder.bases.imagetree import ImageFacts, env_of_config, image_base
+from builder.bases.released import ReleasedFiles
+from builder.errors import UsageError
+from builder.model import Platform
+from builder.rootfs.image import open_image
+from builder.rootfs.layers import LayerCache
+from builder.rootfs.python import interpreters
+from builder.rootfs.tar import DIR, FILE, SYMLINK
+from builder.rootfs.view import Rootfs
+from builder.runtime import identify_probe as probe
+from builder.runtime.spark_apply import distribution_of, parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from builder.bases import Base, BaseRequest
+    from builder.rootfs.python import Interpreter
+    from builder.rootfs.view import Entry
+
+
+def identify_remote(request: BaseRequest, ref: str) -> Base:
+    """Identify an image by its layers; ``ref`` is what the plan calls it.
+
+    Raises:
+        RemoteError: the image is not there, or a layer cannot be read or is none.
+        UsageError: the image holds no vLLM that can be patched.
+    """
+    image = open_image(ref, request.platform)
+    opened = OpenedImage(image, Rootfs(image.layers, LayerCache(image.source)))
+    try:
+        return identify_opened(request, opened, ref)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def identify_opened(request: BaseRequest, opened: OpenedImage, ref: str) -> Base:
+    """The same for an image that is open; closing the base closes it."""
+    return known_base(request, opened, ref, survey_image(request, opened, ref))
+
+
+def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[str, Any]:
+    """What an image is, as JSON values: all that :func:`known_base` needs beside the image itself.
+
+    It holds for the image's digest and for the distributions that the request tracks.  ``files``
+    gives ``[size, mode, sha256]`` by path, in a few megabytes of JSON.
+    """
+    image, view = opened.image, opened.view
+    env = env_of_config(image.settings)
+    workdir = str(image.settings.get("WorkingDir") or "/")
+    for python in interpreters(view, env, workdir):
+        found = _distributions(view, python, request.tracked)
+        if "vllm" in found:
+            break
+    else:
+        raise UsageError(f"image {ref} holds no Python that has vllm")
+    site = found["vllm"][0]
+    tops: dict[str, bool] = {}
+    for name, (root, _, owned) in found.items():
+        if root == site:
+            tops.update(dict.fromkeys(owned, bool(probe.HASH_ALL.match(name))))
+    return {
+        "interpreter": python.command,
+        "python": python.version,
+        "machine": str(image.config.get("architecture") or ""),
+        "site_packages": site,
+        "packages": {name: version for name, (_, version, _) in found.items()},
+        "roots": {name: root for name, (root, _, _) in found.items()},
+        **probe.survey(_LayerDisk(view), site, tops),
+    }
+
+
+def known_base(request: BaseRequest, opened: OpenedImage, ref: str, answer: dict[str, Any]) -> Base:
+    """A base from an earlier survey of the same image: no layer is read.
+
+    A file whose content is asked for comes out of the cache, else out of the released wheel that
+    has the same bytes, else out of its layer.
+    """
+    image = opened.image
+    facts = ImageFacts(
+        ref=ref,
+        digest=image.top.digest,
+        config=image.settings,
+        created=str(image.config.get("created") or ""),
+    )
+
+    source = ReleasedFiles(
+        opened.view,
+        answer["site_packages"],
+        answer["files"],
+        answer["packages"],
+        Platform.parse(answer["machine"], answer["python"]),
+        request.index,
+    )
+    base = image_base(facts, answer, source, opened.close)
+    return dataclasses.replace(base, opened=opened)
+
+
+def _distributions(
+    view: Rootfs, python: Interpreter, tracked: Iterable[str]
+) -> dict[str, tuple[str, str, set[str]]]:
+    """Of each tracked distribution that an interpreter finds: root, version, top-level names."""
+    wanted, found = set(tracked), {}
+    for folder in python.path:
+        root = view.realpath(folder)
+        if root is None:
+            continue
+        for info in view.names(root):
+            dist = distribution_of(info)
+            if dist is None or dist.name not in wanted or dist.name in found:
+                continue
+            metadata = view.read(f"{root}/{info}/METADATA")
+            if metadata is not None:
+                record = view.read(f"{root}/{info}/RECORD") or b""
+                found[dist.name] = (root, *_described_by(f"{root}/{info}", metadata, record))
+    return found
+
+
+def _described_by(where: str, metadata: bytes, record: bytes) -> tuple[str, set[str]]:
+    """Version and top-level names of a distribution."""
+    headers = email.parser.BytesParser().parsebytes(metadata, headersonly=True)
+    try:
+        rows = [row.path for row in parse_record(record)]
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{where}/RECORD is damaged: {error}") from None
+    version = str(headers["Version"] or "")
+    if not version:
+        raise UsageError(f"{where}/METADATA names no version")
+    return version, probe.top_levels(rows)
+
+
+class _LayerDisk:
+    """The file system of an image, for the survey that the probe makes."""
+
+    def __init__(self, view: Rootfs) -> None:
+        self._view = view
+
+    def files(self, top: str, hash_all: bool) -> Iterator[tuple[str, list[Any]]]:  # noqa: ARG002
+        start = self._view.stat(top)
+        if start is None:
+            return
+        if start.kind == FILE:
+            yield top, _described(start)
+        elif start.kind == DIR:
+            real = self._view.realpath(top)
+            assert real is not None
+            for path, entry in self._view.below(real).items():
+                seen = self._view.stat(f"{real}/{path}") if entry.kind == SYMLINK else entry
+                if seen is not None and seen.kind == FILE:
+                    yield f"{top}/{path}", _described(seen)
+
+    def owner(self, path: str) -> list[int] | None:
+        entry = self._view.stat(path)
+        return None if entry is None else [entry.row.mode, entry.row.uid, entry.row.gid]
+
+    def realpath(self, path: str) -> str:
+        known, rest = path, ""
+        while known not in ("", "/"):
+            real = self._view.realpath(known)
+            if real is not None:
+                return real.rstrip("/") + rest
+            known, _, name = known.rpartition("/")
+            rest = f"/{name}{rest}"
+        return path
+
+
+def _described(entry: Entry) -> list[Any]:
+    row = entry.row
+    return [row.size, row.mode, row.sha256 or None, row.uid, row.gid]

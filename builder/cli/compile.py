@@ -1,0 +1,180 @@
+"""``spark-build compile``: what a release's own build makes of its CUDA sources, and part of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.cli.show import print_json
+from builder.console import console
+from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.index import PackageIndex
+from builder.native.build import compile_units, estimate, free_memory, parallel_jobs
+from builder.native.changes import named_change, patched
+from builder.native.includes import Sources, touched
+from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
+from builder.native.proof import machine_code, shows_trap, unit_json
+from builder.native.source import SourceTree, release_source
+from builder.native.toolchain import find_nvcc, make_toolchain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.native.changes import SourceChange
+    from builder.native.cmake import Unit
+    from builder.native.outcome import Outcome
+
+
+def _source(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
+    if source is not None and not (source / "CMakeLists.txt").is_file():
+        raise UsageError(f"{source} holds no CMakeLists.txt: it is not vLLM's source")
+    if source is not None:
+        return SourceTree(root=source, version=vllm)
+    with console.step(f"source of vllm {vllm}"):
+        return release_source(index, vllm)
+
+
+def show_command(
+    *,
+    vllm: str,
+    source: Path | None,
+    arch_list: str,
+    cuda: str,
+    changed: list[str],
+    json: bool,
+) -> None:
+    """Print what would be compiled for what, and whether it would run on SM121."""
+    result = outcome(_source(PackageIndex(), vllm, source), arch_list, cuda, changed)
+    if json:
+        print_json(result.as_json())
+        return
+    recipe = result.recipe
+    asked = f"TORCH_CUDA_ARCH_LIST={recipe.arch_list}, CUDA {recipe.cuda}"
+    print(f"vllm {result.source.version}, {asked}")
+    print(f"  its build keeps   {', '.join(recipe.archs) or 'nothing'}")
+    for unit in sm12x_units(recipe):
+        print(f"  {unit.path}")
+        print(f"      {_targets(unit)}")
+        for guard, where in result.dead.get(unit.path, {}).items():
+            print(f"      DEAD on SM121: {guard} in {where.rsplit('/', 1)[-1]}")
+    if result.changed:
+        _show_rebuild(result)
+
+
+def _show_rebuild(result: Outcome) -> None:
+    share = f"{len(result.units)} of {len(result.recipe.units)} units"
+    print(f"  a change to {', '.join(result.changed)} rebuilds {share}:")
+    for unit in result.units:
+        print(f"      {unit.extension}: {unit.path}")
+
+
+def _targets(unit: Unit) -> str:
+    named = ", ".join(real for _, real in unit.gencodes)
+    fits = any(runs_on_gb10(real) for _, real in unit.gencodes)
+    arch = ", ".join(str(number) for number in unit.cuda_arch)
+    return f"{named} (__CUDA_ARCH__ {arch}): {'loads' if fits else 'does NOT load'} on SM121"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the command line of ``compile run`` said."""
+
+    vllm: str
+    source: Path | None
+    arch_list: str
+    change: str | None
+    patch: Path | None
+    units: list[str]
+    torch: Path | None
+    nvcc: Path | None
+    jobs: int | None
+    dry_run: bool
+    json: bool
+
+
+def run_command(options: RunOptions) -> None:
+    """Compile what a change reaches, and read the machine code; exit 5 when it is a trap."""
+    if sum(map(bool, (options.change, options.patch, options.units))) != 1:
+        raise UsageError(
+            "name what is compiled: one of --change, --patch and --unit",
+            hint="spark-build compile run --vllm 0.19.1 --change sm120-family --dry-run",
+        )
+    index = PackageIndex()
+    tree = _source(index, options.vllm, options.source)
+    _, cuda = find_nvcc(options.nvcc)
+    found = outcome(tree, options.arch_list, cuda)
+    sources = Sources(tree.root, found.recipe.generated)
+    change = _change(sources, options)
+    if change is not None and not change.texts:
+        upstream = f" (upstream since {change.upstream})" if change.upstream else ""
+        raise SparkBuildError(
+            f"vllm {tree.version} has {change.name} already{upstream}: nothing to compile",
+            Exit.NOTHING_TO_DO,
+        )
+    units = _units(sources, found, change, options.units)
+    jobs = options.jobs or parallel_jobs(units, free_memory(), os.cpu_count() or 1)
+    if options.dry_run:
+        _say_plan(found, units, jobs, json=options.json)
+        return
+    torch = options.torch or _sandbox_torch(tree.version)
+    tools = make_toolchain(index, torch, options.nvcc)
+    with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
+        built = compile_units(sources, found.recipe, units, change, tools, jobs)
+    rows = [(one, machine_code(one.object)) for one in built]
+    traps = [one.unit.path for one, codes in rows if shows_trap(codes)]
+    if options.json:
+        table = [unit_json(one, codes) for one, codes in rows]
+        print_json({"schema": 1, "vllm": tree.version, "units": table, "passed": not traps})
+    else:
+        for one, codes in rows:
+            print(f"{one.unit.path}  {one.seconds:.0f} s")
+            for code in codes:
+                counted = ", ".join(f"{number} x {name}" for name, number in code.tensor.items())
+                print(f"    {code.target}: {code.verdict}{f': {counted}' if counted else ''}")
+            print(f"    {one.object}")
+    if traps:
+        raise SparkBuildError(
+            f"{', '.join(traps)}: compiled for {options.arch_list}, every kernel is a trap",
+            Exit.VERIFY_FAILED,
+            hint="spark-build compile run --change sm120-family ...",
+        )
+
+
+def _change(sources: Sources, options: RunOptions) -> SourceChange | None:
+    if options.change:
+        return named_change(sources, options.change)
+    return patched(sources, options.patch) if options.patch else None
+
+
+def _units(
+    sources: Sources, found: Outcome, change: SourceChange | None, named: list[str]
+) -> list[Unit]:
+    if change is not None:
+        return touched(sources, found.recipe, change.texts)
+    for path in named:
+        if path not in found.recipe.units:
+            raise UsageError(
+                f"vllm {found.source.version} compiles no {path} for {found.recipe.arch_list}"
+                f"{did_you_mean(path, found.recipe.units)}"
+            )
+    return [found.recipe.units[path] for path in named]
+
+
+def _say_plan(found: Outcome, units: list[Unit], jobs: int, *, json: bool) -> None:
+    if json:
+        print_json({**found.as_json(), "rebuild": [u.path for u in units], "jobs": jobs})
+        return
+    for unit in units:
+        print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")
+    print(estimate(units, jobs) if units else "no unit is compiled from the files that change")
+
+
+def _sandbox_torch(vllm: str) -> Path:
+    """The site-packages of the sandbox that the dispatch level uses; its torch has headers."""
+    from builder.verify.sandbox import Sandbox, requirements_for
+
+    sandbox = Sandbox(requirements_for(vllm))
+    sandbox.prepare()
+    (found,) = sandbox.root.glob("lib/python*/site-packages")
+    return found

@@ -1,0 +1,107 @@
+"""``spark-build dispatch ask|table``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from builder.cli import options as opt
+from builder.console import console
+
+app = typer.Typer(help="What each vLLM release selects on SM121: ask them, and the table of it.")
+
+_DOCS = Path("docs")
+
+Evidence = Annotated[
+    Path, typer.Option(help="Directory of the records, one a release.", metavar="DIR")
+]
+
+
+@app.command(epilog="Example:  spark-build dispatch ask --releases 0.20.1,0.33.0")
+def ask(
+    releases: Annotated[
+        str | None,
+        typer.Option(help="vLLM releases, comma-separated (default: every one since 0.17.0)."),
+    ] = None,
+    evidence: Evidence = _DOCS / "evidence",
+    real_extensions: Annotated[
+        bool,
+        typer.Option(
+            "--real-extensions",
+            help="Load each release's operator library too (from 0.20.0; 7 to 90 MB a release).",
+        ),
+    ] = False,
+    platform: opt.PlatformName = None,
+    refresh: opt.Refresh = False,
+    json: opt.Json = False,
+) -> None:
+    """Ask releases by default, with every choice, and with each profile; keep what they say."""
+    from builder.catalog import Catalog
+    from builder.cli.show import print_json
+    from builder.dispatch.record import Asking, file_of, record_bytes, record_of
+    from builder.index import PackageIndex, vllm_releases, write_atomically
+    from builder.verify.operators import VARIABLE
+    from builder.wheels import IndexSources
+
+    if real_extensions:
+        os.environ[VARIABLE] = "1"
+    index = PackageIndex(refresh=refresh)
+    asking = Asking(
+        catalog=Catalog.discover(),
+        sources=IndexSources(index),
+        identify=lambda release, selection: opt.identify_base(
+            f"pypi:vllm=={release}", selection, index, platform=platform
+        ),
+    )
+    written = []
+    for release in vllm_releases(index, releases):
+        with console.step(f"vllm {release}"):
+            record = record_of(release, asking)
+        write_atomically(file_of(evidence, release), record_bytes(record))
+        written.append(record)
+    if json:
+        print_json({"schema": 1, "records": written})
+    else:
+        print(f"{len(written)} records in {evidence}")
+
+
+@app.command(epilog="Example:  spark-build dispatch table --check")
+def table(
+    evidence: Evidence = _DOCS / "evidence",
+    to: Annotated[Path, typer.Option(help="The file to write.")] = _DOCS / "dispatch.md",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether anything is stale (exit 9).")
+    ] = False,
+) -> None:
+    """Write the release table from the records, or check that both are of today."""
+    from builder.catalog import Catalog
+    from builder.dispatch.record import read_records, stale_records
+    from builder.dispatch.table import render
+    from builder.errors import Exit, SparkBuildError
+    from builder.index import write_atomically
+
+    catalog = Catalog.discover()
+    records = read_records(evidence)
+    text = render(records, catalog)
+    if not check:
+        write_atomically(to, text.encode())
+        print(f"{len(records)} releases in {to}")
+        return
+    stale = stale_records(records, catalog)
+    if stale:
+        shown = ", ".join(stale[:6]) + (f" and {len(stale) - 6} more" if len(stale) > 6 else "")
+        raise SparkBuildError(
+            f"the records in {evidence} were made with other profiles: {shown}",
+            Exit.STALE,
+            hint="spark-build dispatch ask && spark-build dispatch table",
+        )
+    if not to.is_file() or to.read_text("utf-8") != text:
+        raise SparkBuildError(
+            f"{to} is not what the records in {evidence} say",
+            Exit.STALE,
+            hint="spark-build dispatch table",
+        )
+    print(f"{to} is up to date")

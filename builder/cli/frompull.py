@@ -1,0 +1,105 @@
+"""Layer folders and pull requests: one made of the other, and what has become of it since."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from builder.cli.showpulls import state_of
+from builder.console import console
+from builder.forge.pin import read_pin
+from builder.forge.reference import parse_pull
+from builder.forge.store import Forges, PullStore
+from builder.index import PackageIndex, write_atomically
+from builder.pinning import pins_text
+from builder.pulls.pinning import pin_pull
+from builder.pulls.render import ORDER, provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.forge.pin import Pin
+    from builder.pulls.parts import Parts
+
+_DESCRIPTION = """
+Why this project needs it, and what goes wrong without it.
+"""
+
+
+def write_layer(folder: Path, pull: str, forge_clone: Sequence[str]) -> None:
+    """Write ``layer.toml`` and ``pins.toml`` for a pull request.
+
+    Raises:
+        RemoteError: the forge does not answer or does not know it.
+        UsageError: the reference is malformed, or what it changes cannot be taken as text.
+    """
+    ref = parse_pull(pull)
+    store = PullStore(Forges(forge_clone))
+    pin, parts = pin_pull({"pull": str(ref)}, "", store, PackageIndex())
+    write_atomically(folder / "pins.toml", pins_text({"pull": [pin.as_json()]}).encode())
+    write_atomically(folder / "layer.toml", _layer_text(pin, parts).encode())
+    console.say(f"  {pin.request}  {state_of(pin.as_json())}  {pin.short}")
+
+
+def _layer_text(pin: Pin, parts: Parts) -> str:
+    said = provenance(pin)
+    lines = [
+        f"summary = {_string(pin.title or pin.request)}",
+        f'description = """{_DESCRIPTION}"""',
+        f"order = {ORDER}",
+        f"package = {_string(parts.project.package)}",
+        "",
+        "[provenance]",
+        f"origin = {_string(said['origin'])}",
+    ]
+    if "bug" in said:
+        lines.append(f"bug = [{_string(said['bug'][0])}]")
+    lines += [f"{key} = {_string(said[key])}" for key in ("forwarded", "applied-upstream")]
+    lines += [f"last-update = {pin.date}", "", "[[variant]]"]
+    lines += [f"name = {_string(f'pr-{pin.number}' if pin.number else pin.short)}"]
+    lines += ["# The text decides; narrow the range where it should not even be looked for."]
+    lines += [f'when = {{ {_string(parts.project.package)} = ">=0" }}', ""]
+    if pin.release:
+        package = parts.project.package
+        lines.append(f"# {package} {pin.release} has it; there and later it counts as upstream.")
+    lines += [f"# not installed, so dropped: {path} ({why})" for path, why in parts.dropped]
+    lines += [f"# reaches the wheel compiled: {section.path}" for section in parts.compiled]
+    lines += ["[[variant.op]]", 'op = "pull"', f"pull = {_string(pin.request)}", ""]
+    return "\n".join(lines)
+
+
+def _string(text: str) -> str:
+    """A TOML basic string; JSON's escapes are TOML's, but for surrogate pairs."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def pulls_of(layer: Mapping[str, Any], *, refresh: bool) -> list[dict[str, Any]]:
+    """The pins of a layer, with ``refresh`` each with what it is on the forge today.
+
+    Raises:
+        RemoteError: the forge does not answer.
+    """
+    store = PullStore(Forges())
+    rows = []
+    for row in layer["pins"].get("pull", ()):
+        pin = read_pin(row, str(layer["name"]))
+        value: dict[str, Any] = {"pinned": pin.as_json()}
+        if refresh:
+            value["today"] = store.resolve(parse_pull(pin.request)).as_json()
+        rows.append(value)
+    return rows
+
+
+def print_pulls(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Pins for people."""
+    for row in rows:
+        pin, today = row["pinned"], row.get("today")
+        print(f"\n  pull {pin['request']}: {state_of(pin)}")
+        print(f"    pinned     {pin['commit']}, {pin['date']}")
+        print(f"    diff       sha256 {pin['sha256']}, {pin['size']} bytes")
+        if today is None:
+            continue
+        moved = today["commit"] != pin["commit"]
+        head = f"moved to {today['commit']}" if moved else "as pinned"
+        print(f"    today      {state_of(today)}, {head}")

@@ -1,0 +1,246 @@
+"""What a command plans from: the lock, layers and pull requests, the index, and then a base."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.catalog import Catalog, Selection
+from builder.cli import options as opt
+from builder.console import console
+from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
+from builder.forge.reference import parse_pull
+from builder.forge.store import Forges, PullStore
+from builder.index import PackageIndex
+from builder.lock import NAME, Entry, Lock, Request, lock_path, read_lock
+from builder.lockentry import differences, entry_of, layer_differences, stale, wheels_of
+from builder.planner import make_plan
+from builder.pulls.report import report_pulls
+from builder.pulls.resolve import Resolver
+from builder.wheels import IndexSources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.bases import Base
+    from builder.forge.pin import Pin
+    from builder.model import BuildPlan
+
+#: What a request says about a platform or Python that nobody named: it is the base's own.
+_OWN = "own"
+
+
+def at_digest(ref: str, digest: str) -> str:
+    """The image of a digest, where a reference's tag led: in its repository, or its layout."""
+    name = ref.partition("@")[0]
+    has_tag = ":" in name.rsplit("/", 1)[-1] and not name.startswith("oci:")
+    return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
+
+
+class Inputs:
+    """A selection with its pull requests resolved, and the lock that holds them still.
+
+    Without ``lock`` the one of the project is found; ``upgrade`` takes nothing from it.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[str] | None,
+        patches: Sequence[Path] | None,
+        pulls: opt.PullOptions,
+        *,
+        refresh: bool = False,
+        upgrade: bool = False,
+    ) -> None:
+        words = (word.strip() for name in layers or () for word in name.split(","))
+        self.layers = tuple(word for word in words if word)
+        self.with_pr = tuple(str(parse_pull(text)) for text in pulls.with_pr)
+        self.locked = pulls.locked
+        self.request: Request | None = None
+        self.entry: Entry | None = None
+        self.path = lock_path(Path.cwd())
+        self.lock = None if upgrade else read_lock(self.path)
+        self.catalog = Catalog.discover(patches or ())
+        self.index = PackageIndex(refresh=refresh)
+        self.sources = IndexSources(self.index)
+        self._refuse_unlocked()
+        chosen = self.catalog.select(self.layers) if self.layers else Selection((), ())
+        store = PullStore(Forges(pulls.forge_clone))
+        resolver = Resolver(store, self.index, self._held_pins())
+        self.resolved = resolver.resolve(chosen, pulls.with_pr)
+        self.selection = self.resolved.selection
+
+    def _held_pins(self) -> Mapping[str, Pin]:
+        return self.lock.pulls if self.lock else {}
+
+    def _refuse_unlocked(self) -> None:
+        if not self.locked:
+            return
+        if self.lock is None:
+            raise self._not_locked(f"--locked, and there is no {NAME} ({self.path})")
+        missing = [request for request in self.with_pr if request not in self.lock.pulls]
+        if missing:
+            raise self._not_locked(f"{self.path} does not hold {', '.join(missing)}")
+
+    def _not_locked(self, message: str) -> SparkBuildError:
+        return SparkBuildError(message, Exit.STALE, hint=self.lock_command)
+
+    @property
+    def lock_command(self) -> str:
+        """The command that locks this request."""
+        words = ["spark-build lock"]
+        words += [f"--layers {','.join(self.layers)}"] if self.layers else []
+        words += [f"--with-pr '{request}'" for request in self.with_pr]
+        words += [f"--base {self.request.base}"] if self.request else []
+        return " ".join(words)
+
+    # -- the base
+
+    def base_ref(self, named: str | None, engine: str = "auto", *, pull: bool = False) -> str:
+        """The base to plan for: as named, with ``--locked`` the locked one, else the default.
+
+        Raises:
+            UsageError: there is no default, or several bases are locked.
+        """
+        if named:
+            return named
+        if self.locked and self.lock:
+            asked = Request(
+                layers=self.layers, with_pr=self.with_pr, base="", platform="", python=""
+            )
+            bases = {Request.of(entry).base for entry in self.lock.of_layers(asked)}
+            if len(bases) > 1:
+                raise UsageError(
+                    f"{self.path} locks several bases for these layers: {', '.join(sorted(bases))}",
+                    hint="name one: --base",
+                )
+            if bases:
+                return bases.pop()
+        return opt.default_base(self.selection, engine, pull=pull)
+
+    def identify(
+        self,
+        ref: str,
+        *,
+        platform: str | None = None,
+        python: str | None = None,
+        site_packages: str | None = None,
+        engine: str = "auto",
+        keep: bool = False,
+    ) -> Base:
+        """Identify a base; what the lock holds of it is taken from there.
+
+        With ``keep``, as with ``--locked``, a tag that moved stands for the image that is locked.
+
+        Raises:
+            RemoteError: the locked image is gone.
+        """
+        self.request = Request(
+            layers=self.layers,
+            with_pr=self.with_pr,
+            base=ref,
+            platform=platform or ("linux/arm64" if ref.startswith("pypi:") else _OWN),
+            python=python or ("3.12" if ref.startswith("pypi:") else _OWN),
+        )
+        self.entry = self.lock.entries.get(self.request.key) if self.lock else None
+        pins: Mapping[str, str] = {}
+        if self.entry:
+            self.index.hold(wheels_of(self.entry))
+            pins = self.entry["base"]["packages"]
+
+        def identified(name: str) -> Base:
+            return opt.identify_base(
+                name,
+                self.selection,
+                self.index,
+                platform=platform,
+                python=python,
+                site_packages=site_packages,
+                engine=engine,
+                pins=pins,
+            )
+
+        base = identified(ref)
+        if self.entry and base.identity.kind == "image":
+            wanted = str(self.entry["base"]["digest"])
+            if base.identity.digest != wanted:
+                if not (self.locked or keep):
+                    console.warn(
+                        f"{ref} moved: locked is {wanted[:19]}, it is {base.identity.digest[:19]} "
+                        "now, which is used; --locked uses the locked one"
+                    )
+                    return base
+                base.close()
+                return self._pinned(ref, wanted, identified)
+        return base
+
+    @staticmethod
+    def _pinned(ref: str, digest: str, identified: opt.Identify) -> Base:
+        """The locked image of a tag that has moved: by its registry digest, else by its ID."""
+        said = ""
+        for name in (at_digest(ref, digest), digest):
+            try:
+                base = identified(name)
+            except SparkBuildError as error:
+                said = said or str(error)
+                continue
+            if base.identity.digest == digest:
+                console.say(f"  {ref} moved; using {digest[:19]}, as locked")
+                return base
+            base.close()
+        raise RemoteError(
+            f"{ref} is locked at {digest}, which is not to be had any more: {said}",
+            hint="spark-build lock --upgrade takes what the tag is now",
+        )
+
+    # -- the plan
+
+    def plan(self, base: Base) -> BuildPlan:
+        """The plan, with a report on each pull request, held against the lock.
+
+        Raises:
+            SparkBuildError: ``--locked``, and the lock does not hold (exit 9).
+        """
+        plan = self.unchecked_plan(base)
+        if self.lock and self.request and (self.locked or self.entry):
+            problem = self.problem(plan, self.lock, self.request)
+            if problem and self.locked:
+                raise problem
+            if problem:
+                console.warn(f"{problem}\n  try: {problem.hint}")
+        return plan
+
+    def unchecked_plan(self, base: Base) -> BuildPlan:
+        """The plan, with a report on each pull request."""
+        plan = make_plan(base, self.selection, self.sources)
+        if not self.resolved.pulled:
+            return plan
+        reports = report_pulls(plan, base, self.resolved.pulled, self.index)
+        told = [hint for report in reports for hint in report.hints]
+        return dataclasses.replace(
+            plan,
+            pulls=tuple(report.as_json() for report in reports),
+            hints=(*plan.hints, *told),
+        )
+
+    def entry_for(self, plan: BuildPlan) -> Entry:
+        """What the lock would hold for a plan."""
+        assert self.request is not None
+        return entry_of(self.request, plan, self.catalog.folders, self.index)
+
+    def problem(self, plan: BuildPlan, lock: Lock, request: Request) -> SparkBuildError | None:
+        """Why the lock does not hold for a plan, or None."""
+        made = self.entry_for(plan)
+        if plan.base.kind == "dir":  # an installed environment is no input: its layers are
+            found = [
+                layer_differences(entry["layers"], made["layers"])
+                for entry in lock.of_layers(request)
+            ]
+        else:
+            entry = lock.entries.get(request.key)
+            found = [differences(entry, made)] if entry else []
+        if not found:
+            return self._not_locked(f"{self.path} does not hold {request.key}")
+        least = min(found, key=len)
+        return stale(self.path, least) if least else None

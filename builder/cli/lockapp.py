@@ -1,0 +1,50 @@
+"""The options of ``spark-build lock``; what it does is imported when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from builder.cli import options as opt
+
+LOCK_EXAMPLES = (
+    "Examples:  spark-build lock -l b12x-full,my-fix -b pypi:vllm==0.20.1   |   "
+    "spark-build lock --upgrade   |   spark-build lock --check   |   "
+    "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0"
+)
+
+
+def lock(
+    layers: opt.LayersOrPulls = None,
+    with_pr: opt.WithPr = None,
+    base: opt.BaseRef = None,
+    platform: opt.PlatformName = None,
+    python: opt.PythonVersion = None,
+    patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether the lock holds (exit 9).")
+    ] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Ask for everything again, and lock what it is now.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Write spark-build.lock: base digest, versions, and sha256 of every input.
+
+    Without --layers and --with-pr, what the lock has is locked once more.
+    """
+    from builder.cli.lock import lock_command
+
+    lock_command(
+        layers=layers,
+        pulls=opt.pull_options(with_pr, forge_clone),
+        base=base,
+        platform=platform,
+        python=python,
+        patches=patches,
+        check=check,
+        upgrade=upgrade,
+        json=json,
+    )

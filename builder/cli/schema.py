@@ -1,0 +1,14 @@
+"""``spark-build schema``."""
+
+from __future__ import annotations
+
+from builder.cli.show import print_json
+from builder.schemas import names, schema
+
+
+def schema_command(name: str | None) -> None:
+    """Print one schema as JSON, or the names of all."""
+    if name is None:
+        print("\n".join(names()))
+    else:
+        print_json(schema(name))

@@ -1,0 +1,31 @@
+"""What a plan puts into an image, layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder import bake
+
+if TYPE_CHECKING:
+    from builder.model import BuildPlan
+    from builder.runtime.spark_apply import Content
+
+
+def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:
+    """The image's layers as ``(what it is, absolute path -> content)``, bottom first.
+
+    An overlay stands on nothing, so it holds no whiteouts (an engine cannot unpack one of a file
+    that is not below it): its receipts say what goes away, and ``spark_apply.py finish`` does it.
+    """
+    alone = plan.base.kind == "pypi"
+    site = plan.base.site_packages
+    layers: list[tuple[str, dict[str, Content | None]]] = []
+    for decision in plan.needed:
+        files = {
+            bake.placed(f"{site}/{path}", plan.base.links): content
+            for path, content in decision.changes.items()
+            if content is not None or not alone
+        }
+        layers.append((decision.name, files))
+    layers.append(("spark-build", dict(bake.baked_files(plan))))
+    return layers

@@ -1,0 +1,160 @@
+"""Patch layers on top of an image: new layers, configuration and manifest; nothing else is touched.
+
+The base's layers keep their descriptors, byte for byte, whatever their media type and compression.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from builder import bake
+from builder.console import console, megabytes
+from builder.engines.contents import image_layers
+from builder.engines.layertar import FOLDER, Owners
+from builder.engines.removal import taken_away
+from builder.errors import BuildFailed
+from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
+from builder.rootfs.tar import DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from builder.bases import OpenedImage
+    from builder.engines import BuildRequest
+    from builder.engines.scratch import Blob, Scratch
+    from builder.model import BuildPlan
+    from builder.registry.model import RawManifest
+    from builder.rootfs.view import Rootfs
+    from builder.runtime.spark_apply import Content
+
+Files = dict[str, "Content | None"]
+#: Layers that Docker's overlay2 driver can stack.
+_MOST_LAYERS = 127
+
+
+def write_patched(
+    scratch: Scratch, request: BuildRequest, opened: OpenedImage
+) -> tuple[RawManifest, int]:
+    """Write layers, configuration and manifest; gives the manifest and the layers' bytes.
+
+    Raises:
+        BuildFailed: the base has something else where a folder of ours has to be.
+        RemoteError: the base's layers cannot be read any more.
+    """
+    assert request.base is not None
+    plan, view = request.plan, opened.view
+    layers = _layers(request, view)
+    single = request.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
+    if single:
+        merged: Files = {}
+        for _, files in layers:
+            merged.update(files)
+        layers = [("+".join(name for name, _ in layers), merged)]
+    epoch = bake.timestamp(plan)
+    owners = Owners(folder=_folders(view), files=bake.restored(plan))
+    blobs = []
+    for name, files in layers:
+        _check_places(files, view)
+        blobs.append(scratch.add_layer(files, epoch, owners))
+        console.say(f"  {name:<22.22}{len(files):>5} files {megabytes(blobs[-1].size):>10}")
+    config = _config(opened.image.config, plan, blobs, [name for name, _ in layers])
+    manifest = _manifest(scratch, opened.image.manifest, plan, blobs, config)
+    return manifest, sum(blob.size for blob in blobs)
+
+
+def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
+    """New files layer by layer; what goes away goes in the last one."""
+    assert request.base is not None
+    plan, site = request.plan, request.plan.base.site_packages
+    layers: list[tuple[str, Files]] = []
+    for name, files in image_layers(plan):
+        layers.append((name, {path: file for path, file in files.items() if file is not None}))
+    gone = {bake.placed(f"{site}/{p}", plan.base.links) for p, c in plan.changes.items() if not c}
+    for _, files in layers:  # added by one layer, removed by a later one
+        for path in gone & files.keys():
+            del files[path]
+    for path in taken_away(request.base.tree, view, site, plan.changes):
+        layers[-1][1][bake.placed(f"{site}/{path}", plan.base.links)] = None
+    return layers
+
+
+def _folders(view: Rootfs) -> Callable[[str], Sequence[int]]:
+    """Mode and owner that the base's folders have, so that ours do not replace them."""
+    known: dict[str, Sequence[int]] = {}
+
+    def folder(path: str) -> Sequence[int]:
+        if path not in known:
+            entry = view.lstat(path)
+            if entry is not None and entry.kind != DIR:
+                raise BuildFailed(f"the base has a {entry.kind} at {path}, where a folder must be")
+            row = None if entry is None else entry.row
+            known[path] = FOLDER if row is None else (row.mode, row.uid, row.gid)
+        return known[path]
+
+    return folder
+
+
+def _check_places(files: Files, view: Rootfs) -> None:
+    for path, content in files.items():
+        entry = view.lstat(path) if content is not None else None
+        if entry is not None and entry.kind == DIR:
+            raise BuildFailed(f"the base has a folder at {path}, where a file must be")
+
+
+def _config(
+    base: Mapping[str, Any],
+    plan: BuildPlan,
+    blobs: Sequence[Blob],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """The base's configuration with our layers, variables and labels; all else as it was."""
+    config: dict[str, Any] = copy.deepcopy(dict(base))
+    settings = config["config"] = dict(config.get("config") or {})
+    settings["Env"] = merged_env(settings.get("Env") or [], plan.env)
+    settings["Labels"] = {**(settings.get("Labels") or {}), **bake.labels(plan)}
+    created = config["created"] = bake.created(plan)
+    rootfs = config["rootfs"]
+    steps = [step for step in config.get("history") or [] if not step.get("empty_layer")]
+    if len(steps) == len(rootfs["diff_ids"]):  # else it is no history of these layers
+        config["history"] += [
+            {"created": created, "created_by": f"spark-build layer {name}"} for name in names
+        ]
+    rootfs["diff_ids"] = [*rootfs["diff_ids"], *(blob.diff_id for blob in blobs)]
+    return config
+
+
+def merged_env(env: Sequence[str], new: Mapping[str, str]) -> list[str]:
+    """``NAME=value`` lines with some set anew: those that are there keep their place."""
+    left = dict(new)
+    lines = []
+    for line in env:
+        name = line.partition("=")[0]
+        lines.append(f"{name}={left.pop(name)}" if name in left else line)
+    return lines + [f"{name}={value}" for name, value in sorted(left.items())]
+
+
+def _manifest(
+    scratch: Scratch,
+    base: RawManifest,
+    plan: BuildPlan,
+    blobs: Sequence[Blob],
+    config: Mapping[str, Any],
+) -> RawManifest:
+    """The base's manifest in its own family, Docker's or OCI's, with our layers after its own."""
+    was = base.json()
+    docker = base.media_type == DOCKER_MANIFEST
+    layer_type = DOCKER_LAYER_GZIP if docker else OCI_LAYER_GZIP
+    held = scratch.add_json(config, str(was["config"]["mediaType"]))
+    value: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": base.media_type,
+        "config": held.descriptor(),
+        "layers": [
+            *was["layers"],
+            *({**blob.descriptor(), "mediaType": layer_type} for blob in blobs),
+        ],
+    }
+    if not docker:  # whose manifests have no annotations
+        value["annotations"] = bake.labels(plan)
+    return scratch.add_manifest(value, base.media_type)

@@ -1,0 +1,112 @@
+"""What goes away when patch layers are put onto an image: the ``finish`` step without a container.
+
+``spark_apply.py finish`` runs inside an image and deletes; here the same is decided on the image's
+files as its layers show them, and becomes whiteouts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.rootfs.tar import FILE
+from builder.runtime.spark_apply import OverlayTree, final_digests, leftovers, receipts_of
+
+if TYPE_CHECKING:
+    from builder.rootfs.view import Rootfs
+    from builder.runtime.spark_apply import Changes, Distribution, Tree
+
+_CACHE = "__pycache__"
+
+
+def taken_away(tree: Tree, view: Rootfs, site: str, changes: Changes) -> list[str]:
+    """Paths below ``site`` of the files and whole folders of the base that go away."""
+    copied = OverlayTree(_Seen(tree, view, site))
+    copied.update({path: content for path, content in changes.items() if content is not None})
+    final = final_digests(receipts_of(copied))
+    folders = _Folders(view, site, changes)
+    for path in leftovers(copied, final):
+        if copied.digest(path) is not None and not folders.replaced(path):
+            folders.remove(path)
+    return folders.topmost()
+
+
+class _Seen:
+    """A site-packages directory with every name in it, whichever distribution it belongs to."""
+
+    def __init__(self, tree: Tree, view: Rootfs, site: str) -> None:
+        self._tree, self._view, self._site = tree, view, site
+
+    def read(self, path: str) -> bytes | None:
+        return self._tree.read(path)
+
+    def digest(self, path: str) -> str | None:
+        entry = self._view.stat(f"{self._site}/{path}")
+        return entry.row.sha256 if entry is not None and entry.kind == FILE else None
+
+    def mode(self, path: str) -> int:
+        return self._tree.mode(path)
+
+    def children(self, directory: str) -> list[str]:
+        return self._view.names(f"{self._site}/{directory}".rstrip("/"))
+
+    def distributions(self) -> dict[str, Distribution]:
+        return self._tree.distributions()
+
+
+class _Folders:
+    """Names in the folders of site-packages while files go away."""
+
+    def __init__(self, view: Rootfs, site: str, changes: Changes) -> None:
+        self._view, self._site = view, site
+        self._names: dict[str, set[str]] = {}
+        self._new: dict[str, set[str]] = {}
+        self._files = {path for path, content in changes.items() if content is not None}
+        self._gone: set[str] = set()
+        for path in self._files:
+            while path:
+                folder, _, name = path.rpartition("/")
+                self._new.setdefault(folder, set()).add(name)
+                path = folder
+
+    def replaced(self, path: str) -> bool:
+        """Whether a new file or folder, or one above, has taken this place."""
+        if path in self._new:
+            return True
+        while path:
+            if path in self._files or path in self._gone:
+                return True
+            path = path.rpartition("/")[0]
+        return False
+
+    def names(self, folder: str) -> set[str]:
+        """What is in a folder now."""
+        if folder not in self._names:
+            found = self._view.names(f"{self._site}/{folder}".rstrip("/"))
+            self._names[folder] = set(found) | self._new.get(folder, set())
+        return self._names[folder]
+
+    def remove(self, path: str) -> None:
+        """Take a file away, and the folders above it that hold nothing but caches then."""
+        self._drop(path)
+        folder = path.rpartition("/")[0]
+        while folder:
+            names = self.names(folder)
+            if _CACHE in names and not any(name.endswith(".py") for name in names):
+                self._drop(f"{folder}/{_CACHE}")
+            if names:
+                return
+            self._drop(folder)
+            folder = folder.rpartition("/")[0]
+
+    def _drop(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self.names(folder).discard(name)
+        self._gone.add(path)
+
+    def topmost(self) -> list[str]:
+        """What went away, without what went with a folder above it."""
+        return sorted(path for path in self._gone if not self._inside(path))
+
+    def _inside(self, path: str) -> bool:
+        folder = path.rpartition("/")[0]
+        return bool(folder) and (folder in self._gone or self._inside(folder))

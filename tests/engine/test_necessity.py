@@ -1,0 +1,96 @@
+"""An image without one of its layers exists nowhere: each time it is put together anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder import paths
+from builder.bases import Base
+from builder.model import BaseIdentity, Platform
+from builder.runtime import DISPATCH_PROBE
+from builder.runtime.spark_apply import Content, OverlayTree
+from builder.verify.surroundings import in_container
+from tests.unit.fakes import MemoryTree
+
+from . import base, support
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .machine import Engine
+    from .support import Cli
+
+IMAGE = "marlin:necessity"
+
+#: In place of a probe: what a process in the container finds.
+LOOK = """\
+import json, os, sys
+request = json.load(sys.stdin)
+for name, value in request["env"].items():
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+held = {p: open(p).read() if os.path.exists(p) else None for p in request["look"]}
+print(json.dumps({"held": held, "env": dict(os.environ), "user": os.getuid()}))
+"""
+
+
+@pytest.fixture
+def marlin(cli: Cli, engine: Engine, base_image: str) -> Iterator[str]:
+    """An image whose one layer is a variable and a flag."""
+    words = ("--layers", "marlin", "--base", base_image, "--tag", IMAGE, "--no-verify")
+    cli("image", *words).ok()
+    yield IMAGE
+    engine.run("image", "rm", IMAGE)
+
+
+def test_an_image_is_asked_without_its_layer(cli: Cli, engine: Engine, marlin: str) -> None:
+    before = support.containers(engine)
+    words = ("--prove-necessary", "--level", "static,dispatch", "--json")
+    done = cli("verify", marlin, *words).ok()
+    assert done.json["target"] == marlin
+    (verdict,) = done.json["necessity"]
+    assert (verdict["layer"], verdict["necessary"]) == ("marlin-env", True)
+    assert (verdict["level"], verdict["check"]) == ("dispatch", "nvfp4-linear")
+    assert "FlashInferCutlassNvFp4LinearKernel" in verdict["seen"], "the image's ENV is gone too"
+    assert verdict["also"] == ["nvfp4-moe", "fp8-linear"]
+    assert support.containers(engine) == before
+
+
+def test_other_files_lie_over_those_of_the_image(
+    engine: Engine, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changed, new and removed ones; the image has no trace of it afterwards."""
+    for name in DISPATCH_PROBE:
+        (tmp_path / name).write_text("")
+    (tmp_path / DISPATCH_PROBE[-1]).write_text(LOOK)
+    monkeypatch.setattr(paths, "package_file", lambda *parts: tmp_path / parts[-1])
+    for name in ("DOCKER_HOST", "PATH"):
+        monkeypatch.setenv(name, engine.env[name])
+    identity = BaseIdentity(
+        kind="image",
+        ref=base_image,
+        digest="",
+        platform=Platform(),
+        site_packages=base.SITE,
+        packages={},
+        env={"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"},
+    )
+    changed, new, gone = (f"vllm/{name}.py" for name in ("version", "brand_new", "envs"))
+    tree = OverlayTree(MemoryTree({changed: b"", gone: b""}))
+    tree.update({changed: Content.of(b"# other\n"), new: Content.of(b"# new\n"), gone: None})
+    look = {path: f"{base.SITE}/{path}" for path in (changed, new, gone)}
+    asked = in_container(Base(identity, tree))(tree, {"LANG": "C.UTF-8"}).ask
+    assert asked is not None
+    seen = asked({"look": list(look.values()), "env": {"OURS": "1"}})
+    assert list(seen["held"].values()) == ["# other\n", "# new\n", None]
+    assert (seen["env"]["OURS"], seen["env"]["LANG"]) == ("1", "C.UTF-8")
+    assert "PYTHONUNBUFFERED" not in seen["env"]
+
+    after = support.script(engine, base_image, f"wc -c {' '.join(look.values())} 2>&1 || true")
+    assert f"{look[new]}: No such file" in after
+    assert f" {look[gone]}\n" in after
+    assert f" {len('# other' + chr(10))} {look[changed]}\n" not in after

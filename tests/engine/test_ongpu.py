@@ -1,0 +1,53 @@
+"""Levels device and serve through a real engine: what happens to an image where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from . import machine
+    from .support import Cli
+
+LEVELS = ("device", "serve")
+
+
+def test_an_engine_without_gpus_says_so_and_nothing_passes(
+    cli: Cli, engine: machine.Engine, base_image: str
+) -> None:
+    """The engine refuses the container itself; its words and the command are in the evidence."""
+    words = ("verify", base_image, "--layers", "marlin", "--json", "--level", ",".join(LEVELS))
+    done = cli(*words)
+    checks = done.json["checks"]
+    assert [(check["level"], check["status"]) for check in checks] == [
+        (level, "not-run") for level in LEVELS
+    ]
+    for check in checks:
+        assert "could not select device driver" in check["reason"]
+        assert f"--gpus all --ipc host --entrypoint spark-verify {base_image}" in check["reason"]
+    assert done.code == 5, "nothing passed"
+    left = engine.run("container", "ls", "--all", "--quiet")
+    assert left.split() == [], "a container that never started is removed too"
+
+
+@pytest.mark.parametrize(("require", "code"), [((), 0), (("--require", "serve"), 5)])
+def test_not_run_is_a_failure_where_it_is_required(
+    cli: Cli, patched: str, require: tuple[str, ...], code: int
+) -> None:
+    assert cli("verify", patched, "--level", "static,serve", *require).code == code
+
+
+def test_the_verifier_in_the_image_runs_what_it_can(engine: machine.Engine, patched: str) -> None:
+    words = ("run", "--rm", "--network=none", "--entrypoint", "spark-verify", patched, "--json")
+    checks = json.loads(engine.run(*words))["checks"]
+    statuses = {(check["level"], check["status"]) for check in checks}
+    assert statuses == {
+        ("static", "pass"),
+        ("dispatch", "pass"),
+        ("device", "not-run"),
+        ("serve", "not-run"),
+    }
+    reasons = {check["reason"] for check in checks if check["level"] in LEVELS}
+    assert all("no GPU here: libcuda.so.1" in reason for reason in reasons)
