@@ -29,7 +29,7 @@ PLAN_LABEL = f"{LABEL_PREFIX}.plan"
 BASE_LABEL = f"{LABEL_PREFIX}.base"
 
 _VERIFY = """#!/bin/sh
-# Checks this image from inside: docker run --rm --gpus all IMAGE spark-verify
+# Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
 exec {interpreter} -B {share}/spark_verify.py "$@"
 """
 

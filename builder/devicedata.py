@@ -117,7 +117,7 @@ def device_data(plan: Mapping[str, Any], image: str = "IMAGE") -> dict[str, Any]
     return {
         "schema": DEVICE_SCHEMA,
         "vllm": vllm,
-        "command": f"docker run --rm --gpus all {image} spark-verify",
+        "command": f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
         "kinds": list(known_kinds()),
         "kernels": [
             kernel_for(e["kind"], e["line"], vllm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.errors import UsageError, did_you_mean
+from builder.errors import RemoteError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -112,7 +112,17 @@ def identify(request: BaseRequest) -> Base:
         return identify_image(request, rest)
     from builder.bases.remote import identify_remote
 
-    return identify_remote(request, request.ref if scheme == "oci" else rest)
+    if scheme == "oci" or request.ref.startswith("docker://") or request.engine == "oci":
+        return identify_remote(request, request.ref if scheme == "oci" else rest)
+    try:
+        return identify_remote(request, rest)
+    except RemoteError as error:
+        more = f"; {error.hint}" if error.hint else ""
+        raise RemoteError(
+            f"no Docker Engine answers that could have {rest}, and its registry did not give it: "
+            f"{error}",
+            hint=f"start the engine, or name the registry: docker://HOST/{rest}{more}",
+        ) from None
 
 
 def asks_engine(ref: str, engine: str) -> bool:

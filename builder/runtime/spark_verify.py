@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks an image from inside: ``docker run --rm --gpus all IMAGE spark-verify``.
+"""Checks an image from inside: ``docker run --rm --gpus all --entrypoint spark-verify IMAGE``.
 
 Standard library only, beside its siblings.  It reads the plan that was baked in, checks every
 receipt and the environment, asks the image's own vLLM which kernels it selects for SM121, runs

@@ -10,7 +10,10 @@ import requests
 
 from tests.actions.runner import ROOT, Machine, StepFailed
 
+from . import support
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from .machine import Engine, Registry
@@ -19,8 +22,13 @@ FLOWS = ROOT / ".github" / "workflows"
 
 
 @pytest.fixture
-def machine(engine: Engine, tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "home", env=dict(engine.env))
+def machine(engine: Engine, tmp_path: Path) -> Iterator[Machine]:
+    """A runner; unlike a hosted one it is not thrown away, so what a lane builds is removed."""
+    before = support.tags(engine)
+    yield Machine(tmp_path / "home", env=dict(engine.env))
+    made = set(support.tags(engine)) - set(before)
+    if made:
+        engine.run("image", "rm", *sorted(made))
 
 
 def test_the_docker_lane_frees_disk_builds_and_publishes(

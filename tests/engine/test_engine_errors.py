@@ -154,10 +154,12 @@ def test_no_engine_where_one_is_asked_for(cli: Cli) -> None:
 
 
 def test_no_engine_for_an_image(cli: Cli, slim: str) -> None:
+    """Without an engine its name means one in a registry, and the message says both."""
     done = cli(*SETTINGS, "--base", slim, "--json", env=NOBODY)
-    assert done.code == Exit.ENGINE
-    assert done.json["error"]["code"] == Exit.ENGINE
-    assert "--engine oci" in done.json["error"]["hint"]
+    assert done.code == Exit.REMOTE
+    assert done.json["error"]["code"] == Exit.REMOTE
+    assert f"no Docker Engine answers that could have {slim}" in done.json["error"]["message"]
+    assert "start the engine" in done.json["error"]["hint"]
 
 
 def test_no_engine_and_released_wheels_make_a_layout(cli: Cli, tmp_path: Path) -> None:

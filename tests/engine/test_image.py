@@ -39,6 +39,7 @@ BAKED = {
     "plan.json": 0o644,
     "layers.json": 0o644,
     "serve-flags.json": 0o644,
+    "device.json": 0o644,
     **dict.fromkeys(IMAGE_VERIFIER, 0o644),
 }
 
@@ -274,8 +275,8 @@ def test_verifies_against_layers(verdicts: dict[str, Future[Done]]) -> None:
 def test_verifies_from_inside(verdicts: dict[str, Future[Done]], built: Done) -> None:
     said = verdicts["inside"].result().out
     assert "FAIL" not in said
-    assert f"PASS  dispatch nvfp4-linear: {LINEAR}" in said
-    assert f"PASS  dispatch nvfp4-moe: {MOE}" in said
+    assert f"PASS    dispatch nvfp4-linear: {LINEAR}" in said
+    assert f"PASS    dispatch nvfp4-moe: {MOE}" in said
     assert said.strip().splitlines()[-1] == f"plan {built.json['plan_digest']}: verified"
 
 

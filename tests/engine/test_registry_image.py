@@ -166,7 +166,7 @@ def test_docker_pulls_and_runs_it(
         words = ("run", "--rm", "--network=none", "--entrypoint", "spark-verify", name)
         said = engine.run(*words)
         assert "FAIL" not in said
-        assert f"PASS  dispatch nvfp4-linear: {LINEAR}" in said
+        assert f"PASS    dispatch nvfp4-linear: {LINEAR}" in said
     finally:
         engine.run("image", "rm", "--force", name)
 

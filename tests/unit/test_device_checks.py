@@ -242,7 +242,10 @@ def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
         ("nvfp4-linear", "not-run"),
         ("nvfp4-moe", "not-run"),
     ]
-    assert "docker run --rm --gpus all me/image:1 spark-verify" in made[0]["reason"]
+    assert (
+        "docker run --rm --gpus all --ipc host --entrypoint spark-verify me/image:1"
+        in made[0]["reason"]
+    )
 
 
 def test_each_expectation_is_asked_with_the_plans_own_flags() -> None:

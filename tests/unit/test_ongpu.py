@@ -92,7 +92,10 @@ def test_without_a_gpu_it_is_not_run_with_the_command(level: str) -> None:
     report = verify(target(on_gpu=no_gpu), [level])
     assert [(c.level, c.status) for c in report.checks] == [(level, "not-run")]
     assert "could not select device driver" in report.checks[0].reason
-    assert "docker run --rm --gpus all me/image:1 spark-verify" in report.checks[0].reason
+    assert (
+        "docker run --rm --gpus all --ipc host --entrypoint spark-verify me/image:1"
+        in report.checks[0].reason
+    )
     assert not report.passed([level])
 
 
@@ -185,7 +188,9 @@ def test_not_run_fails_nothing_until_it_is_required(sound: Path) -> None:
     ran = run_sound(sound, *levels)
     assert ran.returncode == 0, ran.stdout
     assert "NOT RUN device" in ran.stdout
-    assert "docker run --rm --gpus all me/image:1 spark-verify" in ran.stdout
+    assert (
+        "docker run --rm --gpus all --ipc host --entrypoint spark-verify me/image:1" in ran.stdout
+    )
     for level in ("device", "serve"):
         assert run_sound(sound, *levels, "--require", level).returncode == 5
 
