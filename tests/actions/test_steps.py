@@ -111,7 +111,7 @@ def test_a_build_that_fails_verification_fails_the_job(
     """The level that this release cannot prove here is required."""
     assert built.is_dir()
     contexts = {"matrix": entry, "steps": {}, **machine.contexts}
-    given = {"layers": "marlin", "base": entry["base"], "require": "imports"}
+    given = {"layers": "marlin", "base": entry["base"], "require": "device"}
     with pytest.raises(StepFailed) as failed:
         machine.composite(given, contexts, {})
     assert failed.value.code == 5

@@ -64,6 +64,9 @@ def engine(tools: machine.EngineTools, pytestconfig: pytest.Config) -> Iterator[
 
 def _tidy(engine: machine.Engine) -> None:
     """Nothing but base images outlives a run; a killed one may have left some."""
+    held = support.containers(engine)
+    if held:
+        engine.run("rm", "--force", *sorted(held))
     made = [name for name in tags(engine) if not name.startswith(f"{base.REPOSITORY}:")]
     if made:
         engine.run("image", "rm", *made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -274,8 +275,9 @@ def tree_of_layout(layout: Path) -> Tree:
     """What the layers of a layout come to, read by nothing of ours; whiteouts stay visible."""
     tree: Tree = {}
     for descriptor in layout_manifest(layout)[1]["layers"]:
-        with layout_blob(layout, descriptor["digest"]).open("rb") as stream:
-            tree.update(tree_of_tar(stream))
+        # gzip of many members is good gzip, but a stream of tarfile's ends after the first
+        with gzip.open(layout_blob(layout, descriptor["digest"])) as stream:
+            tree.update(tree_of_tar(cast("IO[bytes]", stream), "r|"))
     return tree
 
 

@@ -137,7 +137,7 @@ def test_profiles_and_layers_may_be_mixed_and_repeated() -> None:
     assert again.layers == once.layers
     both = SHIPPED.select(["b12x-full", "marlin"])
     assert both.name == "b12x-full-marlin"
-    assert len(both.layers) == len(once.layers) + 1
+    assert len(both.layers) == len(once.layers) + 2
 
 
 def test_layers_without_a_profile_name_themselves() -> None:

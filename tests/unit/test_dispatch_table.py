@@ -159,7 +159,7 @@ def test_a_changed_record_makes_the_table_stale(evidence: Path, check: Checker) 
 
 def test_words_for_people_are_no_inputs() -> None:
     """A note that is written better does not send anybody back to twenty-five releases."""
-    selection = CATALOG.select(["marlin"])
+    selection = CATALOG.select(["marlin-env"])
     (layer,) = selection.layers
     said = {**layer, "summary": "other words", "variants": copy.deepcopy(layer["variants"])}
     said["variants"][0]["notes"] = ["other words"]
