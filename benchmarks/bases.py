@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -57,15 +58,14 @@ def push_base(repository: Repository, layout: Path, tag: str, size: int) -> int:
     """Push a base of about ``size`` compressed bytes; gives the bytes of its layers.
 
     Debian with Python comes from the tests' base image in ``layout``, vLLM is a few small files,
-    and the rest cannot be compressed, like weights and device code.
+    and the rest cannot be compressed, like weights and device code.  Every layer is new to every
+    cache, Debian's too: a file that nobody has stands in front of it.
     """
     _, manifest = support.layout_manifest(layout)
     config = support.layout_json(layout, manifest["config"])
-    debian = Descriptor.parse(manifest["layers"][0], "test base")
-    with support.layout_blob(layout, debian.digest).open("rb") as stream:
-        repository.put_blob(debian, stream)
+    debian, diff_id = _put_debian(repository, layout, manifest["layers"][0]["digest"])
     layers = [debian]
-    diff_ids = [config["rootfs"]["diff_ids"][0]]
+    diff_ids = [diff_id]
     left, number = size - debian.size, 0
     while left > 0:
         name = f"opt/filler/{number:02}.bin"
@@ -87,6 +87,27 @@ def push_base(repository: Repository, layout: Path, tag: str, size: int) -> int:
     raw = RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST)
     repository.put_manifest(raw, tag)
     return sum(layer.size for layer in layers)
+
+
+def _put_debian(repository: Repository, layout: Path, digest: str) -> tuple[Descriptor, str]:
+    """The layer of the tests' base image with one more file, and its diff_id."""
+    head = io.BytesIO()
+    with tarfile.open(fileobj=head, mode="w") as tar:
+        info = tarfile.TarInfo("salt")
+        info.size = tarfile.BLOCKSIZE
+        tar.addfile(info, io.BytesIO(os.urandom(info.size)))
+        end = tar.offset
+    whole, out = hashlib.sha256(), io.BytesIO()
+    with (
+        gzip.open(support.layout_blob(layout, digest)) as stream,
+        gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as packed,
+    ):
+        data = head.getvalue()[:end]
+        while data:
+            whole.update(data)
+            packed.write(data)
+            data = stream.read(1 << 20)
+    return _put(repository, out.getvalue(), OCI_LAYER_GZIP), f"sha256:{whole.hexdigest()}"
 
 
 def _put_layer(repository: Repository, files: dict[str, bytes]) -> Descriptor:

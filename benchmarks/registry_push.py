@@ -1,370 +1,214 @@
-"""A patched image into a registry: ``python -m benchmarks.registry_push [ROUNDS]``.
+"""A patched image into a registry: ``python -m benchmarks.registry_push [--rounds N]``.
 
-One file of a vLLM base in a registry is changed, and the result pushed beside it, in every way that
-this machine has: spark-build, BuildKit, docker pull + build + push, crane, skopeo + umoci.  For
-three sizes of base, side by side: seconds, bytes that the clients sent and got, and the most memory
-that the processes of a way took.  What each way has pushed is read back, so that one that changes
-nothing cannot win.  Draws ``registry_push.svg`` where matplotlib is installed.
+One file of a vLLM base in a registry is changed, and the result pushed beside it into a repository
+that is new each time, in every way that Debian has a tool for.  For each size of base the ways take
+turns: seconds, bytes that the clients sent and got, and the most memory that the processes of a way
+took.  What each way has pushed is read back, so that one that changes nothing cannot win.
+
+Then, what it takes to know the base: the bytes and the memory of a plan.
+
+Prints a table, and writes it with every single run to ``registry_push.json``; with matplotlib
+(``pip install '.[bench]'``) it draws ``registry_push.svg`` and ``.png``.  Exit 1 where a way failed
+or a tool was not to be had; each is named.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import argparse
+import json
 import os
-import resource
-import shutil
-import statistics
-import subprocess
+import platform
 import sys
-import tempfile
 import time
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bases import LAYER, NEW_CONTENT, PATCHED, is_patched, patched_tar, push_base
+from benchmarks.bases import is_patched, push_base
+from benchmarks.chart import draw
+from benchmarks.known import KNOWING, know_base
+from benchmarks.meter import Meter, median, ratios
+from benchmarks.ways import ENGINE_SUITE, MISSING, Bench, Way, all_ways, told
 from builder.registry.client import Registry
 from tests.countproxy import CountProxy
-from tests.engine import cache, debs, machine
-from tests.registry.servers import CranePrograms
+from tests.engine import cache, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-#: Compressed bytes of the bases.
-SIZES = (200_000_000, 1_000_000_000, 2_200_000_000)
-#: The suite whose BuildKit can push without pulling (``unpack=false,store=false``).
-LAZY_SUITE = "forky"
-COMMAND = str(Path(sys.executable).with_name("spark-build"))
-#: Python keeps the bytecode that it has compiled, as it does for an installed package.
-_ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+#: Compressed megabytes of the bases.
+SIZES = (500, 1000, 2200)
 
 
-@dataclass
-class Run:
-    """One run of one way."""
-
-    seconds: float
-    cpu: float
-    sent: int
-    received: int
-    memory: int
+def say(message: str) -> None:
+    """Progress, for whoever watches."""
+    print(f"  {message}", file=sys.stderr, flush=True)
 
 
-@dataclass
-class Way:
-    """A way to patch, and how often it is run: those that move the whole base, once."""
-
-    name: str
-    run: Callable[[Bench, str], None]
-    heavy: bool = False
-    runs: dict[int, list[Run]] = field(default_factory=dict)
-
-
-class Bench:
-    """A registry behind a counting proxy, and the tools."""
-
-    def __init__(self, proxy: CountProxy, folder: Path, tools: machine.EngineTools) -> None:
-        self.proxy, self.folder, self.tools = proxy, folder, tools
-        self.engine: machine.Engine | None = None
-        (folder / "patches" / "change").mkdir(parents=True)
-        (folder / "patches" / "change" / "layer.toml").write_text(LAYER)
-        context = folder / "context"
-        context.mkdir()
-        (context / "core.py").write_bytes(NEW_CONTENT)
-        self.tar = patched_tar(folder / "layer.tar")
-        self.peak = 0
-
-    def base(self, tag: str) -> str:
-        """The base's name."""
-        return f"{self.proxy.address}/bench/base:{tag}"
-
-    def target(self, tag: str) -> str:
-        """Where the result goes: another repository of the same registry."""
-        return f"{self.proxy.address}/bench/patched:{tag}"
-
-    def call(self, *words: str | Path, env: dict[str, str] | None = None) -> None:
-        """Run one command of a way; the most memory that one of them has taken counts."""
-        with tempfile.TemporaryFile() as said:
-            process = subprocess.Popen(
-                [str(word) for word in words],
-                env={**_ENVIRONMENT, **(env or {})},
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-            )
-            while process.poll() is None:
-                self.peak = max(self.peak, peaks([process.pid]))
-                time.sleep(0.01)
-            if process.returncode:
-                said.seek(0)
-                tail = said.read().decode(errors="replace")[-600:]
-                raise RuntimeError(f"{words[0]} {words[1]}: {tail}")
-
-    def docker(self, *words: str | Path) -> None:
-        """Run the docker client against the engine."""
-        assert self.engine is not None
-        self.call(self.engine.docker, *words, env=self.engine.env)
-
-    def measure(self, way: Way, size: int, tag: str) -> None:
-        """Run a way once, and read back what it pushed."""
-        self.peak = 0
-        reset_peaks(self.daemons())
-        self.proxy.take()
-        began, used = time.perf_counter(), self.processor_seconds()
-        way.run(self, tag)
-        seconds, cpu = time.perf_counter() - began, self.processor_seconds() - used
-        sent, received = self.proxy.take()
-        memory = self.peak + peaks(self.daemons())
-        way.runs.setdefault(size, []).append(Run(seconds, cpu, sent, received, memory))
-        host, _, name = self.target(tag).partition("/")
-        if not is_patched(Registry(host).repository(name.partition(":")[0]), tag):
-            raise RuntimeError(f"{way.name} has pushed something that is not patched")
-
-    def processor_seconds(self) -> float:
-        """What commands that ended, and the engine's processes, have used so far."""
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        total = usage.ru_utime + usage.ru_stime
-        for pid in self.daemons():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return total
-
-    def daemons(self) -> list[int]:
-        """The processes of the engine."""
-        return [] if self.engine is None else machine.family_of(self.engine)
-
-
-def reset_peaks(pids: Sequence[int]) -> None:
-    """Forget how much memory processes have taken so far (Linux: ``clear_refs``)."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def peaks(pids: Sequence[int]) -> int:
-    """The most memory that processes have taken since, in bytes, added up."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    total += int(line.split()[1]) * 1000
-    return total
-
-
-# ------------------------------------------------------------------------------------- the ways
-
-
-def ours(bench: Bench, tag: str) -> None:
-    """The whole command: identify, plan, build, push."""
-    words = ["image", "-l", "change", "-b", f"docker://{bench.base(tag)}", "--engine", "oci"]
-    words += ["--push", "-t", bench.target(tag), "--no-verify"]
-    env = {"SPARK_BUILD_PATCHES": str(bench.folder / "patches")}
-    env |= {"SPARK_BUILD_CACHE": str(bench.folder / "cache")}
-    bench.call(COMMAND, *words, env=env)
-
-
-def ours_first(bench: Bench, tag: str) -> None:
-    """The same for a base that nobody here has seen: its layers are read once."""
-    shutil.rmtree(bench.folder / "cache", ignore_errors=True)
-    ours(bench, tag)
-
-
-def crane_append(crane: Path, bench: Bench, tag: str) -> None:
-    """A layer tar that somebody has made beforehand, appended by name."""
-    words = ("append", "-b", bench.base(tag), "-f", bench.tar, "-t", bench.target(tag))
-    bench.call(crane, *words)
-
-
-def _dockerfile(bench: Bench, tag: str, flags: str) -> Path:
-    text = f"FROM {bench.base(tag)}\nCOPY {flags}core.py {PATCHED}\n"
-    path = bench.folder / "context" / "Dockerfile"
-    path.write_text(text)
-    return path.parent
-
-
-def buildkit_lazy(bench: Bench, tag: str) -> None:
-    """``COPY --link`` and an output that neither unpacks nor stores: nothing of the base moves."""
-    output = f"type=registry,name={bench.target(tag)},unpack=false,store=false"
-    context = _dockerfile(bench, tag, "--link ")
-    words = ("buildx", "build", "--provenance=false", "--no-cache", "--output", output, context)
-    bench.docker(*words)
-
-
-def buildkit_push(bench: Bench, tag: str) -> None:
-    """``COPY --link`` and ``--push``."""
-    context = _dockerfile(bench, tag, "--link ")
-    words = ("buildx", "build", "--provenance=false", "--no-cache", "--push")
-    bench.docker(*words, "-t", bench.target(tag), context)
-
-
-def pull_build_push(bench: Bench, tag: str) -> None:
-    """What most people do."""
-    context = _dockerfile(bench, tag, "")
-    bench.docker("pull", "-q", bench.base(tag))
-    bench.docker("buildx", "build", "--load", "-q", "-t", bench.target(tag), context)
-    bench.docker("push", "-q", bench.target(tag))
-
-
-def skopeo_umoci(umoci: Path, bench: Bench, tag: str) -> None:
-    """Copy down, insert a layer, copy up; no daemon and no root."""
-    layout = bench.folder / "umoci"
-    shutil.rmtree(layout, ignore_errors=True)
-    skopeo = bench.tools.program("skopeo")
-    down = ("copy", "-q", "--src-tls-verify=false", f"docker://{bench.base(tag)}")
-    bench.call(skopeo, *down, f"oci:{layout}:x")
-    source = bench.folder / "context" / "core.py"
-    bench.call(umoci, "insert", "--rootless", "--image", f"{layout}:x", source, PATCHED)
-    up = ("copy", "-q", "--dest-tls-verify=false", f"oci:{layout}:x")
-    bench.call(skopeo, *up, f"docker://{bench.target(tag)}")
-    shutil.rmtree(layout)
-
-
-# ---------------------------------------------------------------------------------------- running
-
-
-def ways_without_engine(bench: Bench) -> Iterator[Way]:
-    """Those that need no daemon."""
-    yield Way("spark-build, base known", ours)
-    yield Way("spark-build, base never seen", ours_first, heavy=True)
-    with missing("crane"):
-        crane = CranePrograms().program("crane")
-        bench.call(crane, "version")
-        yield Way("crane append (given the layer)", partial(crane_append, crane))
-    with missing("umoci"):
-        make = partial(debs.unpack, machine.TOOL_SUITE, ("umoci",))
-        folder = cache.entry("umoci/1", lambda work: make(work / "tree"))
-        umoci = folder / "tree" / "usr" / "bin" / "umoci"
-        bench.call(umoci, "--version")
-        yield Way("skopeo + umoci insert", partial(skopeo_umoci, umoci), heavy=True)
-
-
-@contextlib.contextmanager
-def missing(name: str) -> Iterator[None]:
-    """Say that a way cannot be run here, and go on."""
+def run_once(bench: Bench, way: Way, size: int, number: int) -> None:
+    """Run a way once, read back what it pushed, and clean up after it."""
+    tag = f"{size}m"
+    # a repository that is new, so that no run finds what an earlier one has sent
+    name = f"bench/patched-{size}-{abs(hash(way.name)) % 10**8}-{number}"
+    base, target = f"{bench.address}/bench/base:{tag}", f"{bench.address}/{name}:{tag}"
     try:
-        yield
-    except (cache.MachineError, OSError, RuntimeError) as error:
-        print(f"not here: {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+        daemons = bench.daemons() if way.daemon else ()
+        run = bench.meter.measure(lambda: way.act(bench, base, target), daemons)
+        repository = Registry(bench.address).repository(name)
+        if not is_patched(repository, tag):
+            raise RuntimeError(f"{way.name} has pushed something that is not patched")
+    finally:
+        if way.daemon:
+            bench.empty()
+    if number or way.heavy:
+        way.runs.setdefault(size, []).append(run)
+    say(f"{tag:>6} {number} {way.name}: {run.seconds:.2f} s, got {run.received / 1e6:.3f} MB")
 
 
 def run_all(bench: Bench, ways: Sequence[Way], sizes: Sequence[int], rounds: int) -> None:
     """Every way on every base, in turn; the first round of a light way warms it up."""
     for size in sizes:
-        tag = f"{size // 1_000_000}m"
         for number in range(rounds + 1):
             for way in ways:
-                if (way.heavy and number != 1) or (number > 1 and size not in way.runs):
+                if way.problem or (way.heavy and not number):
                     continue
-                with missing(f"{way.name} on {tag}"):
-                    bench.measure(way, size, tag)
-                    if not way.heavy and number == 0:
-                        way.runs[size].clear()
-                print(f"  {tag:>6} {way.name}", file=sys.stderr)
+                with told(way):
+                    run_once(bench, way, size, number)
 
 
-def with_engine(bench: Bench, sizes: Sequence[int], rounds: int) -> list[Way]:
-    """The ways of Docker; each base is new to the engine every time."""
-    done = []
-    lazy = Way("BuildKit COPY --link, lazy output", buildkit_lazy)
-    with missing(f"BuildKit of {LAZY_SUITE}"), machine.Engine(machine.engine_of(LAZY_SUITE)) as new:
-        bench.engine = new
-        run_all(bench, [lazy], sizes, rounds)
-        done.append(lazy)
-    plain = Way("BuildKit COPY --link --push", buildkit_push, heavy=True)
-    classic = Way("docker pull, build, push", pull_build_push, heavy=True)
-    with machine.Engine(bench.tools) as engine:
-        bench.engine = engine
-        for size in sizes:
-            for way in (plain, classic):
-                empty(engine, bench)
-                run_all(bench, [way], [size], 1)
-        empty(engine, bench)
-        done += [plain, classic]
-    bench.engine = None
-    return done
-
-
-def empty(engine: machine.Engine, bench: Bench) -> None:
-    """Remove what a way has left, so that the next finds nothing of the base."""
-    names = engine.run("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
-    left = [name for name in names if name.startswith(bench.proxy.address)]
-    if left:
-        engine.run("image", "rm", "--force", *left)
-    engine.run("builder", "prune", "--all", "--force")
-
-
-def report(ways: Sequence[Way], sizes: Sequence[int]) -> None:
-    """A table: medians, and the time's ratio to ours."""
-    first = ways[0]
-    for size in sizes:
-        print(f"\nbase of {size / 1e6:.0f} MB")
-        print(f"  {'':<34}{'seconds':>9}{'ratio':>8}{'cpu s':>8}", end="")
-        print(f"{'sent MB':>10}{'got MB':>10}{'memory MB':>11}")
-        for way in ways:
-            runs = way.runs.get(size)
-            if not runs:
-                print(f"  {way.name:<34}{'not run':>9}")
-                continue
-            seconds = statistics.median(run.seconds for run in runs)
-            ratio = seconds / statistics.median(run.seconds for run in first.runs[size])
-            print(
-                f"  {way.name:<34}{seconds:>9.2f}{ratio:>8.1f}"
-                f"{statistics.median(r.cpu for r in runs):>8.2f}"
-                f"{statistics.median(r.sent for r in runs) / 1e6:>10.3f}"
-                f"{statistics.median(r.received for r in runs) / 1e6:>10.3f}"
-                f"{statistics.median(r.memory for r in runs) / 1e6:>11.0f}"
-            )
-    small, large = (
-        statistics.median(r.seconds for r in first.runs[s]) for s in (sizes[0], sizes[-1])
-    )
-    growth = sizes[-1] / sizes[0]
-    print(f"\nours: {large / small:.2f} times the seconds for {growth:.0f} times the base")
-
-
-def draw(ways: Sequence[Way], sizes: Sequence[int], path: Path) -> bool:
-    """The seconds over the size of the base, where matplotlib is installed."""
-    try:
-        pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    except ImportError:
-        return False
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+def rows(ways: Sequence[Way], size: int) -> list[list[str]]:
+    """The table of one size."""
+    first = ways[0].runs[size]
+    table = []
     for way in ways:
-        points = [(s / 1e9, statistics.median(r.seconds for r in way.runs[s])) for s in sizes
-                  if way.runs.get(s)]  # fmt: skip
-        axes.plot(*zip(*points, strict=True), marker="o", label=way.name)
-    axes.set(xlabel="base, GB compressed", ylabel="seconds", yscale="log")
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, bbox_inches="tight")
-    return True
+        runs = way.runs.get(size)
+        if not runs:
+            table.append([way.name, f"not run: {way.problem}"])
+            continue
+        least, middle = ratios(runs, first)
+        table.append(
+            [
+                way.name,
+                f"{median(runs, 'seconds'):.2f}",
+                f"{least:.2f}, {middle:.2f}",
+                f"{median(runs, 'cpu'):.2f}",
+                f"{median(runs, 'sent') / 1e3:.1f}",
+                f"{median(runs, 'received') / 1e3:,.0f}",
+                f"{max(r.memory for r in runs) / 1e6:.0f}",
+            ]
+        )
+    return table
 
 
-def main(rounds: int = 3, sizes: Sequence[int] = SIZES) -> None:
-    """Make the bases, run every way, report."""
+HEAD = ("", "seconds", "ratio to ours (least, median)", "cpu s", "sent kB", "got kB", "memory MB")
+
+
+def print_table(head: Sequence[str], table: Sequence[Sequence[str]]) -> None:
+    """A table in Markdown, as the documents have it."""
+    print("| " + " | ".join(head) + " |")
+    print("|---|" + "---:|" * (len(head) - 1))
+    for row in table:
+        print("| " + " | ".join([*row, *[""] * (len(head) - len(row))]) + " |")
+
+
+def report(ways: Sequence[Way], sizes: Sequence[int], real: dict[int, int]) -> None:
+    """Print everything."""
+    for size in sizes:
+        runs = ways[0].runs.get(size)
+        if not runs:
+            continue
+        print(f"\nbase of {real[size] / 1e9:.2f} GB, {len(runs)} rounds in turn\n")
+        print_table(HEAD, rows(ways, size))
+    first = ways[0].runs
+    if first.get(sizes[0]) and first.get(sizes[-1]):
+        growth = real[sizes[-1]] / real[sizes[0]]
+        seconds = median(first[sizes[-1]], "seconds") / median(first[sizes[0]], "seconds")
+        print(f"\nours: {seconds:.2f} times the seconds for {growth:.1f} times the base")
+    missing = [way for way in ways if way.problem]
+    print(f"{len(ways) - len(missing)} of {len(ways)} ways were run")
+    for way in missing:
+        print(f"not run: {way.name}: {way.problem}")
+
+
+def document(ways: Sequence[Way], real: dict[int, int], knowing: Any, load: Any) -> dict[str, Any]:
+    """All runs, and the machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "machine": {
+            "cores": os.cpu_count(), "memory": memory, "kernel": platform.release(),
+            "python": platform.python_version(), "load": load,
+        },
+        "bases": real,
+        "ways": [
+            {
+                "name": way.name, "problem": way.problem,
+                "runs": {size: [vars(run) for run in runs] for size, runs in way.runs.items()},
+            }
+            for way in ways
+        ],
+        "knowing": {
+            size: {name: [vars(run) for run in runs] for name, runs in found.items()}
+            for size, found in knowing.items()
+        },
+    }  # fmt: skip
+
+
+def print_knowing(knowing: dict[int, dict[str, list[Any]]], real: dict[int, int]) -> None:
+    """What it takes to know a base."""
+    print("\nto know the base\n")
+    table = [
+        [
+            f"{name}, base of {real[size] / 1e9:.2f} GB",
+            f"{median(runs, 'seconds'):.2f}",
+            f"{median(runs, 'sent') / 1e3:.1f}",
+            f"{median(runs, 'received') / 1e3:,.1f}",
+            f"{max(r.memory for r in runs) / 1e6:.0f}",
+        ]
+        for name in KNOWING
+        for size, found in knowing.items()
+        if (runs := found.get(name))
+    ]
+    print_table(("", "seconds", "sent kB", "got kB", "memory MB"), table)
+
+
+def main(rounds: int, sizes: Sequence[int], out: Path) -> int:
+    """Make the bases, run every way, report; gives the exit code."""
     tools = machine.ensure_engine()
     layout = machine.base_layout(tools)
-    with (
-        machine.Registry(tools) as registry,
-        CountProxy(registry.address) as proxy,
-        tempfile.TemporaryDirectory(prefix="spark-build-bench-") as folder,
-    ):
+    began, load = time.time(), [os.getloadavg()]
+    with ExitStack() as stack:
+        registry = stack.enter_context(machine.Registry(tools))
+        proxy = stack.enter_context(CountProxy(registry.address))
+        folder = stack.enter_context(cache.scratch("bench"))
+        bench = Bench(Meter(proxy), folder, tools)
         repository = Registry(proxy.address).repository("bench/base")
-        for size in sizes:
-            pushed = push_base(repository, layout, f"{size // 1_000_000}m", size)
-            print(f"  base of {pushed / 1e6:.0f} MB", file=sys.stderr)
-        bench = Bench(proxy, Path(folder), tools)
-        ways = list(ways_without_engine(bench))
-        ways[0].run(bench, f"{sizes[0] // 1_000_000}m")
+        real = {size: push_base(repository, layout, f"{size}m", size * 10**6) for size in sizes}
+        say(f"bases of {', '.join(f'{size / 1e6:.0f} MB' for size in real.values())}")
+        try:
+            engine = machine.engine_of(ENGINE_SUITE)
+            bench.engine = stack.enter_context(machine.Engine(engine))
+        except MISSING as error:
+            say(f"no Docker Engine: {error}")
+        ways = all_ways(bench)
+        knowing = {size: know_base(bench, f"{size}m", rounds) for size in sizes}
         run_all(bench, ways, sizes, rounds)
-        ways += with_engine(bench, sizes, rounds)
-    report(ways, sizes)
-    if draw(ways, sizes, Path("registry_push.svg")):
-        print("drawn in registry_push.svg")
+        load.append(os.getloadavg())
+    report(ways, sizes, real)
+    print_knowing(knowing, real)
+    out.mkdir(parents=True, exist_ok=True)
+    made = document(ways, real, knowing, load)
+    (out / "registry_push.json").write_text(json.dumps(made, indent=1))
+    drawn = draw(ways, real, out / "registry_push")
+    say(f"{time.time() - began:.0f} s; written to {out.resolve()}")
+    if not drawn:
+        say("no plot: pip install '.[bench]'")
+    return 1 if any(way.problem for way in ways) else 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="MB of the bases")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for what is written")
+    given = parser.parse_args()
+    sys.exit(main(given.rounds, given.sizes, given.out))
