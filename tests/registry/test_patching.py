@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: More than manifests, configurations and our own small layers; less than the base's filler.
 FEW_BYTES = 200_000
 FILLER = 3_000_000
+#: What a plan may ask of a registry when the lock and the cache know the base.
+LOCKED_BYTES = 20_000
 
 
 class Call:
@@ -98,6 +100,25 @@ def test_in_one_registry_the_base_is_mounted(
     assert pushed.digest == done.json["digest"]
     was = repository(counted.address, "base/vllm").manifest("1").json()["layers"]
     assert pushed.json()["layers"][: len(was)] == was
+
+
+def test_with_a_lock_next_to_nothing_is_asked_of_the_registry(
+    call: Call, tmp_path: Path, counted: CountProxy
+) -> None:
+    """The manifest and the configuration are read again; that a layer is not, the bytes say."""
+    base = f"docker://{put_base(tmp_path, counted.address, 'base/locked')}"
+    assert call("plan", "-l", "fix", "-b", base, "--locked").code == 9
+    counted.take()
+    assert call("lock", "-l", "fix", "-b", base).code == 0
+    assert counted.take()[1] > FILLER, "nobody had read the base before"
+    assert call("plan", "-l", "fix", "-b", base, "--locked").code == 0
+    assert sum(counted.take()) < LOCKED_BYTES
+    tag = f"{counted.address}/out/locked:1"
+    done = call(*IMAGE, "-b", base, "--locked", "--push", "-t", tag, "--no-verify")
+    assert done.code == 0, done.err
+    sent, received = counted.take()
+    assert received < LOCKED_BYTES
+    assert sent < FEW_BYTES, "our own layers"
 
 
 def test_it_verifies_in_the_registry_by_name_and_digest(
