@@ -71,6 +71,7 @@ def plan(
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
     refresh: opt.Refresh = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Show what each layer would do to a base, and why.  Changes nothing."""
@@ -132,6 +133,7 @@ def image(
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
     refresh: opt.Refresh = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Build the patched image, and verify it.  The last line of stdout names it by digest."""
@@ -212,6 +214,7 @@ def verify(
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
     refresh: opt.Refresh = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Prove what a target is: files, imports, and the kernels that its own vLLM selects."""
@@ -274,6 +277,7 @@ def publish(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be done; write nothing.")
     ] = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Publish a verified image under an immutable tag, with what proves it."""
@@ -311,6 +315,7 @@ def tags(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be deleted.")
     ] = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """List what was published: plan, base, layers, date, proof and size of each image."""
@@ -337,6 +342,7 @@ def sign(
     image: Published,
     key: Key = None,
     log: Log = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Sign a published image by digest, with cosign."""
@@ -359,6 +365,7 @@ def verify_signature(
         str | None, typer.Option(help="Keyless: who vouches for that identity.")
     ] = None,
     log: Log = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Check who signed an image, with cosign; exit 5 when no signature matches."""
@@ -383,6 +390,7 @@ def rebuild(
         typer.Option(help="Where the base image is kept now (default: where the plan had it)."),
     ] = None,
     refresh: opt.Refresh = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Make an image again from the plan and layers that it carries, and compare byte for byte."""
@@ -408,6 +416,7 @@ def distribute(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only ask each node what it lacks.")
     ] = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Bring an image to machines over SSH: each fetches only the layers that it lacks."""

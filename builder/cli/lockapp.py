@@ -29,6 +29,7 @@ def lock(
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Ask for everything again, and lock what it is now.")
     ] = False,
+    _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
     """Write spark-build.lock: base digest, versions, and sha256 of every input.

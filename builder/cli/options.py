@@ -113,6 +113,26 @@ Patches = Annotated[
         metavar="DIR",
     ),
 ]
+
+
+def _plain_http(hosts: list[str] | None) -> list[str] | None:
+    """Called for every command that has the option, also without it: each run starts anew."""
+    from builder.registry.options import ask_for_plain_http
+
+    ask_for_plain_http(hosts or ())
+    return hosts
+
+
+#: Its callback takes it; what opens a registry finds it in ``Options.from_environment``.
+PlainHttp = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plain-http",
+        callback=_plain_http,
+        help="A registry to speak to without TLS; may be repeated (also: SPARK_BUILD_PLAIN_HTTP).",
+        metavar="HOST[:PORT]",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, errors included.")]
 Refresh = Annotated[
     bool, typer.Option("--refresh", help="Ask the package index again instead of the cache.")

@@ -61,7 +61,7 @@ def _last_word(cause: BaseException, host: str) -> Lost | None:
             "or name a bundle with SSL_CERT_FILE",
         )
     if _not_tls(cause):
-        hint = f"if it speaks plain http and that is meant: SPARK_BUILD_PLAIN_HTTP={host}"
+        hint = f"if it speaks plain http and that is meant: --plain-http {host}"
         return Lost("it does not speak TLS as we do", fatal=True, hint=hint)
     if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
         return Lost(f"there is no host {host}", fatal=True, hint="check the name")

@@ -22,12 +22,12 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]+|\*)")
 class Body:
     """The body of an answer, counted."""
 
-    def __init__(self, response: Response, transport: Transport) -> None:
-        self._response, self._transport = response, transport
+    def __init__(self, response: Response, transport: Transport, retries: Retries) -> None:
+        self._response, self._transport, self._retries = response, transport, retries
 
     def read(self, size: int) -> bytes:
         """Some bytes, ``b""`` at the end; ``Lost`` when the connection broke."""
-        self._transport.time_left()  # a server that drips must not hold us for ever
+        self._retries.time_left()  # a server that drips must not hold us for ever
         data = read_block(self._response, size)
         self._transport.traffic.add(received=len(data))
         return data
@@ -56,7 +56,7 @@ def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Re
     if response.status_code == 416:
         drain(response)
         response = _get(repository, blob, 0, retries)
-    body = Body(response, repository.transport)
+    body = Body(response, repository.transport, retries)
     try:
         whole = response.status_code == 200
         _check(response, repository.name, blob, 0 if whole else offset)

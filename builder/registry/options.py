@@ -5,6 +5,40 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: The hosts that this run's command line lists.
+_asked_for: frozenset[str] = frozenset()
+
+
+def ask_for_plain_http(hosts: Iterable[str]) -> None:
+    """Let this run speak to these hosts without TLS, and to no others that an earlier run named.
+
+    Raises:
+        UsageError: one is not ``HOST[:PORT]``.
+    """
+    global _asked_for  # noqa: PLW0603 - one command line, one process
+    _asked_for = frozenset()
+    wanted = frozenset(hosts)
+    for host in wanted:
+        _check_host(host)
+    _asked_for = wanted
+
+
+def _check_host(host: str) -> None:
+    from builder.registry.reference import wrong_host
+
+    problem = wrong_host(host)
+    if problem:
+        raise UsageError(
+            f"--plain-http {host}: {problem}",
+            hint="as image references begin: --plain-http registry.local:5000",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +56,10 @@ class Options:
 
     @classmethod
     def from_environment(cls) -> Options:
-        """The defaults, and the hosts that ``SPARK_BUILD_PLAIN_HTTP`` lists."""
+        """The defaults, and the hosts of ``--plain-http`` and ``SPARK_BUILD_PLAIN_HTTP``."""
         hosts = os.environ.get("SPARK_BUILD_PLAIN_HTTP", "").split(",")
-        return cls(plain_http=frozenset(host.strip() for host in hosts if host.strip()))
+        named = frozenset(host.strip() for host in hosts if host.strip())
+        return cls(plain_http=named | _asked_for)
 
 
 @dataclass

@@ -22,13 +22,35 @@ _PROGRESS = 1 << 20
 
 
 class Retries:
-    """Counts failures in a row of one task, waits between them, and gives up in time."""
+    """Counts failures in a row of one task, waits between them, and gives up in time.
+
+    A task is one method of a repository: a manifest, a blob with all that is needed to move it.
+    Its time begins here: a large image, or a client that lives long, has no end of its own.
+    """
 
     def __init__(self, transport: Transport, subject: str) -> None:
         self._transport = transport
         self._subject = subject
+        self._until = time.monotonic() + transport.options.deadline
         self._failures = 0
         self._moved = 0
+
+    def time_left(self) -> float:
+        """Seconds until the task must be done.
+
+        Raises:
+            RemoteError: they are over, or the user has interrupted us.
+        """
+        self._transport.check()
+        left = self._until - time.monotonic()
+        if left <= 0:
+            limit = self._transport.options.deadline
+            raise RemoteError(
+                f"{self._transport.host}: {self._subject}: not done after {limit:.0f} s, "
+                "which is the limit",
+                hint="run the same command again; what is done is not done twice",
+            )
+        return left
 
     def moved(self, count: int) -> None:
         """Bytes came through; enough of them make up for earlier failures."""
@@ -57,7 +79,7 @@ class Retries:
                 f"{host}: {self._subject}: {reason}, {options.attempts} times",
                 hint="run the same command again; what is done is not done twice",
             )
-        limit = min(options.longest_wait, self._transport.time_left())
+        limit = min(options.longest_wait, self.time_left())
         if wait is not None and wait > limit:
             raise RemoteError(
                 f"{host}: {self._subject}: {reason}, and asks to wait {wait:.0f} s",

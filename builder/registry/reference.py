@@ -84,6 +84,14 @@ def check_tag(tag: str) -> str:
     return tag
 
 
+def wrong_host(text: str) -> str:
+    """Why this is not ``HOST[:PORT]``, as references begin; nothing where it is."""
+    if not _HOST.fullmatch(text):
+        return f"{text!r} is not a host with an optional port"
+    port = text.rpartition("]")[2].partition(":")[2]
+    return "" if not port or 0 < int(port) < 65536 else f"{port} is not a port"
+
+
 def is_digest(text: str) -> bool:
     """Whether this is a sha256 digest and not a tag."""
     return _DIGEST.fullmatch(text) is not None
@@ -123,11 +131,9 @@ def _split_host(text: str, rest: str) -> tuple[str, str]:
     )
     if not is_host:
         return DOCKER_HUB, rest
-    if not _HOST.fullmatch(first):
-        raise _wrong(text, f"{first!r} is not a host with an optional port")
-    port = first.rpartition("]")[2].partition(":")[2]
-    if port and not 0 < int(port) < 65536:
-        raise _wrong(text, f"{port} is not a port")
+    problem = wrong_host(first)
+    if problem:
+        raise _wrong(text, problem)
     if first in ("index.docker.io", _DOCKER_HUB_API):
         return DOCKER_HUB, others
     return first, others

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin, urlsplit
 
@@ -49,7 +48,6 @@ class Transport:
         self.host = host
         self.options = options
         self.traffic = traffic or Traffic()
-        self._until = time.monotonic() + options.deadline
         self._lock = threading.RLock()
         self._said: set[str] = set()
         self._scheme: str | None = None
@@ -68,19 +66,14 @@ class Transport:
         """Sleep until then, or until ``stop``."""
         self._stopped.wait(seconds)
 
-    def time_left(self) -> float:
-        """Seconds until the deadline.
+    def check(self) -> None:
+        """Go on, unless ``stop`` was called.
 
         Raises:
-            RemoteError: it has passed, or ``stop`` was called.
+            RemoteError: it was.
         """
         if self._stopped.is_set():
             raise RemoteError(f"{self.host}: interrupted")
-        left = self._until - time.monotonic()
-        if left <= 0:
-            limit = self.options.deadline
-            raise RemoteError(f"{self.host}: not done after {limit:.0f} s, which is the limit")
-        return left
 
     def say_once(self, message: str) -> None:
         """Talk about trouble, once for each kind of it."""
@@ -119,6 +112,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         authorization: str | None = None,
+        retries: Retries | None = None,
     ) -> requests.Response:
         """Send once, follow redirects of reads, and give the answer with its body unread.
 
@@ -134,7 +128,7 @@ class Transport:
         home = origin(url)
         for _ in range(_REDIRECT_LIMIT):
             header = authorization if origin(url) == home else None
-            response = self._exchange(method, url, allowed, body, header)
+            response = self._exchange(method, url, allowed, body, header, retries)
             location = response.headers.get("Location")
             reads = method in ("GET", "HEAD")
             if response.status_code not in _REDIRECTS or not location or not reads:
@@ -160,8 +154,10 @@ class Transport:
         headers: Mapping[str, str],
         body: bytes | None,
         authorization: str | None,
+        retries: Retries | None,
     ) -> requests.Response:
-        left = self.time_left()
+        self.check()
+        left = retries.time_left() if retries is not None else self.options.deadline
         parts = urlsplit(url)
         try:
             response = self._session.request(
@@ -178,7 +174,7 @@ class Transport:
             )  # fmt: skip
         except (requests.RequestException, OSError, ValueError) as error:
             self.traffic.add(requests=1)
-            raise reason_of(error, parts.hostname or "") from None
+            raise reason_of(error, parts.netloc.rpartition("@")[2]) from None
         sent = response.request
         self.traffic.add(
             requests=1,
@@ -214,7 +210,9 @@ class Transport:
         while True:
             header = permit.header() if permit is not None else authorization
             try:
-                response = self.send(method, url, headers=headers, body=body, authorization=header)
+                response = self.send(
+                    method, url, headers=headers, body=body, authorization=header, retries=retries
+                )
             except Lost as lost:
                 retries.lost(lost)
                 continue

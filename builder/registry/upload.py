@@ -201,6 +201,7 @@ class _Upload:
                     headers=headers,
                     body=piece,
                     authorization=header,
+                    retries=self._retries,
                 )
             except Lost as lost:
                 self._retries.lost(lost)

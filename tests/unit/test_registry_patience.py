@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import time
 from email.utils import formatdate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.__main__ import run
 from builder.errors import RemoteError, UsageError
 from builder.registry.client import Registry
+from builder.registry.model import Descriptor, sha256_digest
 from builder.registry.options import Options
 from builder.registry.tls import trust
 
 from .fakeregistry import QUICK, FakeRegistry, Reply, Request, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -121,7 +128,7 @@ def test_a_server_that_does_not_speak_tls_is_not_spoken_to_in_the_open(
         repository = Registry(fake.address, QUICK).repository("a")
         with pytest.raises(RemoteError, match="does not speak TLS") as caught:
             repository.has("sha256:" + "0" * 64)
-    assert "SPARK_BUILD_PLAIN_HTTP=" in caught.value.hint
+    assert "--plain-http " in caught.value.hint
     assert fake.log == []
 
 
@@ -133,6 +140,61 @@ def test_plain_http_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
         assert Registry(fake.address).repository("a").has("sha256:" + "0" * 64)
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeRegistry, str]]:
+    """A registry without TLS under the name of another machine."""
+    real = socket.getaddrinfo
+
+    def found(host: Any, *words: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if host == "registry.example" else host, *words, **more)
+
+    monkeypatch.setattr("socket.getaddrinfo", found)
+    monkeypatch.setenv("NO_PROXY", "registry.example")
+    monkeypatch.delenv("SPARK_BUILD_PLAIN_HTTP", raising=False)
+    with serve(*[Reply(200, b'{"tags": []}')] * 9) as fake:
+        yield fake, f"registry.example:{fake.address.partition(':')[2]}"
+
+
+def test_plain_http_holds_for_the_command_that_asks_for_it(
+    elsewhere: tuple[FakeRegistry, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, host = elsewhere
+    for _ in range(2):
+        assert run(["tags", f"{host}/a"]) == 8
+        assert f"--plain-http {host}" in capsys.readouterr().err
+        assert run(["tags", f"{host}/a", "--plain-http", "other.example"]) == 8
+        assert fake.log == [], "not a word in the open"
+        assert run(["tags", f"{host}/a", "--plain-http", "x.example", "--plain-http", host]) == 0
+        assert fake.log
+        fake.log.clear()
+
+
+@pytest.mark.parametrize("command", [
+    "plan -b docker://{}/a", "image -b docker://{}/a", "lock -b docker://{}/a",
+    "verify docker://{}/a", "publish docker://{}/a@sha256:" + "0" * 64 + " --to {}/b",
+    "tags {}/a", "sign {}/a", "verify-signature {}/a --key k", "rebuild docker://{}/a",
+    "distribute docker://{}/a node",
+])  # fmt: skip
+def test_every_command_that_speaks_to_registries_has_it(
+    command: str, elsewhere: tuple[FakeRegistry, str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fake, host = elsewhere
+    monkeypatch.chdir(tmp_path)
+    words = command.replace("{}", host).split()
+    words += ["-l", "marlin"] if words[0] in ("plan", "image", "lock") else []
+    assert run(words) == 8
+    assert fake.log == []
+    run([*words, "--plain-http", host])
+    assert fake.log
+
+
+@pytest.mark.parametrize("host", ["http://registry.example", "registry.example/a", "a:99999", ""])
+def test_plain_http_wants_a_host(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tags", "registry.example/a", "--plain-http", host]) == 2
+    assert f"--plain-http {host}" in capsys.readouterr().err
+
+
 def test_the_deadline() -> None:
     def slow(_request: Request) -> Reply:
         time.sleep(0.2)
@@ -142,6 +204,54 @@ def test_the_deadline() -> None:
         with pytest.raises(RemoteError, match=r"not done after|no answer in time"):
             has(fake, deadline=0.5, attempts=99)
         assert len(fake.log) < 5
+
+
+def test_the_deadline_is_of_each_task_and_not_of_the_client() -> None:
+    """A client that lives longer than the deadline goes on; a blob that drips does not."""
+    data = b"x" * 40
+    blob = Descriptor(media_type="a/b", digest=sha256_digest(data), size=len(data))
+    with serve(*[Reply(200)] * 4, Reply(200, data)) as fake:
+        repository = fake.repository(deadline=0.3)
+        for _ in range(4):
+            assert repository.has(blob.digest)
+            time.sleep(0.1)
+        with repository.open(blob) as stream:
+            assert stream.read(2)
+            time.sleep(0.35)
+            with pytest.raises(RemoteError, match=r"blob sha256:\w+: not done after 0 s") as caught:
+                stream.read()
+    assert "run the same command again" in caught.value.hint
+
+
+def slow_uploads() -> Callable[[Request], Reply]:
+    """A registry that takes a tenth of a second for each piece."""
+    stored = 0
+
+    def slow(request: Request) -> Reply:
+        nonlocal stored
+        if request.method == "HEAD":
+            return Reply(404)
+        headers = {"Location": "/v2/a/blobs/uploads/1"}
+        if request.method == "POST":
+            return Reply(202, headers=headers)
+        time.sleep(0.1)
+        stored += len(request.body)
+        headers["Range"] = f"0-{stored - 1}"
+        return Reply(201 if request.method == "PUT" else 202, headers=headers)
+
+    return slow
+
+
+def test_an_upload_has_a_deadline_of_its_own() -> None:
+    data = b"0123456789" * 2
+    blob = Descriptor(media_type="a/b", digest=sha256_digest(data), size=len(data))
+    with FakeRegistry(slow_uploads()) as fake:
+        repository = fake.repository(deadline=0.25)
+        with pytest.raises(RemoteError, match=r"upload of sha256:\w+: not done after"):
+            repository.put_blob(blob, io.BytesIO(data))
+    with FakeRegistry(slow_uploads()) as fake:
+        fake.repository(deadline=5.0).put_blob(blob, io.BytesIO(data))
+        assert fake.log[-1].method == "PUT"
 
 
 def test_a_proxy_is_used_but_not_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
