@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: More than this of an error page is of no use to anybody.
 _ERROR_LIMIT = 64 << 10
 _BLOCK = 64 << 10
+#: OpenSSL's names of the alerts of RFC 8446, 6.2, with which a server refuses a client's
+#: certificate, or that there is none.
+_REFUSES_US = re.compile(r"_ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)$")
 
 
 class Lost(Exception):
@@ -59,6 +62,12 @@ def _last_word(cause: BaseException, host: str) -> Lost | None:
             fatal=True,
             hint=f"put its authority at /etc/docker/certs.d/{host}/ca.crt, "
             "or name a bundle with SSL_CERT_FILE",
+        )
+    if isinstance(cause, ssl.SSLError) and _REFUSES_US.search(cause.reason or ""):
+        return Lost(
+            "it lets in only who has a certificate that it knows",
+            fatal=True,
+            hint=f"put yours at /etc/docker/certs.d/{host}/client.cert, its key at client.key",
         )
     if _not_tls(cause):
         hint = f"if it speaks plain http and that is meant: --plain-http {host}"

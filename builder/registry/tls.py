@@ -87,6 +87,8 @@ def speaks_tls(host: str) -> bool:
             context.wrap_socket(plain),
         ):
             return True
+    except ssl.SSLError as error:  # one that wants to know first who we are says so in TLS
+        return "_ALERT_" in (error.reason or "")
     except (OSError, ValueError):
         return False
 

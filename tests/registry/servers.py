@@ -73,6 +73,7 @@ class DockerRegistry(machine.Registry):
 
     htpasswd: bool = False
     authority: trustme.CA | None = None
+    clients: trustme.CA | None = None
     tokens: TokenServer | None = None
     _data: Path | None = None
 
@@ -102,6 +103,9 @@ class DockerRegistry(machine.Registry):
             config["http"]["tls"] = {
                 "certificate": str(work / "cert.pem"), "key": str(work / "key.pem")
             }  # fmt: skip
+        if self.clients is not None:
+            self.clients.cert_pem.write_to_path(str(work / "clients.pem"))
+            config["http"]["tls"]["clientcas"] = [str(work / "clients.pem")]
         return config
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import json
 import os
-from contextlib import contextmanager
+import socket
+import ssl
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
 
-from builder.errors import RemoteError
+from builder.errors import RemoteError, UsageError
 from builder.registry.copy import Copied, copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
+from builder.registry.tls import speaks_tls
 from tests.faultproxy import Fault, FaultProxy
 
 from . import images
@@ -46,10 +50,10 @@ def _no_secret_is_shown(
 
 
 @contextmanager
-def refusal(match: str) -> Iterator[None]:
+def refusal(match: str) -> Iterator[pytest.ExceptionInfo[RemoteError]]:
     """A clear error, exit code 8, and no secret in it or in anything that hangs on it."""
     with pytest.raises(RemoteError, match=match) as caught:
-        yield
+        yield caught
     assert caught.value.code == 8
     error: BaseException | None = caught.value
     while error is not None:
@@ -286,3 +290,85 @@ def test_an_authority_of_one_host_is_none_for_another(
     images.image(tmp_path / "from", "tls")
     with refusal("certificate is not trusted"):
         push(tmp_path / "from", encrypted.address, "tls:v9")
+
+
+@pytest.fixture(scope="module")
+def members() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def members_only(
+    programs: Programs, authority: trustme.CA, members: trustme.CA
+) -> Iterator[DockerRegistry]:
+    with DockerRegistry(programs, authority=authority, clients=members) as running:
+        yield running
+
+
+def as_client(folder: Path, authority: trustme.CA) -> None:
+    """A certificate that says who we are, as Docker wants it: NAME.cert and NAME.key."""
+    own = authority.issue_cert("tester@registry.example")
+    own.private_key_pem.write_to_path(str(folder / "client.key"))
+    (folder / "client.cert").unlink(missing_ok=True)
+    for pem in own.cert_chain_pems:
+        pem.write_to_path(str(folder / "client.cert"), append=True)
+
+
+def test_a_registry_that_wants_a_certificate_of_ours(
+    members_only: DockerRegistry,
+    authority: trustme.CA,
+    members: trustme.CA,
+    programs: Programs,
+    tmp_path: Path,
+) -> None:
+    made = images.image(tmp_path / "from", "member")
+    address = members_only.address
+    folder = tmp_path / "docker" / "certs.d" / address
+    folder.mkdir(parents=True)
+    authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+    with refusal("lets in only who has a certificate") as caught:
+        push(tmp_path / "from", address, "tls:v1")
+    assert f"certs.d/{address}/client.cert" in caught.value.hint
+    as_client(folder, trustme.CA())
+    with refusal("lets in only who has a certificate"):
+        push(tmp_path / "from", address, "tls:v1")
+    as_client(folder, members)
+    assert push(tmp_path / "from", address, "tls:v1").streamed == 3
+    shown = skopeo(programs, "inspect", f"--cert-dir={folder}", f"docker://{address}/tls:v1")
+    assert shown["Digest"] == made.digest
+    (folder / "client.key").unlink()
+    with pytest.raises(UsageError, match=r"client\.cert cannot be used .*No such file"):
+        push(tmp_path / "from", address, "tls:v1")
+
+
+def test_a_certificate_of_ours_goes_to_no_other_host(
+    members_only: DockerRegistry, authority: trustme.CA, members: trustme.CA, tmp_path: Path
+) -> None:
+    images.image(tmp_path / "from", "member")
+    for host in ("127.0.0.1:1", members_only.address):
+        folder = tmp_path / "docker" / "certs.d" / host
+        folder.mkdir(parents=True)
+        authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+    as_client(tmp_path / "docker" / "certs.d" / "127.0.0.1:1", members)
+    with refusal("lets in only who has a certificate"):
+        push(tmp_path / "from", members_only.address, "tls:v9")
+
+
+def test_an_older_tls_with_such_a_wish_is_still_tls(authority: trustme.CA) -> None:
+    """There the server ends the greeting with an alert, which is not plain http."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            client, _ = listener.accept()
+            with client, suppress(ssl.SSLError):
+                context.wrap_socket(client, server_side=True).close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert speaks_tls(f"127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
