@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from builder.rootfs import limits
-from builder.rootfs.tar import DIR
+from builder.rootfs.tar import DIR, HARDLINK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,6 +81,9 @@ class LayerWriter:
         self._db.execute("BEGIN")
         for statement in _SCHEMA.split(";"):
             self._db.execute(statement)
+        # not part of the index: what earlier hard links of this layer lead to
+        self._db.execute("CREATE TEMP TABLE shared (path BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._any_shared = False
         self._parent = ""
 
     def kind(self, path: str) -> str | None:
@@ -93,13 +96,30 @@ class LayerWriter:
 
         Raises:
             NotADirectoryError: the layer itself put something else where its directory would be.
+            FileExistsError: a hard link of the layer leads to what this would replace: it would
+                keep bytes that no name leads to any more.
         """
         self._add_parents(parent_of(row.path))
+        if self._any_shared:
+            self._keep_shared(row)
+        if row.kind == HARDLINK:
+            words = (_key(row.link),)
+            self._db.execute("INSERT OR IGNORE INTO temp.shared VALUES (?)", words)
+            self._any_shared = True
         if row.kind != DIR and self.kind(row.path) in (DIR, IMPLICIT):
             low, high = _range(row.path)
             self._db.execute("DELETE FROM entry WHERE path >= ? AND path < ?", (low, high))
             self._parent = ""
         self._insert(row)
+
+    def _keep_shared(self, row: Row) -> None:
+        low, high = _range(row.path)
+        words = (_key(row.path), low, high if row.kind != DIR else low)
+        found = self._db.execute(
+            "SELECT path FROM temp.shared WHERE path = ? OR (path >= ? AND path < ?)", words
+        ).fetchone()
+        if found is not None:
+            raise FileExistsError(_text(found[0]))
 
     def _add_parents(self, directory: str) -> None:
         if not directory or directory == self._parent:

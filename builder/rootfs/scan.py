@@ -34,6 +34,11 @@ def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
     try:
         for member in tar:
             _note(tar, member, writer, where)
+    except FileExistsError as error:
+        raise RemoteError(
+            f"{where}: it replaces {error}, to which a hard link was made before; "
+            "no layer that a builder writes does that"
+        ) from None
     except NotADirectoryError as error:
         raise RemoteError(
             f"{where}: this is no layer of an image: it puts files below {error}, "

@@ -243,6 +243,15 @@ def test_too_many_entries_and_too_long_names(monkeypatch: pytest.MonkeyPatch) ->
         read(layer)
 
 
+def test_millions_of_entries_are_given_up_in_bounded_memory(tmp_path: Path) -> None:
+    """Ten million names in 25 MB; what is kept meanwhile is on the disk, and goes away."""
+    several = b"".join(header(f"d/{n}") for n in range(10_000))
+    blob = gzip.compress(several, 1) * 1000
+    said, seconds = bounded(tmp_path, blob, entries=20_000)
+    assert "more than 20000 entries" in said
+    assert seconds < 20
+
+
 def test_a_file_too_large_to_read_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +289,26 @@ def test_blobs_in_several_parts(pack: Any) -> None:
     ]
 
 
+def test_a_layer_for_lazy_pulling(tmp_path: Path) -> None:
+    """eStargz: a gzip member for each file, a landmark, a table of contents and a footer."""
+    held = [Item("etc/os", b"1"), Item("big", b"2" * 9000), Item(".prefetch.landmark", b"\x0f")]
+    parts = [tar_of(item) for item in held]
+    parts = [
+        part[: 512 + -(-len(item.data) // 512) * 512]
+        for part, item in zip(parts, held, strict=True)
+    ]
+    toc = b'{"version": 1, "entries": []}'
+    end = header("stargz.index.json", size=len(toc)) + toc + bytes(-len(toc) % 512) + END
+    extra = b"SG" + (22).to_bytes(2, "little") + b"%016xSTARGZ" % 4242
+    footer = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff" + len(extra).to_bytes(2, "little") + extra
+    footer += b"\x01\0\0\xff\xff" + bytes(8)
+    blob = b"".join(gzip.compress(part, mtime=0) for part in [*parts, end]) + footer
+    seen = scanned(tmp_path, blob)
+    assert seen.names("/") == [".prefetch.landmark", "big", "etc", "stargz.index.json"]
+    assert seen.read("/etc/os") == b"1"
+    assert seen.read("/big") == b"2" * 9000
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
@@ -312,6 +341,8 @@ def test_junk_after_the_compressed_data(pack: Any) -> None:
 #: Reads the layer at argv[1] with 400 MB of memory, and says how it ended.
 _BOUNDED = """\
 import resource, sys, time
+from builder.rootfs import limits
+limits.ENTRIES = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
 from builder.errors import SparkBuildError
 from builder.rootfs.tar import LayerTar
@@ -336,11 +367,11 @@ def bomb_of(pack: Any, gigabytes: int) -> bytes:
     return bytes(pack(header("zeros", size=gigabytes << 30)) + part * (gigabytes << 4) + pack(END))
 
 
-def bounded(tmp_path: Path, blob: bytes) -> tuple[str, float]:
+def bounded(tmp_path: Path, blob: bytes, entries: int = limits.ENTRIES) -> tuple[str, float]:
     """How reading a blob in 400 MB of memory ended, and after how many seconds."""
     (tmp_path / "blob").write_bytes(blob)
     done = subprocess.run(
-        [sys.executable, "-c", _BOUNDED, str(tmp_path / "blob")],
+        [sys.executable, "-c", _BOUNDED, str(tmp_path / "blob"), str(entries)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True, text=True, check=True,
     )  # fmt: skip

@@ -180,6 +180,88 @@ def test_a_hard_link_to_no_file_is_refused(tmp_path: Path, target: str) -> None:
         seen.stat("/self")
 
 
+@pytest.mark.parametrize(
+    "again", [Item("a", b"new"), symlink("a", "c"), folder("a"), hardlink("a", "c")]
+)
+def test_what_a_hard_link_shared_is_not_replaced_behind_it(tmp_path: Path, again: Item) -> None:
+    """On a disk the link keeps the old bytes, which nothing names any more."""
+    first = [Item("c"), Item("a", b"old"), hardlink("b", "a"), again]
+    with pytest.raises(RemoteError, match="replaces a, to which a hard link was made"):
+        view(tmp_path / "own", first).stat("/b")
+    with pytest.raises(RemoteError, match="replaces a, to which a hard link was made"):
+        view(tmp_path / "below", [Item("a", b"old")], [Item("c"), hardlink("b", "a"), again]).stat(
+            "/b"
+        )
+    before = [again, Item("a", b"new"), hardlink("b", "a")]
+    seen = view(tmp_path / "before", [Item("a", b"old"), Item("c")], before)
+    assert seen.read("/b") == b"new", "the other way round is plain"
+
+
+def test_a_folder_is_not_replaced_while_hard_links_lead_into_it(tmp_path: Path) -> None:
+    layer = [Item("d/a", b"old"), hardlink("b", "d/a"), Item("d", b"file")]
+    with pytest.raises(RemoteError, match="replaces d/a, to which a hard link was made"):
+        view(tmp_path, [Item("d/a", b"older")], layer).stat("/b")
+
+
+def test_hard_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    seen = view(tmp_path, [hardlink("a", "b"), hardlink("b", "c"), hardlink("c", "a")])
+    with pytest.raises(RemoteError, match=r"is no file of this image|hard link"):
+        seen.stat("/a")
+
+
+def test_a_hard_link_to_a_link_is_that_link(tmp_path: Path) -> None:
+    seen = view(tmp_path, [Item("a", b"1"), symlink("l", "a")], [hardlink("h", "l")])
+    assert seen.read("/h") == b"1"
+    entry = seen.lstat("/h")
+    assert entry is not None
+    assert entry.kind == "symlink"
+
+
+def test_absolute_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
+    links = [symlink("a", "/b"), symlink("b", "/a/x"), symlink("d/e", "/d/e"), symlink("f", "/f")]
+    seen = view(tmp_path, links)
+    for path in ("/a", "/b", "/a/x", "/d/e", "/d/e/y", "/f/../f"):
+        assert seen.stat(path) is None
+        assert seen.names(path) == []
+        assert seen.read(path) is None
+
+
+def test_an_opaque_folder_in_the_middle_hides_only_what_is_below_it(tmp_path: Path) -> None:
+    seen = view(
+        tmp_path,
+        [Item("d/a", b"1"), Item("d/e/b", b"2"), Item("d/keep", b"3")],
+        [Item("d/.wh..wh..opq"), Item("d/keep", b"4"), Item("d/e/c", b"5")],
+        [Item("d/top", b"6"), Item("d/e/d", b"7")],
+    )
+    assert tree(seen) == {
+        "/d": None, "/d/e": None, "/d/e/c": b"5", "/d/e/d": b"7", "/d/keep": b"4", "/d/top": b"6",
+    }  # fmt: skip
+    assert seen.below("/d").keys() == {"e", "e/c", "e/d", "keep", "top"}
+    assert seen.stat("/d/a") is None
+    assert seen.stat("/d/e/b") is None
+
+
+def test_a_whiteout_and_what_comes_again_in_the_same_layer(tmp_path: Path) -> None:
+    """Whiteouts are about the layers below, wherever in the layer they stand."""
+    lower = [Item("d/a", b"old", mode=0o777), Item("d/e/x", b"old")]
+    for number, top in enumerate((
+        [Item("d/.wh.a"), Item("d/a", b"new", mode=0o600), Item("d/.wh.e"), folder("d/e", 0o700)],
+        [Item("d/a", b"new", mode=0o600), folder("d/e", 0o700), Item("d/.wh.e"), Item("d/.wh.a")],
+    )):  # fmt: skip
+        seen = view(tmp_path / str(number), lower, top)
+        assert tree(seen) == {"/d": None, "/d/a": b"new", "/d/e": None}
+        modes = [entry.row.mode for p in ("/d/a", "/d/e") if (entry := seen.stat(p))]
+        assert modes == [0o600, 0o700]
+
+
+def test_modes_are_those_of_the_tar_without_the_bits_of_the_kind(tmp_path: Path) -> None:
+    held = [Item("suid", mode=0o4755), Item("kind", mode=0o100640), folder("sticky", 0o41777),
+            Item("none", mode=0)]  # fmt: skip
+    seen = view(tmp_path, held)
+    modes = {name: entry.row.mode for name in seen.names("/") if (entry := seen.stat(f"/{name}"))}
+    assert modes == {"suid": 0o4755, "kind": 0o640, "sticky": 0o1777, "none": 0}
+
+
 def test_what_runtimes_see_differently_is_refused(tmp_path: Path) -> None:
     """One unpacks into /usr/lib, another puts a folder in the place of /lib."""
     seen = view(tmp_path, [Item("usr/lib/x"), symlink("lib", "usr/lib")], [Item("lib/y")])
