@@ -224,6 +224,16 @@ def _verify(built: BuiltImage, opened: Opened) -> Report:
         target.close()
 
 
+def layer_rows(plan: BuildPlan, built: BuiltImage) -> list[dict[str, Any]]:
+    """Name and state of each layer; of one that was applied, whether it was made anew."""
+    rows: list[dict[str, Any]] = []
+    for decision in plan.decisions:
+        row: dict[str, Any] = {"name": decision.name, "state": decision.outcome.state}
+        cached = built.cached.get((plan.base.platform.oci, decision.name))
+        rows.append(row if cached is None else {**row, "cached": cached})
+    return rows
+
+
 def _print_result(
     plan: BuildPlan,
     built: BuiltImage,
@@ -238,7 +248,7 @@ def _print_result(
         "digest": built.digest,
         "engine": built.engine,
         "added_bytes": built.added_bytes,
-        "layers": [{"name": d.name, "state": d.outcome.state} for d in plan.decisions],
+        "layers": layer_rows(plan, built),
         "verify": report.as_json() if report else {"passed": False, "checks": [], "not_run": 1},
         "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
     }

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.image import Place, place_of
+from builder.cli.image import Place, layer_rows, place_of
 from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan, show_report
 from builder.console import console
@@ -210,9 +210,9 @@ def _print(
             "engine": built.image.engine,
             "added_bytes": built.image.added_bytes,
             "layers": [
-                {"name": d.name, "state": d.outcome.state, "platform": one.platform}
+                {**row, "platform": one.platform}
                 for one in planned
-                for d in one.plan.decisions
+                for row in layer_rows(one.plan, built.image)
             ],
             "verify": {"passed": passed, "checks": checks},
         }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from builder.bases import Base
@@ -42,6 +43,8 @@ class BuiltImage:
     engine: str
     #: what ``verify`` is asked for, where that is not ``ref``
     target: str = ""
+    #: (platform, patch layer) -> whether the layer was taken as an earlier build had left it
+    cached: Mapping[tuple[str, str], bool] = field(default_factory=dict)
 
     @property
     def pinned(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,17 @@ def deliver(delivery: Delivery) -> BuiltImage:
         BuildFailed: the disk or the Docker Engine does not take it.
         RemoteError: a registry failed; no tag was moved.
     """
+    cached: dict[tuple[str, str], bool] = {}
+
+    def write(scratch: Scratch) -> tuple[RawManifest, int]:
+        made = delivery.write(scratch)
+        cached.update(scratch.cached)
+        return made
+
+    return replace(_deliver(replace(delivery, write=write)), cached=cached)
+
+
+def _deliver(delivery: Delivery) -> BuiltImage:
     if delivery.output is not None:
         return _to_layout(delivery, delivery.output)
     if not delivery.push:

@@ -120,7 +120,7 @@ def tar_layer(
         with tarfile.open(
             None, "w|", fileobj=cast("IO[bytes]", plain), format=tarfile.PAX_FORMAT
         ) as tar:
-            for name, path, content in _entries(files):
+            for name, path, content in entries(files):
                 info = tarfile.TarInfo(name)
                 info.mtime = epoch
                 if content == "dir":
@@ -134,7 +134,7 @@ def tar_layer(
     return compressed.digest, plain.digest, compressed.size
 
 
-def _entries(files: Mapping[str, Content | None]) -> Iterable[tuple[str, str, Any]]:
+def entries(files: Mapping[str, Content | None]) -> Iterable[tuple[str, str, Any]]:
     """Name in the tar, absolute path, and content: folders before their files, all sorted."""
     named: dict[str, tuple[str, Any]] = {}
     for path, content in files.items():

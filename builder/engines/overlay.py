@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.console import console, megabytes
 from builder.engines.contents import image_layers
+from builder.engines.kept import MadeOf
 from builder.engines.layertar import WHITEOUT
+from builder.engines.scratch import say_layer
 from builder.errors import UsageError
 from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
 
@@ -30,8 +31,8 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
     epoch, created = bake.timestamp(plan), bake.created(plan)
     blobs, history = [], []
     for name, files in image_layers(plan):
-        blob = scratch.add_layer(files, epoch)
-        console.say(f"  {name:<22}{len(files):>5} files {megabytes(blob.size):>10}")
+        blob = scratch.add_layer(files, epoch, MadeOf.of(plan, [name]))
+        say_layer(name, len(files), blob)
         blobs.append(blob)
         history.append({"created": created, "created_by": f"spark-build layer {name}"})
     config = scratch.add_json(

@@ -9,10 +9,11 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.console import console, megabytes
 from builder.engines.contents import image_layers
+from builder.engines.kept import MadeOf
 from builder.engines.layertar import FOLDER, Owners
 from builder.engines.removal import taken_away
+from builder.engines.scratch import say_layer
 from builder.errors import BuildFailed
 from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
 from builder.rootfs.tar import DIR
@@ -45,19 +46,21 @@ def write_patched(
     assert request.base is not None
     plan, view = request.plan, opened.view
     layers = _layers(request, view)
+    groups = [[name] for name, _ in layers]
     single = request.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
     if single:
         merged: Files = {}
         for _, files in layers:
             merged.update(files)
-        layers = [("+".join(name for name, _ in layers), merged)]
+        groups = [[name for name, _ in layers]]
+        layers = [("+".join(groups[0]), merged)]
     epoch = bake.timestamp(plan)
     owners = Owners(folder=_folders(view), files=bake.restored(plan))
     blobs = []
-    for name, files in layers:
+    for (name, files), group in zip(layers, groups, strict=True):
         _check_places(files, view)
-        blobs.append(scratch.add_layer(files, epoch, owners))
-        console.say(f"  {name:<22.22}{len(files):>5} files {megabytes(blobs[-1].size):>10}")
+        blobs.append(scratch.add_layer(files, epoch, MadeOf.of(plan, group), owners))
+        say_layer(name, len(files), blobs[-1])
     config = _config(opened.image.config, plan, blobs, [name for name, _ in layers])
     manifest = _manifest(scratch, opened.image.manifest, plan, blobs, config)
     return manifest, sum(blob.size for blob in blobs)

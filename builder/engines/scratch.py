@@ -6,7 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from builder.console import console, megabytes
+from builder.engines.kept import KeptLayer, MadeOf, keep, layer_key, take
 from builder.engines.layertar import Owners, tar_layer
+from builder.locks import locked
 from builder.registry.model import OCI_INDEX, OCI_LAYER_GZIP, RawManifest, sha256_digest
 
 if TYPE_CHECKING:
@@ -24,10 +27,18 @@ class Blob:
     size: int
     media_type: str
     diff_id: str = ""
+    #: whether it was taken from the cache as it was
+    cached: bool = False
 
     def descriptor(self) -> dict[str, Any]:
         """The OCI content descriptor."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+
+
+def say_layer(name: str, files: int, blob: Blob) -> None:
+    """One line about a layer that was added."""
+    kept = "  (kept from an earlier build)" if blob.cached else ""
+    console.say(f"  {name:<22.22}{files:>5} files {megabytes(blob.size):>10}{kept}")
 
 
 class Scratch:
@@ -35,20 +46,35 @@ class Scratch:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        #: (platform, patch layer) -> whether it came from the cache
+        self.cached: dict[tuple[str, str], bool] = {}
         (root / "blobs" / "sha256").mkdir(parents=True)
 
     def _path(self, digest: str) -> Path:
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def add_layer(
-        self, files: Mapping[str, Content | None], epoch: int, owners: Owners | None = None
+        self,
+        files: Mapping[str, Content | None],
+        epoch: int,
+        made_of: MadeOf,
+        owners: Owners | None = None,
     ) -> Blob:
-        """Add a layer of absolute paths."""
+        """Add a layer of absolute paths: the one that is kept, where it is made of the same."""
         partial = self.root / "blobs" / "partial"
-        with partial.open("wb") as out:
-            digest, diff_id, size = tar_layer(out, files, epoch, owners)
-        partial.replace(self._path(digest))
-        return Blob(digest, size, OCI_LAYER_GZIP, diff_id)
+        owners = owners or Owners()
+        key = layer_key(made_of, files, epoch, owners)
+        with locked(f"layer {key}"):
+            kept = take(key, partial)
+            cached = kept is not None
+            if kept is None:
+                with partial.open("wb") as out:
+                    digest, diff_id, size = tar_layer(out, files, epoch, owners)
+                kept = KeptLayer(digest, diff_id, size)
+                keep(key, kept, partial)
+        partial.replace(self._path(kept.digest))
+        self.cached |= {(made_of.platform, name): cached for name in made_of.names}
+        return Blob(kept.digest, kept.size, OCI_LAYER_GZIP, kept.diff_id, cached)
 
     def add_json(self, value: object, media_type: str) -> Blob:
         """Add a JSON blob."""

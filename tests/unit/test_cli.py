@@ -247,7 +247,7 @@ class TestExitCodes:
     def test_7_build_failed(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        def full(*words: object) -> None:
+        def full(*words: object, **options: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("builder.engines.scratch.Scratch.add_layer", full)
@@ -328,7 +328,7 @@ class TestStreams:
         assert {"schema", "plan_digest", "image", "digest", "layers", "verify", "timings"} <= set(
             value
         )
-        assert value["layers"] == [{"name": "fix", "state": "needed"}]
+        assert value["layers"] == [{"name": "fix", "state": "needed", "cached": False}]
         checks = {check["name"]: check["status"] for check in value["verify"]["checks"]}
         assert checks["layer fix"] == "pass"
         assert value["verify"]["passed"] is True

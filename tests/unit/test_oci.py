@@ -21,6 +21,7 @@ from builder.engines.layertar import tar_layer
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest, read_layout
 from builder.errors import BuildFailed, SparkBuildError, UsageError
+from builder.paths import cache_dir
 from builder.runtime.spark_apply import Content
 
 from .fakes import (
@@ -319,7 +320,7 @@ class Writes:
 
     def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            self.count += 1
+            self.count += not args[0].is_relative_to(cache_dir())  # which may be full
             if self.count == self.number:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*args)
