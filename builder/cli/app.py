@@ -92,7 +92,8 @@ def plan(
 
 @app.command(
     epilog="Examples:  spark-build image --layers b12x-full   |   spark-build image -l b12x-full "
-    "--engine oci --output oci:out   |   IMG=$(spark-build image -l marlin -q)"
+    "--engine oci --output oci:out   |   IMG=$(spark-build image -l marlin -q)   |   spark-build "
+    "image -l b12x-full -b docker://HOST/vllm:1 --builder tcp://buildkitd:1234 --push -t HOST/me:1"
 )
 def image(
     layers: opt.LayersOrPulls = None,
@@ -105,6 +106,31 @@ def image(
     engine: Annotated[
         str, typer.Option(help="auto (Docker when it answers), buildkit, or oci (no daemon).")
     ] = "auto",
+    builder: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPARK_BUILD_BUILDER",
+            help="Build on this buildx builder, or on the BuildKit daemon at tcp://HOST:PORT, "
+            "unix://SOCKET, docker-container://NAME or kube-pod://POD.",
+            metavar="NAME|ADDRESS",
+            autocompletion=opt.complete_builders,
+        ),
+    ] = None,
+    cache_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Take finished steps from this cache: HOST/NAME:TAG, or as BuildKit writes it, "
+            "type=registry,ref=...; may be repeated (buildkit engine).",
+            metavar="CACHE",
+        ),
+    ] = None,
+    cache_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave every finished step in this cache; may be repeated (buildkit engine).",
+            metavar="CACHE",
+        ),
+    ] = None,
     tag: Annotated[str | None, typer.Option("--tag", "-t", help="Name of the image.")] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="docker, oci:DIR, or registry.")
@@ -149,6 +175,9 @@ def image(
             site_packages=site_packages,
             patches=patches,
             engine=engine,
+            builder=builder or "",
+            cache_from=tuple(cache_from or ()),
+            cache_to=tuple(cache_to or ()),
             tag=tag,
             output=output,
             push=push,

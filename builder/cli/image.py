@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.cli.builders import check_builder, of_registry
 from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan, show_report
 from builder.console import console
@@ -37,6 +39,9 @@ class ImageOptions:
     site_packages: str | None
     patches: list[Path] | None
     engine: str
+    builder: str
+    cache_from: tuple[str, ...]
+    cache_to: tuple[str, ...]
     tag: str | None
     output: str | None
     push: bool
@@ -50,11 +55,20 @@ class ImageOptions:
     refresh: bool
     json: bool
 
+    def settled(self) -> ImageOptions:
+        """With the engine that the other options are about; a setting gives way to an option."""
+        if self.engine == "oci" and self.builder == os.environ.get("SPARK_BUILD_BUILDER"):
+            return replace(self, builder="")
+        asked = self.builder or self.cache_from or self.cache_to
+        return replace(self, engine="buildkit") if asked and self.engine == "auto" else self
+
 
 def image_command(options: ImageOptions) -> None:
     """Build an image; the last line of stdout is its name with its digest."""
+    options = options.settled()
     if options.engine not in ("auto", "buildkit", "oci"):
         raise UsageError(f"unknown engine {options.engine!r}; engines: auto, buildkit, oci")
+    check_builder(options)
     if options.all_platforms or options.others != "drop":
         from builder.cli.image_index import index_command
 
@@ -65,13 +79,16 @@ def image_command(options: ImageOptions) -> None:
     began = time.monotonic()
     with console.step("base"):
         engine = _wanted_engine(options)
-        base = inputs.identify(
-            inputs.base_ref(options.base, engine, pull=not options.dry_run),
-            platform=options.platform,
-            python=options.python,
-            site_packages=options.site_packages,
-            engine=engine,
-        )
+        pull = not (options.dry_run or options.builder)
+        ref = inputs.base_ref(options.base, engine, pull=pull)
+        with of_registry(ref, options.builder):
+            base = inputs.identify(
+                ref,
+                platform=options.platform,
+                python=options.python,
+                site_packages=options.site_packages,
+                engine="oci" if options.builder else engine,
+            )
     try:
         with console.step("plan"):
             plan = inputs.plan(base)
@@ -147,7 +164,7 @@ def _engine_for(plan: BuildPlan, base: Base, options: ImageOptions) -> Engine:
     wanted = _wanted_engine(options)
     if wanted == "auto" and base.opened is not None:  # no Docker Engine has the base
         wanted = "oci"
-    engine = get_engine(wanted)
+    engine = get_engine(wanted, options.builder)
     refusal = engine.refuses(plan)
     if refusal:
         raise EngineError(refusal, hint="--engine buildkit, with a Docker Engine that answers")
@@ -182,16 +199,18 @@ def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
     push = options.push or output == "registry"
     if output not in ("", "docker", "registry") and not output.startswith("oci:"):
         raise UsageError(f"--output {output!r} is not docker, oci:DIR or registry")
-    if engine == "buildkit" and output.startswith("oci:"):
+    if engine == "buildkit" and output.startswith("oci:") and not options.builder:
         raise UsageError(
             f"--output {output!r} is not what the buildkit engine makes",
             hint="--output docker or registry; or --engine oci --output oci:DIR",
         )
     if push and output.startswith("oci:"):
         raise UsageError("--push and --output oci:DIR are two places; one at a time")
-    if push and engine == "oci" and options.tag is None:
+    if push and (engine == "oci" or options.builder) and options.tag is None:
         raise UsageError("nothing says where to push", hint="--tag HOST/NAME:TAG")
     folder: Path | None = None
+    if engine == "buildkit" and output.startswith("oci:"):
+        folder = Path(output.removeprefix("oci:"))
     if engine == "oci" and not push and output != "docker":
         vllm = plan.base.packages.get("vllm", "unknown")
         folder = Path(output.removeprefix("oci:") or f"spark-build-{plan.name}-{vllm}")
@@ -208,6 +227,8 @@ def _request(plan: BuildPlan, base: Base, options: ImageOptions, engine: Engine)
         base=base,
         thin=options.thin,
         single_layer=options.single_layer,
+        cache_from=options.cache_from,
+        cache_to=options.cache_to,
     )
 
 

@@ -33,6 +33,19 @@ def complete_layers(incomplete: str) -> list[str]:
     return [prefix + name for name in Catalog.discover().names if name.startswith(last)]
 
 
+def complete_builders(incomplete: str) -> list[str]:
+    """Shell completion for ``--builder``: what buildx knows, if there is one."""
+    import subprocess
+
+    words = ("docker", "buildx", "ls", "--format", "{{.Name}}")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=3, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = dict.fromkeys(line.strip().rstrip("*") for line in done.stdout.splitlines())
+    return [name for name in names if name and name.startswith(incomplete)]
+
+
 Layers = Annotated[
     list[str],
     typer.Option(

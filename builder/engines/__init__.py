@@ -31,6 +31,9 @@ class BuildRequest:
     thin: bool = False
     #: one layer for all patches, not one each
     single_layer: bool = False
+    #: where BuildKit looks for finished steps, and where it leaves them
+    cache_from: tuple[str, ...] = ()
+    cache_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +73,10 @@ class Engine(Protocol):
         """Build, or leave nothing behind."""
 
 
-def get_engine(name: str) -> Engine:
+def get_engine(name: str, builder: str = "") -> Engine:
     """The engine of that name; ``auto`` is Docker when it answers, else the embedded one.
+
+    ``builder`` is where BuildKit runs, if that is not inside the Docker Engine.
 
     Raises:
         EngineError: the named engine is not there.
@@ -82,10 +87,10 @@ def get_engine(name: str) -> Engine:
 
     if name == "oci":
         return OciEngine()
-    buildkit = BuildkitEngine()
+    buildkit = BuildkitEngine(builder)
     reason = buildkit.missing()
     if reason is None:
         return buildkit
-    if name == "auto":
+    if name == "auto" and not builder:
         return OciEngine()
     raise EngineError(reason, hint="use --engine oci, or start Docker with BuildKit")

@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import shutil
+import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder import bake
-from builder.console import console, megabytes
+from builder.console import console
 from builder.engines import BuildRequest, BuiltImage, docker
+from builder.engines.builders import ENGINE, cache_words, engine_environment, reached
+from builder.engines.client import LINK_SINCE, Cli, find_cli
 from builder.engines.contents import image_layers
-from builder.errors import BuildFailed, EngineError
+from builder.engines.context import context_of, folder_of
+from builder.engines.deliver import new_layout
+from builder.engines.overlay import layout_digest
+from builder.engines.progress import read_progress
+from builder.errors import BuildFailed, EngineError, RemoteError
 from builder.paths import data_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from builder.engines.builders import Builder
     from builder.model import BuildPlan
-    from builder.runtime.spark_apply import Content
 
-#: First engine whose built-in Dockerfile frontend takes ``COPY --link`` (BuildKit 0.11).
-_LINK_SINCE = 23
-
-
-@dataclass(frozen=True)
-class Cli:
-    """A docker client that can drive BuildKit, and how."""
-
-    binary: str
-    command: tuple[str, ...]
-    env: Mapping[str, str]
+#: First buildx that prints its progress as documents.
+_DOCUMENTS_SINCE = (0, 13)
 
 
-def find_cli() -> Cli | None:
-    """The first ``docker`` on PATH that can build with BuildKit.
-
-    Several clients may be installed, and the first need not have buildx; each is asked.
-    """
-    named = os.environ.get("SPARK_BUILD_DOCKER")
-    places = os.environ.get("PATH", "").split(os.pathsep)
-    binaries = [named] if named else [str(Path(p) / "docker") for p in places if p]
-    for binary in binaries:
-        if not os.access(binary, os.X_OK):
-            continue
-        if _succeeds([binary, "buildx", "version"]):
-            return Cli(binary, (binary, "buildx", "build", "--load", "--provenance=false"), {})
-        answer = subprocess.run(
-            [binary, "version", "--format", "{{.Client.Version}}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        major = answer.stdout.split(".")[0]
-        if major.isdigit() and 18 <= int(major) < _LINK_SINCE:  # BuildKit is inside these
-            return Cli(binary, (binary, "build"), {"DOCKER_BUILDKIT": "1"})
-    return None
-
-
-def _succeeds(command: list[str]) -> bool:
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+#: What buildx says where a builder's driver cannot bring its cache elsewhere.
+_NO_CACHE = re.compile(r"cache export (feature )?is (currently )?not supported", re.IGNORECASE)
 
 
 class BuildkitEngine:
-    """Builds through a Docker Engine."""
+    """Builds through a Docker Engine, or on the builder of that name or address."""
 
     name = "buildkit"
+
+    def __init__(self, builder: str = "") -> None:
+        self.builder = builder
 
     @cached_property
     def _cli(self) -> Cli | None:
@@ -78,6 +54,8 @@ class BuildkitEngine:
     def missing(self) -> str | None:
         if self._cli is None:
             return "no docker client with buildx is on PATH"
+        if self.builder:
+            return None if self._cli.buildx else f"{self._cli.binary} has no buildx"
         try:
             docker.connect().close()
         except EngineError as error:
@@ -85,28 +63,35 @@ class BuildkitEngine:
         return None
 
     def refuses(self, plan: BuildPlan) -> str | None:
+        if self.builder and plan.base.ref.startswith("oci:"):
+            return (
+                f"{plan.base.ref} is a directory on this machine, and builder {self.builder} takes "
+                "its base from a registry"
+            )
         if plan.base.kind in ("image", "pypi"):
             return None
         return f"a {plan.base.kind} base is not an image; use spark-build apply"
 
     @cached_property
     def _links(self) -> bool:
+        if self.builder:
+            return True
         client = docker.connect()
         version = str(client.version().get("Version", "0"))
         client.close()
-        return int(version.split(".", 1)[0]) >= _LINK_SINCE
+        return int(version.split(".", 1)[0]) >= LINK_SINCE
 
     def render(self, plan: BuildPlan) -> str:
-        return self._render(plan, self._base_name(plan), [name for name, _ in image_layers(plan)])
+        names = [name for name, _ in image_layers(plan)]
+        return self._render(plan, self._base_name(plan), names, links=self._links)
 
-    @staticmethod
-    def _base_name(plan: BuildPlan) -> str:
+    def _base_name(self, plan: BuildPlan) -> str:
         if plan.base.kind == "pypi":
             return "scratch"
         name = plan.base.ref.split("@")[0]
-        return f"{name}@{plan.base.digest}" if "/" in name else name
+        return f"{name}@{plan.base.digest}" if "/" in name or self.builder else name
 
-    def _render(self, plan: BuildPlan, base: str, names: list[str]) -> str:
+    def _render(self, plan: BuildPlan, base: str, names: list[str], *, links: bool) -> str:
         import jinja2
 
         loader = jinja2.FileSystemLoader(data_dir("dockerfiles"))
@@ -119,7 +104,7 @@ class BuildkitEngine:
             keep_trailing_newline=True,
         )
         environment.filters["quoted"] = bake.quoted
-        folders = [{"title": n, "folder": _folder(i, n)} for i, n in enumerate(names)]
+        folders = [{"title": n, "folder": folder_of(n)} for n in names]
         finish = None
         gone = any(content is None for content in plan.changes.values())
         if (gone or bake.restored(plan)) and plan.base.kind == "image":
@@ -129,8 +114,8 @@ class BuildkitEngine:
         return environment.get_template("image.Dockerfile.j2").render(
             base=base,
             user=plan.base.user,
-            copy_flags="--link " if self._links else "",
-            run_flags="--network=none " if self._links else "",
+            copy_flags="--link " if links else "",
+            run_flags="--network=none " if links else "",
             layers=folders,
             finish=finish,
             env=sorted(plan.env.items()),
@@ -138,21 +123,25 @@ class BuildkitEngine:
         )
 
     def build(self, request: BuildRequest) -> BuiltImage:
-        plan = request.plan
+        return self._on_builder(request) if self.builder else self._on_engine(request)
+
+    def _on_engine(self, request: BuildRequest) -> BuiltImage:
+        """Build in the Docker Engine beside us, on the image that it has."""
         assert self._cli is not None
-        layers = image_layers(plan)
-        with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
-            context = Path(folder)
-            added = 0
-            for number, (name, files) in enumerate(layers):
-                size = write_context(context / _folder(number, name), files, bake.timestamp(plan))
-                console.say(f"  {name:<22}{len(files):>5} files {megabytes(size):>10}")
-                added += size
+        plan = request.plan
+        words: list[str] = []
+        if self._cli.buildx:
+            words = ["--builder", ENGINE, "--load"]
+        if plan.base.kind == "pypi":
+            words += ["--platform", plan.base.platform.oci]
+        with context_of(plan) as (context, added):
             base = self._pin_base(plan)
-            dockerfile = self._render(plan, base, [name for name, _ in layers])
-            (context / "Dockerfile").write_text(dockerfile)
             try:
-                self._run(context, request)
+                self._write(context, plan, base, links=self._links)
+                words += ["-t", request.tag]
+                cached = self._run(
+                    context, request, words, {**self._cli.env, **engine_environment()}
+                )
             finally:
                 self._unpin_base(base)
         client = docker.connect()
@@ -162,7 +151,63 @@ class BuildkitEngine:
                 digest = docker.push(client, request.tag) or digest
         finally:
             client.close()
-        return BuiltImage(ref=request.tag, digest=digest, added_bytes=added, engine=self.name)
+        return BuiltImage(
+            ref=request.tag, digest=digest, added_bytes=added, engine=self.name, cached=cached
+        )
+
+    def _on_builder(self, request: BuildRequest) -> BuiltImage:
+        """Build elsewhere: the base comes out of its registry, the image to where it is wanted."""
+        assert self._cli is not None
+        plan, output = request.plan, request.output
+        here = not (request.push or output)
+        if here:
+            docker.connect().close()  # before anything is built that it could not take
+        with (
+            reached(self._cli.binary, self.builder) as builder,
+            context_of(plan) as (context, added),
+        ):
+            console.say(f"  on builder {builder.said} (driver {builder.driver})")
+            self._write(context, plan, self._base_name(plan), links=builder.links)
+            with contextlib.ExitStack() as stack:
+                if output is not None:
+                    layout = stack.enter_context(new_layout(output))
+                    to = ["--output", f"type=oci,tar=false,name={request.tag},dest={layout}"]
+                else:
+                    to = ["--push" if request.push else "--load", "-t", request.tag]
+                cached, digest = self._there(context, request, builder, to)
+        if output is not None:
+            digest = layout_digest(output)
+        elif here:
+            client = docker.connect()
+            try:
+                digest = str(client.images.get(request.tag).id)
+            finally:
+                client.close()
+        return BuiltImage(
+            ref=f"oci:{output}" if output is not None else request.tag,
+            digest=digest,
+            added_bytes=added,
+            engine=self.name,
+            target=f"docker://{request.tag}@{digest}" if request.push else "",
+            cached=cached,
+        )
+
+    def _there(
+        self, context: Path, request: BuildRequest, builder: Builder, to: Sequence[str]
+    ) -> tuple[dict[tuple[str, str], bool], str]:
+        """Run the build on a builder; gives what was cached, and the digest that it tells."""
+        with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
+            told = Path(folder) / "metadata.json"
+            words = ["--builder", builder.name, "--platform", request.plan.base.platform.oci, *to]
+            words += ["--metadata-file", str(told)]
+            env = {**engine_environment(), **builder.env}
+            cached = self._run(context, request, words, env)
+            digest = json.loads(told.read_bytes()).get("containerimage.digest", "")
+        return cached, str(digest)
+
+    def _write(self, context: Path, plan: BuildPlan, base: str, *, links: bool) -> None:
+        names = [name for name, _ in image_layers(plan)]
+        (context / "Dockerfile").write_text(self._render(plan, base, names, links=links))
 
     @staticmethod
     def _pin_base(plan: BuildPlan) -> str:
@@ -196,59 +241,56 @@ class BuildkitEngine:
         finally:
             client.close()
 
-    def _run(self, context: Path, request: BuildRequest) -> None:
+    def _run(
+        self,
+        context: Path,
+        request: BuildRequest,
+        words: Sequence[str],
+        env: Mapping[str, str],
+    ) -> dict[tuple[str, str], bool]:
+        """Run the build; gives for each patch layer whether it was in the builder's cache."""
         assert self._cli is not None
         epoch = str(bake.timestamp(request.plan))
-        command = [*self._cli.command, "--progress=plain", "--network=none", "-t", request.tag]
-        if request.plan.base.kind == "pypi":
-            command += ["--platform", request.plan.base.platform.oci]
+        documents = (self._cli.buildx or (0, 0)) >= _DOCUMENTS_SINCE
+        command = [*self._cli.command, f"--progress={'rawjson' if documents else 'plain'}"]
+        command += ["--network=none", *words]
+        command += cache_words(request.cache_from, "from") + cache_words(request.cache_to, "to")
         command += [str(context)]
         console.detail(f"+ {' '.join(command)}")
-        env = {**os.environ, **self._cli.env, "SOURCE_DATE_EPOCH": epoch}
         process = subprocess.run(
             command,
-            env=env,
+            env={**os.environ, **env, "SOURCE_DATE_EPOCH": epoch},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        for line in process.stdout.splitlines():
+        said = read_progress(process.stdout)
+        for line in said.lines:
             console.detail(line)
         if process.returncode != 0:
-            tail = "\n  ".join(process.stdout.splitlines()[-40:])
-            raise BuildFailed(f"docker build exited {process.returncode}:\n  {tail}")
+            raise self._failure(process.returncode, said.tail, process.stdout)
+        platform = request.plan.base.platform.oci
+        return {
+            (platform, d.name): said.cached[folder_of(d.name)]
+            for d in request.plan.needed
+            if folder_of(d.name) in said.cached
+        }
 
-
-def _folder(number: int, name: str) -> str:
-    return f"{number:02}-{name}"
-
-
-def write_context(root: Path, files: Mapping[str, Content | None], epoch: int) -> int:
-    """Write a layer's files below ``root`` with fixed times and modes; gives their bytes.
-
-    Raises:
-        BuildFailed: the disk is full or not writable.
-    """
-    size = 0
-    try:
-        root.mkdir()
-        for path, content in sorted(files.items()):
-            if content is None:
-                continue
-            target = root / path.lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content.read())
-            target.chmod(content.mode)
-            os.utime(target, (epoch, epoch))
-            size += content.size
-        for folder, _, _ in os.walk(root, topdown=False):
-            Path(folder).chmod(0o755)
-            os.utime(folder, (epoch, epoch))
-    except OSError as error:
-        shutil.rmtree(root, ignore_errors=True)
-        raise BuildFailed(
-            f"cannot write the build context below {root.parent}: {error.strerror}",
-            hint="free some space, or set TMPDIR to another disk",
-        ) from error
-    return size
+    def _failure(self, status: int, tail: str, output: str) -> Exception:
+        where = f" on builder {self.builder}" if self.builder else ""
+        if _NO_CACHE.search(output):
+            return EngineError(
+                f"this builder keeps no cache elsewhere{where}:\n  {tail}",
+                hint="--builder NAME of another driver, or a Docker Engine with the containerd "
+                "image store",
+            )
+        if re.search(r"failed to push|error writing (manifest|layer) blob", output):
+            return RemoteError(f"pushing failed{where}:\n  {tail}", hint="docker login")
+        if self.builder and "failed to resolve source metadata" in output:
+            return RemoteError(
+                f"builder {self.builder} does not reach the base in its registry:\n  {tail}",
+                hint="push the base to a registry that the builder reaches, and name it so: "
+                "--base docker://HOST/NAME:TAG",
+            )
+        return BuildFailed(f"docker build exited {status}{where}:\n  {tail}")

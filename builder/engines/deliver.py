@@ -126,7 +126,7 @@ def _to_docker(
 
 def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
     target = output.absolute()
-    _check_target(target, delivery)
+    _check_target(target, delivery.base)
     with locked(str(target), wait=False):
         manifest, added = _replace(target, delivery)
     return BuiltImage(ref=f"oci:{output}", digest=manifest.digest, added_bytes=added, engine="oci")
@@ -147,6 +147,26 @@ def _replace(target: Path, delivery: Delivery) -> tuple[RawManifest, int]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return manifest, added
+
+
+@contextlib.contextmanager
+def new_layout(output: Path) -> Iterator[Path]:
+    """A folder beside ``output`` to write a layout to, which takes its place if all goes well.
+
+    Raises:
+        UsageError: something else is there, or another run is writing it.
+        BuildFailed: the disk does not take it.
+    """
+    target = output.absolute()
+    _check_target(target, None)
+    with locked(str(target), wait=False), _disk(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            yield work / "layout"
+            _swap(work / "layout", target, work / "previous")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _complete(layout: Path, delivery: Delivery, manifest: RawManifest) -> None:
@@ -179,14 +199,13 @@ def _swap(layout: Path, target: Path, previous: Path) -> None:
         raise
 
 
-def _check_target(target: Path, delivery: Delivery) -> None:
+def _check_target(target: Path, source: ImageSource | None) -> None:
     ours = (target / "oci-layout").is_file() or not target.exists()
     if not ours and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(
             f"{target} exists and is not an OCI layout, so it is not replaced",
             hint="choose another place with --output oci:DIR",
         )
-    source = delivery.base
     if isinstance(source, LayoutDirectory) and source.path.absolute() == target:
         raise UsageError(
             f"{target} holds the base, so it is not replaced",

@@ -343,10 +343,7 @@ class Engine:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(cache.locked("engine"))
-            data = cache.root() / "engine" / cache.key(self.tools.origin)
-            data.mkdir(parents=True, exist_ok=True)
-            _end_leftover(data)
+            data = stack.enter_context(self._data())
             self._work = stack.enter_context(_run_directory(data))
             self._prepare()
             process = self._launch(data)
@@ -363,6 +360,15 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    @contextmanager
+    def _data(self) -> Iterator[Path]:
+        """Where its images are: one place for all runs, so that one of them has it at a time."""
+        with cache.locked("engine"):
+            data = cache.root() / "engine" / cache.key(self.tools.origin)
+            data.mkdir(parents=True, exist_ok=True)
+            _end_leftover(data)
+            yield data
 
     def _prepare(self) -> None:
         plugins = self._work / "config" / "cli-plugins"
@@ -401,6 +407,15 @@ class Engine:
         except MachineError:
             return False
         return True
+
+
+class FreshEngine(Engine):
+    """One more engine, with nothing in it at the start, gone at the end."""
+
+    @contextmanager
+    def _data(self) -> Iterator[Path]:
+        with cache.scratch("fresh-engine") as data:
+            yield data
 
 
 def family_of(engine: Engine) -> list[int]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from builder import bake
-from builder.engines.buildkit import BuildkitEngine, write_context
+from builder.engines.buildkit import BuildkitEngine
+from builder.engines.context import write_context
 from builder.engines.overlay import overlay_recipe
 from builder.errors import BuildFailed
 from builder.runtime.spark_apply import Content

@@ -1,10 +1,10 @@
 FROM vllm/vllm-openai:v0.20.1@sha256:abababababababababababababababababababababababababababababababab
 # fix
-COPY 00-fix/ /
+COPY layer-fix/ /
 # clean
-COPY 01-clean/ /
+COPY layer-clean/ /
 # spark-build
-COPY 02-spark-build/ /
+COPY layer-spark-build/ /
 RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish", "--root", "/usr/lib/python3/dist-packages"]
 LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"
 LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"

@@ -1,13 +1,13 @@
 FROM vllm/vllm-openai:v0.20.1@sha256:abababababababababababababababababababababababababababababababab
 USER root
 # fix
-COPY --link 00-fix/ /
+COPY --link layer-fix/ /
 # clean
-COPY --link 01-clean/ /
+COPY --link layer-clean/ /
 # set
-COPY --link 02-set/ /
+COPY --link layer-set/ /
 # spark-build
-COPY --link 03-spark-build/ /
+COPY --link layer-spark-build/ /
 RUN --network=none ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish", "--root", "/usr/lib/python3/dist-packages"]
 ENV VLLM_NVFP4_GEMM_BACKEND="marlin"
 LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"

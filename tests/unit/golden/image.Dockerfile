@@ -1,10 +1,10 @@
 FROM vllm/vllm-openai:v0.20.1@sha256:abababababababababababababababababababababababababababababababab
 # fix
-COPY --link 00-fix/ /
+COPY --link layer-fix/ /
 # set
-COPY --link 01-set/ /
+COPY --link layer-set/ /
 # spark-build
-COPY --link 02-spark-build/ /
+COPY --link layer-spark-build/ /
 ENV VLLM_NVFP4_GEMM_BACKEND="marlin"
 LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"
 LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"

@@ -1,12 +1,12 @@
 FROM scratch
 # fix
-COPY --link 00-fix/ /
+COPY --link layer-fix/ /
 # clean
-COPY --link 01-clean/ /
+COPY --link layer-clean/ /
 # set
-COPY --link 02-set/ /
+COPY --link layer-set/ /
 # spark-build
-COPY --link 03-spark-build/ /
+COPY --link layer-spark-build/ /
 ENV VLLM_NVFP4_GEMM_BACKEND="marlin"
 LABEL "io.github.spark-build.base"="pypi:vllm==0.20.1"
 LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"

@@ -1,0 +1,73 @@
+"""``--builder``, ``--cache-from`` and ``--cache-to`` of ``spark-build image``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from builder.engines.builders import cache_words, check_name
+from builder.errors import EngineError, RemoteError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.cli.image import ImageOptions
+
+
+def check_builder(options: ImageOptions) -> None:
+    """Refuse what cannot be, before anything is read.
+
+    Raises:
+        UsageError: the options contradict each other, or one of them is malformed.
+    """
+    if options.builder:
+        check_name(options.builder)
+    cache_words(options.cache_from, "from")
+    cache_words(options.cache_to, "to")
+    asked = {
+        "--builder": options.builder,
+        "--cache-from": options.cache_from,
+        "--cache-to": options.cache_to,
+    }
+    given = next((name for name, value in asked.items() if value), None)
+    if given is None:
+        return
+    if options.engine == "oci":
+        raise UsageError(
+            f"{given} is for the buildkit engine; the oci engine keeps finished layers by itself",
+            hint="--engine buildkit, or leave it out",
+        )
+    if options.all_platforms or options.others != "drop":
+        raise UsageError(f"{given}: the buildkit engine builds for one platform")
+
+
+@contextlib.contextmanager
+def of_registry(ref: str, builder: str) -> Iterator[None]:
+    """Say it clearly where a builder elsewhere cannot have a base that only this machine has."""
+    try:
+        yield
+    except RemoteError as error:
+        if not builder or not _is_here(ref):
+            raise
+        raise RemoteError(
+            f"{ref} is in the Docker Engine here, but builder {builder} takes its base from a "
+            f"registry: {error}",
+            hint="docker push it to a registry that the builder reaches, then "
+            "--base docker://HOST/NAME:TAG",
+        ) from None
+
+
+def _is_here(ref: str) -> bool:
+    from builder.engines import docker
+
+    try:
+        client = docker.connect()
+    except EngineError:
+        return False
+    try:
+        docker.find_image(client, ref.removeprefix("docker://"), None, pull=False)
+    except RemoteError:
+        return False
+    finally:
+        client.close()
+    return True

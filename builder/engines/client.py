@@ -1,0 +1,58 @@
+"""The docker client that can drive BuildKit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: First engine whose built-in BuildKit takes ``COPY --link`` (BuildKit 0.11); clients before it
+#: have a BuildKit of their own.
+LINK_SINCE = 23
+
+
+@dataclass(frozen=True)
+class Cli:
+    """A docker client that can drive BuildKit, and how."""
+
+    binary: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    #: version of buildx; None for an older client that builds without it
+    buildx: tuple[int, int] | None = None
+
+
+def find_cli() -> Cli | None:
+    """The first ``docker`` on PATH that can build with BuildKit.
+
+    Several clients may be installed, and the first need not have buildx; each is asked.
+    """
+    named = os.environ.get("SPARK_BUILD_DOCKER")
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    binaries = [named] if named else [str(Path(p) / "docker") for p in places if p]
+    for binary in binaries:
+        if not os.access(binary, os.X_OK):
+            continue
+        said = _output([binary, "buildx", "version"])
+        if said is not None:
+            version = re.search(r"\bv?(\d+)\.(\d+)\.", said)
+            known = (int(version[1]), int(version[2])) if version else (0, 0)
+            command = (binary, "buildx", "build", "--provenance=false")
+            return Cli(binary, command, {}, known)
+        major = (_output([binary, "version", "--format", "{{.Client.Version}}"]) or "").split(".")[
+            0
+        ]
+        if major.isdigit() and 18 <= int(major) < LINK_SINCE:  # BuildKit is inside these
+            return Cli(binary, (binary, "build"), {"DOCKER_BUILDKIT": "1"})
+    return None
+
+
+def _output(command: list[str]) -> str | None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode and command[-1] == "version" else done.stdout

@@ -1,0 +1,69 @@
+"""A build context: the ready files of every layer, in a folder each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder import bake
+from builder.console import console, megabytes
+from builder.engines.contents import image_layers
+from builder.errors import BuildFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.model import BuildPlan
+    from builder.runtime.spark_apply import Content
+
+
+def folder_of(name: str) -> str:
+    """A layer's folder: it has no number, so that one more layer leaves the others cached."""
+    return f"layer-{name}"
+
+
+@contextlib.contextmanager
+def context_of(plan: BuildPlan) -> Iterator[tuple[Path, int]]:
+    """A build context with every layer's files, and their bytes."""
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
+        added = 0
+        for name, files in image_layers(plan):
+            target = Path(folder) / folder_of(name)
+            size = write_context(target, files, bake.timestamp(plan))
+            console.say(f"  {name:<22}{len(files):>5} files {megabytes(size):>10}")
+            added += size
+        yield Path(folder), added
+
+
+def write_context(root: Path, files: Mapping[str, Content | None], epoch: int) -> int:
+    """Write a layer's files below ``root`` with fixed times and modes; gives their bytes.
+
+    Raises:
+        BuildFailed: the disk is full or not writable.
+    """
+    size = 0
+    try:
+        root.mkdir()
+        for path, content in sorted(files.items()):
+            if content is None:
+                continue
+            target = root / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.read())
+            target.chmod(content.mode)
+            os.utime(target, (epoch, epoch))
+            size += content.size
+        for folder, _, _ in os.walk(root, topdown=False):
+            Path(folder).chmod(0o755)
+            os.utime(folder, (epoch, epoch))
+    except OSError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        raise BuildFailed(
+            f"cannot write the build context below {root.parent}: {error.strerror}",
+            hint="free some space, or set TMPDIR to another disk",
+        ) from error
+    return size

@@ -1,0 +1,91 @@
+"""What ``docker buildx build`` says: which steps were taken from the cache, and what went wrong.
+
+``--progress=rawjson`` (buildx 0.13) is a stream of documents with ``vertexes`` and ``logs``; it
+alone tells a layer that is taken from the cache above one that was made anew.  Older clients print
+lines, in which such a layer looks as if it had been made.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+#: ``[3/9] COPY --link FOLDER/ /``; the step that puts a linked layer on top is called LINK COPY.
+_COPY = re.compile(r"\[(?:\S+ +)?\d+/\d+\] COPY (?:--link )?(\S+)/ /")
+_LINE = re.compile(r"#(\d+) (.*)")
+
+
+@dataclass
+class Progress:
+    """The outcome of a build."""
+
+    #: folder of a layer -> whether it was taken from the cache
+    cached: dict[str, bool] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def tail(self) -> str:
+        """The last that was said, for an error."""
+        return "\n  ".join(self.lines[-40:])
+
+
+def read_progress(text: str) -> Progress:
+    """Read what was printed, in either form; text between the documents is kept."""
+    found = Progress()
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        if text[at] == "{" and (at == 0 or text[at - 1] in "\n}"):
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except ValueError:
+                pass
+            else:
+                _document(value, found)
+                continue
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        if text[at:end].strip():
+            found.lines.append(text[at:end])
+        at = end + 1
+    _plain(found)
+    return found
+
+
+def _document(value: dict[str, Any], found: Progress) -> None:
+    for vertex in value.get("vertexes") or ():
+        name = str(vertex.get("name", ""))
+        folder = _folder(name)
+        done = vertex.get("completed") or vertex.get("cached")
+        if folder and done:
+            found.cached[folder] = bool(vertex.get("cached")) or found.cached.get(folder, False)
+        if vertex.get("completed"):
+            found.lines.append(f"{name}{' (cached)' if vertex.get('cached') else ''}")
+        if vertex.get("error"):
+            found.lines.append(f"{name}: {vertex['error']}")
+    for log in value.get("logs") or ():
+        data = base64.b64decode(log.get("data") or "")
+        found.lines += data.decode("utf-8", "replace").splitlines()
+    for warning in value.get("warnings") or ():
+        data = base64.b64decode(warning.get("short") or "")
+        found.lines.append(data.decode("utf-8", "replace"))
+
+
+def _folder(name: str) -> str:
+    match = _COPY.fullmatch(name)
+    return match[1] if match else ""
+
+
+def _plain(found: Progress) -> None:
+    folders: dict[str, str] = {}
+    for line in found.lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        if folder := _folder(match[2]):
+            folders[match[1]] = folder
+            found.cached.setdefault(folder, False)
+        elif match[2] == "CACHED" and match[1] in folders:
+            found.cached[folders[match[1]]] = True
