@@ -24,7 +24,12 @@ def document_of(words: Sequence[str]) -> str:
     if name == "image" and {"--all-platforms", "--others"} & {*words}:
         return "image-index"
     if {"--dry-run", "-n"} & {*words}:
-        name = {"image": "plan", "compile-run": "compile-show"}.get(name, name)
+        planned = {
+            "image": "plan",
+            "compile-run": "compile-show",
+            "compile-wheel": "compile-wheel-plan",
+        }
+        name = planned.get(name, name)
     return name
 
 

@@ -664,7 +664,8 @@ def compile_run(
     ] = None,
     arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
     torch: Annotated[
-        Path | None, typer.Option(help="site-packages with torch; default: a CPU build.")
+        Path | None,
+        typer.Option(help="site-packages with torch; default: what vLLM pins."),
     ] = None,
     nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
     jobs: Annotated[
@@ -688,6 +689,65 @@ def compile_run(
             units=unit or [],
             torch=torch,
             nvcc=nvcc,
+            jobs=jobs,
+            dry_run=dry_run,
+            json=json,
+        )
+    )
+
+
+@compile_app.command(
+    "wheel",
+    epilog="Examples:  spark-build compile wheel --vllm 0.19.1 --change sm120-family   |   "
+    "spark-build compile wheel --vllm 0.19.1 --change sm120-family --base dir:/opt/venv -o dist",
+)
+def compile_wheel(
+    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    change: Annotated[
+        str | None, typer.Option(help="A change that is known by name: sm120-family.")
+    ] = None,
+    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Where it will be installed; default: the released wheels."),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+    ] = None,
+    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    cuda: Annotated[
+        str | None, typer.Option(help="CUDA version that nvcc must be of; default: any.")
+    ] = None,
+    torch: Annotated[
+        Path | None, typer.Option(help="site-packages with torch's headers; default: the base's.")
+    ] = None,
+    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
+    out: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder that the wheel is written to.")
+    ] = Path("dist"),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Compile what a change reaches, and make a wheel of it that goes beside a prebuilt vLLM."""
+    from builder.cli.companion import WheelOptions, wheel_command
+
+    wheel_command(
+        WheelOptions(
+            vllm=vllm,
+            base=base,
+            source=source,
+            arch_list=arch_list,
+            change=change,
+            patch=patch,
+            cuda=cuda,
+            torch=torch,
+            nvcc=nvcc,
+            out=out,
             jobs=jobs,
             dry_run=dry_run,
             json=json,

@@ -16,7 +16,12 @@ from builder.native.includes import Sources, touched
 from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.native.proof import machine_code, shows_trap, unit_json
 from builder.native.source import SourceTree, release_source
-from builder.native.toolchain import find_nvcc, make_toolchain
+from builder.native.toolchain import (
+    find_nvcc,
+    make_toolchain,
+    pinned_torch,
+    torch_headers,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
     from builder.native.outcome import Outcome
 
 
-def _source(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
+def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
+    """The released source, or a folder that the user names."""
     if source is not None and not (source / "CMakeLists.txt").is_file():
         raise UsageError(f"{source} holds no CMakeLists.txt: it is not vLLM's source")
     if source is not None:
@@ -45,7 +51,7 @@ def show_command(
     json: bool,
 ) -> None:
     """Print what would be compiled for what, and whether it would run on SM121."""
-    result = outcome(_source(PackageIndex(), vllm, source), arch_list, cuda, changed)
+    result = outcome(source_tree(PackageIndex(), vllm, source), arch_list, cuda, changed)
     if json:
         print_json(result.as_json())
         return
@@ -101,7 +107,7 @@ def run_command(options: RunOptions) -> None:
             hint="spark-build compile run --vllm 0.19.1 --change sm120-family --dry-run",
         )
     index = PackageIndex()
-    tree = _source(index, options.vllm, options.source)
+    tree = source_tree(index, options.vllm, options.source)
     _, cuda = find_nvcc(options.nvcc)
     found = outcome(tree, options.arch_list, cuda)
     sources = Sources(tree.root, found.recipe.generated)
@@ -117,7 +123,7 @@ def run_command(options: RunOptions) -> None:
     if options.dry_run:
         _say_plan(found, units, jobs, json=options.json)
         return
-    torch = options.torch or _sandbox_torch(tree.version)
+    torch = options.torch or torch_headers(index, pinned_torch(tree.root))
     tools = make_toolchain(index, torch, options.nvcc)
     with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
         built = compile_units(sources, found.recipe, units, change, tools, jobs)
@@ -168,13 +174,3 @@ def _say_plan(found: Outcome, units: list[Unit], jobs: int, *, json: bool) -> No
     for unit in units:
         print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")
     print(estimate(units, jobs) if units else "no unit is compiled from the files that change")
-
-
-def _sandbox_torch(vllm: str) -> Path:
-    """The site-packages of the sandbox that the dispatch level uses; its torch has headers."""
-    from builder.verify.sandbox import Sandbox, requirements_for
-
-    sandbox = Sandbox(requirements_for(vllm))
-    sandbox.prepare()
-    (found,) = sandbox.root.glob("lib/python*/site-packages")
-    return found

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from builder.native.toolchain import Toolchain
 
 #: What vLLM's build gives nvcc besides torch's flags and the release's own.
-_FLAGS = (
+FLAGS = (
     "-std=c++17", "-O2", "-DNDEBUG", "-DENABLE_FP8", "-DUSE_CUDA",
     "--expt-relaxed-constexpr", "--expt-extended-lambda", "-Xcompiler", "-fPIC",
 )  # fmt: skip
+#: Files that the host compiler alone is for, whatever a build's lists say of them.
+HOST_SUFFIXES = (".cpp", ".cc", ".c")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,12 @@ def compile_units(
     change: SourceChange | None,
     tools: Toolchain,
     jobs: int | None = None,
+    *,
+    with_host: bool = False,
 ) -> list[BuiltUnit]:
     """Compile units of a source tree, changed or as it is, for the recipe's architectures.
+
+    Host code has no machine code for a GPU to show, and is refused unless ``with_host``.
 
     Raises:
         UsageError: there is no unit to compile, or one is not CUDA.
@@ -108,7 +114,7 @@ def compile_units(
     if not units:
         raise UsageError("no unit is compiled from the files that change")
     host = [unit.path for unit in units if not unit.gencodes]
-    if host:
+    if host and not with_host:
         raise UsageError(f"{', '.join(host)} is host code, which is not compiled for a GPU")
     ninja = find_ninja()
     texts = dict(change.texts) if change else {}
@@ -144,13 +150,16 @@ def compile_units(
 def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> list[str]:
     """The compiler's words for one unit, without input and output."""
     extension = recipe.extensions[unit.extension]
-    words = [str(tools.nvcc), *_FLAGS]
+    words = [str(tools.nvcc), *FLAGS]
     words += [flag for flag in recipe.flags if flag.startswith("-D")]
     words += [f"-D{name}" for name in extension.definitions]
     for virtual, real in unit.gencodes:
         words += ["-gencode", f"arch={virtual},code={real}"]
     words += [f"-I{source / 'csrc'}", *(f"-I{folder}" for folder in tools.includes)]
-    return words
+    if unit.path.endswith(HOST_SUFFIXES):  # the release compiles these without nvcc
+        words += ["-Xcompiler", "-U__NVCC__"]
+    # messages hold file names: what is compiled must not depend on whose cache it was in
+    return [*words, "-Xcompiler", f"-fmacro-prefix-map={cache_dir()}/="]
 
 
 def _object(unit: Unit) -> str:

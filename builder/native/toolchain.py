@@ -6,14 +6,16 @@ released wheels by range, pinned by their sha256 on the index, and nothing is in
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from builder.console import console
@@ -96,6 +98,52 @@ def make_toolchain(index: PackageIndex, torch: Path, nvcc: Path | None = None) -
     if not _has_library_headers(compiler):
         includes += _library_headers(index, cuda)
     return Toolchain(nvcc=compiler, cuda=cuda, includes=tuple(includes))
+
+
+def pinned_torch(root: Path) -> str:
+    """The torch that a source tree is built with: the pin in its own ``pyproject.toml``.
+
+    Raises:
+        UsageError: it pins none.
+    """
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+        rows = [Requirement(row) for row in project["build-system"]["requires"]]
+    except (OSError, ValueError, KeyError, InvalidRequirement) as error:
+        raise UsageError(f"{root}: which torch it is built with cannot be read: {error}") from None
+    for row in rows:
+        for pin in row.specifier if row.name == "torch" else ():
+            if pin.operator == "==":
+                return pin.version
+    raise UsageError(f"{root}/pyproject.toml pins no torch", hint="name one with --torch")
+
+
+def torch_headers(index: PackageIndex, version: str) -> Path:
+    """A site-packages with the headers of a torch release and nothing else, read by range.
+
+    C++ built with other headers may need symbols that the release has not.
+
+    Raises:
+        UsageError: the index has no such release.
+        RemoteError: the package index does not answer.
+    """
+    return wheel_headers(index, "torch", version, prefixes=("torch/include/",))
+
+
+def header_version(tools: Toolchain) -> str:
+    """Of which torch the headers are, as they say it.
+
+    Raises:
+        UsageError: they do not say.
+    """
+    for name in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
+        for folder in tools.includes:
+            with contextlib.suppress(OSError):
+                text = (folder / name).read_text("utf-8")
+                found = re.findall(r"#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
+                if len(found) == 3:
+                    return ".".join(found)
+    raise UsageError(f"the headers in {tools.includes[0]} do not say of which torch they are")
 
 
 def _has_library_headers(nvcc: Path) -> bool:

@@ -1,0 +1,164 @@
+"""``spark-build compile wheel``: rebuilt kernels beside a prebuilt vLLM."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.bases import BaseRequest, identify
+from builder.cli.compile import source_tree
+from builder.cli.show import print_json
+from builder.console import console
+from builder.errors import EngineError, UsageError
+from builder.index import PackageIndex
+from builder.native.base import DISTRIBUTIONS, NativeBase
+from builder.native.build import estimate, free_memory, parallel_jobs
+from builder.native.changes import named_change, patched
+from builder.native.cmake import evaluate
+from builder.native.companion import (
+    CompanionRequest,
+    agreed_torch,
+    build_companion,
+    plan_companion,
+)
+from builder.native.includes import Sources
+from builder.native.link import toolkit_libraries
+from builder.native.outcome import unit_json
+from builder.native.toolchain import find_nvcc, make_toolchain, torch_headers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.native.changes import SourceChange
+    from builder.native.companion import CompanionPlan
+    from builder.native.source import SourceTree
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelOptions:
+    """What the command line of ``compile wheel`` said."""
+
+    vllm: str
+    base: str | None
+    source: Path | None
+    arch_list: str
+    change: str | None
+    patch: Path | None
+    cuda: str | None
+    torch: Path | None
+    nvcc: Path | None
+    out: Path
+    jobs: int | None
+    dry_run: bool
+    json: bool
+
+
+def wheel_command(options: WheelOptions) -> None:
+    """Build the wheel; its path is the last line of stdout."""
+    if bool(options.change) == bool(options.patch):
+        raise UsageError(
+            "name what is changed: --change or --patch",
+            hint="spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
+        )
+    if not options.dry_run and options.out.exists() and not options.out.is_dir():
+        raise UsageError(f"{options.out} is no folder")
+    index = PackageIndex()
+    nvcc, cuda = find_nvcc(options.nvcc)
+    if options.cuda and options.cuda != cuda:
+        raise EngineError(
+            f"{nvcc} is CUDA {cuda}, and --cuda says {options.cuda}",
+            hint="name the compiler of that toolkit with --nvcc",
+        )
+    source = source_tree(index, options.vllm, options.source)
+    change = _change(source, options, cuda)
+    plan = plan_companion(source, change, options.arch_list, cuda)
+    if options.dry_run:
+        _say_plan(plan, source, options)
+        return
+    ref = options.base or f"pypi:vllm=={options.vllm}"
+    with console.step(f"base {ref}"):
+        found = identify(
+            BaseRequest(
+                ref=ref,
+                platform=platform.machine(),
+                pins={},
+                tracked=DISTRIBUTIONS,
+                index=index,
+            )
+        )
+    try:
+        base = NativeBase(found.tree, toolkit_libraries(nvcc))
+        headers = options.torch or torch_headers(index, base.version("torch"))
+        tools = make_toolchain(index, headers, options.nvcc)
+        agreed_torch(base, source.version, tools)
+        made = build_companion(
+            CompanionRequest(
+                source=source,
+                change=change,
+                arch_list=options.arch_list,
+                tools=tools,
+                base=base,
+                jobs=options.jobs,
+            ),
+            options.out,
+        )
+    finally:
+        found.close()
+    if options.json:
+        print_json(made.report)
+        return
+    _say(made.report)
+    print(made.path)
+
+
+def _change(source: SourceTree, options: WheelOptions, cuda: str) -> SourceChange:
+    recipe = evaluate(source, options.arch_list, cuda)
+    sources = Sources(source.root, recipe.generated)
+    if options.patch:
+        return patched(sources, options.patch)
+    return named_change(sources, options.change or "")
+
+
+def _say_plan(plan: CompanionPlan, source: SourceTree, options: WheelOptions) -> None:
+    units = [*plan.rebuilt, *plan.siblings]
+    jobs = options.jobs or parallel_jobs(units, free_memory(), os.cpu_count() or 1)
+    if options.json:
+        print_json(
+            {
+                "schema": SCHEMA,
+                "vllm": source.version,
+                "rebuild": [unit_json(unit) for unit in plan.rebuilt],
+                "between": [unit_json(unit) for unit in plan.siblings],
+                "operators": [operator.name for operator in plan.operators],
+                "units": len(plan.recipe.units),
+                "jobs": jobs,
+            }
+        )
+        return
+    print(f"operators: {', '.join(operator.name for operator in plan.operators)}")
+    for unit in plan.rebuilt:
+        print(f"  rebuilt   {unit.path}")
+    for unit in plan.siblings:
+        print(f"  between   {unit.path}")
+    print(estimate(units, jobs))
+
+
+def _say(report: dict[str, Any]) -> None:
+    about, abi = report["companion"], report["abi"]
+    counted = ", ".join(f"{number} x {name}" for name, number in _instructions(about))
+    print(f"{about['name']} for vllm {about['vllm']}, torch {about['torch']}")
+    print(f"  operators   {', '.join(row['name'] for row in about['operators'])}")
+    print(f"  kernels     {counted}, no trap")
+    print(f"  runs on     {', '.join(f'{a}.{b}' for a, b in about['capabilities'])}")
+    symbols = ", ".join(f"{number} of {name}" for name, number in abi["symbols"].items())
+    print(f"  symbols     {symbols}: all there")
+    versions = ", ".join(f"{name} {version}" for name, version in abi["newest_versions"].items())
+    print(f"  asks for    {versions}; CUDA runtime {about['cuda_runtime']}")
+
+
+def _instructions(about: dict[str, Any]) -> list[tuple[str, int]]:
+    return list(about["kernels"]["instructions"].items())

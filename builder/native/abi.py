@@ -1,0 +1,164 @@
+"""Whether a library can be loaded beside a prebuilt extension: every symbol, version and need.
+
+Nothing is executed.  The rule is the same throughout: a companion may ask only for what the base's
+own extension asks for too, or what a library that the extension needs already has.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from builder.runtime.stub_driver import DRIVER_FUNCTION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.native.elf import ElfFacts
+
+#: The C library's and the compiler's, of which versions are compared and symbols are not read.
+SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)|ld-linux-[\w-]+)\.so\.\d+")
+#: A version that is a family and a number: GLIBC_2.14, GLIBCXX_3.4.21, CXXABI_1.3.9, GCC_3.0.
+_NUMBERED = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)*)")
+#: CPython's own functions and data, without the stable ABI or with it: a companion needs none.
+_PYTHON = re.compile(r"_?Py[A-Z_]\w*")
+#: Functions of torch that hand over a ``cudaDeviceProp``, whose layout changed in CUDA 13.
+_LAYOUT = re.compile(r"_ZN\w*(getCurrentDeviceProperties|getDeviceProperties)E")
+DRIVER = "libcuda.so.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbiBase:
+    """What a companion is held against.
+
+    ``extension`` is the base's own module, which loads there.  ``libraries`` are those it needs and
+    that were read: soname -> facts.
+    """
+
+    extension: ElfFacts
+    libraries: Mapping[str, ElfFacts]
+    #: soname that is not in the base -> the file that was read instead
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Libraries that are in a process where the extension is."""
+        below = (name for library in self.libraries.values() for name in library.needed)
+        return frozenset([*self.extension.needed, *below])
+
+    def allowed(self, library: str) -> set[str]:
+        """Versions of a library that the extension or what it needs asks for."""
+        every = [self.extension, *self.libraries.values()]
+        return {version for facts in every for version in facts.versions.get(library, ())}
+
+    def newest(self, family: str) -> tuple[int, ...]:
+        """The newest number of a family of versions that is asked for in any of them."""
+        every = [self.extension, *self.libraries.values()]
+        found = (
+            _number(version)[1]
+            for facts in every
+            for versions in facts.versions.values()
+            for version in versions
+            if _number(version)[0] == family
+        )
+        return max(found, default=())
+
+    def source_of(self, symbol: str) -> str:
+        """The library that has a symbol; empty when none has."""
+        for name, facts in self.libraries.items():
+            if symbol in facts.exported:
+                return name
+        driver = DRIVER in self.extension.needed and symbol in self.extension.undefined
+        return DRIVER if driver and DRIVER_FUNCTION.fullmatch(symbol) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbiProof:
+    """The result: what was compared, and every fault in words."""
+
+    symbols: Mapping[str, int]
+    needed: tuple[str, ...]
+    versions: Mapping[str, str]
+    faults: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The proof in reports."""
+        return {
+            "symbols": dict(self.symbols),
+            "needed": list(self.needed),
+            "newest_versions": dict(self.versions),
+            "faults": list(self.faults),
+        }
+
+
+def check_abi(companion: ElfFacts, base: AbiBase, *, own_runtime: bool = False) -> AbiProof:
+    """Hold a companion against a base.
+
+    Args:
+        companion: the linked library.
+        base: what is there.
+        own_runtime: the CUDA runtime is part of the companion, of another version than the base's.
+    """
+    counted: dict[str, int] = {}
+    for symbol, (library, _) in companion.undefined.items():
+        source = library if SYSTEM.fullmatch(library) else base.source_of(symbol)
+        counted[source] = counted.get(source, 0) + 1
+    counted.pop("", None)
+    return AbiProof(
+        symbols=dict(sorted(counted.items())),
+        needed=companion.needed,
+        versions=_newest(companion),
+        faults=tuple(_faults(companion, base, own_runtime=own_runtime)),
+    )
+
+
+def _faults(companion: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterator[str]:
+    if companion.machine != base.extension.machine:
+        yield f"it is for {companion.machine}, the base is for {base.extension.machine}"
+    for library in companion.needed:
+        if library not in base.needed:
+            yield f"it needs {library}, which the base's extension does not need"
+    for symbol, (library, version) in sorted(companion.undefined.items()):
+        if _PYTHON.fullmatch(symbol):
+            yield f"it uses {symbol} of CPython, and so fits one version of Python only"
+        elif own_runtime and _LAYOUT.search(symbol):
+            yield f"it takes a cudaDeviceProp from {symbol}, of another CUDA than its own"
+        elif not SYSTEM.fullmatch(library) and not base.source_of(symbol):
+            asked = f" (of {library}, {version})" if library else ""
+            yield f"it uses {symbol}{asked}, which no library that the base's extension needs has"
+    for library, versions in sorted(companion.versions.items()):
+        for version in versions:
+            yield from _version_fault(base, library, version)
+
+
+def _version_fault(base: AbiBase, library: str, version: str) -> Iterator[str]:
+    if version in base.allowed(library):
+        return
+    family, number = _number(version)
+    newest = base.newest(family)
+    if not number or number > newest:
+        shown = f"{family}_{'.'.join(map(str, newest))}" if newest else "none of that name"
+        yield f"it needs {version} of {library}; the base needs {shown} at most"
+
+
+def too_new(companion: ElfFacts, base: AbiBase) -> dict[str, tuple[str, str]]:
+    """Symbols that are asked for in a newer version than the base needs of anything."""
+    return {
+        symbol: (library, version)
+        for symbol, (library, version) in companion.undefined.items()
+        if SYSTEM.fullmatch(library) and list(_version_fault(base, library, version))
+    }
+
+
+def _number(version: str) -> tuple[str, tuple[int, ...]]:
+    found = _NUMBERED.fullmatch(version)
+    return (found[1], tuple(map(int, found[2].split(".")))) if found else (version, ())
+
+
+def _newest(facts: ElfFacts) -> dict[str, str]:
+    newest: dict[str, tuple[int, ...]] = {}
+    for versions in facts.versions.values():
+        for family, number in map(_number, versions):
+            newest[family] = max(newest.get(family, ()), number)
+    return {family: ".".join(map(str, number)) for family, number in sorted(newest.items())}

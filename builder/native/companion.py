@@ -1,0 +1,304 @@
+"""A companion: a wheel with rebuilt kernels that takes the place of a prebuilt vLLM's own.
+
+The rebuilt units are linked with the few that lie between them and their torch operator into a
+library that registers the operator once more; vLLM loads it in every process as a plugin.  vLLM's
+own files stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from builder.console import console
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.index import write_atomically
+from builder.native.build import HOST_SUFFIXES, compile_units
+from builder.native.cmake import Unit
+from builder.native.companionwheel import WheelNames, wheel_bytes
+from builder.native.includes import Sources, touched
+from builder.native.kernelproof import KernelProof, prove_kernels
+from builder.native.link import link
+from builder.native.outcome import outcome
+from builder.native.registration import operators_behind, registration_source, sibling_units
+from builder.native.toolchain import header_version
+from builder.paths import package_file
+from builder.runtime.spark_apply import canonical_json, sha256_hex
+from builder.verify.fatbin import Arch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from builder.native.base import NativeBase
+    from builder.native.build import BuiltUnit
+    from builder.native.changes import SourceChange
+    from builder.native.cmake import BuildRecipe
+    from builder.native.link import Linked
+    from builder.native.registration import Operator
+    from builder.native.source import SourceTree
+    from builder.native.toolchain import Toolchain
+
+SCHEMA = 1
+#: Devices of the family: the desktop's and the GB10's.
+FAMILY = ((12, 0), (12, 1))
+_REGISTRATION = "csrc/spark_build_registration.cpp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompanionRequest:
+    """What a companion is made of.
+
+    ``source`` and ``change`` are vLLM's sources and what is changed in them; ``arch_list`` is what
+    the release's build takes as ``TORCH_CUDA_ARCH_LIST``; ``tools`` are nvcc and headers, those of
+    the base's own torch; ``base`` is where the companion will be loaded.  ``operators`` and
+    ``platform`` are found out where they are not given.
+    """
+
+    source: SourceTree
+    change: SourceChange
+    arch_list: str
+    tools: Toolchain
+    base: NativeBase
+    operators: tuple[Operator, ...] = ()
+    #: platform of the wheel, such as ``linux_aarch64``; that of the base's vLLM when empty
+    platform: str = ""
+    jobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompanionPlan:
+    """What would be compiled: units that change, and units that lie between them and operators."""
+
+    recipe: BuildRecipe
+    sources: Sources
+    rebuilt: tuple[Unit, ...]
+    siblings: tuple[Unit, ...]
+    operators: tuple[Operator, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """A wheel.  ``report`` says what was done, in JSON; times in seconds, memory in gigabytes."""
+
+    path: Path
+    sha256: str
+    report: dict[str, Any]
+
+
+def plan_companion(
+    source: SourceTree,
+    change: SourceChange,
+    arch_list: str,
+    cuda: str,
+    operators: Sequence[Operator] = (),
+) -> CompanionPlan:
+    """Find the units and operators of a change; nothing is compiled.
+
+    Raises:
+        SparkBuildError: the release has the change already (nothing to do, exit 3).
+        UsageError: no unit comes from what changes, or its operator is not known.
+        EngineError: there is no cmake.
+    """
+    if not change.texts:
+        since = f" (upstream since {change.upstream})" if change.upstream else ""
+        raise SparkBuildError(
+            f"vllm {source.version} has {change.name} already{since}: nothing to compile",
+            Exit.NOTHING_TO_DO,
+        )
+    recipe = outcome(source, arch_list, cuda).recipe
+    sources = Sources(source.root, recipe.generated)
+    rebuilt = touched(sources, recipe, change.texts)
+    if not rebuilt:
+        raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
+    named = list(operators) or operators_behind(rebuilt, source.version)
+    between = [unit for operator in named for unit in sibling_units(operator, recipe.units)]
+    paths = {unit.path for unit in rebuilt}
+    siblings = {unit.path: unit for unit in between if unit.path not in paths}
+    return CompanionPlan(
+        recipe=recipe,
+        sources=sources,
+        rebuilt=tuple(rebuilt),
+        siblings=tuple(siblings.values()),
+        operators=tuple(named),
+    )
+
+
+def build_companion(request: CompanionRequest, out: Path) -> Companion:
+    """Compile, link, prove, and write the wheel into a folder.
+
+    Objects come from the cache where they are there; nothing is written when a proof fails.
+
+    Raises:
+        SparkBuildError: nothing to do (exit 3); the library would not load beside the base, or its
+            kernels are not real (exit 5).
+        UsageError: the headers are not those of the base's torch, or the base lacks something.
+        EngineError: a tool is missing.
+        BuildFailed: the compiler or the linker refuses.
+        RemoteError: the package index does not answer.
+    """
+    source, tools = request.source, request.tools
+    plan = plan_companion(source, request.change, request.arch_list, tools.cuda, request.operators)
+    torch = agreed_torch(request.base, source.version, tools)
+    (module,) = {operator.module for operator in plan.operators}
+    path = request.base.module(module)
+    mark = f"spark-build/{request.change.name}/{source.version}"
+    began = time.monotonic()
+    with console.step(f"compile {len(plan.rebuilt)} of {len(plan.recipe.units)} units"):
+        built = compile_units(
+            plan.sources, plan.recipe, plan.rebuilt, request.change, tools, request.jobs
+        )
+    between = _compile_between(plan, request, mark)
+    compiled = time.monotonic()
+    with console.step("link, and hold the library against the base"):
+        objects = [one.object for one in (*built, *between)]
+        linked = link(objects, request.base, path, tools.nvcc, tools.cuda)
+        _must_load(linked, source.version)
+    with console.step("read the machine code"):
+        kernels = prove_kernels(linked.data, plan.operators)
+        _must_be_real(kernels, request.arch_list)
+    about = _provenance(request, plan, linked, kernels, torch, mark)
+    names = WheelNames.of(
+        request.change.name,
+        source.version,
+        sha256_hex(canonical_json(about)),
+        request.platform or request.base.wheel_platform(),
+    )
+    data = _wheel(names, about, linked.data, source.version)
+    target = out / names.filename
+    write_atomically(target, data)
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "wheel": str(target),
+        "sha256": sha256_hex(data),
+        "size": len(data),
+        "companion": {**about, "name": names.project},
+        "abi": {**linked.proof.as_json(), "stand_ins": dict(linked.base.stand_ins)},
+        "units": [
+            {"path": one.unit.path, "seconds": round(one.seconds, 1)} for one in (*built, *between)
+        ],
+        "seconds": {
+            "compile": round(compiled - began, 1),
+            "link_and_proof": round(time.monotonic() - compiled, 1),
+        },
+        "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 1),
+        "passed": True,
+    }
+    return Companion(path=target, sha256=report["sha256"], report=report)
+
+
+def agreed_torch(base: NativeBase, vllm: str, tools: Toolchain) -> str:
+    """The base's torch; the base must have this vLLM, and the headers be of its torch's release.
+
+    Raises:
+        UsageError: they are of another.
+    """
+    installed = base.version("vllm")
+    if installed != vllm.partition("+")[0]:
+        raise UsageError(f"the base has vllm {installed}, and the sources are of {vllm}")
+    torch = base.version("torch")
+    headers = header_version(tools)
+    if torch.split(".")[:2] != headers.split(".")[:2]:
+        raise UsageError(
+            f"the base has torch {torch}, and the headers are those of {headers}: what is compiled "
+            "with them may need what the base's torch has not",
+            hint="leave --torch out, or name a site-packages with that torch",
+        )
+    return torch
+
+
+def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) -> list[BuiltUnit]:
+    """The units between operators and kernels, and our own that registers the operators."""
+    defines = sorted({define for operator in plan.operators for define in operator.defines})
+    kept = tuple(flag for flag in plan.recipe.flags if not flag.startswith("-DENABLE_"))
+    recipe = replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
+    device = [unit for unit in plan.siblings if not unit.path.endswith(HOST_SUFFIXES)]
+    host = [unit for unit in plan.siblings if unit.path.endswith(HOST_SUFFIXES)]
+    text = registration_source(plan.operators, mark).encode()
+    own = Unit(path=_REGISTRATION, extension=plan.rebuilt[0].extension, gencodes=())
+    with_own = Sources(plan.sources.root, {**plan.sources.generated, _REGISTRATION: text})
+    change, tools, jobs = request.change, request.tools, request.jobs
+    made = []
+    with console.step(f"compile {len(plan.siblings)} units between operator and kernels"):
+        if device:  # apart from the host's: those take minutes, and stay as they are
+            made += compile_units(plan.sources, recipe, device, change, tools, jobs)
+        units = (*host, own)
+        made += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)
+    return made
+
+
+def _must_load(linked: Linked, vllm: str) -> None:
+    if linked.proof.faults:
+        shown = "\n  ".join(linked.proof.faults[:12])
+        raise SparkBuildError(
+            f"the companion would not load beside vllm {vllm} of this base:\n  {shown}",
+            Exit.VERIFY_FAILED,
+            hint="compile with the base's own toolkit and torch: see docs/compiling.md",
+        )
+
+
+def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
+    if kernels.faults:
+        shown = "\n  ".join(kernels.faults[:6])
+        raise SparkBuildError(
+            f"compiled for {arch_list}, not every kernel of the companion is real:\n  {shown}",
+            Exit.VERIFY_FAILED,
+            hint="spark-build compile show says which guards the sources have",
+        )
+
+
+def _provenance(
+    request: CompanionRequest,
+    plan: CompanionPlan,
+    linked: Linked,
+    kernels: KernelProof,
+    torch: str,
+    mark: str,
+) -> dict[str, Any]:
+    """What goes into the wheel, and what its loader reads: nothing of this machine or moment."""
+    from builder.native.build import FLAGS
+
+    targets = sorted({real for unit in plan.rebuilt for _, real in unit.gencodes})
+    archs = [Arch.parse(target) for target in targets if target.startswith("sm_")]
+    runs_on = [row for row in FAMILY if any(arch.loads_on(row) for arch in archs)]
+    return {
+        "schema": SCHEMA,
+        "name": f"spark-build-companion {request.change.name}",
+        "mark": mark,
+        "vllm": request.source.version,
+        "source_sha256": request.source.sha256,
+        "change": request.change.name,
+        "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
+        "torch": torch,
+        "cuda": request.tools.cuda,
+        "cuda_runtime": linked.runtime,
+        "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
+        "targets": targets,
+        "capabilities": [list(row) for row in runs_on],
+        "units": [unit.path for unit in (*plan.rebuilt, *plan.siblings)],
+        "modules": sorted({op.module.replace("/", ".") for op in plan.operators}),
+        "operators": [{"name": op.name, "key": op.key} for op in plan.operators],
+        "library": "kernels.so",
+        "library_sha256": sha256_hex(linked.data),
+        "older_glibc": dict(sorted(linked.older.items())),
+        "kernels": kernels.as_json(),
+    }
+
+
+def _wheel(names: WheelNames, about: dict[str, Any], library: bytes, vllm: str) -> bytes:
+    loader = package_file("runtime", "companion_loader.py").read_bytes()
+    named = {**about, "name": names.project}
+    files = {
+        "__init__.py": loader,
+        "companion.json": json.dumps(named, indent=1, sort_keys=True).encode() + b"\n",
+        "kernels.so": library,
+    }
+    return wheel_bytes(
+        names,
+        files,
+        f"vllm=={vllm.partition('+')[0]}",
+        f"Kernels of vLLM {vllm} rebuilt with {about['change']}, registered in their place",
+    )

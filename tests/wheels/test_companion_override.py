@@ -1,0 +1,133 @@
+"""Torch's dispatcher takes what a companion registers: real libraries, a real torch, no GPU.
+
+A library stands for vLLM's extension and registers an operator for CPU tensors.  Another is made as
+a companion is, by the same generator, and put on by the same loader.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.native.registration import Operator, load_operators, registration_source
+from builder.paths import package_file
+from builder.verify.sandbox import Sandbox, requirements_for
+
+MARK = "spark-build/override/1"
+ANSWER = replace(
+    load_operators()[0],
+    name="companion_test::answer",
+    key="CPU",
+    header="ATen/core/Tensor.h",
+    declaration="int64_t answer(at::Tensor const& x);",
+    function="answer",
+)
+STABLE = replace(
+    ANSWER,
+    abi="stable",
+    header="torch/csrc/stable/tensor.h",
+    declaration="int64_t answer(torch::stable::Tensor const& x);",
+)
+RELEASED = """
+#include <torch/library.h>
+#include <ATen/core/Tensor.h>
+namespace { int64_t answer(at::Tensor const& x) { return x.size(0) + 1; } }
+TORCH_LIBRARY(companion_test, m) {
+  m.def("answer(Tensor x) -> int");
+  m.impl("answer", c10::DispatchKey::CPU, &answer);
+}
+"""
+#: Asked in the sandbox's own interpreter, where the loader is a module as it is in a wheel.
+ASK = """
+import importlib.metadata, json, sys
+sys.path.insert(0, sys.argv[1])
+import companion_loader as loader, torch
+released, companion, about = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+torch.ops.load_library(released)
+about["torch"] = torch.__version__.partition("+")[0]
+importlib.metadata.version = lambda name: "0.19.1"
+ask = lambda: torch.ops.companion_test.answer(torch.zeros(7))
+before = ask()
+try:
+    loader.register(about, companion)
+    said = ""
+except loader.CompanionError as error:
+    said = str(error)
+print(json.dumps([before, ask(), said]))
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    made = Sandbox(requirements_for("0.19.1"))
+    made.prepare()
+    return made
+
+
+@pytest.fixture(scope="module")
+def libraries(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The release's library and two companions, compiled side by side."""
+    folder = tmp_path_factory.mktemp("libraries")
+    (torch,) = sandbox.root.glob("lib/python*/site-packages/torch")
+    texts = {"released": RELEASED}
+    for operator in (ANSWER, STABLE):
+        body = operator.declaration.replace(";", " { return x.size(0) + 2; }")
+        texts[operator.abi] = f"{registration_source([operator], MARK)}\n{body}\n"
+    running = []
+    for name, text in texts.items():
+        (folder / f"{name}.cpp").write_text(text)
+        words = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{torch / 'include'}"]
+        words += [f"-I{torch / 'include/torch/csrc/api/include'}", str(folder / f"{name}.cpp")]
+        words += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+        running.append(subprocess.Popen([*words, "-o", str(folder / f"{name}.so")]))
+    assert [process.wait() for process in running] == [0] * len(running)
+    return {name: folder / f"{name}.so" for name in texts}
+
+
+def asked(sandbox: Sandbox, released: Path, companion: Path, **changed: Any) -> list[Any]:
+    about = {
+        "name": "companion",
+        "mark": MARK,
+        "vllm": "0.19.1",
+        "modules": [],
+        "operators": [{"name": ANSWER.name, "key": ANSWER.key}],
+        **changed,
+    }
+    loader = Path(str(package_file("runtime", "companion_loader.py"))).parent
+    done = subprocess.run(
+        [sandbox.python, "-c", ASK, str(loader), str(released), str(companion), json.dumps(about)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer: list[Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("operator", [ANSWER, STABLE], ids=lambda operator: operator.abi)
+def test_the_companion_answers_once_it_is_loaded(
+    sandbox: Sandbox, libraries: dict[str, Path], operator: Operator
+) -> None:
+    released, companion = libraries["released"], libraries[operator.abi]
+    assert asked(sandbox, released, companion) == [8, 9, ""]
+
+
+def test_a_library_that_registers_nothing_is_found_out(
+    sandbox: Sandbox, libraries: dict[str, Path]
+) -> None:
+    released = libraries["released"]
+    before, after, said = asked(sandbox, released, released)
+    assert (before, after) == (8, 8)
+    assert "is still another kernel: 'CPU: registered at " in said
+
+
+def test_an_operator_that_is_not_there_is_found_out(
+    sandbox: Sandbox, libraries: dict[str, Path]
+) -> None:
+    operators = [{"name": "companion_test::other", "key": "CPU"}]
+    answer = asked(sandbox, libraries["released"], libraries["classic"], operators=operators)
+    assert "nothing to replace" in answer[2]
