@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,11 +13,35 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 
+@cache
+def _compiled(source: str) -> re.Pattern[str]:
+    return re.compile(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A regular expression that is compiled when it is first tried.
+
+    A build writes the catalogue into the image and tries none; compiling all would take it longer
+    than everything else that it computes.
+    """
+
+    pattern: str
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """As ``re.Pattern.search``."""
+        return _compiled(self.pattern).search(text)
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        """As ``re.Pattern.fullmatch``."""
+        return _compiled(self.pattern).fullmatch(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A regular expression and the text that must be near for it to be tried."""
 
-    regex: re.Pattern[str]
+    regex: Regex
     needle: str
 
 
@@ -24,8 +49,8 @@ class Pattern:
 class Asked:
     """``NAME=REGEX``: something that was asked for."""
 
-    name: re.Pattern[str]
-    value: re.Pattern[str]
+    name: Regex
+    value: Regex
 
     def holds(self, name: str, value: str) -> bool:
         """Whether a setting is this one."""
@@ -70,7 +95,7 @@ class Entry:
     when: SpecifierSet | None
     needs_version: bool
     patterns: tuple[Pattern, ...]
-    unless: tuple[re.Pattern[str], ...]
+    unless: tuple[Regex, ...]
     settings: tuple[Asked, ...]
     required: Condition
     forbidden: Condition

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.dispatch import FORMS, Selection, selection
-from builder.diagnose.entries import Condition, Entry, Pattern
+from builder.diagnose.entries import Condition, Entry, Pattern, Regex
 from builder.diagnose.literals import fixed_text
 from builder.diagnose.settings import TRIGGERS, Setting, settings_in
 
@@ -149,7 +149,7 @@ def _watches(result: Scan, catalog: list[Entry]) -> Iterator[_Watch]:
 
 
 def _pattern(source: str) -> Pattern:
-    return Pattern(re.compile(source), fixed_text(source))
+    return Pattern(Regex(source), fixed_text(source))
 
 
 def _note_version(versions: dict[str, int]) -> Callable[[re.Match[str], int], object]:

@@ -137,6 +137,12 @@ def test_settings_that_advice_names_exist_in_the_release() -> None:
                 assert "--linear-backend marlin" not in told, (entry.id, version)
 
 
+def test_every_regular_expression_of_the_catalogue_compiles() -> None:
+    """Nothing else does it before a line of a log makes it necessary."""
+    for path in package_file("data", "diagnose").glob("*.toml"):
+        load_entry(path)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
