@@ -8,7 +8,6 @@ time grows with the size of the log and memory does not.
 from __future__ import annotations
 
 import bisect
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from builder.diagnose.literals import fixed_text
 from builder.diagnose.settings import TRIGGERS, Setting, settings_in
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from builder.diagnose.reading import Line
