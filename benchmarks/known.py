@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 KNOWING = ("plan, base never seen", "plan, base known", "plan --locked")
 
 
-def know_base(bench: Bench, tag: str, rounds: int) -> dict[str, list[Run]]:
-    """Plan with nothing in the cache, with the base in it, and with a lock."""
+def know_base(bench: Bench, tag: str, rounds: int = 1) -> dict[str, list[Run]]:
+    """Plan with nothing in the cache, with the base in it, and with a lock.
+
+    One round will do: the bytes are the same each time.
+    """
     base = f"docker://{bench.address}/bench/base:{tag}"
     words = ("-l", "change", "-b", base)
     found: dict[str, list[Run]] = {name: [] for name in KNOWING}

@@ -1,8 +1,8 @@
 """A patched image into a registry: ``python -m benchmarks.registry_push [--rounds N]``.
 
 One file of a vLLM base in a registry is changed, and the result pushed beside it into a repository
-that is new each time, in every way that Debian has a tool for.  For each size of base the ways take
-turns: seconds, bytes that the clients sent and got, and the most memory that the processes of a way
+that is new each time, in every way that Debian has a tool for.  The ways take turns, round by
+round: seconds, bytes that the clients sent and got, and the most memory that the processes of a way
 took.  What each way has pushed is read back, so that one that changes nothing cannot win.
 
 Then, what it takes to know the base: the bytes and the memory of a plan.
@@ -15,9 +15,11 @@ or a tool was not to be had; each is named.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -66,14 +68,20 @@ def run_once(bench: Bench, way: Way, size: int, number: int) -> None:
 
 
 def run_all(bench: Bench, ways: Sequence[Way], sizes: Sequence[int], rounds: int) -> None:
-    """Every way on every base, in turn; the first round of a light way warms it up."""
-    for size in sizes:
+    """Every way on every base, in turn; the first round of a light way warms it up.
+
+    An interruption ends it with what there is: rounds are whole but for the last.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
         for number in range(rounds + 1):
-            for way in ways:
-                if way.problem or (way.heavy and not number):
-                    continue
-                with told(way):
-                    run_once(bench, way, size, number)
+            for size in sizes:
+                for way in ways:
+                    if way.problem or (way.heavy and not number):
+                        continue
+                    with told(way):
+                        run_once(bench, way, size, number)
+        return
+    say("interrupted: what was measured so far")
 
 
 def rows(ways: Sequence[Way], size: int) -> list[list[str]]:
@@ -190,7 +198,7 @@ def main(rounds: int, sizes: Sequence[int], out: Path) -> int:
         except MISSING as error:
             say(f"no Docker Engine: {error}")
         ways = all_ways(bench)
-        knowing = {size: know_base(bench, f"{size}m", rounds) for size in sizes}
+        knowing = {size: know_base(bench, f"{size}m") for size in sizes}
         run_all(bench, ways, sizes, rounds)
         load.append(os.getloadavg())
     report(ways, sizes, real)
@@ -211,4 +219,5 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="MB of the bases")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for what is written")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(given.rounds, given.sizes, given.out))
