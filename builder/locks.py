@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.console import console
 from builder.errors import UsageError
-from builder.paths import cache_dir
+from builder.paths import cache_dir, in_use_lock
 from builder.runtime.spark_apply import sha256_hex
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def locked(subject: str, *, wait: bool = True) -> Iterator[None]:
     path = cache_dir() / "locks" / f"{sha256_hex(subject.encode())[:16]}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        in_use_lock(path.parent.parent)
         lock = FileLock(path)
         try:
             lock.acquire(timeout=0)

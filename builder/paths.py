@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -28,7 +30,35 @@ def cache_dir() -> Path:
     """``SPARK_BUILD_CACHE``, or the platform's user cache directory."""
     named = os.environ.get("SPARK_BUILD_CACHE")
     if named:
-        return Path(named).expanduser()
-    import platformdirs
+        path = Path(named).expanduser()
+    else:
+        import platformdirs
 
-    return Path(platformdirs.user_cache_dir("spark-build"))
+        path = Path(platformdirs.user_cache_dir("spark-build"))
+    in_use_lock(path)
+    return path
+
+
+#: The cache that this process has in use, and the open file that says so to others.
+_in_use: dict[Path, int] = {}
+
+
+def in_use_lock(cache: Path) -> int | None:
+    """The open file with which this process shares the lock on a cache until it ends.
+
+    ``cache prune`` wants that lock for itself, so it knows whether others are running; a process
+    that begins meanwhile waits here.  None where there is no cache, or it cannot be written.
+    """
+    if cache in _in_use:
+        return _in_use[cache]
+    try:
+        descriptor = os.open(cache / "locks" / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError:
+        return None
+    for other in _in_use.values():  # a process has one cache; tests have one after the other
+        os.close(other)
+    _in_use.clear()
+    _in_use[cache] = descriptor
+    with suppress(OSError):  # a file system without such locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor

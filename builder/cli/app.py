@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from builder.cli import options as opt
+from builder.cli.cacheapp import cache_app
 from builder.cli.dispatch import app as dispatch_app
 from builder.cli.layersapp import layers_app
 from builder.cli.lockapp import LOCK_EXAMPLES, lock
@@ -28,6 +29,7 @@ config_app = typer.Typer(help="What spark-build would use, and where each value 
 compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
 app.add_typer(layers_app, name="layers")
 app.add_typer(dispatch_app, name="dispatch", no_args_is_help=True)
+app.add_typer(cache_app, name="cache", no_args_is_help=True)
 app.add_typer(mods_app, name="mods", no_args_is_help=True)
 app.add_typer(config_app, name="config", no_args_is_help=True)
 app.add_typer(compile_app, name="compile", no_args_is_help=True)

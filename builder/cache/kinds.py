@@ -1,0 +1,76 @@
+"""What lies where in the cache.  What is not described here is shown, and never removed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Entries are named by a hash of what they hold or come from.
+_HASHED = re.compile(r"(?:[\w.+-]*-)?[0-9a-f]{12,64}(?:\.[\w.-]+)?")
+_PAGE = re.compile(r"[a-z0-9][\w.-]*\.json(?:\.\d+\.part)?")
+_HEADERS = re.compile(rf"own|{_HASHED.pattern}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Entries of one kind: the folders whose children they are, and how a child is named."""
+
+    name: str
+    folders: tuple[str, ...]
+    meaning: str
+    entry: re.Pattern[str] | None = _HASHED
+
+    @property
+    def prunable(self) -> bool:
+        """Whether ``cache prune`` may remove entries."""
+        return self.entry is not None
+
+
+KINDS = (
+    Kind("wheels", ("wheels",), "released wheels, and files read out of them"),
+    Kind("index", ("index",), "pages of the package index", _PAGE),
+    Kind("pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and what they were at"),
+    Kind("layers", ("layers",), "what the layers of base images hold"),
+    Kind("blobs", ("blobs",), "finished layers of ours"),
+    Kind("sandboxes", ("sandbox",), "environments that verification runs in"),
+    Kind("trees", ("trees",), "Python files of targets, laid out"),
+    Kind("dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, for this machine"),
+    Kind("codegen", ("codegen",), "results of compiled kernels"),
+    Kind("binaries", ("binaries",), "what compiled modules hold"),
+    Kind("operators", ("operators",), "operator libraries out of wheels"),
+    Kind("sources", ("sources",), "source archives of releases"),
+    Kind("headers", ("headers",), "headers to compile with", _HEADERS),
+    Kind("objects", ("objects",), "compiled units"),
+    Kind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
+)
+#: Below the cache, and no entries.
+LOCKS = "locks"
+OTHER = Kind("other", (), "nothing that spark-build knows", None)
+
+
+def kinds_named(names: Sequence[str]) -> tuple[Kind, ...]:
+    """The kinds of these names that may be pruned; all of those without a name.
+
+    Raises:
+        UsageError: there is no such kind, or it is not removed here.
+    """
+    known = {kind.name: kind for kind in KINDS}
+    prunable = [kind.name for kind in KINDS if kind.prunable]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"no kind {name!r} in the cache{did_you_mean(name, known)}",
+                hint=f"kinds: {', '.join(prunable)}",
+            )
+        if not known[name].prunable:
+            raise UsageError(
+                f"{name} are not removed by spark-build: a Docker Engine may be running on them",
+                hint="end the tests, then remove the folder that 'cache show' names by hand",
+            )
+    return tuple(known[name] for name in names or prunable)

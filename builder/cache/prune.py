@@ -1,0 +1,143 @@
+"""Make the cache smaller: the longest unused entries go first, and never one that is in use."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.cache.scan import Entry, entries, measure
+from builder.errors import UsageError
+from builder.paths import in_use_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from builder.cache.kinds import Kind
+
+#: Seconds for which an entry stays while other runs may be reading it: file systems that note
+#: accesses once a day (``relatime``) know no better.
+IN_USE = 24 * 3600.0
+_LOCK = re.compile(r"[0-9a-f]{16}\.lock")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What should go: entries unused for ``older_than`` seconds, or down to ``keep_bytes``."""
+
+    kinds: tuple[Kind, ...]
+    older_than: float | None = None
+    keep_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What went, what stays of those kinds, and what stays only because others are running."""
+
+    removed: Sequence[Entry]
+    kept_bytes: int
+    in_use: int
+    alone: bool
+
+    @property
+    def freed(self) -> int:
+        """Bytes that were removed."""
+        return sum(entry.bytes for entry in self.removed)
+
+
+def check_ours(cache: Path) -> None:
+    """Refuse a directory that spark-build did not make its cache.
+
+    Raises:
+        UsageError: it is not there, or nothing says that it is ours.
+    """
+    if not cache.is_dir():
+        raise UsageError(
+            f"there is no cache at {cache}", hint="spark-build config show says where it is"
+        )
+    locks = cache / "locks"
+    ours = not locks.is_symlink() and any(
+        _LOCK.fullmatch(path.name) for path in (locks.iterdir() if locks.is_dir() else ())
+    )
+    if not ours:
+        raise UsageError(
+            f"{cache} is not a cache of spark-build (it has no locks of its), so nothing in it is "
+            "removed",
+            hint="unset SPARK_BUILD_CACHE, or set it to the right directory",
+        )
+
+
+def prune(cache: Path, wish: Wish, *, dry_run: bool = False) -> Pruned:
+    """Remove what the wish is about; an entry goes as a whole or not at all.
+
+    While other runs use the cache, what was used in the last day stays.
+
+    Raises:
+        UsageError: the directory is not ours, or cannot be written.
+    """
+    check_ours(cache)
+    with _alone(cache) as alone:
+        now = time.time()
+        found = sorted(entries(cache, wish.kinds), key=lambda entry: (entry.used, entry.path))
+        total = sum(entry.bytes for entry in found)
+        removed: list[Entry] = []
+        in_use = 0
+        for entry in found:
+            if wish.older_than is not None and now - entry.used < wish.older_than:
+                continue
+            if wish.keep_bytes is not None and total <= wish.keep_bytes:
+                break
+            if not alone and now - entry.used < IN_USE:
+                in_use += 1
+                continue
+            if dry_run or _remove(entry):
+                removed.append(entry)
+                total -= entry.bytes
+    return Pruned(removed, total, in_use, alone)
+
+
+@contextlib.contextmanager
+def _alone(cache: Path) -> Iterator[bool]:
+    """Whether no other run has the cache in use; then none can begin while the block runs."""
+    descriptor = in_use_lock(cache)
+    if descriptor is None:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        with contextlib.suppress(OSError):  # a failed change of the lock has let go of it
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _remove(entry: Entry) -> bool:
+    """Take an entry away from under its name, then delete it; one that was used meanwhile stays."""
+    gone = entry.path.with_name(f"{entry.path.name}.{os.getpid()}.old")
+    try:
+        if measure(entry.kind, entry.path).used > entry.used:
+            return False
+        entry.path.rename(gone)
+        if measure(entry.kind, gone).used > entry.used:
+            gone.rename(entry.path)
+            return False
+        if gone.is_dir() and not gone.is_symlink():
+            shutil.rmtree(gone)
+        else:
+            gone.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UsageError(f"cannot remove {entry.path}: {error.strerror}") from error
+    return True
