@@ -18,6 +18,7 @@ from builder.errors import RemoteError, UsageError
 from builder.index import PackageIndex, WheelFile, write_atomically
 from builder.locks import locked
 from builder.paths import cache_dir
+from builder.room import Need, check_room
 from builder.runtime.spark_apply import (
     Distribution,
     Member,
@@ -231,6 +232,7 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
         have = partial.stat().st_size if partial.exists() else 0
         if have >= file.size:  # whole, or not of this file: there is nothing after it to ask for
             have = 0
+        check_room([Need.cache(max(0, file.size - have), file.filename)])
         size = f" ({megabytes(file.size)})" if file.size else ""
         console.say(f"  downloading {file.filename}{size}")
         headers = {"Range": f"bytes={have}-"} if have else {}

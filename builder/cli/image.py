@@ -16,7 +16,9 @@ from builder.console import console
 from builder.engines import BuildRequest, get_engine
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError
 from builder.planner import refuse_nothing, refuse_plan
+from builder.room import check_room
 from builder.verify import DEFAULT_LEVELS, Report, verify
+from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
     from builder.bases import Base
@@ -132,6 +134,7 @@ def _build_and_verify(
         print(engine.render(plan), end="")
         return
     request = _request(plan, base, options, engine)
+    check_room([*engine.needs(request), *(sandbox_needs(plan) if options.verify else ())])
     began = time.monotonic()
     with console.step(f"build with {engine.name}"):
         built = engine.build(request)

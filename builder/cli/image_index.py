@@ -12,13 +12,16 @@ from builder.cli.show import print_json, show_plan, show_report
 from builder.console import console
 from builder.engines import BuildRequest
 from builder.engines.multi import IndexRequest, build_index
+from builder.engines.oci import OciEngine
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.planner import refuse_nothing, refuse_plan
 from builder.registry.locations import Locations
 from builder.registry.manifests import is_index
+from builder.room import check_room
 from builder.rootfs.image import PREFERRED, image_entries, platform_of
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify import DEFAULT_LEVELS, Report, verify
+from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
     from builder.bases import Base
@@ -121,7 +124,13 @@ def _build(
     request = IndexRequest(
         requests=tuple(
             BuildRequest(
-                plan=one.plan, tag=place.tag, base=one.base, single_layer=options.single_layer
+                plan=one.plan,
+                tag=place.tag,
+                base=one.base,
+                single_layer=options.single_layer,
+                output=place.output,
+                push=place.push,
+                thin=options.thin,
             )
             for one in planned
         ),
@@ -131,6 +140,9 @@ def _build(
         push=place.push,
         thin=options.thin,
     )
+    engine = OciEngine()
+    needs = [need for single in request.requests for need in engine.needs(single)]
+    check_room([*needs, *(sandbox_needs(planned[0].plan) if options.verify else ())])
     began = time.monotonic()
     with console.step("build with oci"):
         built = build_index(request)

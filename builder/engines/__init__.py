@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from builder.bases import Base
     from builder.model import BuildPlan
+    from builder.room import Need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class BuiltImage:
 
 
 class Engine(Protocol):
-    """Builds plans; four methods, so that a fake is easy to write."""
+    """Builds plans; five methods, so that a fake is easy to write."""
 
     name: str
 
@@ -68,6 +69,9 @@ class Engine(Protocol):
 
     def render(self, plan: BuildPlan) -> str:
         """What would be built, as text for people."""
+
+    def needs(self, request: BuildRequest) -> list[Need]:
+        """What a build will write on this machine, and where."""
 
     def build(self, request: BuildRequest) -> BuiltImage:
         """Build, or leave nothing behind."""

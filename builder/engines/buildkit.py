@@ -17,13 +17,15 @@ from builder.console import console
 from builder.engines import BuildRequest, BuiltImage, docker
 from builder.engines.builders import ENGINE, cache_words, engine_environment, reached
 from builder.engines.client import LINK_SINCE, Cli, find_cli
-from builder.engines.contents import image_layers
+from builder.engines.contents import added_bytes, image_layers
 from builder.engines.context import context_of, folder_of
 from builder.engines.deliver import new_layout
+from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
 from builder.engines.progress import read_progress
 from builder.errors import BuildFailed, EngineError, RemoteError
 from builder.paths import data_dir
+from builder.room import Need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,6 +123,16 @@ class BuildkitEngine:
             env=sorted(plan.env.items()),
             labels=sorted(bake.labels(plan).items()),
         )
+
+    def needs(self, request: BuildRequest) -> list[Need]:
+        added = added_bytes(request.plan)
+        found = [Need.temporary(added, "the build context")]
+        if self.builder and request.output is not None:
+            size = added + base_bytes(request)
+            return [*found, Need.output(request.output, size, "the base's and the new layers")]
+        if self.builder and request.push:
+            return found
+        return found + load_needs(added + (base_bytes(request) if self.builder else 0))
 
     def build(self, request: BuildRequest) -> BuiltImage:
         return self._on_builder(request) if self.builder else self._on_engine(request)

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from builder.runtime.spark_apply import Content
 
 
+def added_bytes(plan: BuildPlan) -> int:
+    """Bytes of all the files that a plan puts into an image, before they are compressed."""
+    layers = image_layers(plan)
+    return sum(file.size for _, files in layers for file in files.values() if file is not None)
+
+
 def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:
     """The image's layers as ``(what it is, absolute path -> content)``, bottom first.
 

@@ -65,6 +65,7 @@ def find_image(
 
     Raises:
         RemoteError: it is not there and cannot be, or may not be, pulled.
+        BuildFailed: the engine's disk has no room for it.
     """
     from docker.errors import APIError, ImageNotFound
 
@@ -73,7 +74,9 @@ def find_image(
     if not pull:
         raise RemoteError(f"image {ref} is not in the Docker Engine", hint=f"docker pull {ref}")
     from builder.console import console
+    from builder.room import check_room, pull_needs
 
+    check_room(pull_needs(client, ref, platform))
     console.say(f"  pulling {ref}")
     try:
         pulled = client.images.pull(ref, platform=platform)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.engines.contents import image_layers
+from builder.engines import docker
+from builder.engines.contents import added_bytes, image_layers
 from builder.engines.deliver import Delivery, deliver
 from builder.engines.overlay import overlay_recipe, write_overlay
 from builder.engines.patched import write_patched
-from builder.errors import UsageError
+from builder.errors import EngineError, UsageError
+from builder.room import Need, engine_needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +52,16 @@ class OciEngine:
             for name, value in bake.labels(plan).items()
         ]
         return "\n".join(lines) + "\n"
+
+    def needs(self, request: BuildRequest) -> list[Need]:
+        added, base = added_bytes(request.plan), base_bytes(request)
+        if request.output is not None:
+            found = [Need.output(request.output, added, "the new layers, if they did not shrink")]
+            if base and not request.thin:
+                found.append(Need.output(request.output, base, "the base's layers"))
+            return found
+        found = [Need.temporary(added, "the new layers, if they did not shrink")]
+        return found if request.push else found + load_needs(added)
 
     def build(self, request: BuildRequest) -> BuiltImage:
         plan = request.plan
@@ -91,6 +103,24 @@ def opened_of(request: BuildRequest) -> OpenedImage:
             hint=f"--base docker://{request.plan.base.ref}, or --engine buildkit",
         )
     return request.base.opened
+
+
+def base_bytes(request: BuildRequest) -> int:
+    """Packed bytes of the base's layers, where they are at hand."""
+    opened = None if request.base is None else request.base.opened
+    return 0 if opened is None else sum(layer.size for layer in opened.image.layers)
+
+
+def load_needs(size: int) -> list[Need]:
+    """What the Docker Engine needs for new files of so many bytes: as layers, and unpacked."""
+    try:
+        client = docker.connect()
+    except EngineError:  # which the build will say
+        return []
+    try:
+        return engine_needs(client, 2 * size, "the new layers, and unpacked")
+    finally:
+        client.close()
 
 
 def _platform(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from builder.publish.subject import read_subject
 from builder.rebuild.compare import Difference, Side, compare_images
 from builder.rebuild.replan import plan_differences, replan
 from builder.registry.layout import LayoutDirectory
+from builder.room import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,6 +166,7 @@ def build_again(original: Original, plan: BuildPlan, base: Base) -> Iterator[Sid
             plan=plan, tag="rebuild", output=output, base=base, thin=True, single_layer=single
         )
         with _epoch(original.created):
+            check_room(engine.needs(request))
             engine.build(request)
         source = LayoutDirectory(output)
         (rebuilt,) = read_subject(source, "").images
