@@ -21,8 +21,8 @@ from builder.native.companion import (
     CompanionRequest,
     agreed_torch,
     build_companion,
-    plan_companion,
 )
+from builder.native.companionplan import plan_companion
 from builder.native.includes import Sources
 from builder.native.link import toolkit_libraries
 from builder.native.outcome import unit_json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.native.changes import SourceChange
-    from builder.native.companion import CompanionPlan
+    from builder.native.companionplan import CompanionPlan
     from builder.native.source import SourceTree
 
 SCHEMA = 1

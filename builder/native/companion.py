@@ -18,25 +18,24 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import write_atomically
 from builder.native.build import HOST_SUFFIXES, compile_units
 from builder.native.cmake import Unit
+from builder.native.companionplan import plan_companion
 from builder.native.companionwheel import WheelNames, wheel_bytes
-from builder.native.includes import Sources, touched
+from builder.native.includes import Sources
 from builder.native.kernelproof import KernelProof, prove_kernels
 from builder.native.link import link
-from builder.native.outcome import outcome
-from builder.native.registration import operators_behind, registration_source, sibling_units
+from builder.native.registration import registration_source
 from builder.native.toolchain import header_version
 from builder.paths import package_file
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.fatbin import Arch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from builder.native.base import NativeBase
     from builder.native.build import BuiltUnit
     from builder.native.changes import SourceChange
-    from builder.native.cmake import BuildRecipe
+    from builder.native.companionplan import CompanionPlan
     from builder.native.link import Linked
     from builder.native.registration import Operator
     from builder.native.source import SourceTree
@@ -70,61 +69,12 @@ class CompanionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompanionPlan:
-    """What would be compiled: units that change, and units that lie between them and operators."""
-
-    recipe: BuildRecipe
-    sources: Sources
-    rebuilt: tuple[Unit, ...]
-    siblings: tuple[Unit, ...]
-    operators: tuple[Operator, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Companion:
     """A wheel.  ``report`` says what was done, in JSON; times in seconds, memory in gigabytes."""
 
     path: Path
     sha256: str
     report: dict[str, Any]
-
-
-def plan_companion(
-    source: SourceTree,
-    change: SourceChange,
-    arch_list: str,
-    cuda: str,
-    operators: Sequence[Operator] = (),
-) -> CompanionPlan:
-    """Find the units and operators of a change; nothing is compiled.
-
-    Raises:
-        SparkBuildError: the release has the change already (nothing to do, exit 3).
-        UsageError: no unit comes from what changes, or its operator is not known.
-        EngineError: there is no cmake.
-    """
-    if not change.texts:
-        since = f" (upstream since {change.upstream})" if change.upstream else ""
-        raise SparkBuildError(
-            f"vllm {source.version} has {change.name} already{since}: nothing to compile",
-            Exit.NOTHING_TO_DO,
-        )
-    recipe = outcome(source, arch_list, cuda).recipe
-    sources = Sources(source.root, recipe.generated)
-    rebuilt = touched(sources, recipe, change.texts)
-    if not rebuilt:
-        raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
-    named = list(operators) or operators_behind(rebuilt, source.version)
-    between = [unit for operator in named for unit in sibling_units(operator, recipe.units)]
-    paths = {unit.path for unit in rebuilt}
-    siblings = {unit.path: unit for unit in between if unit.path not in paths}
-    return CompanionPlan(
-        recipe=recipe,
-        sources=sources,
-        rebuilt=tuple(rebuilt),
-        siblings=tuple(siblings.values()),
-        operators=tuple(named),
-    )
 
 
 def build_companion(request: CompanionRequest, out: Path) -> Companion:
@@ -143,8 +93,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
     source, tools = request.source, request.tools
     plan = plan_companion(source, request.change, request.arch_list, tools.cuda, request.operators)
     torch = agreed_torch(request.base, source.version, tools)
-    (module,) = {operator.module for operator in plan.operators}
-    path = request.base.module(module)
+    path = request.base.module(plan.module)
     mark = f"spark-build/{request.change.name}/{source.version}"
     began = time.monotonic()
     with console.step(f"compile {len(plan.rebuilt)} of {len(plan.recipe.units)} units"):
@@ -279,7 +228,7 @@ def _provenance(
         "targets": targets,
         "capabilities": [list(row) for row in runs_on],
         "units": [unit.path for unit in (*plan.rebuilt, *plan.siblings)],
-        "modules": sorted({op.module.replace("/", ".") for op in plan.operators}),
+        "modules": [plan.module.replace("/", ".")],
         "operators": [{"name": op.name, "key": op.key} for op in plan.operators],
         "library": "kernels.so",
         "library_sha256": sha256_hex(linked.data),

@@ -6,12 +6,19 @@ Needs nvcc 13; where it is not there the tests are not run, and say so.
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
-from typing import Any
+import zipfile
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.documents import document_of, validated
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 UNIT = "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
 pytestmark = pytest.mark.skipif(
@@ -19,12 +26,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compiled(*words: str) -> tuple[int, dict[str, Any]]:
+def compiled(*words: str, what: str = "run") -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "builder", "compile", "run", *words, "--json"],
+        [sys.executable, "-m", "builder", "compile", what, *words, "--json"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return done.returncode, json.loads(done.stdout)
+    answer = json.loads(done.stdout)
+    return done.returncode, validated(document_of(["compile", what, *words]), answer)
 
 
 def test_as_released_every_kernel_is_a_trap() -> None:
@@ -40,6 +48,79 @@ def test_with_the_family_change_it_is_real_code() -> None:
     assert unit["path"] == UNIT
     (cubin,) = unit["code"]
     assert cubin == {"target": "sm_121a", "tensor": {"QMMA.16832.F32.E4M3.E4M3": 1024}, "traps": 0}
+
+
+CHANGE = ("--vllm", "0.19.1", "--change", "sm120-family")
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="NOT RUN: arm64's torch 2.10 has no CUDA"
+)
+def test_the_same_object_becomes_a_companion(tmp_path: Path) -> None:
+    """Held against the released wheels: every symbol is there, every kernel is real."""
+    code, answer = compiled(*CHANGE, "-o", str(tmp_path), what="wheel")
+    assert code == 0, answer
+    about, abi = answer["companion"], answer["abi"]
+    assert about["kernels"] == {
+        "by_target": {"sm_121a": 20},
+        "instructions": {"QMMA.16832.F32.E4M3.E4M3": 1536},
+    }
+    assert about["cuda_runtime"] == "static", "the released 0.19.1 is of CUDA 12"
+    assert about["capabilities"] == [[12, 1]]
+    assert not abi["faults"]
+    assert {"libc10.so", "libc10_cuda.so", "libtorch_cpu.so"} <= set(abi["symbols"])
+    assert not [name for name in abi["needed"] if "cudart" in name or "python" in name]
+    (wheel,) = tmp_path.iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        (library,) = [name for name in archive.namelist() if name.endswith("/kernels.so")]
+        named = json.loads(archive.read(library.replace("kernels.so", "companion.json")))
+    assert named == about
+    first = wheel.read_bytes()
+    wheel.unlink()
+    assert compiled(*CHANGE, "-o", str(tmp_path), what="wheel")[0] == 0
+    assert wheel.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--vllm", "0.22.1", "--change", "sm120-family"), 3, "upstream since 0.22.0"),
+        ((*CHANGE, "--cuda", "11.8"), 6, "and --cuda says 11.8"),
+        (("--vllm", "0.19.1"), 2, "--change or --patch"),
+    ],
+)
+def test_a_companion_that_cannot_be_is_refused(
+    words: tuple[str, ...], code: int, said: str, tmp_path: Path
+) -> None:
+    found, answer = compiled(*words, "-o", str(tmp_path / "out"), what="wheel")
+    assert found == code
+    assert said in answer["error"]["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_patch_behind_an_unknown_operator_is_refused(tmp_path: Path) -> None:
+    patch = tmp_path / "other.diff"
+    patch.write_text(
+        "--- a/csrc/sampler.cu\n+++ b/csrc/sampler.cu\n@@ -1,1 +1,1 @@\n"
+        '-#include "dispatch_utils.h"\n+#include "./dispatch_utils.h"\n'
+    )
+    words = ("--vllm", "0.19.1", "--patch", str(patch), "--dry-run")
+    code, answer = compiled(*words, what="wheel")
+    assert code == 2
+    assert "csrc/sampler.cu: which torch operator" in answer["error"]["message"]
+
+
+def test_headers_of_another_torch_are_refused(tmp_path: Path) -> None:
+    """What is compiled with newer headers may need symbols that the base's torch has not."""
+    headers = tmp_path / "torch" / "include"
+    (headers / "torch" / "csrc").mkdir(parents=True)
+    (headers / "torch" / "headeronly").mkdir()
+    rows = {"MAJOR": 2, "MINOR": 13, "PATCH": 0}
+    text = "".join(f"#define TORCH_VERSION_{name} {value}\n" for name, value in rows.items())
+    (headers / "torch" / "headeronly" / "version.h").write_text(text)
+    code, answer = compiled(*CHANGE, "--torch", str(tmp_path), "-o", str(tmp_path), what="wheel")
+    assert code == 2
+    assert "has torch 2.10.0, and the headers are those of 2.13.0" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(("release", "code"), [("0.22.1", 3), ("0.20.1", 0)])

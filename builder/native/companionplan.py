@@ -1,0 +1,77 @@
+"""What a companion is compiled of: the units that a change reaches, and their operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.native.includes import Sources, touched
+from builder.native.outcome import outcome
+from builder.native.registration import operators_behind, sibling_units
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.native.changes import SourceChange
+    from builder.native.cmake import BuildRecipe, Unit
+    from builder.native.registration import Operator
+    from builder.native.source import SourceTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompanionPlan:
+    """What would be compiled: units that change, and units that lie between them and operators."""
+
+    recipe: BuildRecipe
+    sources: Sources
+    rebuilt: tuple[Unit, ...]
+    siblings: tuple[Unit, ...]
+    operators: tuple[Operator, ...]
+    #: the extension that registers them: ``vllm/_C``
+    module: str
+
+
+def plan_companion(
+    source: SourceTree,
+    change: SourceChange,
+    arch_list: str,
+    cuda: str,
+    operators: Sequence[Operator] = (),
+) -> CompanionPlan:
+    """Find the units and operators of a change; nothing is compiled.
+
+    Raises:
+        SparkBuildError: the release has the change already (nothing to do, exit 3).
+        UsageError: no unit comes from what changes, or its operator is not known.
+        EngineError: there is no cmake.
+    """
+    if not change.texts:
+        since = f" (upstream since {change.upstream})" if change.upstream else ""
+        raise SparkBuildError(
+            f"vllm {source.version} has {change.name} already{since}: nothing to compile",
+            Exit.NOTHING_TO_DO,
+        )
+    recipe = outcome(source, arch_list, cuda).recipe
+    sources = Sources(source.root, recipe.generated)
+    rebuilt = touched(sources, recipe, change.texts)
+    if not rebuilt:
+        raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
+    named = list(operators) or operators_behind(rebuilt, source.version)
+    modules = sorted({operator.module for operator in named})
+    if len(modules) != 1:
+        raise UsageError(
+            f"{change.name} reaches operators of {len(modules)} extensions ({', '.join(modules)}); "
+            "a companion goes beside one"
+        )
+    between = [unit for operator in named for unit in sibling_units(operator, recipe.units)]
+    paths = {unit.path for unit in rebuilt}
+    siblings = {unit.path: unit for unit in between if unit.path not in paths}
+    return CompanionPlan(
+        recipe=recipe,
+        sources=sources,
+        rebuilt=tuple(rebuilt),
+        siblings=tuple(siblings.values()),
+        operators=tuple(named),
+        module=modules[0],
+    )
