@@ -16,7 +16,6 @@ from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS, NativeBase
 from builder.native.build import estimate, free_memory, parallel_jobs
 from builder.native.changes import named_change, patched
-from builder.native.cmake import evaluate
 from builder.native.companion import (
     CompanionRequest,
     agreed_torch,
@@ -74,7 +73,7 @@ def wheel_command(options: WheelOptions) -> None:
             hint="name the compiler of that toolkit with --nvcc",
         )
     source = source_tree(index, options.vllm, options.source)
-    change = _change(source, options, cuda)
+    change = _change(source, options)
     plan = plan_companion(source, change, options.arch_list, cuda)
     if options.dry_run:
         _say_plan(plan, source, options)
@@ -103,6 +102,7 @@ def wheel_command(options: WheelOptions) -> None:
                 tools=tools,
                 base=base,
                 jobs=options.jobs,
+                plan=plan,
             ),
             options.out,
         )
@@ -115,9 +115,8 @@ def wheel_command(options: WheelOptions) -> None:
     print(made.path)
 
 
-def _change(source: SourceTree, options: WheelOptions, cuda: str) -> SourceChange:
-    recipe = evaluate(source, options.arch_list, cuda)
-    sources = Sources(source.root, recipe.generated)
+def _change(source: SourceTree, options: WheelOptions) -> SourceChange:
+    sources = Sources(source.root)
     if options.patch:
         return patched(sources, options.patch)
     return named_change(sources, options.change or "")

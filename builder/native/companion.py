@@ -24,7 +24,7 @@ from builder.native.includes import Sources
 from builder.native.kernelproof import KernelProof, prove_kernels
 from builder.native.link import link
 from builder.native.registration import registration_source
-from builder.native.toolchain import header_version
+from builder.native.toolchain import compiler_versions, header_version
 from builder.paths import package_file
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.fatbin import Arch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from builder.native.base import NativeBase
     from builder.native.build import BuiltUnit
     from builder.native.changes import SourceChange
+    from builder.native.cmake import BuildRecipe
     from builder.native.companionplan import CompanionPlan
     from builder.native.link import Linked
     from builder.native.registration import Operator
@@ -66,6 +67,8 @@ class CompanionRequest:
     #: platform of the wheel, such as ``linux_aarch64``; that of the base's vLLM when empty
     platform: str = ""
     jobs: int | None = None
+    #: what ``plan_companion`` gave for the same, where it was asked already
+    plan: CompanionPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,9 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
         RemoteError: the package index does not answer.
     """
     source, tools = request.source, request.tools
-    plan = plan_companion(source, request.change, request.arch_list, tools.cuda, request.operators)
+    plan = request.plan or plan_companion(
+        source, request.change, request.arch_list, tools.cuda, request.operators
+    )
     torch = agreed_torch(request.base, source.version, tools)
     path = request.base.module(plan.module)
     mark = f"spark-build/{request.change.name}/{source.version}"
@@ -159,11 +164,17 @@ def agreed_torch(base: NativeBase, vllm: str, tools: Toolchain) -> str:
     return torch
 
 
+def _between_recipe(plan: CompanionPlan) -> BuildRecipe:
+    """The recipe with the operators' own definitions, which leave other chips' kernels out."""
+    defines = sorted({define for operator in plan.operators for define in operator.defines})
+    kept = [flag for flag in plan.recipe.flags if flag.startswith("-D")]
+    kept = [flag for flag in kept if not flag.startswith("-DENABLE_")]
+    return replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
+
+
 def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) -> list[BuiltUnit]:
     """The units between operators and kernels, and our own that registers the operators."""
-    defines = sorted({define for operator in plan.operators for define in operator.defines})
-    kept = tuple(flag for flag in plan.recipe.flags if not flag.startswith("-DENABLE_"))
-    recipe = replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
+    recipe = _between_recipe(plan)
     device = [unit for unit in plan.siblings if not unit.path.endswith(HOST_SUFFIXES)]
     host = [unit for unit in plan.siblings if unit.path.endswith(HOST_SUFFIXES)]
     text = registration_source(plan.operators, mark).encode()
@@ -223,8 +234,10 @@ def _provenance(
         "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
         "torch": torch,
         "cuda": request.tools.cuda,
+        "compilers": compiler_versions(request.tools.nvcc),
         "cuda_runtime": linked.runtime,
         "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
+        "flags_between": list(_between_recipe(plan).flags),
         "targets": targets,
         "capabilities": [list(row) for row in runs_on],
         "units": [unit.path for unit in (*plan.rebuilt, *plan.siblings)],

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.native.cmake import evaluate
 from builder.native.includes import Sources, touched
-from builder.native.outcome import outcome
 from builder.native.registration import operators_behind, sibling_units
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan_companion(
             f"vllm {source.version} has {change.name} already{since}: nothing to compile",
             Exit.NOTHING_TO_DO,
         )
-    recipe = outcome(source, arch_list, cuda).recipe
+    recipe = evaluate(source, arch_list, cuda)
     sources = Sources(source.root, recipe.generated)
     rebuilt = touched(sources, recipe, change.texts)
     if not rebuilt:

@@ -70,6 +70,16 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     return Path(found), version[1]
 
 
+def compiler_versions(nvcc: Path) -> dict[str, str]:
+    """The exact versions of nvcc and of the host compiler that it calls."""
+    found = {}
+    for name, word in (("nvcc", str(nvcc)), ("host", "g++")):
+        done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
+        version = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", done.stdout)
+        found[name] = (version[1] or version[2]) if version else "unknown"
+    return found
+
+
 def make_toolchain(index: PackageIndex, torch: Path, nvcc: Path | None = None) -> Toolchain:
     """The machine's nvcc, with torch's headers from ``torch`` and the rest from wheels.
 
