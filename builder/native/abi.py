@@ -40,6 +40,8 @@ class AbiBase:
     libraries: Mapping[str, ElfFacts]
     #: soname that is not in the base -> the file that was read instead
     stand_ins: Mapping[str, str] = field(default_factory=dict)
+    #: sonames that the extension needs and the base has not
+    missing: tuple[str, ...] = ()
 
     @property
     def needed(self) -> frozenset[str]:
@@ -116,9 +118,7 @@ def check_abi(companion: ElfFacts, base: AbiBase, *, own_runtime: bool = False) 
 def _faults(companion: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterator[str]:
     if companion.machine != base.extension.machine:
         yield f"it is for {companion.machine}, the base is for {base.extension.machine}"
-    for library in companion.needed:
-        if library not in base.needed:
-            yield f"it needs {library}, which the base's extension does not need"
+    yield from _library_faults(companion, base)
     for symbol, (library, version) in sorted(companion.undefined.items()):
         if _PYTHON.fullmatch(symbol):
             yield f"it uses {symbol} of CPython, and so fits one version of Python only"
@@ -130,6 +130,14 @@ def _faults(companion: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterato
     for library, versions in sorted(companion.versions.items()):
         for version in versions:
             yield from _version_fault(base, library, version)
+
+
+def _library_faults(companion: ElfFacts, base: AbiBase) -> Iterator[str]:
+    for library in base.missing:
+        yield f"the base lacks {library}, which its own extension needs: is its torch a CPU build?"
+    for library in companion.needed:
+        if library not in base.needed:
+            yield f"it needs {library}, which the base's extension does not need"
 
 
 def _version_fault(base: AbiBase, library: str, version: str) -> Iterator[str]:
@@ -160,5 +168,6 @@ def _newest(facts: ElfFacts) -> dict[str, str]:
     newest: dict[str, tuple[int, ...]] = {}
     for versions in facts.versions.values():
         for family, number in map(_number, versions):
-            newest[family] = max(newest.get(family, ()), number)
+            if number:
+                newest[family] = max(newest.get(family, ()), number)
     return {family: ".".join(map(str, number)) for family, number in sorted(newest.items())}

@@ -125,6 +125,7 @@ class NativeBase:
         """
         extension = self.facts(module)
         libraries: dict[str, ElfFacts] = {}
+        missing: list[str] = []
         open_symbols = set(symbols)
         for soname in sorted(extension.needed, key=_rank):
             if SYSTEM.fullmatch(soname) or soname == DRIVER:
@@ -132,10 +133,17 @@ class NativeBase:
             if _rank(soname)[0] == len(_ORDER) and not open_symbols:
                 break
             facts = self.library(soname)
-            if facts is not None:
+            if facts is None:
+                missing.append(soname)
+            else:
                 libraries[soname] = facts
                 open_symbols -= facts.exported
-        return AbiBase(extension=extension, libraries=libraries, stand_ins=dict(self.stand_ins))
+        return AbiBase(
+            extension=extension,
+            libraries=libraries,
+            stand_ins=dict(self.stand_ins),
+            missing=tuple(missing) if open_symbols else (),
+        )
 
     def module(self, pattern: str) -> str:
         """The path of an extension module: ``vllm/_C.abi3.so`` for ``vllm/_C``.

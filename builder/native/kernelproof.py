@@ -44,7 +44,7 @@ def prove_kernels(library: bytes, operators: Sequence[Operator]) -> KernelProof:
         found = [image for image in images(file) if image.kind == "elf"]
         code = code_of(file, lambda _: True) if found else {}
     by_target: Counter[str] = Counter()
-    for image in found:
+    for image in (image for image in found if image.kernels):
         by_target[str(image.arch)] += len(image.kernels)
     total: Counter[str] = Counter()
     faults = []

@@ -157,6 +157,15 @@ def test_an_older_version_of_a_function_is_asked_for(workshop: Workshop, base: N
     assert done.returncode == 0
 
 
+def test_a_library_that_the_base_lacks_is_named(workshop: Workshop, base: NativeBase) -> None:
+    """As on arm64, where the index has CPU builds of torch alone for some releases."""
+    facts = workshop.companion("int offered(void); int f(void){return offered();}")
+    (workshop.root / "site/torch/lib/libc10.so").unlink()
+    first, second = faults(base, facts)
+    assert first.startswith("the base lacks libc10.so, which its own extension needs")
+    assert second.startswith("it uses offered, which no library")
+
+
 def test_what_is_no_library_says_so(tmp_path: Path) -> None:
     file = tmp_path / "text.so"
     file.write_text("nothing of the kind")
