@@ -17,7 +17,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from builder.errors import UsageError, did_you_mean
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
-from builder.runtime.spark_apply import ApplyError, layer_digest, normalize, parse_diff
+from builder.native.cmake import gencode_flags
+from builder.runtime.spark_apply import CODE, ApplyError, layer_digest, normalize, parse_diff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,6 +97,7 @@ _OPS: dict[str, dict[str, tuple[type, bool]]] = {
     "remove": {"distribution": (str, True), "unless": (str, False)},
     "env": {"name": (str, True), "value": (str, True), "reader": (str, False)},
     "hook": {"file": (str, True), "hook": (str, True)},
+    "compile": {"source": (str, True), "change": (str, True), "arch": (str, True)},
     "pull": {
         "pull": (str, True),
         "include": (list, False),
@@ -103,7 +105,12 @@ _OPS: dict[str, dict[str, tuple[type, bool]]] = {
         "map": (dict, False),
     },
 }
-_PINS = {"wheel": (list, False), "donor": (list, False), "pull": (list, False)}
+_PINS = {
+    "wheel": (list, False),
+    "donor": (list, False),
+    "pull": (list, False),
+    "code": (list, False),
+}
 _WHEEL_PIN = {
     "distribution": (str, True),
     "version": (str, True),
@@ -120,6 +127,18 @@ _DONOR_PIN = {
     "sha256": (str, True),
     "member": (str, True),
     "member-sha256": (str, True),
+}
+
+
+#: What was read of a released extension module: how SM121 runs the kernels of a `compile` op.
+_CODE_PIN = {
+    "version": (str, True),
+    "platform": (str, True),
+    "module": (str, True),
+    "sha256": (str, True),
+    "how": (str, True),
+    "arch": (str, False),
+    "guard": (str, False),
 }
 
 
@@ -288,6 +307,17 @@ class _Reader:
             raise self.fail(where, f"hook {name} does not define {function}")
         return op
 
+    def op_compile(self, op: Table, where: str) -> Table:
+        from builder.native.changes import rendered_change  # needs what the package index needs
+
+        if op["source"] != "vllm":
+            raise self.fail(where, f"source {op['source']!r}: only vllm's sources are compiled")
+        try:
+            gencode_flags(op["arch"])
+            return {**op, **rendered_change(op["change"])}
+        except UsageError as error:
+            raise self.fail(where, str(error)) from None
+
     def op_pull(self, op: Table, where: str) -> Table:
         op["pull"] = str(parse_pull(op["pull"]))
         for key in ("include", "exclude"):
@@ -322,10 +352,15 @@ class _Reader:
         if not (self.folder / name).is_file():
             return {"wheel": [], "donor": []}
         raw = self.table(self.toml(name), _PINS, "", name)
-        for kind, schema in (("wheel", _WHEEL_PIN), ("donor", _DONOR_PIN)):
+        for kind, schema in (("wheel", _WHEEL_PIN), ("donor", _DONOR_PIN), ("code", _CODE_PIN)):
             for number, row in enumerate(raw.get(kind, ()), 1):
                 self.table(row, schema, f"{kind} {number}", name)
         pins = {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
+        for row in raw.get("code", ()):
+            if row["how"] not in CODE:
+                raise self.fail("code", f"how {row['how']!r} is none of {', '.join(CODE)}", name)
+        if "code" in raw:
+            pins["code"] = raw["code"]
         if "pull" in raw:
             where = f"{self.folder.name}/{name}: pull"
             rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in raw["pull"]]

@@ -154,6 +154,8 @@ class LayerDecision:
         }
         if outcome.since:
             value["since"] = outcome.since
+        if outcome.compiled:
+            value["compile"] = dict(outcome.compiled)
         for key, items in (("notes", outcome.notes), ("inputs", outcome.inputs)):
             if items:
                 value[key] = list(items)
@@ -195,6 +197,11 @@ class BuildPlan:
         return [d for d in self.decisions if d.needed]
 
     @property
+    def pending(self) -> list[LayerDecision]:
+        """Layers whose change has yet to be compiled; a build needs what that makes."""
+        return [d for d in self.decisions if d.outcome.pending]
+
+    @property
     def env(self) -> dict[str, str]:
         """Variables that the image sets, from every layer that stands."""
         merged: dict[str, str] = {}
@@ -230,7 +237,7 @@ class BuildPlan:
             "name": self.name,
             "profiles": list(self.profiles),
             "base": base,
-            "layers": [d.as_json() for d in self.decisions],
+            "layers": [_digested(d.as_json()) for d in self.decisions],
             "env": dict(sorted(self.env.items())),
             "serve_flags": self.serve_flags,
             "moe_serve_flags": self.moe_serve_flags,
@@ -250,9 +257,21 @@ class BuildPlan:
             "plan_digest": self.digest,
             **body,
             "base": self.base.as_json(),
+            "layers": [d.as_json() for d in self.decisions],
             "hints": list(self.hints),
         }
         return {**value, "pulls": [dict(p) for p in self.pulls]} if self.pulls else value
+
+
+def _digested(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer's part of the digest: of a compile stage what goes in, as for the whole plan.
+
+    What comes out is known only when it has been compiled, and the plan is the same before.
+    """
+    if "stage" not in layer.get("compile", {}):
+        return dict(layer)
+    stage = {key: value for key, value in layer["compile"].items() if key != "wheel"}
+    return {**layer, "files": [], "compile": stage}
 
 
 #: What a plan's JSON holds beside that which its digest is taken of.
@@ -262,4 +281,5 @@ _NOT_DIGESTED = ("plan_digest", "hints", "pulls")
 def digest_of(plan: Mapping[str, Any]) -> str:
     """The digest that a baked plan must have, recomputed from its JSON."""
     body = {key: value for key, value in plan.items() if key not in _NOT_DIGESTED}
+    body["layers"] = [_digested(layer) for layer in plan["layers"]]
     return f"sha256:{sha256_hex(canonical_json(body))}"

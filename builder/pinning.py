@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from builder.index import PackageIndex, WheelFile, write_atomically
+from builder.index import PackageIndex, WheelFile, vllm_releases, write_atomically
 from builder.model import Platform
-from builder.runtime.spark_apply import normalize, sha256_hex, version_matches
-from builder.wheels import RemoteWheel
+from builder.native.facts import read_module
+from builder.runtime.spark_apply import (
+    ABSENT,
+    NO_CODE,
+    normalize,
+    sha256_hex,
+    version_matches,
+)
+from builder.verify.modules import Modules
+from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -40,6 +49,7 @@ def write_pins(
     pulls: dict[str, dict[str, Any]] = {}
     wheels: dict[str, dict[str, Any]] = {}
     donors: dict[tuple[str, str], dict[str, Any]] = {}
+    code: dict[str, dict[str, Any]] = {}
     for variant in layer["variants"]:
         for op in variant["ops"]:
             if op["op"] == "wheel":
@@ -51,7 +61,15 @@ def write_pins(
             elif op["op"] == "pull":
                 pin, _ = pin_pull(op, layer["package"], store, index)
                 pulls[pin.request] = pin.as_json()
-    kinds = {"wheel": wheels.values(), "donor": donors.values(), "pull": pulls.values()}
+            elif op["op"] == "compile":
+                for row in code_pins(op, variant, index):
+                    code.setdefault(row["sha256"], row)  # releases may share a module
+    kinds = {
+        "wheel": wheels.values(),
+        "donor": donors.values(),
+        "pull": pulls.values(),
+        "code": code.values(),
+    }
     write_atomically(folder / "pins.toml", pins_text(kinds).encode())
     return sum(map(len, kinds.values()))
 
@@ -90,6 +108,25 @@ def wheel_pins(
                 "platform": platform,
                 "python": python,
             }
+
+
+def code_pins(
+    op: Mapping[str, Any], variant: Mapping[str, Any], index: PackageIndex
+) -> Iterator[dict[str, Any]]:
+    """What the machine code of each release's wheels says, by the modules' sha256.
+
+    A plan for one of these need not read its modules, which are up to 370 MB each.
+    """
+    wanted = (v for v in vllm_releases(index) if version_matches(v, variant["when"][op["source"]]))
+    for version, name in itertools.product(wanted, _MACHINES.values()):
+        platform = Platform.parse(name)
+        tree = WheelTree([RemoteWheel(index.choose(op["source"], version, platform), index)])
+        for path in Modules(tree, [op["code"]["symbol"]]).matching(op["code"]["modules"]):
+            facts = read_module(tree, path, op["code"])
+            where = {"version": version, "platform": platform.oci, "module": path}
+            yield {**where, "sha256": tree.digest(path), **facts}
+            if facts["how"] not in (ABSENT, NO_CODE):
+                break
 
 
 def _place(wheel: WheelFile) -> tuple[str, str] | None:

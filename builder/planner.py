@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError
 from builder.model import BuildPlan, LayerDecision
+from builder.native.changes import compile_ops, estimate_of
 from builder.runtime.spark_apply import (
     AMBIGUOUS,
     APPLIED,
@@ -13,6 +14,7 @@ from builder.runtime.spark_apply import (
     NEEDS_REBUILD,
     NOT_APPLICABLE,
     UPSTREAM,
+    Target,
     all_match,
     judge_in_order,
 )
@@ -56,7 +58,9 @@ def hints(
     selection: Selection, decisions: list[LayerDecision], packages: Mapping[str, str]
 ) -> list[str]:
     """What the user may like to know: which base would make the patches unnecessary."""
-    patched = [d for d in decisions if d.needed and d.outcome.changes]
+    if any(d.outcome.state == NEEDS_REBUILD for d in decisions):
+        return []
+    patched = [d for d in decisions if d.needed and (d.outcome.changes or d.outcome.pending)]
     found = []
     for profile in selection.profiles:
         if patched and profile.clean_from:
@@ -71,8 +75,12 @@ def hints(
     return found
 
 
-def refuse_plan(plan: BuildPlan) -> None:
+def refuse_plan(plan: BuildPlan, command: str = "") -> None:
     """Raise when a plan cannot be built, naming every layer in the way.
+
+    Args:
+        plan: what is to be built.
+        command: the command line that would build it with a compile stage.
 
     Raises:
         SparkBuildError: a layer drifted, is ambiguous, or needs a rebuild (exit 4 or 10).
@@ -90,7 +98,20 @@ def refuse_plan(plan: BuildPlan) -> None:
         names = ", ".join(d.name for d in rebuild)
         lines = [f"{names}: the base is prebuilt and this change is compiled code"]
         lines += [f"layer {d.name}: {d.outcome.reason}" for d in rebuild]
-        raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD)
+        changes = [op["change"]["name"] for d in rebuild for op in compile_ops(d.layer)]
+        hint = ""
+        if len(changes) >= len(rebuild):  # all of it is known how to compile
+            lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]
+            hint = _where_to_compile(plan, command or "spark-build image --compile")
+        raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD, hint)
+
+
+def _where_to_compile(plan: BuildPlan, command: str) -> str:
+    wanted = plan.base.platform.oci
+    if wanted == Target.here().platform:
+        return command
+    machine = "the Spark itself, or any" if wanted == "linux/arm64" else "any"
+    return f"{command}   (on {machine} {wanted} machine; this one is {Target.here().platform})"
 
 
 def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.native.stage import Stages
+    from builder.runtime.spark_apply import Stage, Target, Tree
+
 #: First range, from the end: the central directory of a vLLM wheel takes about 600 kB.
 _TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
 #: Neighbours closer than this are fetched in one range: cheaper than another round trip.
@@ -328,9 +331,11 @@ class WheelTree:
 class IndexSources:
     """Pinned inputs for the applier: small reads by range, whole wheels from the cache."""
 
-    def __init__(self, index: PackageIndex) -> None:
+    def __init__(self, index: PackageIndex, stages: Stages | None = None) -> None:
         self._index = index
         self._wheels: dict[str, RemoteWheel] = {}
+        #: what may be compiled; None where nothing may
+        self.stages = stages
 
     def _wheel(self, pin: Mapping[str, Any]) -> RemoteWheel:
         name = pin["filename"]
@@ -357,9 +362,25 @@ class IndexSources:
         return data
 
     def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        if self.stages and pin["filename"] in self.stages.wheels:
+            return self.stages.members(pin["filename"])
         return list(self._wheel(pin).members.values())
 
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, Any]:
+        from builder.native.facts import read_module
+
+        return read_module(tree, path, wanted, digest)
+
+    def stage(
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+    ) -> Stage | None:
+        return self.stages.stage(op, packages, target) if self.stages else None
+
     def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        if self.stages and pin["filename"] in self.stages.wheels:
+            return self.stages.member(pin["filename"], path)
         # the whole wheel, because only its own sha256 is pinned: RECORD comes from the wheel itself
         with zipfile.ZipFile(self._wheel(pin).download()) as archive:
             return archive.read(path)

@@ -70,6 +70,7 @@ def plan(
     python: opt.PythonVersion = None,
     site_packages: opt.SitePackages = None,
     patches: opt.Patches = None,
+    compile_here: opt.Compile = False,
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
     refresh: opt.Refresh = False,
@@ -87,6 +88,7 @@ def plan(
         python=python,
         site_packages=site_packages,
         patches=patches,
+        compile_here=compile_here,
         refresh=refresh,
         json=json,
     )
@@ -154,6 +156,7 @@ def image(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
     ] = False,
+    compile_here: opt.Compile = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Stop at the plan.")] = False,
     print_dockerfile: Annotated[
         bool, typer.Option("--print-dockerfile", help="Print what would be built, and stop.")
@@ -188,6 +191,7 @@ def image(
             all_platforms=all_platforms,
             others=others,
             verify=not no_verify,
+            compile_here=compile_here,
             dry_run=dry_run,
             print_dockerfile=print_dockerfile,
             refresh=refresh,
@@ -472,6 +476,7 @@ def apply(
     patches: opt.Patches = None,
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
+    compile_here: opt.Compile = False,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
@@ -483,6 +488,7 @@ def apply(
         layers=layers,
         pulls=opt.pull_options(with_pr, forge_clone, locked),
         patches=patches,
+        compile_here=compile_here,
         dry_run=dry_run,
         json=json,
     )

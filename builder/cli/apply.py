@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.bases.directory import find_site_packages
 from builder.catalog import Catalog
+from builder.cli.image import refuse_stages
 from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan
 from builder.console import console
@@ -24,18 +25,22 @@ def apply_command(
     layers: list[str] | None,
     pulls: PullOptions,
     patches: list[Path] | None,
+    compile_here: bool,
     dry_run: bool,
     json: bool,
 ) -> None:
     """Judge all layers first, refuse if one cannot go on, then commit them one by one."""
-    inputs = Inputs(layers, patches, pulls)
+    inputs = Inputs(layers, patches, pulls, compile_here=compile_here)
     root = find_site_packages(directory)
-    plan = inputs.plan(inputs.identify(f"dir:{root}"))
+    base = inputs.identify(f"dir:{root}")
+    plan = inputs.plan(base)
     if not json:
         show_plan(plan)
     refuse_nothing(plan, inputs.selection)
-    refuse_plan(plan)
+    refuse_plan(plan, inputs.rebuild_command(f"apply {directory}", f"dir:{root}"))
+    refuse_stages(plan)
     if not dry_run:
+        plan = inputs.compiled(plan, base)
         with Store(root) as store:
             for decision in plan.needed:
                 store.commit(decision.layer, decision.outcome)

@@ -15,6 +15,7 @@ from builder.cli.show import print_json, show_plan, show_report
 from builder.console import console
 from builder.engines import BuildRequest, get_engine
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError
+from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.planner import refuse_nothing, refuse_plan
 from builder.room import check_room
 from builder.verify import DEFAULT_LEVELS, Report, verify
@@ -52,6 +53,7 @@ class ImageOptions:
     all_platforms: bool
     others: str
     verify: bool
+    compile_here: bool
     dry_run: bool
     print_dockerfile: bool
     refresh: bool
@@ -76,7 +78,13 @@ def image_command(options: ImageOptions) -> None:
 
         index_command(options)
         return
-    inputs = Inputs(options.layers, options.patches, options.pulls, refresh=options.refresh)
+    inputs = Inputs(
+        options.layers,
+        options.patches,
+        options.pulls,
+        refresh=options.refresh,
+        compile_here=options.compile_here,
+    )
     timings: dict[str, float] = {}
     began = time.monotonic()
     with console.step("base"):
@@ -98,13 +106,30 @@ def image_command(options: ImageOptions) -> None:
                 show_plan(plan)
         timings["plan"] = time.monotonic() - began
         refuse_nothing(plan, inputs.selection, building=True)
-        refuse_plan(plan)
+        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        refuse_stages(plan)
         if options.dry_run:
             _print_dry_run(plan, options)
             return
+        if plan.pending and not options.print_dockerfile:
+            _engine_for(plan, base, options)  # what cannot be built is not compiled for
+            compiling = time.monotonic()
+            plan = inputs.compiled(plan, base)
+            timings["compile"] = time.monotonic() - compiling
         _build_and_verify(plan, base, options, timings, Opened(inputs.index, inputs.sources))
     finally:
         base.close()
+
+
+def refuse_stages(plan: BuildPlan) -> None:
+    """Refuse before anything starts what this machine is clearly too small to compile.
+
+    Raises:
+        EngineError: memory or disk is too short (exit 6).
+    """
+    for decision in plan.pending:
+        units = decision.outcome.compiled["stage"]["units"]
+        refuse_machine(cost_of_units([unit["path"] for unit in units]), *free_here())
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ def index_command(options: ImageOptions) -> None:
         raise UsageError(f"--others {options.others!r} is neither keep nor drop")
     if options.base is None or options.base.startswith(("pypi:", "dir:")):
         raise UsageError("--all-platforms and --others are about an index: name it with --base")
+    if options.compile_here:
+        raise UsageError(
+            "--compile makes modules for this machine's architecture alone",
+            hint="one platform at a time: --platform, without --all-platforms and --others",
+        )
     if options.engine == "buildkit":
         raise UsageError("the buildkit engine builds for one platform", hint="--engine oci")
     inputs = Inputs(options.layers, options.patches, options.pulls, refresh=options.refresh)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from builder.bases import Base
     from builder.forge.pin import Pin
     from builder.model import BuildPlan
+    from builder.native.stage import Stages
 
 #: What a request says about a platform or Python that nobody named: it is the base's own.
 _OWN = "own"
@@ -36,6 +37,13 @@ def at_digest(ref: str, digest: str) -> str:
     name = ref.partition("@")[0]
     has_tag = ":" in name.rsplit("/", 1)[-1] and not name.startswith("oci:")
     return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
+
+
+def stages_of(index: PackageIndex) -> Stages:
+    """What may be compiled here."""
+    from builder.native.stage import Stages
+
+    return Stages(index)
 
 
 class Inputs:
@@ -52,6 +60,7 @@ class Inputs:
         *,
         refresh: bool = False,
         upgrade: bool = False,
+        compile_here: bool = False,
     ) -> None:
         words = (word.strip() for name in layers or () for word in name.split(","))
         self.layers = tuple(word for word in words if word)
@@ -63,7 +72,8 @@ class Inputs:
         self.lock = None if upgrade else read_lock(self.path)
         self.catalog = Catalog.discover(patches or ())
         self.index = PackageIndex(refresh=refresh)
-        self.sources = IndexSources(self.index)
+        self.stages = stages_of(self.index) if compile_here else None
+        self.sources = IndexSources(self.index, self.stages)
         self._refuse_unlocked()
         chosen = self.catalog.select(self.layers) if self.layers else Selection((), ())
         store = PullStore(Forges(pulls.forge_clone))
@@ -210,6 +220,31 @@ class Inputs:
             if problem:
                 console.warn(f"{problem}\n  try: {problem.hint}")
         return plan
+
+    def compiled(self, plan: BuildPlan, base: Base) -> BuildPlan:
+        """The plan with what its compile stages make; they run where that is not in the cache.
+
+        Raises:
+            EngineError: this machine is too small for them.
+            BuildFailed: the compiler refuses a unit.
+        """
+        if not plan.pending:
+            return plan
+        assert self.stages is not None
+        with console.step("compile"):
+            for decision in plan.pending:
+                self.stages.run(decision.outcome.compiled["stage"], base)
+        return self.plan(base)
+
+    def rebuild_command(self, command: str, base: str) -> str:
+        """The command line that would build this with a compile stage."""
+        words = [f"spark-build {command}"]
+        words += [f"--layers {','.join(self.layers)}"] if self.layers else []
+        words += [f"--with-pr '{request}'" for request in self.with_pr]
+        words += [] if base.startswith("dir:") else [f"--base {base}"]
+        platform = self.request.platform if self.request else _OWN
+        words += [f"--platform {platform}"] if platform not in (_OWN, "linux/arm64") else []
+        return " ".join([*words, "--compile"])
 
     def unchecked_plan(self, base: Base) -> BuildPlan:
         """The plan, with a report on each pull request."""

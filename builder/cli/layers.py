@@ -68,7 +68,11 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
         print(f"\n  variant {variant['name']}: {ranges}")
         for op in variant["ops"]:
             keys = ("file", "to", "distribution", "name", "pull")
-            print(f"    {op['op']:<8} {next(op[key] for key in keys if key in op)}")
+            if "change" in op:
+                said = f"{op['change']['name']} in {op['source']}, for {op['arch']}"
+            else:
+                said = next(op[key] for key in keys if key in op)
+            print(f"    {op['op']:<8} {said}")
         for note in variant.get("notes", ()):
             print(f"    note: {note}")
     for entry in layer["upstream"]:

@@ -147,6 +147,13 @@ PlainHttp = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, errors included.")]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile here what a prebuilt base lacks (needs nvcc, minutes and memory).",
+    ),
+]
 Refresh = Annotated[
     bool, typer.Option("--refresh", help="Ask the package index again instead of the cache.")
 ]

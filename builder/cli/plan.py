@@ -24,14 +24,14 @@ def plan_command(
     python: str | None,
     site_packages: str | None,
     patches: list[Path] | None,
+    compile_here: bool,
     refresh: bool,
     json: bool,
 ) -> None:
     """Plan and print; a plan that could not be built is shown, then refused."""
-    inputs = Inputs(layers, patches, pulls, refresh=refresh)
-    identified = inputs.identify(
-        inputs.base_ref(base), platform=platform, python=python, site_packages=site_packages
-    )
+    inputs = Inputs(layers, patches, pulls, refresh=refresh, compile_here=compile_here)
+    ref = inputs.base_ref(base)
+    identified = inputs.identify(ref, platform=platform, python=python, site_packages=site_packages)
     try:
         made = inputs.plan(identified)
     finally:
@@ -42,4 +42,4 @@ def plan_command(
         show_plan(made)
     console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
     refuse_nothing(made, inputs.selection)
-    refuse_plan(made)
+    refuse_plan(made, inputs.rebuild_command("image", ref))

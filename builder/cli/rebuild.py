@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from builder import __version__
 from builder.bake import SHARE
 from builder.cli import options as opt
+from builder.cli.inputs import stages_of
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
@@ -52,15 +53,19 @@ def rebuild_command(
     with Locations() as places, open_source(image, places) as opened:
         results = []
         for original in _originals(opened, image):
+            compiled = any(
+                "stage" in layer.get("compile", {}) for layer in original.baked.plan["layers"]
+            )
+            sources = IndexSources(index, stages_of(index) if compiled else None)
             with console.step(f"rebuild {original.digest}"):
                 try:
-                    again = rebuild(original, identify, IndexSources(index), base)
+                    again = rebuild(original, identify, sources, base)
                 except RemoteError as error:
                     mirror = None if base else _mirror(original)
                     if mirror is None:
                         raise
                     console.say(f"  {error}\n  using the copy that is kept: {mirror}")
-                    again = rebuild(original, identify, IndexSources(index), mirror)
+                    again = rebuild(original, identify, sources, mirror)
                 results.append(again)
         _report(image, results, json=json)
 

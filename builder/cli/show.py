@@ -10,7 +10,9 @@ from builder.console import console
 from builder.runtime.dispatch_expect import describe
 
 if TYPE_CHECKING:
-    from builder.model import BuildPlan
+    from collections.abc import Mapping
+
+    from builder.model import BuildPlan, LayerDecision
     from builder.verify import Report
     from builder.verify.necessity import Necessity
 
@@ -39,15 +41,7 @@ def show_plan(plan: BuildPlan) -> None:
     console.say(console.style(f"      {listed}", "dim"))
     console.say("")
     for decision in plan.decisions:
-        state = f"{decision.outcome.state:<15}"
-        since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
-        console.say(
-            f"  {console.style(state, _STATE_STYLE[decision.outcome.state])}"
-            f"{decision.name:<22}{decision.outcome.reason}{since}"
-        )
-        if decision.needed:
-            for note in decision.outcome.notes:
-                console.say(console.style(_wrapped(f"note: {note}"), "dim"))
+        _show_decision(decision)
     console.say("")
     if plan.pulls:
         from builder.cli.showpulls import show_pulls
@@ -64,6 +58,33 @@ def show_plan(plan: BuildPlan) -> None:
     for hint in plan.hints:
         console.say(f"  hint   {hint}")
     console.say(f"\nplan  {plan.digest}")
+
+
+def _show_decision(decision: LayerDecision) -> None:
+    """A layer's state, and what is to be known of it."""
+    state = f"{decision.outcome.state:<15}"
+    since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
+    console.say(
+        f"  {console.style(state, _STATE_STYLE[decision.outcome.state])}"
+        f"{decision.name:<22}{decision.outcome.reason}{since}"
+    )
+    if decision.needed:
+        for note in decision.outcome.notes:
+            console.say(console.style(_wrapped(f"note: {note}"), "dim"))
+    if decision.outcome.pending:
+        show_stage(decision.outcome.compiled["stage"])
+
+
+def show_stage(stage: Mapping[str, Any]) -> None:
+    """What is yet to be compiled, out of what, and what that takes here."""
+    from builder.native.cost import cost_of_units
+
+    paths = [unit["path"] for unit in stage["units"]]
+    source = stage["inputs"][0]["filename"]
+    said = f"compile: of {source}, with nvcc {stage['nvcc']}: {cost_of_units(paths)}"
+    console.say(console.style(_wrapped(said), "dim"))
+    for path in paths:
+        console.say(console.style(f"{'':<21}{path}", "dim"))
 
 
 def _wrapped(text: str) -> str:

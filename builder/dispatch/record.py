@@ -44,11 +44,22 @@ class Asking:
 def inputs_digest(selection: Selection) -> str:
     """Identity of what a profile puts into an answer: its layers, pins and range."""
     value = {
-        "layers": [_without_prose(layer) for layer in selection.layers],
+        "layers": [_without_prose(layer) for layer in selection.layers if decides(layer)],
         "pins": selection.pins(),
         "needs": [dict(profile.needs) for profile in selection.profiles],
     }
     return sha256_hex(canonical_json(value))[:16]
+
+
+def decides(layer: Mapping[str, Any]) -> bool:
+    """Whether a layer can decide what is selected: compiled code alone stands behind a selection.
+
+    Which kernel a release takes, its Python says; a kernel's machine code is not asked.
+    """
+    return not all(op["op"] == "compile" for v in layer["variants"] for op in v["ops"]) or any(
+        variant.get("serve-flags") or variant.get("moe-serve-flags")
+        for variant in layer["variants"]
+    )
 
 
 def _without_prose(value: Any) -> Any:
@@ -126,7 +137,7 @@ def _with_profile(
     result = _ask(plan, base, {"env": plan.env, "ask": asks}, patched=True)
     simulated.update(dict.fromkeys(result["simulated"]))
     value |= {
-        "layers": {d.name: d.outcome.state for d in plan.decisions},
+        "layers": {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)},
         "env": plan.env,
         "flags": [*plan.serve_flags, *plan.moe_serve_flags],
         "kinds": {a["kind"]: Outcome.of(a).as_json() for a in result["answers"]},

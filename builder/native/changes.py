@@ -37,10 +37,55 @@ def known_changes() -> dict[str, dict[str, Any]]:
     return {change["name"]: change for change in _data()["change"]}
 
 
+def rendered_change(name: str) -> dict[str, Any]:
+    """A known change as a layer carries it: its own text, and the kernels that it is for.
+
+    Raises:
+        UsageError: no such change, or it is for no kernel whose machine code can be judged.
+    """
+    from builder.verify.binaries import load_kernels
+
+    change = _known(name)
+    kernel = next(kernel for kernel in load_kernels() if kernel.name == change["kernel"])
+    keys = ("name", "files", "old", "new", "guard", "applied-upstream")
+    code = {
+        "name": kernel.name,
+        "modules": list(kernel.modules),
+        "symbol": kernel.symbol,
+        "guards": dict(change["guards"]),
+    }
+    return {"change": {key: change[key] for key in keys}, "code": code}
+
+
+def _known(name: str) -> dict[str, Any]:
+    changes = known_changes()
+    if name not in changes:
+        raise UsageError(
+            f"no source change is named {name!r}{did_you_mean(name, changes)}",
+            hint=f"known: {', '.join(changes)}; or give a diff with --patch",
+        )
+    return changes[name]
+
+
 def cost_of(unit: str) -> tuple[float, float]:
     """What compiling a unit takes, in seconds and gigabytes: measured once, or a guess."""
     row = next(row for row in _data()["cost"] if fnmatch(Path(unit).name, row["unit"]))
     return float(row["seconds"]), float(row["gigabytes"])
+
+
+def estimate_of(name: str) -> str:
+    """What compiling a known change takes, before its sources are at hand."""
+    costs = [cost_of(unit) for unit in known_changes().get(name, {}).get("units", ["*"])]
+    minutes = max(1, round(sum(seconds for seconds, _ in costs) / 60))
+    largest = max(gigabytes for _, gigabytes in costs)
+    count = f"{len(costs)} unit{'s' if len(costs) != 1 else ''}"
+    return f"{count}, about {minutes} min and {largest:.0f} GB of memory, and nvcc"
+
+
+def compile_ops(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The ops of a layer that compile a known change."""
+    ops = (op for variant in layer["variants"] for op in variant["ops"])
+    return [op for op in ops if op["op"] == "compile" and "change" in op]
 
 
 def named_change(sources: Sources, name: str) -> SourceChange:
@@ -50,13 +95,16 @@ def named_change(sources: Sources, name: str) -> SourceChange:
         UsageError: no such change.
         SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
     """
-    changes = known_changes()
-    if name not in changes:
-        raise UsageError(
-            f"no source change is named {name!r}{did_you_mean(name, changes)}",
-            hint=f"known: {', '.join(changes)}; or give a diff with --patch",
-        )
-    change = changes[name]
+    return changed_by(sources, _known(name))
+
+
+def changed_by(sources: Sources, change: Mapping[str, Any]) -> SourceChange:
+    """A change on this tree; no texts where the tree has it already.
+
+    Raises:
+        SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
+    """
+    name = change["name"]
     old, new = change["old"].encode(), change["new"].encode()
     found = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change["files"]))}
     texts = {path: text.replace(old, new) for path, text in found.items() if old in text}

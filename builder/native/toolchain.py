@@ -170,7 +170,34 @@ def _own_headers() -> Path:
     return folder
 
 
+def header_wheels(index: PackageIndex, nvcc: Path, cuda: str, torch: str) -> list[dict[str, str]]:
+    """The wheels whose headers units are compiled with, by file name and sha256.
+
+    Args:
+        index: where wheels are.
+        nvcc: the compiler, whose toolkit may have the libraries' headers itself.
+        cuda: its version, such as ``13.0``.
+        torch: the release of torch whose headers are taken.
+    """
+    wanted = [_CUTLASS_WHEEL, ("torch", torch)]
+    wanted += [] if _has_library_headers(nvcc) else _library_wheels(index, cuda)
+    pins = []
+    for project, version in wanted:
+        file = _wheel(index, project, version).file
+        pin = {"distribution": project, "version": version}
+        pins.append({**pin, "filename": file.filename, "sha256": file.sha256})
+    return pins
+
+
 def _library_headers(index: PackageIndex, cuda: str) -> list[Path]:
+    prefix = f"nvidia/cu{cuda.partition('.')[0]}/include/"
+    return [
+        wheel_headers(index, project, version, prefixes=(prefix,)) / prefix
+        for project, version in _library_wheels(index, cuda)
+    ]
+
+
+def _library_wheels(index: PackageIndex, cuda: str) -> list[tuple[str, str]]:
     """Of the newest toolkit release with nvcc's own version; its metadata pins every part."""
     releases = [v for v in index.releases("cuda-toolkit") if v.startswith(f"{cuda}.")]
     if not releases:
@@ -179,15 +206,14 @@ def _library_headers(index: PackageIndex, cuda: str) -> list[Path]:
     metadata = toolkit.read(f"{toolkit.info_dir}/METADATA").decode()
     rows = [Requirement(r) for r in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
     pins = {row.name: row.specifier for row in rows}
-    folders = []
+    chosen = []
     for project in _CUDA_PARTS:
         fitting = [v for v in index.releases(project) if pins.get(project, _NONE).contains(v)]
         if not fitting:
             raise UsageError(f"cuda-toolkit {releases[-1]} names no {project} that is on the index")
-        prefix = f"nvidia/cu{cuda.partition('.')[0]}/include/"
-        oldest = fitting[0]  # the same tomorrow, where the metadata leaves newer ones open
-        folders.append(wheel_headers(index, project, oldest, prefixes=(prefix,)) / prefix)
-    return folders
+        # the oldest is the same tomorrow, where the metadata leaves newer ones open
+        chosen.append((project, fitting[0]))
+    return chosen
 
 
 def _wheel(index: PackageIndex, project: str, version: str) -> RemoteWheel:

@@ -85,13 +85,19 @@ def purl(distribution: str, version: str, filename: str = "") -> str:
     return f"{name}?file_name={quote(filename, safe='')}" if filename else name
 
 
+def inputs_of_layer(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a layer took something from: wheels, and what its compile stage was made of."""
+    stage = layer.get("compile", {}).get("stage", {})
+    return [*layer.get("inputs", ()), *stage.get("inputs", ())]
+
+
 def inputs_of(plan: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """Every wheel that the plan took something from, once, in order of file name."""
     seen = {
         str(item["filename"]): item
         for layer in plan["layers"]
         if layer["state"] == "needed"
-        for item in layer.get("inputs", ())
+        for item in inputs_of_layer(layer)
     }
     return [seen[name] for name in sorted(seen)]
 
@@ -100,7 +106,7 @@ def _wheels(plan: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Releases that files were taken from, and which, where it was not the whole wheel."""
     taken: dict[str, set[str]] = {}
     for layer in plan["layers"]:
-        for item in layer.get("inputs", ()):
+        for item in inputs_of_layer(layer):
             taken.setdefault(item["filename"], set()).add(item.get("member", "the whole wheel"))
     for item in inputs_of(plan):
         yield {

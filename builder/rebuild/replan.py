@@ -113,7 +113,12 @@ def replan(
                 f"is {found.identity.digest}: it was replaced since"
             )
         identity = dataclasses.replace(found.identity, ref=base["ref"], digest=base["digest"])
-        again = make_plan(Base(identity, found.tree, found.close), selection, sources)
+        same = Base(identity, found.tree, found.close)
+        again = make_plan(same, selection, sources)
+        if again.pending and sources.stages is not None:
+            for decision in again.pending:
+                sources.stages.run(decision.outcome.compiled["stage"], same)
+            again = make_plan(same, selection, sources)
         # said when it was planned, from the profile of that day; no part of the digest
         again = dataclasses.replace(again, name=plan["name"], hints=tuple(plan["hints"]))
     except BaseException:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 #: Changes when a summary holds something else than before.
 _SCHEMA = 1
-#: Modules worth reading: vLLM's own, and FlashInfer's ready-made ones for this family of chips.
-_OURS = ("vllm/*.so", "flashinfer_jit_cache/*12[01]*/*.so")
+#: Modules worth reading: vLLM's own, FlashInfer's ready-made ones for this family of chips, and
+#: what was compiled beside them.
+_OURS = ("vllm/*.so", "flashinfer_jit_cache/*12[01]*/*.so", "spark_build_companion_*/*.so")
 
 
 @runtime_checkable
@@ -78,7 +79,9 @@ class Summary:
 def find_modules(tree: Tree) -> list[str]:
     """Paths of the modules in a tree that may hold kernels for SM121."""
     found: list[str] = []
-    pending = sorted({pattern.partition("/")[0] for pattern in _OURS}, reverse=True)
+    tops = {pattern.partition("/")[0] for pattern in _OURS}
+    names = tree.children("")
+    pending = sorted({n for top in tops for n in fnmatch.filter(names, top)}, reverse=True)
     while pending:
         path = pending.pop()
         if path.endswith(".so"):
@@ -105,7 +108,11 @@ def on_disk(tree: Tree, path: str, folder: Path) -> Path:
 class Modules:
     """Summaries of a target's modules, each made once."""
 
-    def __init__(self, tree: Tree, symbols: Sequence[str]) -> None:
+    def __init__(
+        self, tree: Tree, symbols: Sequence[str], digests: Mapping[str, str] | None = None
+    ) -> None:
+        """``digests`` are sha256 of modules, where they are known without reading those."""
+        self._digests = digests or {}
         self.paths = find_modules(tree)
         self._tree = tree
         self._symbols = sorted(set(symbols))
@@ -145,7 +152,8 @@ class Modules:
         return made
 
     def _kept(self, path: str) -> Path:
-        return cache_dir() / "binaries" / f"{self._tree.digest(path)}-{self._key}.json"
+        digest = self._digests.get(path) or self._tree.digest(path)
+        return cache_dir() / "binaries" / f"{digest}-{self._key}.json"
 
 
 def load_summary(raw: Mapping[str, object], path: str) -> Summary:

@@ -164,7 +164,8 @@ class _Removal:
         left_out: list[str] = []
         ran: list[str] = []
         levels = dict.fromkeys(check.level for check in self.report.checks)
-        for level in (name for name in levels if name in PROOF_LEVELS):
+        proof = (*PROOF_LEVELS, *_of_code(layer))
+        for level in (name for name in levels if name in proof):
             of_level = (
                 self._others(without) if level == "static" else verify(without, [level]).checks
             )
@@ -181,7 +182,7 @@ class _Removal:
                 )
             ran.append(level)
             left_out += [_said(c) for c in of_level if c.status == "not-run" and self._ran(c)]
-        left_out += self._never_asked()
+        left_out += self._never_asked(layer)
         words = f"nothing fails without it ({', '.join(ran)})"
         if left_out:
             return _unknown(layer, f"{words}, but {left_out[0]}")
@@ -226,10 +227,11 @@ class _Removal:
         before = self._before(check)
         return before is not None and before.status != "not-run"
 
-    def _never_asked(self) -> list[str]:
-        """Levels that could still show it: those that ask vLLM and the compiler."""
+    def _never_asked(self, layer: Mapping[str, Any]) -> list[str]:
+        """Levels that could still show it: those that ask vLLM, the compiler, machine code."""
         expect = self.full.plan["expect"]
         deciding = ["dispatch"] if expect else []
+        deciding += _of_code(layer)
         deciding += ["codegen"] if wanted_kernels(expect) else []
         missing = []
         for level in deciding:
@@ -240,6 +242,11 @@ class _Removal:
             elif skipped:
                 missing.append(_said(skipped[0]))
         return missing
+
+
+def _of_code(layer: Mapping[str, Any]) -> list[str]:
+    """The level that reads machine code, for a layer that compiles some: no other can tell."""
+    return ["binaries"] if "compile" in layer else []
 
 
 def _same(full: VerifyTarget, without: VerifyTarget) -> bool:

@@ -22,6 +22,7 @@ from builder.runtime.spark_apply import (
     receipts_of,
     versions,
 )
+from builder.verify.companions import WithCompanions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,8 @@ class Parts:
             ApplyError: an input of a layer is not pinned, or has another digest.
             RemoteError: an input cannot be fetched.
         """
-        plan = make_plan(self.base, Selection(tuple(layers), ()), self.sources)
+        sources = WithCompanions(self.sources, target.tree)
+        plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
         tree = OverlayTree(self.base.tree)
         tree.update(plan.changes)
         env = {**self.base.identity.env, **plan.env}

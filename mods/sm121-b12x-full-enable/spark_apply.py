@@ -20,6 +20,7 @@ import base64
 import contextlib
 import csv
 import difflib
+import fnmatch
 import hashlib
 import io
 import json
@@ -456,6 +457,32 @@ class Sources(Protocol):
     def member(self, pin: Mapping[str, Any], path: str) -> bytes:
         """One file of a pinned wheel."""
 
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, Any]:
+        """How SM121 runs some kernels of an installed extension module: ``how``, see `CODE`, and
+        ``arch``, the architectures that they are compiled for.
+
+        ``wanted`` says which: ``symbol`` is a regular expression of their mangled names.
+        ``digest`` is the module's sha256.
+        """
+
+    def stage(
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+    ) -> Stage | None:
+        """Compiling a change beside some packages, or None where nothing may be compiled."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A change to compile for one base: everything that goes in, and what came out.
+
+    ``wheel`` is the pin of the wheel that holds the compiled units; None before they are compiled.
+    """
+
+    request: Mapping[str, Any]
+    wheel: Mapping[str, Any] | None = None
+
 
 class RangeFile(io.RawIOBase):
     """A read-only file over byte ranges, for ``zipfile`` to read a remote archive through.
@@ -683,6 +710,97 @@ class IndexSources:
         with reaching(pin["filename"]):
             return self._archive(pin, whole).read(path)
 
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, Any]:
+        del digest
+        while isinstance(tree, OverlayTree):
+            tree = tree.base
+        assert isinstance(tree, DirTree)  # a mod works on a directory
+        return read_code(tree.root / path, wanted)
+
+    def stage(
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+    ) -> Stage | None:
+        del op, packages, target  # a container that starts has no compiler, and no time for one
+        return None
+
+
+# --------------------------------------------------------------------------- compiled extensions
+
+
+#: How SM121 runs a kernel of an extension module.  A kernel is admitted to one chip or to a family
+#: by a guard of its own; compiled where its guard does not hold, it is nothing but a trap.
+RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE = "runs", "trap", "not-loadable", "absent", "no-code"
+#: How the packages are called that bring a compiled change to a base.
+COMPANIONS = "spark_build_companion_"
+CODE = (RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE)
+
+_CODE_IMAGE = re.compile(r"^Fatbin elf code:\n=+\narch = (sm_\d+[af]?)$", re.MULTILINE)
+_CODE_KERNEL = re.compile(r"^FUNC +\S+ +\S+ +ENTRY +(?:U +)?(\S+)$", re.MULTILINE)
+
+
+def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """How SM121 runs some kernels of a module, from the list of its machine code.
+
+    ``cuobjdump`` makes that list; triton, which every vLLM for CUDA brings, has one.  Whether a
+    kernel is a trap follows from its guard: ``guards`` in ``wanted`` says how the names of the
+    architectures begin that it admits.
+
+    Raises:
+        ApplyError: there is no ``cuobjdump``, or it cannot read the file.
+    """
+    beside = file.parent.parent / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = shutil.which("cuobjdump") or (str(beside) if os.access(beside, os.X_OK) else None)
+    if tool is None:
+        raise ApplyError(
+            f"what {file} is compiled for cannot be read: there is no cuobjdump here",
+            EXIT_MISSING,
+            "pip install nvidia-cuda-cuobjdump",
+        )
+    done = subprocess.run(
+        [tool, "-symbols", str(file)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if "does not contain device code" in done.stdout + done.stderr:
+        return {"how": NO_CODE, "arch": ""}
+    if done.returncode:
+        raise ApplyError(f"cuobjdump cannot read {file}: {done.stderr.strip()[-300:]}")
+    parts = _CODE_IMAGE.split(done.stdout)
+    pattern = re.compile(wanted["symbol"])
+    found: dict[str, set[str]] = {}
+    for arch, body in zip(parts[1::2], parts[2::2], strict=True):
+        for kernel in filter(pattern.search, _CODE_KERNEL.findall(body)):
+            found.setdefault(kernel, set()).add(arch)
+    return judged_code(found, wanted)
+
+
+def judged_code(found: Mapping[str, Iterable[str]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """How SM121 runs kernels of which these architectures are there, by kernel."""
+    if not found:
+        return {"how": ABSENT, "arch": ""}
+    hows: set[str] = set()
+    archs: set[str] = set()
+    for kernel, names in found.items():
+        loaded = [name for name in names if _loads_on_sm121(name)]
+        archs.update(loaded or names)
+        admits = [archs for guard, archs in wanted["guards"].items() if guard in kernel]
+        best = max(loaded, default="")
+        dead = any(not best.startswith(archs) for archs in admits)
+        hows.add(UNLOADABLE if not loaded else TRAP if dead else RUNS)
+    how = next(how for how in (UNLOADABLE, TRAP, RUNS) if how in hows)
+    guards = sorted({guard for kernel in found for guard in wanted["guards"] if guard in kernel})
+    return {"how": how, "arch": " ".join(sorted(archs)), "guard": " ".join(guards)}
+
+
+def _loads_on_sm121(arch: str) -> bool:
+    """CUDA's rule: code for one chip (``a``) on that alone, other code on later ones too."""
+    number = arch.removeprefix("sm_")
+    return number == "121a" or number in ("120", "121", "120f", "121f")
+
 
 # ------------------------------------------------------------------------- text operations: before
 # and after are decided by content alone; nothing here knows about versions
@@ -700,6 +818,9 @@ class OpResult:
     reason: str = ""
     env: dict[str, str] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
+    since: str | None = None
+    #: what was found of compiled code, and the stage that compiles a change to it
+    compiled: dict[str, Any] = field(default_factory=dict)
 
 
 def _standalone(text: str, wanted: str, inside: str) -> int:
@@ -1148,6 +1269,13 @@ class Outcome:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     #: file -> kinds of op that touched it, for the plan and the receipt
     ops: dict[str, list[str]] = field(default_factory=dict)
+    #: what was found of compiled code, and the stage that compiles a change to it
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a change has yet to be compiled, so that its files are not known."""
+        return self.state == NEEDED and bool(self.compiled) and not self.compiled["wheel"]
 
 
 Layer = Mapping[str, Any]
@@ -1404,7 +1532,11 @@ class _Judge:
         version = op.get("version") or self.packages.get(normalize(op["version-of"]))
         if version is None:
             return OpResult(DRIFT, reason=f"{op['version-of']} is not in the base")
-        pin = self._wheel_pin(name, version)
+        return self._installed(self._wheel_pin(name, version))
+
+    def _installed(self, pin: Mapping[str, Any]) -> OpResult:
+        """A pinned wheel laid out; an installed other version of it goes away."""
+        name, version = normalize(pin["distribution"]), pin["version"]
         members = self.sources.members(pin)
         installed = self.view.distributions().get(name)
         if installed and installed.version == version and self._wins(members):
@@ -1435,7 +1567,67 @@ class _Judge:
         )
 
     def op_compile(self, op: Layer) -> OpResult:
-        return OpResult(NEEDS_REBUILD, reason=op.get("reason", "this layer changes compiled code"))
+        if "change" not in op:  # of a pull request
+            reason = op.get("reason", "this layer changes compiled code")
+            return OpResult(NEEDS_REBUILD, reason=reason)
+        code = self._code(op)
+        compiled: dict[str, Any] = {"code": code, "wheel": None}
+        said = describe_code(code, op)
+        if code["how"] == RUNS and code["module"].startswith(COMPANIONS):
+            return OpResult(POST, reason=said, compiled=compiled)
+        if code["how"] == RUNS and op["change"]["guard"] in code.get("guard", ""):
+            since = f"vLLM {op['change']['applied-upstream']}"
+            return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
+        if code["how"] in (RUNS, NO_CODE):
+            return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
+        stage = self.sources.stage(op, self.packages, self.target)
+        if stage is None:
+            return OpResult(NEEDS_REBUILD, reason=said, compiled=compiled)
+        compiled["stage"] = dict(stage.request)
+        if stage.wheel is None:
+            return OpResult(PRE, reason=said, compiled=compiled)
+        compiled["wheel"] = {key: stage.wheel[key] for key in ("filename", "sha256")}
+        result = self._installed(stage.wheel)
+        result.reason, result.inputs, result.compiled = said, [], compiled
+        return result
+
+    def _code(self, op: Layer) -> dict[str, Any]:
+        """The first module that holds the op's kernels, and how SM121 runs them there."""
+        known = {row["sha256"]: row for row in self.layer["pins"].get("code", ())}
+        seen: list[dict[str, Any]] = []
+        for path in self._modules(op["code"]["modules"]):
+            digest = self._module_digest(path)
+            row = known.get(digest) or self.sources.code(self.view, path, op["code"], digest)
+            facts = {key: row[key] for key in ("how", "arch", "guard") if row.get(key)}
+            seen.append({"module": path, "sha256": digest, **facts})
+            if row["how"] not in (ABSENT, NO_CODE):
+                return seen[-1]
+        lacks = next((one for one in seen if one["how"] == ABSENT), None)
+        return lacks or {"module": "", "sha256": "", "how": NO_CODE}
+
+    def _module_digest(self, path: str) -> str:
+        """The sha256 of a large file: of a directory its own, else as a RECORD has it.
+
+        In an image, hashing it would mean reading a layer of gigabytes; level ``static`` holds
+        every file of what is built against its RECORD.
+        """
+        tree: Tree = self.view
+        while isinstance(tree, OverlayTree):
+            tree = tree.base
+        if not isinstance(tree, DirTree):
+            dist = self.view.distributions()[normalize(self.layer["package"])]
+            rows = parse_record(self.view.read(f"{dist.info_dir}/RECORD") or b"")
+            recorded = next((row.sha256 for row in rows if row.path == path), None)
+            if recorded:
+                return recorded
+        return self.view.digest(path) or ""
+
+    def _modules(self, patterns: Iterable[str]) -> Iterator[str]:
+        for pattern in patterns:
+            above, _, name = pattern.rpartition("/")
+            for folder in fnmatch.filter(self.view.children(""), above):
+                names = fnmatch.filter(self.view.children(folder), name)
+                yield from (f"{folder}/{found}" for found in names if found.endswith(".so"))
 
     # -- shared by the ops
 
@@ -1545,6 +1737,20 @@ class _Judge:
         }
         same |= {pyc for path in same for pyc in stale_pyc(self.view, path)}
         return {path: content for path, content in changes.items() if path not in same}
+
+
+def describe_code(code: Mapping[str, Any], op: Layer) -> str:
+    """What was found of some kernels, in words."""
+    what, where = op["code"]["name"], code["module"]
+    if code["how"] == NO_CODE:
+        return "this vLLM has no compiled kernels: it is no build for CUDA"
+    if code["how"] == ABSENT:
+        return f"{where} was built without the {what}"
+    if code["how"] == UNLOADABLE:
+        return f"{where} has the {what} for {code['arch']} alone, which SM121 does not load"
+    if code["how"] == TRAP:
+        return f"{where} has the {what} for {code['arch']} as traps: its guard admits SM120 alone"
+    return f"{where} has the {what} for {code['arch']}, and SM121 runs it"
 
 
 _TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
@@ -1709,7 +1915,8 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[st
         result: OpResult = getattr(run, f"op_{kind}")(op)
         if result.found not in (PRE, POST):
             outcome.state, outcome.changes = result.found, {}
-            outcome.reason = f"op {label}: {result.reason}"
+            outcome.compiled, outcome.since = result.compiled, result.since
+            outcome.reason = result.reason if result.compiled else f"op {label}: {result.reason}"
             before = texts[PRE] or (kind == "diff" and unpatched(parse_diff(op["diff"]), run.view))
             return outcome if before else _unless_merged(layer, outcome, run.packages)
         (texts if kind in _TEXT_OPS else ensured)[result.found].append(label)
@@ -1717,6 +1924,8 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[st
         outcome.inputs.extend(result.inputs)
         if kind == "diff" and result.reason:
             outcome.notes.append(result.reason)
+        if result.compiled:
+            outcome.compiled = {**result.compiled, "reason": result.reason}
         run.view.update(result.changes)
         outcome.changes.update(result.changes)
         for path in result.changes:
@@ -1743,8 +1952,9 @@ def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) 
 
 
 def _op_label(number: int, op: Layer) -> str:
-    subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name") or ""
-    return f"{number} ({op['op']} {subject})"
+    change = op.get("change", {}).get("name")
+    subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name") or change
+    return f"{number} ({op['op']} {subject or ''})"
 
 
 def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
@@ -1762,6 +1972,13 @@ def _reason(
     texts: Mapping[str, list[str]],
     ensured: Mapping[str, list[str]],
 ) -> str:
+    compiled: str = outcome.compiled.pop("reason", "")
+    if compiled and ensured[POST] and not (texts[PRE] or texts[POST] or ensured[PRE]):
+        outcome.state, outcome.changes = APPLIED, {}
+        return compiled
+    if compiled and ensured[PRE]:  # the same before and after: what it makes is not known before
+        stage = outcome.compiled["stage"]
+        return f"{stage['change']} compiled for {stage['arch']}: {compiled}"
     if texts[PRE] or ensured[PRE]:
         what = len(outcome.changes)
         settings = [label for label in ensured[PRE] if "(env " in label]
@@ -1828,6 +2045,7 @@ def judge_in_order(
         changes: Changes = {}
         if outcome.state == NEEDED:
             sequence += 1
+        if outcome.state == NEEDED and not outcome.pending:
             receipt = make_receipt(layer, outcome, overlay, sequence)
             changes = dict(outcome.changes)
             changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
@@ -2345,7 +2563,10 @@ def refuse(outcome: Outcome) -> None:
             f"spark-build layers show {outcome.layer}",
         )
     if outcome.state == NEEDS_REBUILD:
-        raise ApplyError(f"layer {outcome.layer}: needs a rebuild: {outcome.reason}", EXIT_REBUILD)
+        hint = "spark-build image --compile, on a machine with nvcc" if outcome.compiled else ""
+        raise ApplyError(
+            f"layer {outcome.layer}: needs a rebuild: {outcome.reason}", EXIT_REBUILD, hint
+        )
 
 
 # --------------------------------------------------------------------------- command line, for mods

@@ -17,6 +17,7 @@ from builder.runtime.spark_apply import (
     Distribution,
     Member,
     Outcome,
+    Stage,
     Step,
     Store,
     Target,
@@ -168,10 +169,31 @@ def make_wheel(
 
 
 class FakeSources:
-    """Pinned inputs out of wheels in memory."""
+    """Pinned inputs out of wheels in memory, machine code by module, and stages."""
 
-    def __init__(self, *wheels: Wheel) -> None:
+    def __init__(
+        self,
+        *wheels: Wheel,
+        code: Mapping[str, Mapping[str, str]] | None = None,
+        stage: Stage | None = None,
+    ) -> None:
         self._wheels = {wheel.filename: wheel.data for wheel in wheels}
+        self._code, self._stage = code or {}, stage
+        #: modules whose code was asked for
+        self.read: list[str] = []
+
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, str]:
+        del tree, wanted, digest
+        self.read.append(path)
+        return self._code[path]
+
+    def stage(
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+    ) -> Stage | None:
+        del op, packages, target
+        return self._stage
 
     def _open(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
         return zipfile.ZipFile(io.BytesIO(self._wheels[pin["filename"]]))

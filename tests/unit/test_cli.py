@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder import layerfile
 from builder.__main__ import run
 from builder.errors import RemoteError
-from builder.runtime.spark_apply import Store
+from builder.runtime.spark_apply import Store, sha256_hex
 from builder.verify import Check, Report
 
 from .fakes import fake_base, snapshot, vllm_files, write_tree
@@ -49,8 +48,20 @@ LAYERS = {
     "drifted": LAYER,
     "newer": FIX.replace(">=0.20.0,<0.30.0rc0", ">=0.30.0rc0"),
     "broken": "summary = ",
-    "compiled": LAYER.replace('op = "replace"', 'op = "compile"'),
+    "compiled": LAYER.partition('op = "replace"')[0]
+    + 'op = "compile"\nsource = "vllm"\nchange = "sm120-family"\narch = "12.1a"\n',
 }
+#: An extension module of the base, and what its machine code is known to be.
+MODULE = {"vllm/_C.abi3.so": b"code for sm_120a"}
+CODE = f"""\
+[[code]]
+version = "0.20.1"
+platform = "linux/arm64"
+module = "vllm/_C.abi3.so"
+sha256 = "{sha256_hex(MODULE["vllm/_C.abi3.so"])}"
+how = "not-loadable"
+arch = "sm_120a"
+"""
 BASE = "pypi:vllm==0.20.1"
 
 
@@ -61,6 +72,7 @@ def own_layers(
     """A patches directory with one layer for each way to end, and an empty current directory."""
     for name, text in LAYERS.items():
         write_tree(tmp_path / "patches", {f"{name}/layer.toml": text.encode()})
+    write_tree(tmp_path / "patches", {"compiled/pins.toml": CODE.encode()})
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -69,7 +81,7 @@ def own_layers(
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every base is a vLLM in memory; nothing can be asked in a sandbox."""
-    made = fake_base(vllm_files())
+    made = fake_base(vllm_files() | MODULE)
     monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
     no_sandbox(monkeypatch)
@@ -268,12 +280,13 @@ class TestExitCodes:
         assert call(*words).code == 0
         assert call(*words, "--check").code == 0
 
-    def test_10_needs_a_rebuild(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        schema = {"file": (str, True), "old": (str, True), "new": (str, True)}
-        monkeypatch.setitem(layerfile._OPS, "compile", schema)
+    def test_10_needs_a_rebuild(self, call: Call) -> None:
         result = call("plan", "-l", "compiled", "-b", BASE)
         assert result.code == 10
         assert "compiled: the base is prebuilt" in result.err
+        assert "vllm/_C.abi3.so has the FP8 per-tensor GEMM (CUTLASS) for sm_120a" in result.err
+        assert "1 unit, about 3 min and 10 GB of memory" in result.err
+        assert f"spark-build image --layers compiled --base {BASE} --compile" in result.err
 
     def test_130_interrupted(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*words: object, **options: object) -> None:

@@ -1,0 +1,94 @@
+"""What compiling units takes on this machine, and refusing what it is clearly too small for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.errors import EngineError
+from builder.native.build import free_memory
+from builder.native.changes import cost_of
+from builder.paths import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Gigabytes of disk that sources, headers, objects and what nvcc writes in between may take; a
+#: third of it was seen for 0.19.1.
+DISK = 1.0
+#: Below this share of what a unit was measured to take, memory is clearly too short.
+_CLEARLY = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Units, how many at once, seconds, gigabytes of memory and disk."""
+
+    units: int
+    jobs: int
+    seconds: float
+    memory: float
+    #: gigabytes of memory that the largest unit takes
+    least: float
+    disk: float = DISK
+
+    def __str__(self) -> str:
+        minutes = max(1, round(self.seconds / 60))
+        return (
+            f"{self.units} unit{'s' if self.units != 1 else ''}, {self.jobs} at once: about "
+            f"{minutes} min, up to {self.memory:.0f} GB of memory, {self.disk:.1f} GB of disk"
+        )
+
+
+def cost_of_units(paths: Sequence[str], memory: float | None = None) -> Cost:
+    """What compiling some units takes here; ``memory`` is what is free, in gigabytes."""
+    free = free_memory() if memory is None else memory
+    costs = [cost_of(path) for path in paths]
+    largest = max(gigabytes for _, gigabytes in costs)
+    jobs = max(1, min(os.cpu_count() or 1, len(costs), int(free / largest)))
+    return Cost(
+        units=len(costs),
+        jobs=jobs,
+        seconds=sum(seconds for seconds, _ in costs) / jobs,
+        memory=largest * jobs,
+        least=largest,
+    )
+
+
+def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:
+    """Refuse before anything starts what this machine clearly cannot do.
+
+    Args:
+        cost: what is to be compiled takes.
+        memory: gigabytes of memory and swap that are free.
+        disk: gigabytes that are free at ``place``.
+        place: where the cache is.
+
+    Raises:
+        EngineError: memory or disk is clearly too short.
+    """
+    if memory < cost.least * _CLEARLY:
+        raise EngineError(
+            f"compiling takes {cost.least:.1f} GB of memory for one unit, and {memory:.1f} GB of "
+            "memory and swap are free here",
+            hint="end what else runs, add swap, or run the same command on a larger machine",
+        )
+    if disk < cost.disk:
+        raise EngineError(
+            f"compiling takes {cost.disk:.1f} GB of disk, and {place} has {disk:.1f} GB left",
+            hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+        )
+
+
+def free_here() -> tuple[float, float, Path]:
+    """Gigabytes of memory with swap, and of disk where the cache is; and that place."""
+    swap = re.search(r"^SwapFree: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    place = cache_dir()
+    while not place.exists():
+        place = place.parent
+    memory = free_memory() + (int(swap[1]) / 1e6 if swap else 0.0)
+    return memory, shutil.disk_usage(place).free / 1e9, place

@@ -1,0 +1,56 @@
+"""How SM121 runs the kernels of one installed extension module, read from its machine code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import EngineError
+from builder.runtime.spark_apply import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
+from builder.verify.binaries import load_kernels
+from builder.verify.modules import Modules
+from builder.verify.sass import ToolMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.runtime.spark_apply import Tree
+
+
+def read_module(
+    tree: Tree, path: str, wanted: Mapping[str, Any], digest: str = ""
+) -> dict[str, str]:
+    """The facts of a module, from its instructions; kept in the cache by the module's sha256.
+
+    Args:
+        tree: where the module is; of a wheel on the index it alone is read.
+        path: the module.
+        wanted: the ``code`` of a rendered ``compile`` op.
+        digest: the module's sha256, where it is known without reading the module.
+
+    Raises:
+        EngineError: there is no ``cuobjdump`` or ``nvdisasm``.
+        BadBinary: the module's device code cannot be listed.
+        RemoteError: the wheel cannot be read.
+    """
+    modules = Modules(tree, [wanted["symbol"]], {path: digest} if digest else {})
+    try:
+        summary = modules.summary(path)
+    except ToolMissing as error:
+        raise EngineError(
+            f"{path} of this base is none that is known, and what it is compiled for cannot be "
+            f"read: {error}",
+            hint=error.hint,
+        ) from error
+    readings = summary.readings[wanted["symbol"]]
+    if not readings:
+        return {"how": ABSENT if summary.elf or summary.ptx else NO_CODE}
+    kernel = next(k for k in load_kernels() if k.name == wanted["name"])
+    if any(reading.how == "none" for reading in readings):
+        how = UNLOADABLE
+    elif not all(map(kernel.is_real, readings)):
+        how = TRAP
+    else:
+        how = RUNS
+    archs = {arch for reading in readings for arch in reading.arch.split()}
+    guards = {g for g in wanted["guards"] if any(g in reading.kernel for reading in readings)}
+    return {"how": how, "arch": " ".join(sorted(archs)), "guard": " ".join(sorted(guards))}

@@ -1,0 +1,267 @@
+"""The compile stage of a plan: what a layer's ``compile`` op takes, pinned, and running it.
+
+Planning a stage compiles nothing: it pins the sources, the change, the compiler and the headers.
+Running it gives a companion wheel (``companion.py``), which goes into an image like any other; it
+is kept in the cache under the digest of everything that went into it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import zipfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from builder.bases import BaseRequest, identify
+from builder.console import console
+from builder.errors import EngineError
+from builder.index import write_atomically
+from builder.locks import locked
+from builder.native.base import DISTRIBUTIONS, NativeBase
+from builder.native.changes import changed_by
+from builder.native.companion import CompanionRequest, build_companion, plan_companion
+from builder.native.cost import cost_of_units, free_here, refuse_machine
+from builder.native.includes import Sources
+from builder.native.link import toolkit_libraries
+from builder.native.outcome import outcome
+from builder.native.source import release_source
+from builder.native.toolchain import (
+    find_nvcc,
+    header_wheels,
+    make_toolchain,
+    pinned_torch,
+    torch_headers,
+)
+from builder.paths import cache_dir
+from builder.runtime.spark_apply import (
+    Stage,
+    Target,
+    canonical_json,
+    normalize,
+    sha256_hex,
+    wheel_members,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from builder.bases import Base
+    from builder.index import PackageIndex
+    from builder.native.changes import SourceChange
+    from builder.native.cmake import Unit
+    from builder.native.source import SourceTree
+    from builder.runtime.spark_apply import Member, Tree
+
+
+def nvcc_version(nvcc: Path) -> str:
+    """The compiler's whole version, such as ``13.0.88``.
+
+    Raises:
+        EngineError: it does not say it.
+    """
+    said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"\bV(\d+(?:\.\d+)+)", said.stdout)
+    if not found:
+        raise EngineError(f"{nvcc} --version does not say its version: {said.stdout[:200]!r}")
+    return found[1]
+
+
+class Stages:
+    """What ``--compile`` allows: stages for the layers of a plan, and running them here."""
+
+    def __init__(self, index: PackageIndex) -> None:
+        self._index = index
+        self._requests: dict[str, dict[str, Any]] = {}
+        #: by the digest of a request: what it changes, in which sources
+        self._changes: dict[str, tuple[SourceTree, SourceChange]] = {}
+        #: file name of a wheel that a stage has made -> where it is
+        self.wheels: dict[str, Path] = {}
+
+    # -- planning
+
+    def stage(self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target) -> Stage:
+        """The stage of a ``compile`` op, with its wheel where that was made before.
+
+        Raises:
+            EngineError: this machine has no compiler, or is of another architecture.
+            UsageError: the release's sources are not on the index, or cannot be read.
+            SparkBuildError: the sources have neither text of the change (drift, exit 4).
+        """
+        here = Target.here().platform
+        if target.platform != here:
+            spark = ": the Spark itself, say" if target.platform == "linux/arm64" else ""
+            raise EngineError(
+                f"the base is for {target.platform} and this machine is {here}: what is compiled "
+                "is loaded into the base's own process, so it is compiled where that runs",
+                hint=f"run the same command on a {target.platform} machine{spark}",
+            )
+        release = Version(packages["vllm"]).public
+        key = sha256_hex(canonical_json([op, packages.get("torch"), release, target.python]))
+        if key not in self._requests:
+            with console.step(f"sources of vllm {release}"):
+                self._requests[key] = self._request(op, release, packages.get("torch"), target)
+        request = self._requests[key]
+        return Stage(request, self._made(request))
+
+    def _request(
+        self, op: Mapping[str, Any], release: str, torch: str | None, target: Target
+    ) -> dict[str, Any]:
+        nvcc, cuda = find_nvcc()
+        tree = release_source(self._index, release)
+        recipe = outcome(tree, op["arch"], cuda).recipe
+        sources = Sources(tree.root, recipe.generated)
+        change = changed_by(sources, op["change"])
+        plan = plan_companion(tree, change, op["arch"], cuda)
+        wanted = Version(torch).public if torch else pinned_torch(tree.root)
+        archive = self._index.sdist("vllm", release)
+        inputs = [
+            {
+                "distribution": "vllm",
+                "version": release,
+                "filename": archive.filename,
+                "sha256": archive.sha256,
+            },
+            *header_wheels(self._index, nvcc, cuda, wanted),
+        ]
+        changed = [
+            {"path": path, "before": sha256_hex(sources.texts[path]), "after": sha256_hex(text)}
+            for path, text in sorted(change.texts.items())
+        ]
+        request = {
+            "change": change.name,
+            "arch": op["arch"],
+            "platform": target.platform,
+            "vllm": release,
+            "torch": wanted,
+            "nvcc": nvcc_version(nvcc),
+            "operators": [operator.name for operator in plan.operators],
+            "files": changed,
+            "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
+            "inputs": inputs,
+        }
+        self._changes[_digest(request)] = tree, change
+        return request
+
+    def _made(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The pin of the wheel that a stage made, where it is in the cache and whole."""
+        folder = _folder(request)
+        try:
+            pin: dict[str, Any] = json.loads((folder / "wheel.json").read_bytes())
+            data = (folder / pin["filename"]).read_bytes()
+        except (OSError, ValueError, KeyError):
+            return None
+        if sha256_hex(data) != pin["sha256"]:
+            return None
+        self.wheels[pin["filename"]] = folder / pin["filename"]
+        return pin
+
+    # -- running
+
+    def run(self, request: Mapping[str, Any], base: Base) -> dict[str, Any]:
+        """Compile a stage and keep its wheel; gives the wheel's pin.
+
+        Raises:
+            EngineError: this machine is too small, or lacks a tool.
+            BuildFailed: the compiler or the linker refuses.
+            SparkBuildError: what came out would not load, or is not real (exit 5).
+        """
+        cost = cost_of_units([unit["path"] for unit in request["units"]])
+        refuse_machine(cost, *free_here())
+        folder = _folder(request)
+        with locked(f"companion {folder.name}"):
+            made = self._made(request)
+            if made is not None:
+                return made
+            console.say(f"  {request['change']} for {request['arch']}: {cost}")
+            tree, change = self._changes[_digest(request)]
+            wheel = build(request, tree, change, base, self._index)
+            name, version, _, _ = parse_wheel_filename(wheel.name)
+            pin = {
+                "distribution": normalize(name),
+                "version": str(version),
+                "filename": wheel.name,
+                "sha256": sha256_hex(wheel.read_bytes()),
+            }
+            write_atomically(folder / "wheel.json", json.dumps(pin).encode())
+        self.wheels[wheel.name] = wheel
+        return pin
+
+    # -- what came out, as a wheel on an index would give it
+
+    def members(self, filename: str) -> list[Member]:
+        """The files of a wheel that a stage made."""
+        with zipfile.ZipFile(self.wheels[filename]) as archive:
+            return wheel_members(archive)
+
+    def member(self, filename: str, path: str) -> bytes:
+        """One file of it."""
+        with zipfile.ZipFile(self.wheels[filename]) as archive:
+            return archive.read(path)
+
+
+def _digest(request: Mapping[str, Any]) -> str:
+    return sha256_hex(canonical_json(request))
+
+
+def _folder(request: Mapping[str, Any]) -> Path:
+    return cache_dir() / "companions" / _digest(request)[:32]
+
+
+def unit_json(unit: Unit) -> dict[str, Any]:
+    """A unit as a plan names it."""
+    return {
+        "path": unit.path,
+        "extension": unit.extension,
+        "gencode": [f"{virtual},{real}" for virtual, real in unit.gencodes],
+    }
+
+
+def build(
+    request: Mapping[str, Any],
+    source: SourceTree,
+    change: SourceChange,
+    base: Base,
+    index: PackageIndex,
+) -> Path:
+    """The companion wheel of a stage, in the stage's folder of the cache."""
+    nvcc, _ = find_nvcc()
+    with _with_torch(base, index) as tree:
+        made = build_companion(
+            CompanionRequest(
+                source=source,
+                change=change,
+                arch_list=str(request["arch"]),
+                tools=make_toolchain(index, torch_headers(index, str(request["torch"]))),
+                base=NativeBase(tree, toolkit_libraries(nvcc)),
+            ),
+            _folder(request),
+        )
+    return made.path
+
+
+@contextmanager
+def _with_torch(base: Base, index: PackageIndex) -> Iterator[Tree]:
+    """A base's files with the libraries that its extensions need: a plan for wheels needs none."""
+    if base.identity.kind != "pypi":
+        yield base.tree
+        return
+    found = identify(
+        BaseRequest(
+            ref=f"pypi:vllm=={base.identity.packages['vllm']}",
+            platform=base.identity.platform.oci,
+            python=".".join(map(str, base.identity.platform.python_version)),
+            pins={},
+            tracked=DISTRIBUTIONS,
+            index=index,
+        )
+    )
+    try:
+        yield found.tree
+    finally:
+        found.close()

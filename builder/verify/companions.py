@@ -1,0 +1,72 @@
+"""What a compile stage made, out of a target that has it: taking that apart compiles nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.runtime.spark_apply import (
+    Member,
+    Stage,
+    Target,
+    distribution_of,
+    parse_record,
+    receipts_of,
+    sha256_hex,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from builder.runtime.spark_apply import Sources, Tree
+
+
+@dataclass(frozen=True)
+class WithCompanions:
+    """Sources that give what was compiled for a tree out of the tree itself."""
+
+    sources: Sources
+    tree: Tree
+
+    def donor(self, pin: Mapping[str, Any]) -> bytes:
+        return self.sources.donor(pin)
+
+    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        if "info_dir" not in pin:
+            return self.sources.members(pin)
+        return list(self._members(str(pin["info_dir"])))
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        if "info_dir" not in pin:
+            return self.sources.member(pin, path)
+        return self.tree.read(path) or b""
+
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, Any]:
+        return self.sources.code(tree, path, wanted, digest)
+
+    def stage(
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+    ) -> Stage | None:
+        for receipt in receipts_of(self.tree):
+            for path, entry in receipt["files"].items():
+                folder, _, name = path.partition("/")
+                dist = distribution_of(folder)
+                if name != "RECORD" or "compile" not in entry["ops"] or dist is None:
+                    continue
+                if dist.name.endswith(op["change"]["name"]):
+                    request = {"change": op["change"]["name"], "arch": op["arch"]}
+                    pin = {"distribution": dist.name, "version": dist.version}
+                    wheel = {"filename": folder, "sha256": entry["after"], "info_dir": folder}
+                    return Stage(request, {**pin, **wheel})
+        return self.sources.stage(op, packages, target)
+
+    def _members(self, info_dir: str) -> Iterator[Member]:
+        """The files of its RECORD, but for the one that laying it out had added."""
+        record = self.tree.read(f"{info_dir}/RECORD") or b""
+        for row in parse_record(record):
+            if row.sha256 and row.path != f"{info_dir}/INSTALLER":
+                mode = self.tree.mode(row.path)
+                yield Member(row.path, row.sha256, row.size or 0, mode)
+        yield Member(f"{info_dir}/RECORD", sha256_hex(record), len(record), 0o644)

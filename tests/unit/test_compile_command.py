@@ -1,0 +1,261 @@
+"""``--compile`` on ``plan``, ``image`` and ``apply``; the compiler itself is replaced."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.__main__ import run
+from builder.errors import BuildFailed, EngineError
+from builder.runtime.spark_apply import Target
+
+from .fakes import fake_base, snapshot, vllm_files, write_tree
+from .test_compile_op import BASE, COMPANION, MODULE, NOT_LOADED, PACKAGE, REQUEST, TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    Call = Callable[..., "Result"]
+
+REF = "pypi:vllm==0.20.1"
+WORDS = ("-l", "mine", "-b", REF)
+KERNELS = f"{PACKAGE}/kernels.so"
+
+
+class Result:
+    """What a command left behind."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run one command."""
+
+    def called(*words: object) -> Result:
+        capsys.readouterr()
+        code = run([str(word) for word in words])
+        return Result(code, *capsys.readouterr())
+
+    return called
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer, a base in memory whose kernels do not load, room enough, an empty directory."""
+    write_tree(tmp_path / "patches", {"mine/layer.toml": TEXT.encode()})
+    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("builder.native.facts.read_module", lambda *_: dict(NOT_LOADED))
+    made = fake_base(BASE)
+    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
+    monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
+    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
+    here = Target("linux/arm64", "cp312")
+    monkeypatch.setattr("builder.native.stage.Target.here", lambda: here)
+    room(monkeypatch, 64.0, 100.0, tmp_path)
+
+
+def room(monkeypatch: pytest.MonkeyPatch, memory: float, disk: float, path: Path) -> None:
+    for module in ("builder.native.stage", "builder.cli.image"):
+        monkeypatch.setattr(f"{module}.free_here", lambda: (memory, disk, path))
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
+    """The requests that were compiled: each gives a tiny wheel."""
+    from builder.native import stage
+
+    ran: list[Mapping[str, Any]] = []
+
+    def request(self: stage.Stages, *_: object) -> dict[str, Any]:
+        self._changes[stage._digest(REQUEST)] = (None, None)  # type: ignore[assignment]
+        return dict(REQUEST)
+
+    def build(request: Mapping[str, Any], *_: object) -> Path:
+        ran.append(request)
+        wheel = stage._folder(request) / COMPANION.filename
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        wheel.write_bytes(COMPANION.data)
+        return wheel
+
+    monkeypatch.setattr(stage.Stages, "_request", request)
+    monkeypatch.setattr(stage, "build", build)
+    return ran
+
+
+Built = list[dict[str, Any]]
+
+
+# ------------------------------------------------------------------------------------- exit codes
+
+
+def test_10_without_a_compile_stage(call: Call, built: Built) -> None:
+    for command in ("plan", "image"):
+        ended = call(command, *WORDS)
+        assert ended.code == 10
+        assert f"spark-build image --layers mine --base {REF} --compile" in ended.err
+    assert built == []
+
+
+def test_0_a_plan_with_its_stage(call: Call, built: Built) -> None:
+    plan = call("plan", *WORDS, "--compile", "--json")
+    assert (plan.code, plan.json["layers"][0]["state"]) == (0, "needed")
+    assert plan.json["layers"][0]["compile"]["stage"] == REQUEST
+    assert built == []
+
+
+def test_0_a_dry_run_says_what_it_would_take(call: Call, built: Built, tmp_path: Path) -> None:
+    ended = call("image", *WORDS, "--compile", "--dry-run")
+    assert ended.code == 0
+    said = " ".join(ended.err.split())
+    assert "of vllm-0.20.1.tar.gz, with nvcc 13.0.88: 1 unit, 1 at once: about 3 min" in said
+    assert "10 GB of memory, 1.0 GB of disk csrc/scaled_mm_sm120_fp8.cu" in said
+    assert built == []
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize(("memory", "disk"), [(6.0, 100.0), (64.0, 0.2)])
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_6_a_machine_that_is_too_small(
+    call: Call,
+    built: Built,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    memory: float,
+    disk: float,
+    more: list[str],
+) -> None:
+    room(monkeypatch, memory, disk, tmp_path)
+    ended = call("image", *WORDS, "--compile", *more)
+    assert ended.code == 6
+    assert "compiling takes" in ended.err
+    assert built == []
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_6_a_machine_of_another_architecture(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Target("linux/amd64", "cp312")
+    monkeypatch.setattr("builder.native.stage.Target.here", lambda: other)
+    ended = call("image", *WORDS, "--compile")
+    assert ended.code == 6
+    assert "the base is for linux/arm64 and this machine is linux/amd64" in ended.err
+    assert "run the same command on a linux/arm64 machine: the Spark itself" in ended.err
+    assert built == []
+
+
+def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> Any:
+        raise EngineError("no nvcc on PATH", hint="install the CUDA toolkit 13")
+
+    monkeypatch.setattr("builder.native.stage.find_nvcc", none)
+    ended = call("plan", *WORDS, "--compile")
+    assert (ended.code, "no nvcc on PATH" in ended.err) == (6, True)
+
+
+def test_7_the_compiler_refuses(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuses(*_: object) -> Path:
+        raise BuildFailed("the compiler refused a unit")
+
+    monkeypatch.setattr("builder.native.stage.build", refuses)
+    ended = call("image", *WORDS, "--compile")
+    assert (ended.code, "the compiler refused a unit" in ended.err) == (7, True)
+    assert list((tmp_path / "work").iterdir()) == []
+    assert built == []
+
+
+def test_2_not_for_several_platforms(call: Call) -> None:
+    ended = call("image", "-l", "mine", "-b", "oci:x", "--all-platforms", "--compile")
+    assert ended.code == 2
+    assert "one platform at a time" in ended.err
+
+
+# ----------------------------------------------------------------------------------------- an image
+
+
+def test_an_image_holds_what_was_compiled(call: Call, built: Built, tmp_path: Path) -> None:
+    from builder.engines.overlay import read_layout
+
+    planned = call("plan", *WORDS, "--compile", "--json").json
+    ended = call("image", *WORDS, "--compile", "--engine", "oci", "-o", "oci:out", "--json")
+    assert (ended.code, ended.err) == (0, ended.err)
+    assert ended.json["plan_digest"] == planned["plan_digest"]
+    assert "compile" in ended.json["timings"]
+    assert {c["status"] for c in ended.json["verify"]["checks"] if c["level"] == "static"} == {
+        "pass"
+    }
+    plan, files, _ = read_layout(tmp_path / "work" / "out")
+    (layer,) = plan["layers"]
+    assert layer["compile"]["wheel"]["filename"] == COMPANION.filename
+    assert KERNELS in {file["path"] for file in layer["files"]}
+    assert files[f"{plan['base']['site_packages']}/{KERNELS}"] == b"code"
+    assert len(built) == 1
+    call("image", *WORDS, "--compile", "--engine", "oci", "-o", "oci:again", "--no-verify")
+    assert len(built) == 1, "what was compiled is kept"
+    once, again = (tmp_path / "work" / name / "index.json" for name in ("out", "again"))
+    digests = [json.loads(f.read_bytes())["manifests"][0]["digest"] for f in (once, again)]
+    assert digests[0] == digests[1]
+
+
+def test_a_wheel_in_the_cache_that_is_damaged_is_made_again(
+    call: Call, built: Built, tmp_path: Path
+) -> None:
+    words = ("image", *WORDS, "--compile", "--engine", "oci", "--no-verify")
+    assert call(*words, "-o", "oci:a").code == 0
+    (kept,) = (tmp_path / "cache" / "companions").glob("*/*.whl")
+    kept.write_bytes(b"cut short")
+    assert call(*words, "-o", "oci:b").code == 0
+    assert len(built) == 2
+    assert kept.read_bytes() == COMPANION.data
+
+
+def test_print_dockerfile_compiles_nothing(call: Call, built: Built) -> None:
+    ended = call("image", *WORDS, "--compile", "--engine", "oci", "--print-dockerfile")
+    assert (ended.code, built) == (0, [])
+    assert "COPY --from=" in ended.out
+
+
+# ----------------------------------------------------------------------------------- an environment
+
+
+def test_apply_and_revert(
+    call: Call, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from builder.bases import Base
+    from builder.runtime.spark_apply import DirTree
+
+    from .fakes import identity_of
+
+    root = write_tree(tmp_path / "site", vllm_files() | {MODULE: b"an extension"})
+    before = snapshot(root)
+    tree = DirTree(root)
+    base = Base(identity_of(tree, "dir", site_packages=str(root)), tree)
+    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: base)
+    refused = call("apply", root, "-l", "mine")
+    assert refused.code == 10
+    assert f"spark-build apply {root} --layers mine --compile" in refused.err
+    assert snapshot(root) == before
+    assert call("apply", root, "-l", "mine", "--compile", "--dry-run").code == 0
+    assert (snapshot(root), built) == (before, [])
+    assert call("apply", root, "-l", "mine", "--compile").code == 0
+    assert (root / KERNELS).read_bytes() == b"code"
+    assert len(built) == 1
+    again = call("apply", root, "-l", "mine", "--json")  # no compiler is asked for any more
+    assert again.json["layers"][0]["state"] == "applied"
+    assert call("revert", root).code == 0
+    assert {k: v for k, v in snapshot(root).items() if v} == {k: v for k, v in before.items() if v}

@@ -1,0 +1,63 @@
+"""What released wheels are compiled for, as the layer ``sm120-family`` judges it.
+
+Needs ``cuobjdump`` and ``nvdisasm``, as ``test_binaries`` does.  The large modules are read once;
+what was read stays in the cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.catalog import Catalog
+from builder.index import PackageIndex
+from builder.native.facts import read_module
+from builder.runtime.spark_apply import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, judge
+from builder.wheels import IndexSources
+
+from .support import Planner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAYER = Catalog.discover().layer("sm120-family")
+(OP,) = LAYER["variants"][0]["ops"]
+OLD, STABLE = "vllm/_C.abi3.so", "vllm/_C_stable_libtorch.abi3.so"
+RELEASES = {
+    "0.19.1": (OLD, NEEDS_REBUILD, "for sm_120a alone, which SM121 does not load"),
+    "0.20.1": (STABLE, NOT_APPLICABLE, "for sm_120f, and SM121 runs it"),
+    "0.22.1": (STABLE, UPSTREAM, "for sm_120f, and SM121 runs it"),
+}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_is_known_of_a_release_is_what_its_module_says(planned: Planner, release: str) -> None:
+    """Without what the layer knows, the module itself is read, and says the same."""
+    module, state, reason = RELEASES[release]
+    made = planned(f"pypi:vllm=={release}", "sm120-family")
+    decision = made.decision("sm120-family")
+    assert (decision.outcome.state, reason in decision.outcome.reason) == (state, True)
+    code = decision.outcome.compiled["code"]
+    assert (code["module"], code["sha256"]) == (module, made.base.tree.digest(module))
+    read = read_module(made.base.tree, module, OP["code"])
+    assert {key: code[key] for key in read} == read
+    unknown = {**LAYER, "pins": {"wheel": [], "donor": []}}
+    target = made.base.identity.platform.target
+    again = judge(unknown, made.base.tree, IndexSources(planned.index), target)
+    assert (again.state, again.compiled) == (state, decision.outcome.compiled)
+
+
+def test_a_plan_does_not_read_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
+    index = PackageIndex()
+    made = Planner(index, IndexSources(index))("pypi:vllm==0.19.1", "cutlass-sm12x")
+    assert made.states == {"sm120-family": NEEDS_REBUILD, "cutlass-env": "needed"}
+    assert index.bytes_read < 5_000_000  # of a wheel of 235 MB
+
+
+def test_every_release_is_known() -> None:
+    """A new release is read when it is planned for; ``layers pin`` makes it known."""
+    known = {(row["platform"], row["sha256"]) for row in LAYER["pins"]["code"]}
+    assert len(known) == len(LAYER["pins"]["code"])
+    assert {platform for platform, _ in known} == {"linux/arm64", "linux/amd64"}
