@@ -97,7 +97,9 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
     if rebuild:
         names = ", ".join(d.name for d in rebuild)
         lines = [f"{names}: the base is prebuilt and this change is compiled code"]
-        lines += [f"layer {d.name}: {d.outcome.reason}" for d in rebuild]
+        for decision in rebuild:
+            lines.append(f"layer {decision.name}: {decision.outcome.reason}")
+            lines += [f"note: {note}" for note in decision.outcome.notes]
         changes = [op["change"]["name"] for d in rebuild for op in compile_ops(d.layer)]
         hint = ""
         if len(changes) >= len(rebuild):  # all of it is known how to compile

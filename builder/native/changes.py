@@ -79,7 +79,10 @@ def estimate_of(name: str) -> str:
     minutes = max(1, round(sum(seconds for seconds, _ in costs) / 60))
     largest = max(gigabytes for _, gigabytes in costs)
     count = f"{len(costs)} unit{'s' if len(costs) != 1 else ''}"
-    return f"{count}, about {minutes} min and {largest:.0f} GB of memory, and nvcc"
+    return (
+        f"{count}, about {minutes} min where each has to wait for the last, {largest:.0f} GB of "
+        "memory, and nvcc"
+    )
 
 
 def compile_ops(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
