@@ -31,6 +31,7 @@ from builder.runtime.spark_apply import (
     DirTree,
     IndexSources,
     Outcome,
+    OverlayTree,
     Stage,
     apply_layers,
     judge,
@@ -38,7 +39,9 @@ from builder.runtime.spark_apply import (
     read_code,
     sha256_hex,
 )
-from builder.verify import VerifyTarget
+from builder.verify import VerifyTarget, verify
+from builder.verify.modules import Reading, Summary
+from builder.verify.necessity import prove, whole
 from builder.verify.parts import Parts, difference
 from builder.verify.sass import ToolMissing
 from builder.verify.surroundings import Asking
@@ -60,7 +63,7 @@ from .fakes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 MODULE = "vllm/_C.abi3.so"
@@ -481,3 +484,54 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
 
 def no_tool(name: str) -> Path:
     raise ToolMissing(f"{name} is not installed", hint="pip install 'spark-build[proof]'")
+
+
+def fake_summary(file: Path, path: str, symbols: Sequence[str]) -> Summary:
+    """Modules with one FP8 kernel: for SM121 in a companion, for another chip elsewhere."""
+    ours = file.read_bytes() == b"code"
+    one = Reading(
+        kernel="k",
+        how="native" if ours else "none",
+        arch="sm_121a" if ours else "sm_120a",
+        counts={"QMMA.16832.F32.E4M3.E4M3": 8} if ours else {},
+    )
+    fp8 = {symbol: (one,) if symbol == OP["code"]["symbol"] else () for symbol in symbols}
+    counted = {"total": 1, "native": int(ours), "jit": 0, "elf": {one.arch: [1, 1]}, "ptx": {}}
+    return Summary(path=path, readings=fp8, **counted)  # type: ignore[arg-type]
+
+
+def test_machine_code_shows_that_it_is_necessary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
+    monkeypatch.setattr("builder.verify.modules.summarise", fake_summary)
+    monkeypatch.setattr("builder.verify.binaries.find_tool", lambda _: tmp_path)
+    plan = planned(MADE)
+    (decision,) = plan.decisions
+    patched = OverlayTree(MemoryTree(BASE))
+    patched.update(decision.changes)
+    line = "Selected CutlassFP8ScaledMMLinearKernel for ModelOptFp8LinearMethod"
+    asked = Asking(ask=None, cannot_ask="no sandbox", compile=None)
+    parts = Parts(
+        base=fake_base(BASE),
+        sources=FakeSources(code={MODULE: NOT_LOADED}),
+        asking=lambda *_: asked,
+    )
+    target = VerifyTarget(
+        name="oci:out",
+        kind="oci",
+        plan={**plan.as_json(), "expect": [{"kind": "fp8-linear", "line": line}]},
+        layers=[LAYER],
+        tree=patched,
+        env={},
+        ask=None,
+        parts=lambda: parts,
+    )
+    with whole(target) as (full, apart):
+        (verdict,) = prove(full, apart, verify(full, ["static", "binaries"]))
+        assert verdict.necessary is True
+        assert verdict.check is not None
+        assert (verdict.check.level, verdict.check.status) == ("binaries", "fail")
+        assert "1 not loadable (sm_120a)" in verdict.check.seen
+        (verdict,) = prove(full, apart, verify(full, ["static"]))
+        assert verdict.necessary == "unknown", "no other level can tell"
