@@ -374,9 +374,9 @@ class IndexSources:
         return read_module(tree, path, wanted, digest)
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
     ) -> Stage | None:
-        return self.stages.stage(op, packages, target) if self.stages else None
+        return self.stages.stage(op, packages, target, module) if self.stages else None
 
     def member(self, pin: Mapping[str, Any], path: str) -> bytes:
         if self.stages and pin["filename"] in self.stages.wheels:

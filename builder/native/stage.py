@@ -85,8 +85,12 @@ class Stages:
 
     # -- planning
 
-    def stage(self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target) -> Stage:
+    def stage(
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
+    ) -> Stage:
         """The stage of a ``compile`` op, with its wheel where that was made before.
+
+        ``module`` is the sha256 of the extension that the wheel goes beside, and is held against.
 
         Raises:
             EngineError: this machine has no compiler, or is of another architecture.
@@ -102,15 +106,16 @@ class Stages:
                 hint=f"run the same command on a {target.platform} machine{spark}",
             )
         release = Version(packages["vllm"]).public
-        key = sha256_hex(canonical_json([op, packages.get("torch"), release, target.python]))
+        torch = packages.get("torch", "")
+        key = sha256_hex(canonical_json([op, torch, release, module]))
         if key not in self._requests:
             with console.step(f"sources of vllm {release}"):
-                self._requests[key] = self._request(op, release, packages.get("torch"), target)
+                self._requests[key] = self._request(op, release, torch, target, module)
         request = self._requests[key]
         return Stage(request, self._made(request))
 
     def _request(
-        self, op: Mapping[str, Any], release: str, torch: str | None, target: Target
+        self, op: Mapping[str, Any], release: str, torch: str, target: Target, module: str
     ) -> dict[str, Any]:
         nvcc, cuda = find_nvcc()
         tree = release_source(self._index, release)
@@ -118,7 +123,7 @@ class Stages:
         sources = Sources(tree.root, recipe.generated)
         change = changed_by(sources, op["change"])
         plan = plan_companion(tree, change, op["arch"], cuda)
-        wanted = Version(torch).public if torch else pinned_torch(tree.root)
+        torch = torch or pinned_torch(tree.root)
         archive = self._index.sdist("vllm", release)
         inputs = [
             {
@@ -127,7 +132,7 @@ class Stages:
                 "filename": archive.filename,
                 "sha256": archive.sha256,
             },
-            *header_wheels(self._index, nvcc, cuda, wanted),
+            *header_wheels(self._index, nvcc, cuda, Version(torch).public),
         ]
         changed = [
             {"path": path, "before": sha256_hex(sources.texts[path]), "after": sha256_hex(text)}
@@ -138,7 +143,8 @@ class Stages:
             "arch": op["arch"],
             "platform": target.platform,
             "vllm": release,
-            "torch": wanted,
+            "torch": torch,
+            "module": module,
             "nvcc": nvcc_version(nvcc),
             "operators": [operator.name for operator in plan.operators],
             "files": changed,
@@ -237,7 +243,7 @@ def build(
                 source=source,
                 change=change,
                 arch_list=str(request["arch"]),
-                tools=make_toolchain(index, torch_headers(index, str(request["torch"]))),
+                tools=make_toolchain(index, torch_headers(index, Version(request["torch"]).public)),
                 base=NativeBase(tree, toolkit_libraries(nvcc)),
             ),
             _folder(request),

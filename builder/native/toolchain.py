@@ -37,6 +37,8 @@ _CUTLASS = ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/u
 #: Library headers that torch's CUDA headers include: the parts of the CUDA toolkit that hold them.
 _CUDA_PARTS = ("nvidia-cublas", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink")
 _NONE = SpecifierSet("<0")
+#: Where the toolkit's own packages put the compiler, on PATH or not.
+_USUAL = Path("/usr/local/cuda/bin/nvcc")
 #: torch's CPU build lacks this generated header; it says that c10's CUDA half is a shared library.
 _CMAKE_MACROS = "c10/cuda/impl/cuda_cmake_macros.h"
 _MACROS_TEXT = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
@@ -57,10 +59,10 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     Raises:
         EngineError: there is none, or it does not say its version.
     """
-    found = str(named) if named else shutil.which("nvcc")
-    if not found or not Path(found).is_file():
+    found = str(named or shutil.which("nvcc") or _USUAL)
+    if not Path(found).is_file():
         raise EngineError(
-            f"no nvcc {'at ' + str(named) if named else 'on PATH'}",
+            f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
             hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
         )
     done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)

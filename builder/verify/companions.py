@@ -47,7 +47,7 @@ class WithCompanions:
         return self.sources.code(tree, path, wanted, digest)
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
     ) -> Stage | None:
         for receipt in receipts_of(self.tree):
             for path, entry in receipt["files"].items():
@@ -60,7 +60,7 @@ class WithCompanions:
                     pin = {"distribution": dist.name, "version": dist.version}
                     wheel = {"filename": folder, "sha256": entry["after"], "info_dir": folder}
                     return Stage(request, {**pin, **wheel})
-        return self.sources.stage(op, packages, target)
+        return self.sources.stage(op, packages, target, module)
 
     def _members(self, info_dir: str) -> Iterator[Member]:
         """The files of its RECORD, but for the one that laying it out had added."""

@@ -468,9 +468,12 @@ class Sources(Protocol):
         """
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
     ) -> Stage | None:
-        """Compiling a change beside some packages, or None where nothing may be compiled."""
+        """Compiling a change beside some packages, or None where nothing may be compiled.
+
+        ``module`` is the sha256 of the extension that it goes beside.
+        """
 
 
 @dataclass(frozen=True)
@@ -720,9 +723,14 @@ class IndexSources:
         return read_code(tree.root / path, wanted)
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
     ) -> Stage | None:
-        del op, packages, target  # a container that starts has no compiler, and no time for one
+        del (
+            op,
+            packages,
+            target,
+            module,
+        )  # a container that starts has no compiler, and no time for one
         return None
 
 
@@ -1580,7 +1588,7 @@ class _Judge:
             return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
         if code["how"] in (RUNS, NO_CODE):
             return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
-        stage = self.sources.stage(op, self.packages, self.target)
+        stage = self.sources.stage(op, self.packages, self.target, code["sha256"])
         if stage is None:
             return OpResult(NEEDS_REBUILD, reason=said, compiled=compiled)
         compiled["stage"] = dict(stage.request)

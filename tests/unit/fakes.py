@@ -190,9 +190,9 @@ class FakeSources:
         return self._code[path]
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target
+        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
     ) -> Stage | None:
-        del op, packages, target
+        del op, packages, target, module
         return self._stage
 
     def _open(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
