@@ -24,7 +24,8 @@ from builder.index import write_atomically
 from builder.locks import locked
 from builder.native.base import DISTRIBUTIONS, NativeBase
 from builder.native.changes import changed_by
-from builder.native.companion import CompanionRequest, build_companion, plan_companion
+from builder.native.companion import CompanionRequest, build_companion
+from builder.native.companionplan import plan_companion
 from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.native.includes import Sources
 from builder.native.link import toolkit_libraries
