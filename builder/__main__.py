@@ -52,11 +52,11 @@ def run(argv: list[str] | None = None) -> int:
         console.document = None
         result = app(args=words, prog_name="spark-build", standalone_mode=False)
         if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
-            return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
+            return _interrupted(words)
         if console.document is not None:
             _print_document(console.document)
     except KeyboardInterrupt:
-        return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
+        return _interrupted(words)
     except BrokenPipeError:
         sys.stderr.close()
         return Exit.OK
@@ -65,12 +65,22 @@ def run(argv: list[str] | None = None) -> int:
     return int(result or 0)
 
 
+def _interrupted(words: list[str]) -> int:
+    """By the user, or by a limit on the time."""
+    from builder.deadline import limit_over
+
+    if said := limit_over():
+        hint = "a longer --time-limit; what was read and finished so far is kept in the cache"
+        return _report(words, Exit.BUILD_FAILED, said, hint)
+    return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
+
+
 def _unexpected(words: list[str], error: Exception) -> int:
     code, hint = getattr(error, "code", None), getattr(error, "hint", None)
     if isinstance(code, int) and isinstance(hint, str):  # SparkBuildError, or ApplyError
         return _report(words, code, str(error), hint)
     if type(error).__name__ == "Abort":  # what typer makes of a KeyboardInterrupt
-        return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
+        return _interrupted(words)
     exit_code = getattr(error, "exit_code", None)
     if isinstance(exit_code, int):  # typer.Exit, typer.Abort and usage errors of the command line
         format_message = getattr(error, "format_message", None)

@@ -22,6 +22,8 @@ class Console:
         #: the JSON document of the command, printed when it ends, with its error if there is one
         self.document: dict[str, Any] | None = None
         self.verbose = False
+        #: title of the step that is running, or was when the command ended
+        self.running = ""
 
     @staticmethod
     def _coloured() -> bool:
@@ -58,6 +60,7 @@ class Console:
     def step(self, title: str) -> Iterator[None]:
         """A step with its wall time; the time is not printed when it fails."""
         began = time.monotonic()
+        self.running = title
         self.say(self.style(f"• {title}", "bold"))
         yield
         self.detail(f"  {title}: {time.monotonic() - began:.1f} s")

@@ -157,6 +157,14 @@ def image(
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
     ] = False,
     compile_here: opt.Compile = False,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPARK_BUILD_TIME_LIMIT",
+            metavar="TIME",
+            help="Give up, with exit 7 and nothing half-made, after 90s, 45m or 2h.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Stop at the plan.")] = False,
     print_dockerfile: Annotated[
         bool, typer.Option("--print-dockerfile", help="Print what would be built, and stop.")
@@ -192,6 +200,7 @@ def image(
             others=others,
             verify=not no_verify,
             compile_here=compile_here,
+            time_limit=time_limit or "",
             dry_run=dry_run,
             print_dockerfile=print_dockerfile,
             refresh=refresh,

@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import datetime
-import re
 from typing import TYPE_CHECKING, Any
 
 from builder.cache.kinds import KINDS, OTHER, Kind, kinds_named
 from builder.cache.prune import IN_USE, Wish, prune
 from builder.cache.scan import Entry, entries, unknown
 from builder.cli.show import print_json
+from builder.cli.units import bytes_of, seconds_of
 from builder.console import console, megabytes
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.errors import Exit, SparkBuildError
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
-
-
-def seconds_of(text: str) -> float:
-    """``30d`` as seconds; minutes, hours, days and weeks.
-
-    Raises:
-        UsageError: it is no such time.
-    """
-    match = re.fullmatch(r"(\d+)([mhdw])", text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is no time like 90m, 12h, 30d or 2w")
-    return float(int(match[1]) * _SECONDS[match[2]])
-
-
-def bytes_of(text: str) -> int:
-    """``5GB`` as bytes; units of 1000, or of 1024 as in ``5GiB``.
-
-    Raises:
-        UsageError: it is no such size.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    if match is None or match[2].upper() not in _BYTES:
-        raise UsageError(f"{text!r} is no size like 500MB, 5GB or 2GiB")
-    return int(float(match[1]) * _BYTES[match[2].upper()])
 
 
 def _moment(seconds: float) -> str:

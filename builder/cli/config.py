@@ -14,6 +14,7 @@ _VARIABLES = {
     "SPARK_BUILD_PATCHES": "more directories of layer folders",
     "SPARK_BUILD_CACHE": "where wheels, sandboxes and pages are kept",
     "SPARK_BUILD_DOCKER": "the docker client to build with",
+    "SPARK_BUILD_TIME_LIMIT": "how long 'image' may take",
     "SPARK_BUILD_BUILDER": "the buildx builder or BuildKit daemon to build on",
     "SPARK_BUILD_TORCH": "version of the sandbox's CPU torch",
     "SPARK_BUILD_TORCH_INDEX": "package index with CPU builds of torch",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli.builders import check_builder, of_registry
 from builder.cli.inputs import Inputs
+from builder.cli.place import place_of
 from builder.cli.show import print_json, show_plan, show_report
+from builder.cli.units import seconds_of
 from builder.console import console
+from builder.deadline import time_limit
 from builder.engines import BuildRequest, get_engine
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError
 from builder.native.cost import cost_of_units, free_here, refuse_machine
@@ -22,6 +23,8 @@ from builder.verify import DEFAULT_LEVELS, Report, verify
 from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from builder.bases import Base
     from builder.cli import options as opt
     from builder.engines import BuiltImage, Engine
@@ -54,6 +57,7 @@ class ImageOptions:
     others: str
     verify: bool
     compile_here: bool
+    time_limit: str
     dry_run: bool
     print_dockerfile: bool
     refresh: bool
@@ -69,6 +73,17 @@ class ImageOptions:
 
 def image_command(options: ImageOptions) -> None:
     """Build an image; the last line of stdout is its name with its digest."""
+    if not options.time_limit:
+        _image(options)
+        return
+    seconds = seconds_of(options.time_limit)
+    if not seconds:
+        raise UsageError("--time-limit 0 leaves no time at all")
+    with time_limit(seconds, options.time_limit):
+        _image(options)
+
+
+def _image(options: ImageOptions) -> None:
     options = options.settled()
     if options.engine not in ("auto", "buildkit", "oci"):
         raise UsageError(f"unknown engine {options.engine!r}; engines: auto, buildkit, oci")
@@ -197,52 +212,6 @@ def _engine_for(plan: BuildPlan, base: Base, options: ImageOptions) -> Engine:
     if refusal:
         raise EngineError(refusal, hint="--engine buildkit, with a Docker Engine that answers")
     return engine
-
-
-def default_tag(plan: BuildPlan) -> str:
-    """``spark-build/<profile>:<vllm>-<plan12>``: the same plan always has the same name."""
-    vllm = plan.base.packages.get("vllm", "unknown").replace("+", "-")
-    return f"spark-build/{plan.name}:{vllm}-{plan.digest.removeprefix('sha256:')[:12]}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an image goes: its name, a directory for a layout, or a registry."""
-
-    tag: str
-    output: Path | None
-    push: bool
-
-
-def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
-    """What ``--tag``, ``--output`` and ``--push`` come to.
-
-    Raises:
-        UsageError: they contradict each other, or the engine does not make that.
-    """
-    tag = options.tag or default_tag(plan)
-    if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9._/:-]*", tag):
-        raise UsageError(f"--tag {tag!r} is not an image name")
-    output = options.output or ("docker" if engine == "buildkit" else "")
-    push = options.push or output == "registry"
-    if output not in ("", "docker", "registry") and not output.startswith("oci:"):
-        raise UsageError(f"--output {output!r} is not docker, oci:DIR or registry")
-    if engine == "buildkit" and output.startswith("oci:") and not options.builder:
-        raise UsageError(
-            f"--output {output!r} is not what the buildkit engine makes",
-            hint="--output docker or registry; or --engine oci --output oci:DIR",
-        )
-    if push and output.startswith("oci:"):
-        raise UsageError("--push and --output oci:DIR are two places; one at a time")
-    if push and (engine == "oci" or options.builder) and options.tag is None:
-        raise UsageError("nothing says where to push", hint="--tag HOST/NAME:TAG")
-    folder: Path | None = None
-    if engine == "buildkit" and output.startswith("oci:"):
-        folder = Path(output.removeprefix("oci:"))
-    if engine == "oci" and not push and output != "docker":
-        vllm = plan.base.packages.get("vllm", "unknown")
-        folder = Path(output.removeprefix("oci:") or f"spark-build-{plan.name}-{vllm}")
-    return Place(tag, folder, push)
 
 
 def _request(plan: BuildPlan, base: Base, options: ImageOptions, engine: Engine) -> BuildRequest:

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.image import Place, layer_rows, place_of
+from builder.cli.image import layer_rows
 from builder.cli.inputs import Inputs
+from builder.cli.place import Place, place_of
 from builder.cli.show import print_json, show_plan, show_report
 from builder.console import console
 from builder.engines import BuildRequest

@@ -17,8 +17,8 @@ import builder
 from builder.cache.kinds import KINDS
 from builder.cache.prune import Wish, prune
 from builder.cache.scan import entries
-from builder.cli.cache import bytes_of, seconds_of
 from builder.cli.cacheapp import complete_kinds
+from builder.cli.units import bytes_of, seconds_of
 from builder.errors import UsageError
 from builder.locks import locked
 from builder.paths import cache_dir
@@ -253,8 +253,8 @@ def test_wrong_words(
 
 
 def test_times_and_sizes() -> None:
-    assert [seconds_of(text) for text in ("90m", "12h", "30d", "2w")] == [
-        5400, 12 * 3600, 30 * DAY, 14 * DAY,
+    assert [seconds_of(text) for text in ("45s", "90m", "12h", "30d", "2w")] == [
+        45, 5400, 12 * 3600, 30 * DAY, 14 * DAY,
     ]  # fmt: skip
     assert [bytes_of(text) for text in ("7", "5GB", "2GiB", "1.5 mb", "0")] == [
         7, 5 * 10**9, 2 << 30, 1_500_000, 0,
