@@ -37,6 +37,9 @@ def check_builder(options: ImageOptions) -> None:
             f"{given} is for the buildkit engine; the oci engine keeps finished layers by itself",
             hint="--engine buildkit, or leave it out",
         )
+    if options.thin or options.single_layer:
+        thing = "--thin" if options.thin else "--single-layer"
+        raise UsageError(f"{thing} is for the oci engine, {given} for the buildkit engine")
     if options.all_platforms or options.others != "drop":
         raise UsageError(f"{given}: the buildkit engine builds for one platform")
 

@@ -81,6 +81,7 @@ def test_what_is_no_cache(text: str, direction: str, words: str) -> None:
         (("--builder", "farm", "--engine", "oci"), "--builder is for the buildkit engine"),
         (("--cache-from", "h/x:1", "--engine", "oci"), "--cache-from is for the buildkit engine"),
         (("--cache-to", "type=x"), "type is 'x'"),
+        (("--builder", "farm", "--thin"), "--thin is for the oci engine, --builder for"),
         (("--builder", "farm", "--all-platforms"), "builds for one platform"),
     ],
 )
