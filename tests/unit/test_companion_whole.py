@@ -1,0 +1,211 @@
+"""``build_companion`` from sources to wheel, on a release of a few lines: nothing is replaced.
+
+Needs ``nvcc``; where there is none these tests are not run, and say so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.native.base import NativeBase
+from builder.native.changes import SourceChange
+from builder.native.companion import CompanionRequest, build_companion
+from builder.native.companionplan import plan_companion
+from builder.native.link import toolkit_libraries
+from builder.native.registration import load_operators
+from builder.native.source import SourceTree
+from builder.native.toolchain import Toolchain, find_nvcc
+from builder.runtime.spark_apply import DirTree
+from tests.documents import validated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no companion is built here"
+)
+
+LISTS = """
+cmake_minimum_required(VERSION 3.25)
+project(tiny LANGUAGES CXX)
+include(${CMAKE_CURRENT_LIST_DIR}/cmake/utils.cmake)
+set(SRCS csrc/entry.cu csrc/kernel_sm120.cu csrc/host.cpp)
+set_gencode_flag_for_srcs(SRCS csrc/entry.cu csrc/kernel_sm120.cu ARCH compute_121a CODE sm_121a)
+define_extension_target(_C DESTINATION vllm LANGUAGE CUDA SOURCES ${SRCS})
+"""
+KERNEL = """
+#include "guard.cuh"
+__global__ void tiny_kernel(float* out, const unsigned* in) {
+#if defined(__CUDA_ARCH__) && ADMITTED(__CUDA_ARCH__)
+  float c[4] = {};
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0,%1,%2,%3},{%4,%4,%4,%4},{%4,%4},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(in[0]));
+  out[0] = c[0] + c[1] + c[2] + c[3];
+#else
+  asm volatile("trap;");
+#endif
+}
+int run_kernel(int x) { tiny_kernel<<<1, 1>>>(nullptr, nullptr); return x; }
+"""
+FILES = {
+    "CMakeLists.txt": LISTS,
+    "cmake/utils.cmake": "# the probe has its own\n",
+    "csrc/guard.cuh": "#define ADMITTED(arch) (arch == 1200)\n",
+    "csrc/kernel_sm120.cu": KERNEL,
+    "csrc/entry.cu": (
+        "int run_kernel(int); int from_torch(); int of_host();\n"
+        "int answer(int x) { return run_kernel(x) + from_torch() + of_host(); }\n"
+    ),
+    "csrc/host.cpp": "int of_host() { return 2; }\n",
+}
+#: As much of torch's headers as a registration needs.
+LIBRARY_H = """
+#pragma once
+struct Registrar {
+  const char* place;
+  template <class F> void impl(const char*, F* f) {
+    volatile auto kept = f;
+    volatile auto at = place;
+  }
+};
+#define TORCH_LIBRARY_IMPL(library, key, m)                                        \\
+  static void registers(Registrar& m);                                             \\
+  static const bool registered = [] { Registrar r{__FILE__}; registers(r); return true; }(); \\
+  static void registers(Registrar& m)
+"""
+#: As the release's: it needs torch, the CUDA runtime and the C++ library.
+EXTENSION = """
+int from_torch();
+extern "C" int cudaFree(void*);
+int f() { try { throw from_torch(); } catch (int x) { return x + cudaFree(nullptr); } }
+"""
+OPERATOR = replace(
+    load_operators()[0],
+    name="_C::answer",
+    rebuilt=("/kernel_sm120.cu",),
+    units=("/entry.cu", "/host.cpp"),
+    defines=(),
+    header="torch/library.h",
+    declaration="int answer(int x);",
+    function="answer",
+    kernels="tiny_kernel",
+)
+CURE = {"csrc/guard.cuh": b"#define ADMITTED(arch) (arch >= 1200 && arch < 1300)\n"}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache: what is the same is compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -> CompanionRequest:
+    """A request of everything that a companion is made of, with the cure as its change."""
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(objects))
+    source = write(tmp_path / "source", FILES)
+    versions = "".join(
+        f"#define TORCH_VERSION_{name} {value}\n"
+        for name, value in (("MAJOR", 2), ("MINOR", 10), ("PATCH", 0))
+    )
+    headers = {"torch/library.h": LIBRARY_H, "torch/headeronly/version.h": versions}
+    include = write(objects / "include", headers)
+    site = write(
+        tmp_path / "site",
+        {
+            "vllm-1.0.dist-info/METADATA": "Name: vllm\nVersion: 1.0+cu130\n",
+            "vllm-1.0.dist-info/WHEEL": f"Tag: cp38-abi3-linux_{os.uname().machine}\n",
+            "torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0+cu130\n",
+        },
+    )
+    nvcc, cuda = find_nvcc()
+    toolkit = toolkit_libraries(nvcc)
+    shared(site / "torch/lib/libc10.so", "int from_torch() { return 1; }")
+    runtime = toolkit / f"libcudart.so.{cuda.partition('.')[0]}"
+    shared(site / "vllm/_C.abi3.so", EXTENSION, str(site / "torch/lib/libc10.so"), str(runtime))
+    return CompanionRequest(
+        source=SourceTree(root=source, version="1.0", sha256="0" * 64),
+        change=SourceChange(name="cure", texts=CURE),
+        arch_list="12.1a",
+        tools=Toolchain(nvcc=nvcc, cuda=cuda, includes=(include,)),
+        base=NativeBase(DirTree(site), toolkit),
+        operators=(OPERATOR,),
+    )
+
+
+def shared(target: Path, text: str, *words: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command = ["g++", "-shared", "-fPIC", f"-Wl,-soname,{target.name}", "-x", "c++", "-"]
+    done = [*command, "-x", "none", *words, "-o", str(target)]
+    subprocess.run(done, input=text, text=True, check=True)
+
+
+def test_from_sources_to_the_same_wheel_twice(request_of: CompanionRequest, tmp_path: Path) -> None:
+    made = build_companion(request_of, tmp_path / "out")
+    report = validated("compile-wheel", made.report)
+    assert report["companion"]["cuda_runtime"] == "shared"
+    assert report["companion"]["kernels"]["by_target"] == {"sm_121a": 1}
+    assert report["abi"]["symbols"]["libc10.so"] == 1
+    first = made.path.read_bytes()
+    with zipfile.ZipFile(made.path) as archive:
+        assert archive.testzip() is None
+        (name,) = [name for name in archive.namelist() if name.endswith("kernels.so")]
+        library = archive.read(name)
+    assert str(tmp_path.parent).encode() not in library, "a path of this machine"
+    assert b"spark-build/cure/1.0" in library, "what torch shows as the place of registration"
+    again = build_companion(request_of, tmp_path / "again")
+    assert again.path.read_bytes() == first
+    assert again.path.name == made.path.name
+
+
+def test_a_change_that_does_not_cure_is_found_in_the_machine_code(
+    request_of: CompanionRequest, tmp_path: Path
+) -> None:
+    wrong = SourceChange(
+        name="wrong", texts={"csrc/guard.cuh": b"#define ADMITTED(a) (a == 1000)\n"}
+    )
+    with pytest.raises(SparkBuildError, match="no QMMA in _Z11tiny_kernel") as caught:
+        build_companion(replace(request_of, change=wrong), tmp_path / "out")
+    assert caught.value.code == Exit.VERIFY_FAILED
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_symbol_that_the_base_lacks_stops_it(
+    request_of: CompanionRequest, tmp_path: Path
+) -> None:
+    shared(tmp_path / "site/torch/lib/libc10.so", "int other() { return 1; }")
+    with pytest.raises(SparkBuildError, match="it uses _Z10from_torchv, which no") as caught:
+        build_companion(request_of, tmp_path / "out")
+    assert caught.value.code == Exit.VERIFY_FAILED
+    assert not (tmp_path / "out").exists()
+
+
+def test_sources_of_another_release_are_refused(
+    request_of: CompanionRequest, tmp_path: Path
+) -> None:
+    other = replace(request_of.source, version="1.1")
+    with pytest.raises(UsageError, match=r"the base has vllm 1\.0, and the sources are of 1\.1"):
+        build_companion(replace(request_of, source=other), tmp_path / "out")
+
+
+def test_a_change_that_is_there_already_is_nothing_to_do(request_of: CompanionRequest) -> None:
+    empty = SourceChange(name="cure", texts={}, upstream="0.9")
+    with pytest.raises(SparkBuildError, match=r"upstream since 0\.9") as caught:
+        plan_companion(request_of.source, empty, "12.1a", "13.0", (OPERATOR,))
+    assert caught.value.code == Exit.NOTHING_TO_DO
