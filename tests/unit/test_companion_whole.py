@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.bases import BaseRequest, identify
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.native.base import NativeBase
+from builder.index import PackageIndex
+from builder.native.base import DISTRIBUTIONS, NativeBase
 from builder.native.changes import SourceChange
 from builder.native.companion import CompanionRequest, build_companion
 from builder.native.companionplan import plan_companion
@@ -25,6 +27,8 @@ from builder.native.source import SourceTree
 from builder.native.toolchain import Toolchain, find_nvcc
 from builder.runtime.spark_apply import DirTree
 from tests.documents import validated
+
+from .images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,6 +135,10 @@ def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -
         {
             "vllm-1.0.dist-info/METADATA": "Name: vllm\nVersion: 1.0+cu130\n",
             "vllm-1.0.dist-info/WHEEL": f"Tag: cp38-abi3-linux_{os.uname().machine}\n",
+            "vllm-1.0.dist-info/RECORD": "vllm/_C.abi3.so,,\nvllm-1.0.dist-info/METADATA,,\n",
+            "torch-2.10.0.dist-info/RECORD": (
+                "torch/lib/libc10.so,,\ntorch-2.10.0.dist-info/METADATA,,\n"
+            ),
             "torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0+cu130\n",
         },
     )
@@ -172,6 +180,24 @@ def test_from_sources_to_the_same_wheel_twice(request_of: CompanionRequest, tmp_
     again = build_companion(request_of, tmp_path / "again")
     assert again.path.read_bytes() == first
     assert again.path.name == made.path.name
+
+
+def test_an_image_is_a_base_like_any_other(request_of: CompanionRequest, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    files = {
+        path.relative_to(site).as_posix(): path.read_bytes()
+        for path in site.rglob("*")
+        if path.is_file()
+    }
+    layers = [packed(tar_of(folder("opt/"), *python_items())), packed(tar_of(*site_items(files)))]
+    architecture = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    put_image(tmp_path / "image", *layers, architecture=architecture, config=CONFIG)
+    ref = f"oci:{tmp_path / 'image'}"
+    found = identify(BaseRequest(ref=ref, pins={}, index=PackageIndex(), tracked=DISTRIBUTIONS))
+    base = NativeBase(found.tree, toolkit_libraries(request_of.tools.nvcc))
+    made = build_companion(replace(request_of, base=base), tmp_path / "image-out")
+    found.close()
+    assert made.path.read_bytes() == build_companion(request_of, tmp_path / "out").path.read_bytes()
 
 
 def test_a_change_that_does_not_cure_is_found_in_the_machine_code(
