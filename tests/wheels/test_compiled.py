@@ -6,14 +6,17 @@ what was read stays in the cache.
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from builder.catalog import Catalog
+from builder.errors import SparkBuildError
 from builder.index import PackageIndex
 from builder.native.facts import read_module
-from builder.runtime.spark_apply import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, judge
+from builder.native.stage import Stages
+from builder.runtime.spark_apply import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, Target, judge
 from builder.wheels import IndexSources
 
 from .support import Planner
@@ -61,3 +64,42 @@ def test_every_release_is_known() -> None:
     known = {(row["platform"], row["sha256"]) for row in LAYER["pins"]["code"]}
     assert len(known) == len(LAYER["pins"]["code"])
     assert {platform for platform, _ in known} == {"linux/arm64", "linux/amd64"}
+
+
+needs_nvcc = pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no stage can be planned here"
+)
+
+
+@needs_nvcc
+def test_a_stage_pins_everything_that_goes_in(planned: Planner) -> None:
+    """Nothing is compiled for it: the sources are asked what they would build."""
+    stages = Stages(planned.index)
+    made = stages.stage(OP, {"vllm": "0.19.1+local"}, Target.here(), "0" * 64)
+    again = Stages(planned.index).stage(OP, {"vllm": "0.19.1"}, Target.here(), "0" * 64)
+    assert made.request == again.request
+    request = made.request
+    folder = "csrc/quantization/w8a8/cutlass/c3x"
+    assert [file["path"] for file in request["files"]] == [
+        f"{folder}/scaled_mm.cuh",
+        f"{folder}/scaled_mm_sm120_fp8_dispatch.cuh",
+    ]
+    first, *between = request["units"]
+    assert first["path"] == f"{folder}/scaled_mm_sm120_fp8.cu"
+    assert first["gencode"] == ["compute_121a,sm_121a"]
+    assert f"{folder}/scaled_mm_blockwise_sm120_fp8.cu" in [unit["path"] for unit in between]
+    assert request["operators"] == ["_C::cutlass_scaled_mm"]
+    pinned = {pin["distribution"]: pin["version"] for pin in request["inputs"]}
+    assert pinned["vllm"] == "0.19.1"
+    assert pinned["torch"] == request["torch"] == "2.10.0"
+    assert pinned["flashinfer-python"] == "0.6.9"
+    assert all(len(pin["sha256"]) == 64 for pin in request["inputs"])
+
+
+@needs_nvcc
+def test_sources_that_have_the_change_are_not_compiled(planned: Planner) -> None:
+    """A base of 0.22.1 that lacks the kernels was built for other chips: it is built again."""
+    with pytest.raises(SparkBuildError, match="have sm120-family already") as caught:
+        Stages(planned.index).stage(OP, {"vllm": "0.22.1"}, Target.here(), "0" * 64)
+    assert caught.value.code == 10
+    assert "TORCH_CUDA_ARCH_LIST=12.1a" in caught.value.hint
