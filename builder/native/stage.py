@@ -12,6 +12,7 @@ import re
 import subprocess
 import zipfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import parse_wheel_filename
@@ -19,17 +20,17 @@ from packaging.version import Version
 
 from builder.bases import BaseRequest, identify
 from builder.console import console
-from builder.errors import EngineError
+from builder.errors import EngineError, Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.locks import locked
 from builder.native.base import DISTRIBUTIONS, NativeBase
 from builder.native.changes import changed_by
+from builder.native.cmake import evaluate
 from builder.native.companion import CompanionRequest, build_companion
 from builder.native.companionplan import plan_companion
 from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.native.includes import Sources
 from builder.native.link import toolkit_libraries
-from builder.native.outcome import outcome
 from builder.native.source import release_source
 from builder.native.toolchain import (
     find_nvcc,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from builder.index import PackageIndex
     from builder.native.changes import SourceChange
     from builder.native.cmake import Unit
+    from builder.native.companionplan import CompanionPlan
     from builder.native.source import SourceTree
     from builder.runtime.spark_apply import Member, Tree
 
@@ -73,14 +75,23 @@ def nvcc_version(nvcc: Path) -> str:
     return found[1]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a stage compiles: sources, what is changed in them, and the units that this reaches."""
+
+    source: SourceTree
+    change: SourceChange
+    plan: CompanionPlan
+
+
 class Stages:
     """What ``--compile`` allows: stages for the layers of a plan, and running them here."""
 
     def __init__(self, index: PackageIndex) -> None:
         self._index = index
         self._requests: dict[str, dict[str, Any]] = {}
-        #: by the digest of a request: what it changes, in which sources
-        self._changes: dict[str, tuple[SourceTree, SourceChange]] = {}
+        #: by the digest of a request: what it is compiled of
+        self._work: dict[str, Work] = {}
         #: file name of a wheel that a stage has made -> where it is
         self.wheels: dict[str, Path] = {}
 
@@ -96,7 +107,8 @@ class Stages:
         Raises:
             EngineError: this machine has no compiler, or is of another architecture.
             UsageError: the release's sources are not on the index, or cannot be read.
-            SparkBuildError: the sources have neither text of the change (drift, exit 4).
+            SparkBuildError: the sources have neither text of the change (drift, exit 4), or have
+                it already (exit 10).
         """
         here = Target.here().platform
         if target.platform != here:
@@ -120,9 +132,17 @@ class Stages:
     ) -> dict[str, Any]:
         nvcc, cuda = find_nvcc()
         tree = release_source(self._index, release)
-        recipe = outcome(tree, op["arch"], cuda).recipe
+        recipe = evaluate(tree, op["arch"], cuda)
         sources = Sources(tree.root, recipe.generated)
         change = changed_by(sources, op["change"])
+        if not change.texts:
+            raise SparkBuildError(
+                f"the sources of vllm {release} have {change.name} already, and this base was not "
+                f"built for SM121 from them",
+                Exit.NEEDS_REBUILD,
+                hint=f"--base pypi:vllm=={release}, or build yours with "
+                f"TORCH_CUDA_ARCH_LIST={op['arch']}",
+            )
         plan = plan_companion(tree, change, op["arch"], cuda)
         torch = torch or pinned_torch(tree.root)
         archive = self._index.sdist("vllm", release)
@@ -152,7 +172,7 @@ class Stages:
             "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
             "inputs": inputs,
         }
-        self._changes[_digest(request)] = tree, change
+        self._work[_digest(request)] = Work(tree, change, plan)
         return request
 
     def _made(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -186,8 +206,7 @@ class Stages:
             if made is not None:
                 return made
             console.say(f"  {request['change']} for {request['arch']}: {cost}")
-            tree, change = self._changes[_digest(request)]
-            wheel = build(request, tree, change, base, self._index)
+            wheel = build(request, self._work[_digest(request)], base, self._index)
             name, version, _, _ = parse_wheel_filename(wheel.name)
             pin = {
                 "distribution": normalize(name),
@@ -229,20 +248,15 @@ def unit_json(unit: Unit) -> dict[str, Any]:
     }
 
 
-def build(
-    request: Mapping[str, Any],
-    source: SourceTree,
-    change: SourceChange,
-    base: Base,
-    index: PackageIndex,
-) -> Path:
+def build(request: Mapping[str, Any], work: Work, base: Base, index: PackageIndex) -> Path:
     """The companion wheel of a stage, in the stage's folder of the cache."""
     nvcc, _ = find_nvcc()
     with _with_torch(base, index) as tree:
         made = build_companion(
             CompanionRequest(
-                source=source,
-                change=change,
+                source=work.source,
+                change=work.change,
+                plan=work.plan,
                 arch_list=str(request["arch"]),
                 tools=make_toolchain(index, torch_headers(index, Version(request["torch"]).public)),
                 base=NativeBase(tree, toolkit_libraries(nvcc)),

@@ -80,7 +80,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
     ran: list[Mapping[str, Any]] = []
 
     def request(self: stage.Stages, *_: object) -> dict[str, Any]:
-        self._changes[stage._digest(REQUEST)] = (None, None)  # type: ignore[assignment]
+        self._work[stage._digest(REQUEST)] = None  # type: ignore[assignment]
         return dict(REQUEST)
 
     def build(request: Mapping[str, Any], *_: object) -> Path:
