@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from builder.forge.store import Forges, PullStore
 from builder.index import PackageIndex
 from builder.lock import NAME, Entry, Lock, Request, lock_path, read_lock
 from builder.lockentry import differences, entry_of, layer_differences, stale, wheels_of
+from builder.native.changes import image_of
 from builder.planner import make_plan
 from builder.pulls.report import report_pulls
 from builder.pulls.resolve import Resolver
@@ -237,12 +239,18 @@ class Inputs:
         return self.plan(base)
 
     def rebuild_command(self, command: str, base: str) -> str:
-        """The command line that would build this with a compile stage."""
+        """The command line that would build this with a compile stage.
+
+        For arm64 the package index may have torch as a CPU build only: the image has another.
+        """
+        platform = self.request.platform if self.request else _OWN
+        wheels = re.match(r"pypi:vllm==([^,]+)", base)
+        if wheels and platform == "linux/arm64":
+            base = image_of(wheels[1])
         words = [f"spark-build {command}"]
         words += [f"--layers {','.join(self.layers)}"] if self.layers else []
         words += [f"--with-pr '{request}'" for request in self.with_pr]
         words += [] if base.startswith("dir:") else [f"--base {base}"]
-        platform = self.request.platform if self.request else _OWN
         words += [f"--platform {platform}"] if platform not in (_OWN, "linux/arm64") else []
         return " ".join([*words, "--compile"])
 

@@ -81,7 +81,7 @@ def show_stage(stage: Mapping[str, Any]) -> None:
 
     paths = [unit["path"] for unit in stage["units"]]
     source = stage["inputs"][0]["filename"]
-    said = f"compile: of {source}, with nvcc {stage['nvcc']}: {cost_of_units(paths)}"
+    said = f"compile: of {source}, with nvcc {stage['compilers']['nvcc']}: {cost_of_units(paths)}"
     console.say(console.style(_wrapped(said), "dim"))
     for path in paths:
         console.say(console.style(f"{'':<21}{path}", "dim"))

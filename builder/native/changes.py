@@ -85,6 +85,11 @@ def estimate_of(name: str) -> str:
     )
 
 
+def image_of(release: str) -> str:
+    """The official image of a release: it has torch for CUDA on both architectures."""
+    return f"docker://vllm/vllm-openai:v{release}"
+
+
 def compile_ops(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The ops of a layer that compile a known change."""
     ops = (op for variant in layer["variants"] for op in variant["ops"])

@@ -8,8 +8,7 @@ is kept in the cache under the digest of everything that went into it.
 from __future__ import annotations
 
 import json
-import re
-import subprocess
+import shutil
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from builder.console import console
 from builder.errors import EngineError, Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.locks import locked
+from builder.model import Platform
 from builder.native.base import DISTRIBUTIONS, NativeBase
-from builder.native.changes import changed_by
+from builder.native.changes import changed_by, image_of
 from builder.native.cmake import evaluate
 from builder.native.companion import CompanionRequest, build_companion
 from builder.native.companionplan import plan_companion
@@ -33,6 +33,7 @@ from builder.native.includes import Sources
 from builder.native.link import toolkit_libraries
 from builder.native.source import release_source
 from builder.native.toolchain import (
+    compiler_versions,
     find_nvcc,
     header_wheels,
     make_toolchain,
@@ -48,6 +49,7 @@ from builder.runtime.spark_apply import (
     sha256_hex,
     wheel_members,
 )
+from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,17 +64,21 @@ if TYPE_CHECKING:
     from builder.runtime.spark_apply import Member, Tree
 
 
-def nvcc_version(nvcc: Path) -> str:
-    """The compiler's whole version, such as ``13.0.88``.
+def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
+    """Refuse wheels whose torch has no CUDA: nothing is there to hold a companion against.
 
     Raises:
-        EngineError: it does not say it.
+        SparkBuildError: it is a CPU build (exit 10).
     """
-    said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"\bV(\d+(?:\.\d+)+)", said.stdout)
-    if not found:
-        raise EngineError(f"{nvcc} --version does not say its version: {said.stdout[:200]!r}")
-    return found[1]
+    platform = Platform.parse(target.platform, target.python)
+    wheel = RemoteWheel(index.choose("torch", torch, platform), index)
+    if "torch/lib/libtorch_cuda.so" not in wheel.members:
+        raise SparkBuildError(
+            f"torch {torch} for {target.platform} on the package index is a CPU build, and what is "
+            "compiled has to be held against the libraries of one for CUDA",
+            Exit.NEEDS_REBUILD,
+            hint=f"name the image or the environment that it is for: --base {image_of(release)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,8 @@ class Stages:
         self, op: Mapping[str, Any], release: str, torch: str, target: Target, module: str
     ) -> dict[str, Any]:
         nvcc, cuda = find_nvcc()
+        if shutil.which("g++") is None:
+            raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
         tree = release_source(self._index, release)
         recipe = evaluate(tree, op["arch"], cuda)
         sources = Sources(tree.root, recipe.generated)
@@ -144,7 +152,9 @@ class Stages:
                 f"TORCH_CUDA_ARCH_LIST={op['arch']}",
             )
         plan = plan_companion(tree, change, op["arch"], cuda)
-        torch = torch or pinned_torch(tree.root)
+        if not torch:  # a base of released wheels has the torch that it would be installed with
+            torch = pinned_torch(tree.root)
+            refuse_cpu_torch(self._index, torch, target, release)
         archive = self._index.sdist("vllm", release)
         inputs = [
             {
@@ -166,7 +176,7 @@ class Stages:
             "vllm": release,
             "torch": torch,
             "module": module,
-            "nvcc": nvcc_version(nvcc),
+            "compilers": compiler_versions(nvcc),
             "operators": [operator.name for operator in plan.operators],
             "files": changed,
             "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],

@@ -286,7 +286,10 @@ class TestExitCodes:
         assert "compiled: the base is prebuilt" in result.err
         assert "vllm/_C.abi3.so has the FP8 per-tensor GEMM (CUTLASS) for sm_120a" in result.err
         assert "4 units, about 9 min where each has to wait for the last, 10 GB of" in result.err
-        assert f"spark-build image --layers compiled --base {BASE} --compile" in result.err
+        assert (
+            "image --layers compiled --base docker://vllm/vllm-openai:v0.20.1 --compile"
+            in result.err
+        )
 
     def test_130_interrupted(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*words: object, **options: object) -> None:

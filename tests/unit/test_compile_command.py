@@ -105,7 +105,9 @@ def test_10_without_a_compile_stage(call: Call, built: Built) -> None:
     for command in ("plan", "image"):
         ended = call(command, *WORDS)
         assert ended.code == 10
-        assert f"spark-build image --layers mine --base {REF} --compile" in ended.err
+        assert "image --layers mine --base docker://vllm/vllm-openai:v0.20.1 --compile" in ended.err
+    ended = call("plan", *WORDS, "--platform", "linux/amd64")
+    assert f"image --layers mine --base {REF} --platform linux/amd64 --compile" in ended.err
     assert built == []
 
 
@@ -164,6 +166,13 @@ def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.native.stage.find_nvcc", none)
     ended = call("plan", *WORDS, "--compile")
     assert (ended.code, "no nvcc on PATH" in ended.err) == (6, True)
+
+
+def test_6_no_host_compiler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("builder.native.stage.find_nvcc", lambda: (tmp_path / "nvcc", "13.0"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = call("plan", *WORDS, "--compile")
+    assert (ended.code, "no g++ on PATH" in ended.err) == (6, True)
 
 
 def test_7_the_compiler_refuses(

@@ -85,7 +85,7 @@ REQUEST: dict[str, Any] = {
     "vllm": "0.20.1",
     "torch": "2.11.0",
     "module": "3" * 64,
-    "nvcc": "13.0.88",
+    "compilers": {"nvcc": "13.0.88", "g++": "12.2.0"},
     "operators": ["_C::cutlass_scaled_mm"],
     "files": [{"path": "csrc/a.cuh", "before": "0" * 64, "after": "1" * 64}],
     "units": [{"path": "csrc/scaled_mm_sm120_fp8.cu", "extension": "_C", "gencode": ["a,b"]}],
@@ -216,7 +216,9 @@ def test_a_stage_is_planned_before_it_is_run() -> None:
     assert layer["reason"].startswith("sm120-family compiled for 12.1a: vllm/_C.abi3.so has")
 
 
-@pytest.mark.parametrize("key", ["arch", "nvcc", "torch", "module", "files", "units", "inputs"])
+@pytest.mark.parametrize(
+    "key", ["arch", "compilers", "torch", "module", "files", "units", "inputs"]
+)
 def test_what_goes_into_a_stage_is_part_of_the_plan(key: str) -> None:
     other = {**REQUEST, key: [*REQUEST[key], "x"] if isinstance(REQUEST[key], list) else "other"}
     assert planned(Stage(other)).digest != planned(Stage(REQUEST)).digest

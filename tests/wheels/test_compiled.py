@@ -15,7 +15,7 @@ from builder.catalog import Catalog
 from builder.errors import SparkBuildError
 from builder.index import PackageIndex
 from builder.native.facts import read_module
-from builder.native.stage import Stages
+from builder.native.stage import Stages, refuse_cpu_torch
 from builder.runtime.spark_apply import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, Target, judge
 from builder.wheels import IndexSources
 
@@ -103,3 +103,12 @@ def test_sources_that_have_the_change_are_not_compiled(planned: Planner) -> None
         Stages(planned.index).stage(OP, {"vllm": "0.22.1"}, Target.here(), "0" * 64)
     assert caught.value.code == 10
     assert "TORCH_CUDA_ARCH_LIST=12.1a" in caught.value.hint
+
+
+def test_a_cpu_build_of_torch_is_refused_before_anything_is_compiled(planned: Planner) -> None:
+    """torch 2.10.0 for arm64 on the package index has no CUDA; for x86-64 it has."""
+    with pytest.raises(SparkBuildError, match="is a CPU build") as caught:
+        refuse_cpu_torch(planned.index, "2.10.0", Target("linux/arm64", "cp312"), "0.19.1")
+    assert caught.value.code == 10
+    assert "--base docker://vllm/vllm-openai:v0.19.1" in caught.value.hint
+    refuse_cpu_torch(planned.index, "2.10.0", Target("linux/amd64", "cp312"), "0.19.1")
