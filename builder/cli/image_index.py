@@ -107,7 +107,7 @@ def _plan(platform: str, options: ImageOptions, inputs: Inputs) -> Planned | Non
             if not options.json:
                 show_plan(plan)
             refuse_nothing(plan, inputs.selection, building=True)
-            refuse_plan(plan)
+            refuse_plan(plan, inputs.rebuild_command("image", options.base))
         except SparkBuildError as error:
             base.close()
             if error.code != Exit.NOTHING_TO_DO:

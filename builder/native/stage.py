@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
+from builder import __version__
 from builder.bases import BaseRequest, identify
 from builder.console import console
 from builder.errors import EngineError, Exit, SparkBuildError
@@ -40,7 +41,7 @@ from builder.native.toolchain import (
     pinned_torch,
     torch_headers,
 )
-from builder.paths import cache_dir
+from builder.paths import cache_dir, package_file
 from builder.runtime.spark_apply import (
     Stage,
     Target,
@@ -246,7 +247,10 @@ def _digest(request: Mapping[str, Any]) -> str:
 
 
 def _folder(request: Mapping[str, Any]) -> Path:
-    return cache_dir() / "companions" / _digest(request)[:32]
+    """Where its wheel is kept: under what goes in, and what of ours goes into every companion."""
+    loader = package_file("runtime", "companion_loader.py").read_bytes()
+    key = [dict(request), __version__, sha256_hex(loader)]
+    return cache_dir() / "companions" / sha256_hex(canonical_json(key))[:32]
 
 
 def unit_json(unit: Unit) -> dict[str, Any]:
