@@ -16,6 +16,7 @@ from builder.native.cost import cost_of_units, refuse_machine
 from builder.native.facts import read_module
 from builder.paths import data_dir
 from builder.planner import hints, refuse_plan
+from builder.publish.sbom import inputs_of
 from builder.runtime.spark_apply import (
     ABSENT,
     APPLIED,
@@ -538,3 +539,8 @@ def test_machine_code_shows_that_it_is_necessary(
         assert "1 not loadable (sm_120a)" in verdict.check.seen
         (verdict,) = prove(full, apart, verify(full, ["static"]))
         assert verdict.necessary == "unknown", "no other level can tell"
+
+
+def test_a_bill_of_materials_names_what_went_into_a_stage() -> None:
+    plan = planned(MADE).as_json()
+    assert [item["filename"] for item in inputs_of(plan)] == ["vllm-0.20.1.tar.gz"]
