@@ -13,19 +13,15 @@ from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.index import PackageIndex
-from builder.native.base import DISTRIBUTIONS, NativeBase
+from builder.native.base import DISTRIBUTIONS
 from builder.native.build import estimate, free_memory, parallel_jobs
 from builder.native.changes import named_change, patched
-from builder.native.companion import (
-    CompanionRequest,
-    agreed_torch,
-    build_companion,
-)
+from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
+from builder.native.companionrequest import request_for
 from builder.native.includes import Sources
-from builder.native.link import toolkit_libraries
 from builder.native.outcome import unit_json
-from builder.native.toolchain import find_nvcc, make_toolchain, torch_headers
+from builder.native.toolchain import find_nvcc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,22 +86,18 @@ def wheel_command(options: WheelOptions) -> None:
             )
         )
     try:
-        base = NativeBase(found.tree, toolkit_libraries(nvcc))
-        headers = options.torch or torch_headers(index, base.version("torch"))
-        tools = make_toolchain(index, headers, options.nvcc)
-        agreed_torch(base, source.version, tools)
-        made = build_companion(
-            CompanionRequest(
-                source=source,
-                change=change,
-                arch_list=options.arch_list,
-                tools=tools,
-                base=base,
-                jobs=options.jobs,
-                plan=plan,
-            ),
-            options.out,
+        request = request_for(
+            index,
+            found.tree,
+            source,
+            change,
+            arch_list=options.arch_list,
+            nvcc=options.nvcc,
+            torch=options.torch,
+            jobs=options.jobs,
+            plan=plan,
         )
+        made = build_companion(request, options.out)
     finally:
         found.close()
     if options.json:

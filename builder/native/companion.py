@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.console import console
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.native.build import HOST_SUFFIXES, compile_units
 from builder.native.cmake import Unit
 from builder.native.companionplan import plan_companion
+from builder.native.companionrequest import agreed_torch
 from builder.native.companionwheel import WheelNames, wheel_bytes
 from builder.native.includes import Sources
 from builder.native.kernelproof import KernelProof, prove_kernels
 from builder.native.link import link
 from builder.native.registration import registration_source
-from builder.native.toolchain import compiler_versions, header_version
+from builder.native.toolchain import compiler_versions
 from builder.paths import package_file
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.fatbin import Arch
@@ -32,43 +33,16 @@ from builder.verify.fatbin import Arch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.native.base import NativeBase
     from builder.native.build import BuiltUnit
-    from builder.native.changes import SourceChange
     from builder.native.cmake import BuildRecipe
     from builder.native.companionplan import CompanionPlan
+    from builder.native.companionrequest import CompanionRequest
     from builder.native.link import Linked
-    from builder.native.registration import Operator
-    from builder.native.source import SourceTree
-    from builder.native.toolchain import Toolchain
 
 SCHEMA = 1
 #: Devices of the family: the desktop's and the GB10's.
 FAMILY = ((12, 0), (12, 1))
 _REGISTRATION = "csrc/spark_build_registration.cpp"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompanionRequest:
-    """What a companion is made of.
-
-    ``source`` and ``change`` are vLLM's sources and what is changed in them; ``arch_list`` is what
-    the release's build takes as ``TORCH_CUDA_ARCH_LIST``; ``tools`` are nvcc and headers, those of
-    the base's own torch; ``base`` is where the companion will be loaded.  ``operators`` and
-    ``platform`` are found out where they are not given.
-    """
-
-    source: SourceTree
-    change: SourceChange
-    arch_list: str
-    tools: Toolchain
-    base: NativeBase
-    operators: tuple[Operator, ...] = ()
-    #: platform of the wheel, such as ``linux_aarch64``; that of the base's vLLM when empty
-    platform: str = ""
-    jobs: int | None = None
-    #: what ``plan_companion`` gave for the same, where it was asked already
-    plan: CompanionPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,26 +116,6 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
         "passed": True,
     }
     return Companion(path=target, sha256=report["sha256"], report=report)
-
-
-def agreed_torch(base: NativeBase, vllm: str, tools: Toolchain) -> str:
-    """The base's torch; the base must have this vLLM, and the headers be of its torch's release.
-
-    Raises:
-        UsageError: they are of another.
-    """
-    installed = base.version("vllm")
-    if installed != vllm.partition("+")[0]:
-        raise UsageError(f"the base has vllm {installed}, and the sources are of {vllm}")
-    torch = base.version("torch")
-    headers = header_version(tools)
-    if torch.split(".")[:2] != headers.split(".")[:2]:
-        raise UsageError(
-            f"the base has torch {torch}, and the headers are those of {headers}: what is compiled "
-            "with them may need what the base's torch has not",
-            hint="leave --torch out, or name a site-packages with that torch",
-        )
-    return torch
 
 
 def _between_recipe(plan: CompanionPlan) -> BuildRecipe:

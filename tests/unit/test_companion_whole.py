@@ -19,8 +19,9 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS, NativeBase
 from builder.native.changes import SourceChange
-from builder.native.companion import CompanionRequest, build_companion
+from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
+from builder.native.companionrequest import CompanionRequest
 from builder.native.link import toolkit_libraries
 from builder.native.registration import load_operators
 from builder.native.source import SourceTree
