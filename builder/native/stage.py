@@ -27,8 +27,9 @@ from builder.model import Platform
 from builder.native.base import DISTRIBUTIONS, NativeBase
 from builder.native.changes import changed_by, image_of
 from builder.native.cmake import evaluate
-from builder.native.companion import CompanionRequest, build_companion
+from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
+from builder.native.companionrequest import CompanionRequest
 from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.native.includes import Sources
 from builder.native.link import toolkit_libraries
