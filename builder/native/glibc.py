@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from builder.native.abi import AbiBase
 
 _GLIBC = re.compile(r"GLIBC_(\d+(?:\.\d+)*)")
-#: How control goes on to another function, and what the assembler calls a branch target there.
+#: How control goes on to another function.
 _JUMP = {"x86_64": "jmp {}@PLT", "aarch64": "b {}"}
 #: A hint of glibc 2.32: not zero while there is one thread alone.  Zero is always true enough.
 _HINT = "__libc_single_threaded"
