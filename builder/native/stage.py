@@ -24,23 +24,20 @@ from builder.errors import EngineError, Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.locks import locked
 from builder.model import Platform
-from builder.native.base import DISTRIBUTIONS, NativeBase
+from builder.native.base import DISTRIBUTIONS
 from builder.native.changes import changed_by, image_of
 from builder.native.cmake import evaluate
 from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
-from builder.native.companionrequest import CompanionRequest
+from builder.native.companionrequest import request_for
 from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.native.includes import Sources
-from builder.native.link import toolkit_libraries
 from builder.native.source import release_source
 from builder.native.toolchain import (
     compiler_versions,
     find_nvcc,
     header_wheels,
-    make_toolchain,
     pinned_torch,
-    torch_headers,
 )
 from builder.paths import cache_dir, package_file
 from builder.runtime.spark_apply import (
@@ -164,8 +161,12 @@ class Stages:
                 "version": release,
                 "filename": archive.filename,
                 "sha256": archive.sha256,
+                "member": "sources to compile",
             },
-            *header_wheels(self._index, nvcc, cuda, Version(torch).public),
+            *(
+                {**pin, "member": "headers"}
+                for pin in header_wheels(self._index, nvcc, cuda, Version(torch).public)
+            ),
         ]
         changed = [
             {"path": path, "before": sha256_hex(sources.texts[path]), "after": sha256_hex(text)}
@@ -265,20 +266,11 @@ def unit_json(unit: Unit) -> dict[str, Any]:
 
 def build(request: Mapping[str, Any], work: Work, base: Base, index: PackageIndex) -> Path:
     """The companion wheel of a stage, in the stage's folder of the cache."""
-    nvcc, _ = find_nvcc()
     with _with_torch(base, index) as tree:
-        made = build_companion(
-            CompanionRequest(
-                source=work.source,
-                change=work.change,
-                plan=work.plan,
-                arch_list=str(request["arch"]),
-                tools=make_toolchain(index, torch_headers(index, Version(request["torch"]).public)),
-                base=NativeBase(tree, toolkit_libraries(nvcc)),
-            ),
-            _folder(request),
+        wanted = request_for(
+            index, tree, work.source, work.change, arch_list=request["arch"], plan=work.plan
         )
-    return made.path
+        return build_companion(wanted, _folder(request)).path
 
 
 @contextmanager
