@@ -16,6 +16,7 @@ from builder.forge.store import Forges, PullStore
 from builder.index import PackageIndex
 from builder.lock import NAME, Entry, Lock, Request, lock_path, read_lock
 from builder.lockentry import differences, entry_of, layer_differences, stale, wheels_of
+from builder.native.base import DISTRIBUTIONS
 from builder.native.changes import image_of
 from builder.planner import make_plan
 from builder.pulls.report import report_pulls
@@ -171,6 +172,7 @@ class Inputs:
                 site_packages=site_packages,
                 engine=engine,
                 pins=pins,
+                libraries=DISTRIBUTIONS if self.stages else (),
             )
 
         base = identified(ref)

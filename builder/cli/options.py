@@ -5,7 +5,7 @@ Imports of the heavy modules stay inside functions: ``--help`` must not pay for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -242,10 +242,13 @@ def identify_base(
     site_packages: str | None = None,
     engine: str = "auto",
     pins: Mapping[str, str] | None = None,
+    libraries: Sequence[str] = (),
 ) -> Base:
     """Identify a base, following also the packages that user layers name.
 
     ``pins`` are versions that go before those of the profiles where the base leaves one open.
+    ``libraries`` are distributions whose files an image's tree must have too: it knows only those
+    of distributions that are asked for.  They are no part of what identifies it.
     """
     from builder.bases import TRACKED, BaseRequest, identify
     from builder.runtime.spark_apply import normalize
@@ -257,15 +260,20 @@ def identify_base(
             named.update(op.get("if", ()))
             named.update(normalize(op[k]) for k in ("distribution", "version-of") if k in op)
     tracked = (*TRACKED, *sorted(named - set(TRACKED)))
-    return identify(
+    also = [] if ref.startswith(("pypi:", "dir:")) else [n for n in libraries if n not in tracked]
+    base = identify(
         BaseRequest(
             ref=ref,
             platform=platform,
             python=python,
             site_packages=site_packages,
             pins={**selection.pins(), **(pins or {})},
-            tracked=tracked,
+            tracked=(*tracked, *also),
             index=index,
             engine=engine,
         )
     )
+    if not also:
+        return base
+    packages = {n: v for n, v in base.identity.packages.items() if n not in also}
+    return replace(base, identity=replace(base.identity, packages=packages))

@@ -12,6 +12,7 @@ from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.index import PackageIndex
+from builder.native.base import DISTRIBUTIONS
 from builder.publish.mirror import mirrored_base
 from builder.publish.repository import PublishRepository
 from builder.publish.sources import EngineImage, open_source
@@ -38,6 +39,7 @@ def rebuild_command(
             hint=f"spark-build rebuild {image}",
         )
     index = PackageIndex(refresh=refresh)
+    compiled = False
 
     def identify(wanted: Wanted) -> Base:
         return opt.identify_base(
@@ -48,6 +50,7 @@ def rebuild_command(
             python=wanted.python,
             site_packages=wanted.site_packages,
             engine="oci",
+            libraries=DISTRIBUTIONS if compiled else (),
         )
 
     with Locations() as places, open_source(image, places) as opened:
