@@ -47,6 +47,8 @@ KINDS = (
     Kind("sources", ("sources",), "source archives of releases"),
     Kind("headers", ("headers",), "headers to compile with", _HEADERS),
     Kind("objects", ("objects",), "compiled units"),
+    Kind("companions", ("companions",), "wheels with rebuilt kernels"),
+    Kind("elf", ("elf",), "symbols of libraries that companions are held against"),
     Kind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
 )
 #: Below the cache, and no entries.
