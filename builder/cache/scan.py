@@ -37,7 +37,9 @@ def entries(cache: Path, kinds: Iterable[Kind] = KINDS) -> Iterator[Entry]:
                 continue
             for path in _children(cache / folder):
                 if kind.entry is None or kind.entry.fullmatch(path.name):
-                    yield measure(kind, path, seen)
+                    entry = measure(kind, path, seen)
+                    if entry.used:  # not gone meanwhile
+                        yield entry
 
 
 def _parts(cache: Path, folder: str) -> list[Path]:
