@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: Entries are named by a hash of what they hold or come from.
 _HASHED = re.compile(r"(?:[\w.+-]*-)?[0-9a-f]{12,64}(?:\.[\w.-]+)?")
 _PAGE = re.compile(r"[a-z0-9][\w.-]*\.json(?:\.\d+\.part)?")
+_VERSIONED = re.compile(r"[0-9a-f]{64}-\d+\.json")
 _HEADERS = re.compile(rf"own|{_HASHED.pattern}")
 
 
@@ -48,7 +49,7 @@ KINDS = (
     Kind("headers", ("headers",), "headers to compile with", _HEADERS),
     Kind("objects", ("objects",), "compiled units"),
     Kind("companions", ("companions",), "wheels with rebuilt kernels"),
-    Kind("elf", ("elf",), "symbols of libraries that companions are held against"),
+    Kind("elf", ("elf",), "symbols of libraries that companions are held against", _VERSIONED),
     Kind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
 )
 #: Below the cache, and no entries.
