@@ -7,6 +7,7 @@ is the one pip is configured with, or that library's default.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import json
 import os
 import sys
@@ -305,7 +306,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
         partial.replace(path)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where there is no such folder, there is no such file
+            partial.unlink()
         if not isinstance(error, OSError):
             raise
         raise UsageError(

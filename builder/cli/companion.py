@@ -59,8 +59,8 @@ def wheel_command(options: WheelOptions) -> None:
             "name what is changed: --change or --patch",
             hint="spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
         )
-    if not options.dry_run and options.out.exists() and not options.out.is_dir():
-        raise UsageError(f"{options.out} is no folder")
+    if not options.dry_run:
+        _must_be_writable(options.out)
     index = PackageIndex()
     nvcc, cuda = find_nvcc(options.nvcc)
     if options.cuda and options.cuda != cuda:
@@ -105,6 +105,15 @@ def wheel_command(options: WheelOptions) -> None:
         return
     _say(made.report)
     print(made.path)
+
+
+def _must_be_writable(out: Path) -> None:
+    """Said before minutes are spent on compiling; nothing is made yet."""
+    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not above.is_dir():
+        raise UsageError(f"{out} cannot be a folder: {above} is a file")
+    if not os.access(above, os.W_OK):
+        raise UsageError(f"{above} cannot be written to", hint="name another folder with -o")
 
 
 def _change(source: SourceTree, options: WheelOptions) -> SourceChange:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
+from builder.index import write_atomically
 from builder.native.cmake import Unit
 from builder.native.companionwheel import WheelNames, wheel_bytes
 from builder.native.registration import (
@@ -109,6 +110,13 @@ def test_pip_installs_it_and_vllm_would_find_it(tmp_path: Path) -> None:
         check=True,
     )  # fmt: skip
     assert done.stdout == "spark_build_companion_sm120_family ['vllm==0.19.1']\n"
+
+
+@pytest.mark.parametrize("below", ["x.whl", "folder/x.whl"])
+def test_a_place_below_a_file_is_reported(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write"):
+        write_atomically(tmp_path / "file" / below, b"")
 
 
 # ------------------------------------------------------------------------------------------ loader

@@ -98,6 +98,14 @@ def test_a_companion_that_cannot_be_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_wheel_that_could_not_be_written_is_not_begun(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    code, answer = compiled(*CHANGE, "-o", str(file / "below"), what="wheel")
+    assert code == 2
+    assert f"{file} is a file" in answer["error"]["message"]
+
+
 def test_a_patch_behind_an_unknown_operator_is_refused(tmp_path: Path) -> None:
     patch = tmp_path / "other.diff"
     patch.write_text(
