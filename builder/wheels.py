@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from builder.console import console, megabytes
-from builder.errors import RemoteError, UsageError
+from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.index import PackageIndex, WheelFile, write_atomically
 from builder.locks import locked
 from builder.paths import cache_dir
@@ -235,7 +235,7 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
         have = partial.stat().st_size if partial.exists() else 0
         if have >= file.size:  # whole, or not of this file: there is nothing after it to ask for
             have = 0
-        check_room([Need.cache(max(0, file.size - have), file.filename)])
+        _check_room(file, have)
         size = f" ({megabytes(file.size)})" if file.size else ""
         console.say(f"  downloading {file.filename}{size}")
         headers = {"Range": f"bytes={have}-"} if have else {}
@@ -265,6 +265,13 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
             raise RemoteError(f"{file.filename}: sha256 is {digest}, pinned is {file.sha256}")
         partial.replace(target)
     return target
+
+
+def _check_room(file: WheelFile, have: int) -> None:
+    try:
+        check_room([Need.cache(max(0, file.size - have), file.filename)])
+    except BuildFailed as error:  # what is fetched is an input: nothing is being built yet
+        raise UsageError(str(error), hint=error.hint) from None
 
 
 class WheelTree:

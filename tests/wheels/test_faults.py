@@ -443,12 +443,13 @@ def run_with_little_room(world: World, place: Path, kilobytes: int, words: list[
 
 
 def test_no_room_for_the_image(world: World) -> None:
-    """The engine's failure: it names the place, and takes away what it had begun."""
+    """Seen before anything is written where the disk tells, else the engine's failure."""
     place = world.root / "disk"
     words = [w.replace("oci:out", f"oci:{place}/out") for w in world.image_words()]
     ran = run_with_little_room(world, place, 1024, words)
     assert ran.code == 7, ran.err
-    assert f"cannot write {place}/out" in ran.err
+    where = f"not enough room on the disk of {place}/out", f"cannot write {place}/out"
+    assert any(words in ran.err for words in where), ran.err
     assert world.leftovers() == []
     good(world, world.image())
 
@@ -458,7 +459,7 @@ def test_no_room_for_the_cache(world: World, kilobytes: int) -> None:
     """Small files and the big download alike: a full disk here is no failure of a remote."""
     ran = run_with_little_room(world, world.cache, kilobytes, world.image_words())
     assert ran.code == 2, ran.err
-    assert "cannot write" in ran.err
+    assert "cannot write" in ran.err or "not enough room" in ran.err
     assert "SPARK_BUILD_CACHE" in ran.err
     assert not (world.work / "out").exists()
     assert world.leftovers() == []
