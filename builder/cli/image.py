@@ -65,8 +65,10 @@ class ImageOptions:
 
     def settled(self) -> ImageOptions:
         """With the engine that the other options are about; a setting gives way to an option."""
-        if self.engine == "oci" and self.builder == os.environ.get("SPARK_BUILD_BUILDER"):
-            return replace(self, builder="")
+        index = self.all_platforms or self.others != "drop"
+        other = self.engine == "oci" or index or self.thin or self.single_layer
+        if other and self.builder == os.environ.get("SPARK_BUILD_BUILDER"):
+            return replace(self, builder="").settled() if self.builder else self
         asked = self.builder or self.cache_from or self.cache_to
         return replace(self, engine="buildkit") if asked and self.engine == "auto" else self
 

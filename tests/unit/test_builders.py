@@ -95,6 +95,17 @@ def test_options_that_cannot_be(
 
 # -------------------------------------------------------------------------------- what buildx says
 
+
+def test_a_setting_gives_way_to_an_option(
+    spark_build: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("image", "-l", "marlin", "-b", "pypi:vllm==0.20.1", "--all-platforms")
+    assert "--builder: the buildkit engine" in spark_build(*words, "--builder", "farm").err
+    monkeypatch.setenv("SPARK_BUILD_BUILDER", "farm")
+    assert "are about an index" in spark_build(*words).err
+    assert "--builder" not in spark_build(*words, "--engine", "oci").err
+
+
 ANSWER = """\
 Name:          farm
 Driver:        {driver}
