@@ -29,7 +29,10 @@ _CHUNK = 8 << 20
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 _IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = (\S+)", re.MULTILINE)
-_KERNEL = re.compile(r"^FUNC +\S+ +\S+ +ENTRY +(?:U +)?(\S+)$", re.MULTILINE)
+#: As the tools of CUDA 12 list a kernel, and those of CUDA 13.
+_KERNEL = re.compile(
+    r"^(?:STT_FUNC +\S+ +STO_ENTRY|FUNC +\S+ +\S+ +ENTRY) +(?:U +)?(\S+)$", re.MULTILINE
+)
 #: In PTX: the next image, the next kernel, instructions that tell real code from a stub.  One
 #: pattern each: one that begins with a literal is searched for ten times faster than a choice.
 _PTX = {
@@ -110,6 +113,8 @@ def images(file: Path) -> list[Image]:
     symbols = _run(["-symbols", str(file)])
     if symbols is None:
         return []
+    if "FUNC" in symbols and not _KERNEL.search(symbols):
+        raise BadBinary(f"what cuobjdump lists of {file.name} is in no form that is known")
     parts = _IMAGE.split(symbols)
     found = [
         Image(kind="elf", arch=Arch.parse(arch), kernels={k: {} for k in _KERNEL.findall(body)})

@@ -745,7 +745,10 @@ COMPANIONS = "spark_build_companion_"
 CODE = (RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE)
 
 _CODE_IMAGE = re.compile(r"^Fatbin elf code:\n=+\narch = (sm_\d+[af]?)$", re.MULTILINE)
-_CODE_KERNEL = re.compile(r"^FUNC +\S+ +\S+ +ENTRY +(?:U +)?(\S+)$", re.MULTILINE)
+#: As the tools of CUDA 12 list a kernel, and those of CUDA 13.
+_CODE_KERNEL = re.compile(
+    r"^(?:STT_FUNC +\S+ +STO_ENTRY|FUNC +\S+ +\S+ +ENTRY) +(?:U +)?(\S+)$", re.MULTILINE
+)
 
 
 def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -777,6 +780,8 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return {"how": NO_CODE, "arch": ""}
     if done.returncode:
         raise ApplyError(f"cuobjdump cannot read {file}: {done.stderr.strip()[-300:]}")
+    if "FUNC" in done.stdout and not _CODE_KERNEL.search(done.stdout):
+        raise ApplyError(f"what {tool} lists of {file} is in no form that is known")
     parts = _CODE_IMAGE.split(done.stdout)
     pattern = re.compile(wanted["symbol"])
     found: dict[str, set[str]] = {}

@@ -41,6 +41,7 @@ from builder.runtime.spark_apply import (
     sha256_hex,
 )
 from builder.verify import VerifyTarget, verify
+from builder.verify.fatbin import BadBinary, images
 from builder.verify.modules import Reading, Summary
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import Parts, difference
@@ -356,6 +357,20 @@ def test_code_is_read_with_the_list_alone(
 ) -> None:
     cuobjdump(tmp_path, monkeypatch, *images)
     assert read_code(tmp_path / "listing", OP["code"])["how"] == how
+
+
+def test_the_list_of_cuda_12_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cuobjdump that triton brings is one of CUDA 12.8."""
+    cuobjdump(tmp_path, monkeypatch, ("sm_120a", ONLY))
+    listing = tmp_path / "listing"
+    as_12 = listing.read_text().replace("FUNC  GLOBAL 0 ENTRY", "STT_FUNC  STB_LOCAL  STO_ENTRY")
+    listing.write_text(as_12)
+    assert read_code(listing, OP["code"]) == NOT_LOADED
+    listing.write_text(as_12.replace("STO_ENTRY", "SOMETHING"))
+    with pytest.raises(ApplyError, match="is in no form that is known"):
+        read_code(listing, OP["code"])
+    with pytest.raises(BadBinary, match="is in no form that is known"):
+        images(listing)
 
 
 def test_a_mod_refuses_what_it_would_have_to_compile(
