@@ -17,9 +17,9 @@ from builder.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Gigabytes of disk that sources, headers, objects and what nvcc writes in between may take; a
-#: third of it was seen for 0.19.1.
-DISK = 1.0
+#: Gigabytes of disk: a fifth of one for sources, headers and objects, the rest for what nvcc writes
+#: in between and for a library of the base (libtorch_cuda.so: more than one) while it is read.
+DISK = 2.0
 #: Below this share of what a unit was measured to take, memory is clearly too short.
 _CLEARLY = 0.75
 

@@ -123,7 +123,7 @@ def test_0_a_dry_run_says_what_it_would_take(call: Call, built: Built, tmp_path:
     assert ended.code == 0
     said = " ".join(ended.err.split())
     assert "of vllm-0.20.1.tar.gz, with nvcc 13.0.88: 1 unit, 1 at once: about 3 min" in said
-    assert "10 GB of memory, 1.0 GB of disk csrc/scaled_mm_sm120_fp8.cu" in said
+    assert "10 GB of memory, 2.0 GB of disk csrc/scaled_mm_sm120_fp8.cu" in said
     assert built == []
     assert list((tmp_path / "work").iterdir()) == []
 
