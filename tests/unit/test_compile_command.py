@@ -168,6 +168,16 @@ def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ended.code, "no nvcc on PATH" in ended.err) == (6, True)
 
 
+def test_0_no_compiler_is_asked_for_where_the_base_has_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_family"}
+    monkeypatch.setattr("builder.native.facts.read_module", lambda *_: runs)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    ended = call("plan", *WORDS, "--compile", "--json")
+    assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")
+
+
 def test_6_no_host_compiler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("builder.native.stage.find_nvcc", lambda: (tmp_path / "nvcc", "13.0"))
     monkeypatch.setenv("PATH", str(tmp_path))
