@@ -9,9 +9,11 @@ import typer
 
 from builder.cli import options as opt
 from builder.cli.cacheapp import cache_app
+from builder.cli.compileapp import compile_app
 from builder.cli.dispatch import app as dispatch_app
 from builder.cli.layersapp import layers_app
 from builder.cli.lockapp import LOCK_EXAMPLES, lock
+from builder.cli.publishapp import publish_app
 from builder.console import console
 
 app = typer.Typer(
@@ -26,13 +28,18 @@ app = typer.Typer(
 )
 mods_app = typer.Typer(help="Layers as start-time mods for sparkrun and spark-vllm-docker.")
 config_app = typer.Typer(help="What spark-build would use, and where each value comes from.")
-compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
+app.add_typer(publish_app)
 app.add_typer(layers_app, name="layers")
 app.add_typer(dispatch_app, name="dispatch", no_args_is_help=True)
 app.add_typer(cache_app, name="cache", no_args_is_help=True)
 app.add_typer(mods_app, name="mods", no_args_is_help=True)
 app.add_typer(config_app, name="config", no_args_is_help=True)
 app.add_typer(compile_app, name="compile", no_args_is_help=True)
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")
+]
+Directory = Annotated[Path, typer.Argument(help="site-packages, or a virtual environment.")]
 
 
 def _version(value: bool) -> None:
@@ -282,201 +289,6 @@ def verify(
     )
 
 
-@app.command(
-    epilog="Examples:  spark-build publish oci:out --to ghcr.io/me/vllm-spark --dry-run   |   "
-    "spark-build publish oci:out --to ghcr.io/me/vllm-spark --move-tag latest   |   "
-    "spark-build publish --rollback latest --to ghcr.io/me/vllm-spark"
-)
-def publish(
-    to: Annotated[
-        list[str],
-        typer.Option("--to", help="HOST/REPO to publish to; may be repeated.", metavar="HOST/REPO"),
-    ],
-    source: Annotated[
-        str | None,
-        typer.Argument(help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine."),
-    ] = None,
-    move_tag: Annotated[
-        list[str] | None,
-        typer.Option(help="A moving tag to give to this image, such as latest; may be repeated."),
-    ] = None,
-    evidence: Annotated[
-        list[Path] | None,
-        typer.Option(help="What 'verify --json' wrote about this image (default: find, or verify)"),
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(help="Levels that must have passed (default: static, imports, dispatch)."),
-    ] = None,
-    mirror_base: Annotated[
-        bool, typer.Option("--mirror-base", help="Keep a copy of the base image beside it.")
-    ] = False,
-    rollback: Annotated[
-        str | None, typer.Option(help="Give this moving tag back to its previous image.")
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Publish what is not verified, with that in its tag."),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say what would be done; write nothing.")
-    ] = False,
-    _plain_http: opt.PlainHttp = None,
-    json: opt.Json = False,
-) -> None:
-    """Publish a verified image under an immutable tag, with what proves it."""
-    from builder.cli.publish import PublishOptions, publish_command
-
-    publish_command(
-        PublishOptions(
-            source=source,
-            to=to,
-            move_tag=move_tag or [],
-            evidence=evidence or [],
-            require=require or [],
-            mirror_base=mirror_base,
-            rollback=rollback,
-            force=force,
-            dry_run=dry_run,
-            json=json,
-        )
-    )
-
-
-@app.command(
-    epilog="Examples:  spark-build tags ghcr.io/me/vllm-spark   |   "
-    "spark-build tags ghcr.io/me/vllm-spark --prune --keep 5 --dry-run"
-)
-def tags(
-    repository: Annotated[str, typer.Argument(help="HOST/REPO", metavar="HOST/REPO")],
-    prune: Annotated[
-        bool,
-        typer.Option("--prune", help="Delete what is older; never what a moving tag names."),
-    ] = False,
-    keep: Annotated[
-        int | None, typer.Option(help="Images of each profile that stay, the newest first.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say what would be deleted.")
-    ] = False,
-    _plain_http: opt.PlainHttp = None,
-    json: opt.Json = False,
-) -> None:
-    """List what was published: plan, base, layers, date, proof and size of each image."""
-    from builder.cli.tags import tags_command
-
-    tags_command(repository=repository, prune_old=prune, keep=keep, dry_run=dry_run, json=json)
-
-
-Key = Annotated[
-    str | None, typer.Option("--key", help="Key file or KMS address (default: keyless).")
-]
-Log = Annotated[
-    bool,
-    typer.Option("--log", help="Use the public transparency log with a key, too."),
-]
-Published = Annotated[str, typer.Argument(help="HOST/NAME:TAG or HOST/NAME@sha256:...")]
-
-
-@app.command(
-    epilog="Example:  COSIGN_PASSWORD=... spark-build sign ghcr.io/me/vllm-spark:latest "
-    "--key cosign.key"
-)
-def sign(
-    image: Published,
-    key: Key = None,
-    log: Log = False,
-    _plain_http: opt.PlainHttp = None,
-    json: opt.Json = False,
-) -> None:
-    """Sign a published image by digest, with cosign."""
-    from builder.cli.sign import sign_command
-
-    sign_command(image=image, key=key, log=log, json=json)
-
-
-@app.command(
-    "verify-signature",
-    epilog="Example:  spark-build verify-signature ghcr.io/me/vllm-spark:latest --key cosign.pub",
-)
-def verify_signature(
-    image: Published,
-    key: Key = None,
-    identity: Annotated[
-        str | None, typer.Option(help="Keyless: who signed, such as a workflow's address.")
-    ] = None,
-    issuer: Annotated[
-        str | None, typer.Option(help="Keyless: who vouches for that identity.")
-    ] = None,
-    log: Log = False,
-    _plain_http: opt.PlainHttp = None,
-    json: opt.Json = False,
-) -> None:
-    """Check who signed an image, with cosign; exit 5 when no signature matches."""
-    from builder.cli.sign import verify_signature_command
-
-    verify_signature_command(
-        image=image, key=key, identity=identity, issuer=issuer, log=log, json=json
-    )
-
-
-@app.command(
-    epilog="Examples:  spark-build rebuild oci:out   |   "
-    "spark-build rebuild ghcr.io/me/vllm@sha256:...   Exit 0: the same digest; 5: it differs."
-)
-def rebuild(
-    image: Annotated[
-        str, typer.Argument(help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine.")
-    ],
-    engine: Annotated[str, typer.Option(help="oci, the one that gives the same bytes.")] = "oci",
-    base: Annotated[
-        str | None,
-        typer.Option(help="Where the base image is kept now (default: where the plan had it)."),
-    ] = None,
-    refresh: opt.Refresh = False,
-    _plain_http: opt.PlainHttp = None,
-    json: opt.Json = False,
-) -> None:
-    """Make an image again from the plan and layers that it carries, and compare byte for byte."""
-    from builder.cli.rebuild import rebuild_command
-
-    rebuild_command(image=image, engine=engine, base=base, refresh=refresh, json=json)
-
-
-@app.command(
-    epilog="Examples:  spark-build distribute oci:out spark-1 spark-2   |   "
-    "spark-build distribute ghcr.io/me/vllm@sha256:... me@spark-1 --tag vllm-spark:b12x --dry-run"
-)
-def distribute(
-    image: Annotated[str, typer.Argument(help="oci:DIR (--thin, too), or HOST/NAME@sha256:...")],
-    hosts: Annotated[
-        list[str], typer.Argument(help="Nodes, as SSH knows them.", metavar="HOST...")
-    ],
-    tag: Annotated[
-        str | None, typer.Option("--tag", "-t", help="What to call it on the nodes.")
-    ] = None,
-    ssh: Annotated[str, typer.Option(help="The SSH program, with options of yours.")] = "ssh",
-    jobs: Annotated[int, typer.Option(help="Nodes served at once.")] = 4,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only ask each node what it lacks.")
-    ] = False,
-    _plain_http: opt.PlainHttp = None,
-    json: opt.Json = False,
-) -> None:
-    """Bring an image to machines over SSH: each fetches only the layers that it lacks."""
-    from builder.cli.distribute import distribute_command
-
-    distribute_command(
-        image=image, hosts=hosts, tag=tag, ssh=ssh, jobs=jobs, dry_run=dry_run, json=json
-    )
-
-
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")
-]
-Directory = Annotated[Path, typer.Argument(help="site-packages, or a virtual environment.")]
-
-
 @app.command(epilog="Example:  spark-build apply ~/vllm-env --layers b12x-full --dry-run")
 def apply(
     directory: Directory,
@@ -630,143 +442,3 @@ def config_show(json: opt.Json = False) -> None:
     from builder.cli.config import show_command
 
     show_command(json)
-
-
-@compile_app.command(
-    "show",
-    epilog="Examples:  spark-build compile show --vllm 0.19.1   |   spark-build compile show "
-    "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu",
-)
-def compile_show(
-    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
-    source: Annotated[
-        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
-    ] = None,
-    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
-    cuda: Annotated[str, typer.Option(help="CUDA version of the build.")] = "13.0",
-    changed: Annotated[
-        list[str] | None, typer.Option(help="A source file that changes; repeatable.")
-    ] = None,
-    json: opt.Json = False,
-) -> None:
-    """Show which architectures a build keeps, what runs on SM121, and what a change rebuilds."""
-    from builder.cli.compile import show_command
-
-    show_command(
-        vllm=vllm,
-        source=source,
-        arch_list=arch_list,
-        cuda=cuda,
-        changed=changed or [],
-        json=json,
-    )
-
-
-@compile_app.command(
-    "run",
-    epilog="Examples:  spark-build compile run --vllm 0.19.1 --change sm120-family   |   "
-    "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
-)
-def compile_run(
-    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
-    change: Annotated[
-        str | None, typer.Option(help="A change that is known by name: sm120-family.")
-    ] = None,
-    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
-    unit: Annotated[
-        list[str] | None, typer.Option(help="A unit to compile as it is; repeatable.")
-    ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
-    ] = None,
-    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
-    torch: Annotated[
-        Path | None,
-        typer.Option(help="site-packages with torch; default: what vLLM pins."),
-    ] = None,
-    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
-    ] = False,
-    json: opt.Json = False,
-) -> None:
-    """Compile only what a source change reaches, and read the machine code: no GPU needed."""
-    from builder.cli.compile import RunOptions, run_command
-
-    run_command(
-        RunOptions(
-            vllm=vllm,
-            source=source,
-            arch_list=arch_list,
-            change=change,
-            patch=patch,
-            units=unit or [],
-            torch=torch,
-            nvcc=nvcc,
-            jobs=jobs,
-            dry_run=dry_run,
-            json=json,
-        )
-    )
-
-
-@compile_app.command(
-    "wheel",
-    epilog="Examples:  spark-build compile wheel --vllm 0.19.1 --change sm120-family   |   "
-    "spark-build compile wheel --vllm 0.19.1 --change sm120-family --base dir:/opt/venv -o dist",
-)
-def compile_wheel(
-    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
-    change: Annotated[
-        str | None, typer.Option(help="A change that is known by name: sm120-family.")
-    ] = None,
-    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="Where it will be installed; default: the released wheels."),
-    ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
-    ] = None,
-    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
-    cuda: Annotated[
-        str | None, typer.Option(help="CUDA version that nvcc must be of; default: any.")
-    ] = None,
-    torch: Annotated[
-        Path | None, typer.Option(help="site-packages with torch's headers; default: the base's.")
-    ] = None,
-    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
-    out: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder that the wheel is written to.")
-    ] = Path("dist"),
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
-    ] = False,
-    json: opt.Json = False,
-) -> None:
-    """Compile what a change reaches, and make a wheel of it that goes beside a prebuilt vLLM."""
-    from builder.cli.companion import WheelOptions, wheel_command
-
-    wheel_command(
-        WheelOptions(
-            vllm=vllm,
-            base=base,
-            source=source,
-            arch_list=arch_list,
-            change=change,
-            patch=patch,
-            cuda=cuda,
-            torch=torch,
-            nvcc=nvcc,
-            out=out,
-            jobs=jobs,
-            dry_run=dry_run,
-            json=json,
-        )
-    )

@@ -1,0 +1,152 @@
+"""The options of ``spark-build compile``; what its commands do is imported when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from builder.cli import options as opt  # noqa: TC001 - typer reads annotations when it runs
+
+compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
+
+
+@compile_app.command(
+    "show",
+    epilog="Examples:  spark-build compile show --vllm 0.19.1   |   spark-build compile show "
+    "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu",
+)
+def compile_show(
+    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    source: Annotated[
+        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+    ] = None,
+    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    cuda: Annotated[str, typer.Option(help="CUDA version of the build.")] = "13.0",
+    changed: Annotated[
+        list[str] | None, typer.Option(help="A source file that changes; repeatable.")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Show which architectures a build keeps, what runs on SM121, and what a change rebuilds."""
+    from builder.cli.compile import show_command
+
+    show_command(
+        vllm=vllm,
+        source=source,
+        arch_list=arch_list,
+        cuda=cuda,
+        changed=changed or [],
+        json=json,
+    )
+
+
+@compile_app.command(
+    "run",
+    epilog="Examples:  spark-build compile run --vllm 0.19.1 --change sm120-family   |   "
+    "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
+)
+def compile_run(
+    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    change: Annotated[
+        str | None, typer.Option(help="A change that is known by name: sm120-family.")
+    ] = None,
+    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
+    unit: Annotated[
+        list[str] | None, typer.Option(help="A unit to compile as it is; repeatable.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+    ] = None,
+    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    torch: Annotated[
+        Path | None,
+        typer.Option(help="site-packages with torch; default: what vLLM pins."),
+    ] = None,
+    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Compile only what a source change reaches, and read the machine code: no GPU needed."""
+    from builder.cli.compile import RunOptions, run_command
+
+    run_command(
+        RunOptions(
+            vllm=vllm,
+            source=source,
+            arch_list=arch_list,
+            change=change,
+            patch=patch,
+            units=unit or [],
+            torch=torch,
+            nvcc=nvcc,
+            jobs=jobs,
+            dry_run=dry_run,
+            json=json,
+        )
+    )
+
+
+@compile_app.command(
+    "wheel",
+    epilog="Examples:  spark-build compile wheel --vllm 0.19.1 --change sm120-family   |   "
+    "spark-build compile wheel --vllm 0.19.1 --change sm120-family --base dir:/opt/venv -o dist",
+)
+def compile_wheel(
+    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    change: Annotated[
+        str | None, typer.Option(help="A change that is known by name: sm120-family.")
+    ] = None,
+    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Where it will be installed; default: the released wheels."),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+    ] = None,
+    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    cuda: Annotated[
+        str | None, typer.Option(help="CUDA version that nvcc must be of; default: any.")
+    ] = None,
+    torch: Annotated[
+        Path | None, typer.Option(help="site-packages with torch's headers; default: the base's.")
+    ] = None,
+    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
+    out: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder that the wheel is written to.")
+    ] = Path("dist"),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Compile what a change reaches, and make a wheel of it that goes beside a prebuilt vLLM."""
+    from builder.cli.companion import WheelOptions, wheel_command
+
+    wheel_command(
+        WheelOptions(
+            vllm=vllm,
+            base=base,
+            source=source,
+            arch_list=arch_list,
+            change=change,
+            patch=patch,
+            cuda=cuda,
+            torch=torch,
+            nvcc=nvcc,
+            out=out,
+            jobs=jobs,
+            dry_run=dry_run,
+            json=json,
+        )
+    )
