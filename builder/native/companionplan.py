@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.native.cmake import evaluate
+from builder.native.cost import cost_of_units
 from builder.native.includes import Sources, touched
 from builder.native.registration import operators_behind, sibling_units
 
@@ -43,7 +44,9 @@ def plan_companion(
 
     Raises:
         SparkBuildError: the release has the change already (nothing to do, exit 3).
-        UsageError: no unit comes from what changes, or its operator is not known.
+        SparkBuildError: the operator of a unit is not known, so that nothing less than its whole
+            extension would do (exit 10).
+        UsageError: no unit comes from what changes.
         EngineError: there is no cmake.
     """
     if not change.texts:
@@ -57,7 +60,10 @@ def plan_companion(
     rebuilt = touched(sources, recipe, change.texts)
     if not rebuilt:
         raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
-    named = list(operators) or operators_behind(rebuilt, source.version)
+    try:
+        named = list(operators) or operators_behind(rebuilt, source.version)
+    except UsageError as error:
+        raise _whole_extension(str(error), rebuilt, recipe, source.version) from None
     modules = sorted({operator.module for operator in named})
     if len(modules) != 1:
         raise UsageError(
@@ -74,4 +80,19 @@ def plan_companion(
         siblings=tuple(siblings.values()),
         operators=tuple(named),
         module=modules[0],
+    )
+
+
+def _whole_extension(
+    reason: str, rebuilt: Sequence[Unit], recipe: BuildRecipe, release: str
+) -> SparkBuildError:
+    """Why a companion will not do, and what would: how much there is to compile, and how long."""
+    names = sorted({unit.extension for unit in rebuilt})
+    whole = [path for path, unit in recipe.units.items() if unit.extension in names]
+    return SparkBuildError(
+        f"{reason}; without it all of {', '.join(names)} has to be compiled, not "
+        f"{len(rebuilt)} of {len(recipe.units)} units: {cost_of_units(whole)}",
+        Exit.NEEDS_REBUILD,
+        hint=f"build vllm {release} from its sources with the change; spark-build compile run "
+        "compiles the changed units alone and reads their machine code",
     )

@@ -236,3 +236,14 @@ def test_a_change_that_is_there_already_is_nothing_to_do(request_of: CompanionRe
     with pytest.raises(SparkBuildError, match=r"upstream since 0\.9") as caught:
         plan_companion(request_of.source, empty, "12.1a", "13.0", (OPERATOR,))
     assert caught.value.code == Exit.NOTHING_TO_DO
+
+
+def test_a_unit_of_no_known_operator_says_what_a_whole_build_takes(
+    request_of: CompanionRequest,
+) -> None:
+    with pytest.raises(SparkBuildError) as caught:
+        plan_companion(request_of.source, request_of.change, "12.1a", "13.0")
+    assert caught.value.code == Exit.NEEDS_REBUILD
+    assert "which torch operator" in str(caught.value)
+    assert "all of _C has to be compiled, not 1 of 3 units: 3 units" in str(caught.value)
+    assert "from its sources" in caught.value.hint
