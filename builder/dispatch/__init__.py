@@ -20,6 +20,8 @@ KINDS = {
     "w4a16-linear": "W4A16 NVFP4 linear",
     "w4a16-moe": "W4A16 NVFP4 MoE",
 }
+#: A refusal that is the sandbox's, which lacks a module (Triton) that an installation has.
+_LACKING = "ModuleNotFoundError"
 #: Characters of a refusal that the evidence keeps.
 _KEPT = 200
 
@@ -70,6 +72,8 @@ class Outcome:
         """The kernel without the words that all names of its kind share; else what happened."""
         if self.not_applicable:
             return "n/a"
+        if self.refused.startswith(_LACKING):
+            return "not known"
         if self.refused:
             return "refused"
         name = self.selected.rpartition(".")[2]

@@ -157,6 +157,11 @@ def test_a_changed_record_makes_the_table_stale(evidence: Path, check: Checker) 
     assert check(evidence)[0] == 9
 
 
+def test_what_the_sandbox_lacks_is_no_refusal() -> None:
+    assert Outcome(refused="ValueError: no kernel").kernel == "refused"
+    assert Outcome(refused="ModuleNotFoundError: No module named 'triton'").kernel == "not known"
+
+
 def test_words_for_people_are_no_inputs() -> None:
     """A note that is written better does not send anybody back to twenty-five releases."""
     selection = CATALOG.select(["marlin-env"])
