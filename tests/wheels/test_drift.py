@@ -48,7 +48,10 @@ BASES = {
     ("flashinfer-sm121", "fi-0.6.10"): "pypi:vllm==0.22.1",
     ("vllm-b12x-backend", "vllm-0.20"): "pypi:vllm==0.20.1",
     ("vllm-b12x-reachable", "vllm-0.24"): "pypi:vllm==0.25.1",
+    ("vllm-marlin-fp8", "vllm-0.19"): "pypi:vllm==0.20.1",
 }
+#: The profile that a layer is in, where that is another.
+PROFILES = {"vllm-marlin-fp8": "marlin"}
 
 
 def ops_of(kind: str) -> list[tuple[str, str, int]]:
@@ -119,7 +122,7 @@ def case(
 ) -> Case:
     """The real files for one op."""
     layer, variant, number = request.param
-    made = planned(BASES[layer, variant], "b12x-full")
+    made = planned(BASES[layer, variant], PROFILES.get(layer, "b12x-full"))
     decision = made.decision(layer)
     assert (decision.outcome.state, decision.outcome.variant) == (NEEDED, variant)
     files = set(decision.outcome.changes) | probed_files(decision.layer)
