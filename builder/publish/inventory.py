@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _JOBS = 8
 #: How our engines say in an image's history that a layer is ours.
 _OUR_LAYER = re.compile(
-    r"spark-build layer |COPY (--link )?\d\d-[\w.-]+/ / |RUN .*spark_apply\.py.*finish"
+    r"spark-build layer |COPY (--link )?(\d\d|layer)-[\w.-]+/ / |RUN .*spark_apply\.py.*finish"
 )
 
 TagKind = Literal["immutable", "moving", "previous", "base", "other"]
@@ -111,8 +111,13 @@ def added_bytes(image: Image) -> int | None:
     notes = [str(h.get("created_by", "")) for h in image.history if not h.get("empty_layer")]
     if len(notes) != len(image.layers):
         return None
-    ours = [d.size for d, note in zip(image.layers, notes, strict=True) if _OUR_LAYER.search(note)]
+    ours = [d.size for d, note in zip(image.layers, notes, strict=True) if our_layer(note)]
     return sum(ours) if ours else None
+
+
+def our_layer(step: str) -> bool:
+    """Whether a step of an image's history is one that an engine of ours writes."""
+    return _OUR_LAYER.search(step) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from . import support
+
 if TYPE_CHECKING:
     from . import machine
     from .support import Cli
@@ -18,6 +20,7 @@ def test_an_engine_without_gpus_says_so_and_nothing_passes(
     cli: Cli, engine: machine.Engine, base_image: str
 ) -> None:
     """The engine refuses the container itself; its words and the command are in the evidence."""
+    before = support.containers(engine)
     words = ("verify", base_image, "--layers", "marlin", "--json", "--level", ",".join(LEVELS))
     done = cli(*words)
     checks = done.json["checks"]
@@ -28,8 +31,8 @@ def test_an_engine_without_gpus_says_so_and_nothing_passes(
         assert "could not select device driver" in check["reason"]
         assert f"--gpus all --ipc host --entrypoint spark-verify {base_image}" in check["reason"]
     assert done.code == 5, "nothing passed"
-    left = engine.run("container", "ls", "--all", "--quiet")
-    assert left.split() == [], "a container that never started is removed too"
+    left = support.containers(engine)
+    assert left == before, "a container that never started is removed too"
 
 
 @pytest.mark.parametrize(("require", "code"), [((), 0), (("--require", "serve"), 5)])

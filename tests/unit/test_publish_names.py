@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builder.bake import LABEL_PREFIX
+from builder.engines.context import folder_of
 from builder.errors import UsageError
+from builder.publish.inventory import our_layer
 from builder.publish.name import name_of
 from builder.publish.push import check_moving
 from builder.publish.referrers import is_fallback_tag, subject_of_tag
@@ -117,3 +119,19 @@ def test_target(text: str, name: str) -> None:
 def test_what_is_no_target(text: str) -> None:
     with pytest.raises(UsageError):
         parse_target(text)
+
+
+@pytest.mark.parametrize(
+    ("step", "ours"),
+    [
+        (f"COPY --link {folder_of('marlin-env')}/ / # buildkit", True),
+        (f"COPY {folder_of('spark-build')}/ / # buildkit", True),
+        ("COPY 01-marlin-env/ / # buildkit", True),
+        ("spark-build layer marlin-env", True),
+        ('RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish"]', True),
+        ("COPY vllm /workspace/vllm # buildkit", False),
+        ("RUN /bin/sh -c pip install vllm # buildkit", False),
+    ],
+)
+def test_our_layers_are_known_by_the_steps_that_made_them(step: str, ours: bool) -> None:
+    assert our_layer(step) is ours
