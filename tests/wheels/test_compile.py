@@ -114,8 +114,9 @@ def test_a_patch_behind_an_unknown_operator_is_refused(tmp_path: Path) -> None:
     )
     words = ("--vllm", "0.19.1", "--patch", str(patch), "--dry-run")
     code, answer = compiled(*words, what="wheel")
-    assert code == 2
+    assert code == 10
     assert "csrc/sampler.cu: which torch operator" in answer["error"]["message"]
+    assert "all of _C has to be compiled, not 1 of 89 units" in answer["error"]["message"]
 
 
 def test_headers_of_another_torch_are_refused(tmp_path: Path) -> None:
