@@ -112,11 +112,11 @@ def identify(request: BaseRequest) -> Base:
         return identify_image(request, rest)
     from builder.bases.remote import identify_remote
 
-    if scheme == "oci" or request.ref.startswith("docker://") or request.engine == "oci":
-        return identify_remote(request, request.ref if scheme == "oci" else rest)
     try:
-        return identify_remote(request, rest)
+        return identify_remote(request, request.ref if scheme == "oci" else rest)
     except RemoteError as error:
+        if scheme == "oci" or request.ref.startswith("docker://") or request.engine == "oci":
+            raise  # nobody meant a Docker Engine
         more = f"; {error.hint}" if error.hint else ""
         raise RemoteError(
             f"no Docker Engine answers that could have {rest}, and its registry did not give it: "

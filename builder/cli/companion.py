@@ -14,11 +14,11 @@ from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS
-from builder.native.build import estimate, free_memory, parallel_jobs
 from builder.native.changes import named_change, patched
 from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
 from builder.native.companionrequest import request_for
+from builder.native.cost import cost_of_units
 from builder.native.includes import Sources
 from builder.native.outcome import unit_json
 from builder.native.toolchain import find_nvcc
@@ -124,8 +124,8 @@ def _change(source: SourceTree, options: WheelOptions) -> SourceChange:
 
 
 def _say_plan(plan: CompanionPlan, source: SourceTree, options: WheelOptions) -> None:
-    units = [*plan.rebuilt, *plan.siblings]
-    jobs = options.jobs or parallel_jobs(units, free_memory(), os.cpu_count() or 1)
+    paths = [unit.path for unit in (*plan.rebuilt, *plan.siblings)]
+    cost = cost_of_units(paths, jobs=options.jobs)
     if options.json:
         print_json(
             {
@@ -135,7 +135,7 @@ def _say_plan(plan: CompanionPlan, source: SourceTree, options: WheelOptions) ->
                 "between": [unit_json(unit) for unit in plan.siblings],
                 "operators": [operator.name for operator in plan.operators],
                 "units": len(plan.recipe.units),
-                "jobs": jobs,
+                "jobs": cost.jobs,
             }
         )
         return
@@ -144,7 +144,7 @@ def _say_plan(plan: CompanionPlan, source: SourceTree, options: WheelOptions) ->
         print(f"  rebuilt   {unit.path}")
     for unit in plan.siblings:
         print(f"  between   {unit.path}")
-    print(estimate(units, jobs))
+    print(cost.brief)
 
 
 def _say(report: dict[str, Any]) -> None:

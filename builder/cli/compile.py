@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,9 @@ from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.index import PackageIndex
-from builder.native.build import compile_units, estimate, free_memory, parallel_jobs
+from builder.native.build import compile_units
 from builder.native.changes import named_change, patched
+from builder.native.cost import Cost, cost_of_units
 from builder.native.includes import Sources, touched
 from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.native.proof import machine_code, shows_trap, unit_json
@@ -119,14 +119,14 @@ def run_command(options: RunOptions) -> None:
             Exit.NOTHING_TO_DO,
         )
     units = _units(sources, found, change, options.units)
-    jobs = options.jobs or parallel_jobs(units, free_memory(), os.cpu_count() or 1)
     if options.dry_run:
-        _say_plan(found, units, jobs, json=options.json)
+        cost = cost_of_units([unit.path for unit in units], jobs=options.jobs)
+        _say_plan(found, units, cost, json=options.json)
         return
     torch = options.torch or torch_headers(index, pinned_torch(tree.root))
     tools = make_toolchain(index, torch, options.nvcc)
     with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
-        built = compile_units(sources, found.recipe, units, change, tools, jobs)
+        built = compile_units(sources, found.recipe, units, change, tools, options.jobs)
     rows = [(one, machine_code(one.object)) for one in built]
     traps = [one.unit.path for one, codes in rows if shows_trap(codes)]
     if options.json:
@@ -167,10 +167,10 @@ def _units(
     return [found.recipe.units[path] for path in named]
 
 
-def _say_plan(found: Outcome, units: list[Unit], jobs: int, *, json: bool) -> None:
+def _say_plan(found: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> None:
     if json:
-        print_json({**found.as_json(), "rebuild": [u.path for u in units], "jobs": jobs})
+        print_json({**found.as_json(), "rebuild": [u.path for u in units], "jobs": cost.jobs})
         return
     for unit in units:
         print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")
-    print(estimate(units, jobs) if units else "no unit is compiled from the files that change")
+    print(cost.brief if units else "no unit is compiled from the files that change")

@@ -6,7 +6,6 @@ named after everything that goes into them.
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from builder.console import console
 from builder.errors import BuildFailed, EngineError, UsageError
 from builder.locks import locked
-from builder.native.changes import cost_of
+from builder.native.cost import cost_of_units
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 
@@ -47,36 +46,6 @@ class BuiltUnit:
     unit: Unit
     object: Path
     seconds: float
-
-
-def parallel_jobs(units: Sequence[Unit], memory: float, cores: int) -> int:
-    """How many units may be compiled at once: memory decides, then cores; at least one.
-
-    Args:
-        units: what is compiled.
-        memory: gigabytes that are free.
-        cores: processors of this machine.
-    """
-    largest = max((cost_of(unit.path)[1] for unit in units), default=1.0)
-    return max(1, min(cores, len(units), int(memory / largest)))
-
-
-def free_memory() -> float:
-    """Gigabytes that can be used without swapping (``MemAvailable``)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) / 1e6
-    return 0.0
-
-
-def estimate(units: Sequence[Unit], jobs: int) -> str:
-    """What is about to be spent, for people."""
-    seconds = sum(cost_of(unit.path)[0] for unit in units) / jobs
-    largest = max(cost_of(unit.path)[1] for unit in units)
-    return (
-        f"{len(units)} units, {jobs} at once: about {max(1, round(seconds / 60))} min and up to "
-        f"{largest * jobs:.0f} GB of memory"
-    )
 
 
 def find_ninja() -> str:
@@ -130,11 +99,11 @@ def compile_units(
     with locked(f"objects {key}"):
         _lay_out(work / "source", sources, texts)
         _write_ninja(work, recipe, units, tools)
-        count = jobs or parallel_jobs(units, free_memory(), os.cpu_count() or 1)
-        console.say(f"  {estimate(units, count)}")
+        cost = cost_of_units([unit.path for unit in units], jobs=jobs)
+        console.say(f"  {cost.brief}")
         began = time.monotonic()
         done = subprocess.run(
-            [ninja, "-C", str(work), "-j", str(count), "--quiet"],
+            [ninja, "-C", str(work), "-j", str(cost.jobs), "--quiet"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         console.detail(f"ninja ended after {time.monotonic() - began:.0f} s")

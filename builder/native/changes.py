@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class SourceChange:
     upstream: str = ""
 
 
+@cache
 def _data() -> dict[str, Any]:
     return tomllib.loads(package_file("data", "native.toml").read_text("utf-8"))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import EngineError
-from builder.native.build import free_memory
 from builder.native.changes import cost_of
 from builder.paths import cache_dir
 
@@ -43,18 +42,48 @@ class Cost:
             f"{minutes} min, up to {self.memory:.0f} GB of memory, {self.disk:.1f} GB of disk"
         )
 
+    @property
+    def brief(self) -> str:
+        """The same for who compiles now and has the sources already: without the disk."""
+        return (
+            f"{self.units} units, {self.jobs} at once: about {max(1, round(self.seconds / 60))} "
+            f"min and up to {self.memory:.0f} GB of memory"
+        )
 
-def cost_of_units(paths: Sequence[str], memory: float | None = None) -> Cost:
-    """What compiling some units takes here; ``memory`` is what is free, in gigabytes."""
+
+def free_memory() -> float:
+    """Gigabytes that can be used without swapping (``MemAvailable``)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 1e6
+    return 0.0
+
+
+def cost_of_units(
+    paths: Sequence[str],
+    memory: float | None = None,
+    *,
+    jobs: int | None = None,
+    cores: int | None = None,
+) -> Cost:
+    """What compiling some units takes here.  Memory bounds how many run at once, then cores do.
+
+    Args:
+        paths: the units.
+        memory: gigabytes that are free; default: what is free here.
+        jobs: how many at once; default: by memory and cores.
+        cores: processors; default: those of this machine.
+    """
     free = free_memory() if memory is None else memory
     costs = [cost_of(path) for path in paths]
-    largest = max(gigabytes for _, gigabytes in costs)
-    jobs = max(1, min(os.cpu_count() or 1, len(costs), int(free / largest)))
+    largest = max((gigabytes for _, gigabytes in costs), default=1.0)
+    processors = cores or os.cpu_count() or 1
+    count = jobs or max(1, min(processors, len(costs), int(free / largest)))
     return Cost(
         units=len(costs),
-        jobs=jobs,
-        seconds=sum(seconds for seconds, _ in costs) / jobs,
-        memory=largest * jobs,
+        jobs=count,
+        seconds=sum(seconds for seconds, _ in costs) / count,
+        memory=largest * count,
         least=largest,
     )
 

@@ -80,8 +80,7 @@ def operators_behind(
             names = ", ".join(sorted({row for op in fitting for row in op.rebuilt})) or "none"
             raise UsageError(
                 f"{unit.path}: which torch operator of vllm {vllm} calls it is not known; units "
-                f"that are: {names}",
-                hint="compile run compiles it, but only a build of all of vLLM can use the object",
+                f"that are: {names}"
             )
         found.update({op.name: op for op in behind})
     return list(found.values())

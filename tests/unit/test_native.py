@@ -9,9 +9,9 @@ import pytest
 
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.native import cmake
-from builder.native.build import parallel_jobs
 from builder.native.changes import named_change, patched
 from builder.native.cmake import Unit, gencode_flags
+from builder.native.cost import cost_of_units
 from builder.native.includes import Sources, dead_guards, lets_run
 from builder.native.outcome import outcome, runs_on_gb10
 from builder.native.source import SourceTree
@@ -273,4 +273,4 @@ def unit_named(name: str) -> Unit:
 )
 def test_memory_bounds_how_many_units_run_at_once(memory: float, cores: int, jobs: int) -> None:
     units = [unit_named("scaled_mm_sm120_fp8.cu"), unit_named("a.cu"), unit_named("b.cu")]
-    assert parallel_jobs(units, memory, cores) == jobs
+    assert cost_of_units([unit.path for unit in units], memory, cores=cores).jobs == jobs
