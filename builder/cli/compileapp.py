@@ -11,6 +11,20 @@ from builder.cli import options as opt  # noqa: TC001 - typer reads annotations 
 
 compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
 
+Change = Annotated[str | None, typer.Option(help="A change that is known by name: sm120-family.")]
+Patch = Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")]
+SourceTree = Annotated[
+    Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+]
+ArchList = Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")]
+Nvcc = Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
+]
+
 
 @compile_app.command(
     "show",
@@ -19,10 +33,8 @@ compile_app = typer.Typer(help="What a release's own build makes of its CUDA sou
 )
 def compile_show(
     vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
-    source: Annotated[
-        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
-    ] = None,
-    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    source: SourceTree = None,
+    arch_list: ArchList = "12.1a",
     cuda: Annotated[str, typer.Option(help="CUDA version of the build.")] = "13.0",
     changed: Annotated[
         list[str] | None, typer.Option(help="A source file that changes; repeatable.")
@@ -49,28 +61,20 @@ def compile_show(
 )
 def compile_run(
     vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
-    change: Annotated[
-        str | None, typer.Option(help="A change that is known by name: sm120-family.")
-    ] = None,
-    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
+    change: Change = None,
+    patch: Patch = None,
     unit: Annotated[
         list[str] | None, typer.Option(help="A unit to compile as it is; repeatable.")
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
-    ] = None,
-    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    source: SourceTree = None,
+    arch_list: ArchList = "12.1a",
     torch: Annotated[
         Path | None,
         typer.Option(help="site-packages with torch; default: what vLLM pins."),
     ] = None,
-    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
-    ] = False,
+    nvcc: Nvcc = None,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
     """Compile only what a source change reaches, and read the machine code: no GPU needed."""
@@ -100,34 +104,26 @@ def compile_run(
 )
 def compile_wheel(
     vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
-    change: Annotated[
-        str | None, typer.Option(help="A change that is known by name: sm120-family.")
-    ] = None,
-    patch: Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")] = None,
+    change: Change = None,
+    patch: Patch = None,
     base: Annotated[
         str | None,
         typer.Option(help="Where it will be installed; default: the released wheels."),
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="A source tree of your own instead of the released one.")
-    ] = None,
-    arch_list: Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")] = "12.1a",
+    source: SourceTree = None,
+    arch_list: ArchList = "12.1a",
     cuda: Annotated[
         str | None, typer.Option(help="CUDA version that nvcc must be of; default: any.")
     ] = None,
     torch: Annotated[
         Path | None, typer.Option(help="site-packages with torch's headers; default: the base's.")
     ] = None,
-    nvcc: Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")] = None,
+    nvcc: Nvcc = None,
     out: Annotated[
         Path, typer.Option("--output", "-o", help="Folder that the wheel is written to.")
     ] = Path("dist"),
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
-    ] = False,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
     """Compile what a change reaches, and make a wheel of it that goes beside a prebuilt vLLM."""
