@@ -19,7 +19,7 @@ from builder.registry.model import (
     sha256_digest,
 )
 from tests.engine import base, support
-from tests.unit.fakes import vllm_files
+from tests.unit.fakes import REPLACE, layer_text, vllm_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,27 +31,7 @@ _PIECE = 64 << 20
 PATCHED = f"{base.SITE}/vllm/core.py"
 NEW_CONTENT = vllm_files()["vllm/core.py"].replace(b"'cutlass'", b"'b12x'")
 #: A layer of ours that makes the same change.
-LAYER = """\
-summary = "changes one line"
-order = 50
-package = "vllm"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = 2026-01-02
-
-[[variant]]
-name = "only"
-when = { vllm = ">=0.20.0,<0.30.0rc0" }
-
-[[variant.op]]
-op = "replace"
-file = "vllm/core.py"
-old = "BACKEND = 'cutlass'"
-new = "BACKEND = 'b12x'"
-"""
+LAYER = layer_text(REPLACE, summary="changes one line")
 
 
 def push_base(repository: Repository, layout: Path, tag: str, size: int) -> int:

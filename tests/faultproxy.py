@@ -16,13 +16,13 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http.client import HTTPMessage, HTTPResponse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 
 class Fault(Enum):
@@ -76,7 +76,7 @@ class Seen:
 
 
 @dataclass
-class FaultProxy:
+class FaultProxy(LoopbackServer):
     """Listens on a port of its own; ``address`` takes the place of the registry's."""
 
     upstream: str
@@ -90,18 +90,7 @@ class FaultProxy:
     _count: int = 0
 
     def __post_init__(self) -> None:
-        proxy = self
-
-        class Handler(_Handler):
-            owner = proxy
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-
-    @property
-    def address(self) -> str:
-        """Host and port."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        self.listen(_Handler)
 
     def reset(self, faults: Mapping[int, Fault] | None = None) -> None:
         """Count requests from 0 again, with these faults and an empty log."""
@@ -116,27 +105,11 @@ class FaultProxy:
             self._count += 1
             return self.faults.get(number)
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LoopbackHandler):
     protocol_version = "HTTP/1.1"
     owner: FaultProxy
     _fault: Fault | None = None
-
-    def log_message(self, *_words: object) -> None:
-        """Tests read the log of the proxy instead."""
 
     def setup(self) -> None:
         super().setup()

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.__main__ import run
 from builder.registry.client import Registry
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from tests.countproxy import CountProxy
 from tests.faultproxy import Fault, FaultProxy
-from tests.unit.fakes import write_tree
+from tests.unit.caller import Call, call_below
 from tests.unit.images import SITE, Item, packed, put_index, put_vllm, tar_of
-from tests.unit.test_image_command import LAYER, Result
 
 from . import servers
 
@@ -34,32 +32,12 @@ FILLER = 3_000_000
 LOCKED_BYTES = 20_000
 
 
-class Call:
-    """Runs ``spark-build`` in the directory of the test, with one layer of its own."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *words: object) -> Result:
-        self._capsys.readouterr()
-        try:
-            code = run([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(str(stop.code))
-        return Result(code, *self._capsys.readouterr())
-
-
 @pytest.fixture
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
-    write_tree(tmp_path / "patches", {"fix/layer.toml": LAYER.encode()})
-    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return Call(capsys)
+    """With one layer of its own."""
+    return call_below(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

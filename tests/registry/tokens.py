@@ -7,9 +7,7 @@ import json
 import time
 import uuid
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
@@ -17,10 +15,11 @@ import trustme
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 
+from tests.loopback import LoopbackHandler, LoopbackServer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from types import TracebackType
 
 ISSUER, SERVICE = "spark-build-test-issuer", "spark-build-test-registry"
 #: docker-registry 2.8 accepts a token for this long after its end.
@@ -37,7 +36,7 @@ class Asked:
 
 
 @dataclass
-class TokenServer:
+class TokenServer(LoopbackServer):
     """Gives everybody leave to pull, and the accounts leave for all that they ask."""
 
     accounts: Mapping[str, str] = field(default_factory=dict)
@@ -53,16 +52,11 @@ class TokenServer:
         certificate = trustme.CA().issue_cert("token.example")
         self._key = load_pem_private_key(certificate.private_key_pem.bytes(), None)
         self._certificate = certificate.cert_chain_pems[0].bytes()
-        server = self
-
-        class Handler(_Handler):
-            owner = server
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.listen(_Handler)
 
     @property
     def realm(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/token"
+        return f"{self.url}/token"
 
     def registry_settings(self, work: Path) -> dict[str, str]:
         """What the registry's configuration says about us."""
@@ -105,25 +99,9 @@ class TokenServer:
         answer = {"token": self.token(account, access, age=age), "expires_in": self.life}
         return json.dumps(answer).encode()
 
-    def __enter__(self) -> Self:
-        Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LoopbackHandler):
     owner: TokenServer
-
-    def log_message(self, *_words: object) -> None:
-        """Tests read the log of the server instead."""
 
     def do_GET(self) -> None:
         account = ""

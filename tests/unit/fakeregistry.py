@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from builder.registry.client import Registry, Repository
 from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, sha256_digest
 from builder.registry.options import Options
+from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
 QUICK = Options(backoff=0.001, read_timeout=2.0, chunk=4, attempts=3)
 
@@ -45,54 +43,24 @@ class Reply:
 
 
 @dataclass
-class FakeRegistry:
+class FakeRegistry(LoopbackServer):
     """Answers each request with what ``answer`` makes of it."""
 
     answer: Callable[[Request], Reply]
     log: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        fake = self
-
-        class Handler(_Handler):
-            owner = fake
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_address[1]}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
+        self.listen(_Handler)
 
     def repository(self, name: str = "a/b", **options: Any) -> Repository:
         """A client's view of it."""
         chosen = Options(**{**vars(QUICK), "plain_http": frozenset({self.address}), **options})
         return Registry(self.address, chosen).repository(name)
 
-    def __enter__(self) -> Self:
-        Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LoopbackHandler):
     protocol_version = "HTTP/1.1"
     owner: FakeRegistry
-
-    def log_message(self, *_words: object) -> None:
-        """Tests read the log of the fake."""
 
     def _any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -329,3 +329,33 @@ def make_plan_of(base: Base, *layers: Layer, wheels: Sequence[Wheel] = ()) -> Bu
     return BuildPlan(
         name="test", profiles=("test",), base=base.identity, decisions=decisions, expect=()
     )
+
+
+#: The op that most layers of tests have: one line of :func:`vllm_files`.
+REPLACE = """\
+op = "replace"
+file = "vllm/core.py"
+old = "BACKEND = 'cutlass'"
+new = "BACKEND = 'b12x'"
+"""
+
+
+def layer_text(op: str, *, when: str = ">=0.20.0,<0.30.0rc0", summary: str = "a fix") -> str:
+    """A ``layer.toml`` with one variant and one op; ``when`` is a range of vLLM."""
+    return f"""\
+summary = "{summary}"
+order = 50
+package = "vllm"
+
+[provenance]
+origin = "vendor, our own"
+forwarded = "no"
+applied-upstream = "no"
+last-update = 2026-01-02
+
+[[variant]]
+name = "only"
+when = {{ vllm = "{when}" }}
+
+[[variant.op]]
+{op}"""

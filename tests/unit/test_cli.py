@@ -13,7 +13,7 @@ from builder.errors import RemoteError
 from builder.runtime.spark_apply import Store, sha256_hex
 from builder.verify import Check, Report
 
-from .fakes import fake_base, snapshot, vllm_files, write_tree
+from .fakes import fake_base, layer_text, snapshot, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,27 +21,7 @@ if TYPE_CHECKING:
 
     Call = Callable[..., "Result"]
 
-LAYER = """\
-summary = "a fix"
-order = 50
-package = "vllm"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = 2026-01-02
-
-[[variant]]
-name = "only"
-when = { vllm = ">=0.20.0,<0.30.0rc0" }
-
-[[variant.op]]
-op = "replace"
-file = "vllm/core.py"
-old = "OLD"
-new = "NEW"
-"""
+LAYER = layer_text('op = "replace"\nfile = "vllm/core.py"\nold = "OLD"\nnew = "NEW"\n')
 FIX = LAYER.replace("OLD", "BACKEND = 'cutlass'").replace("NEW", "BACKEND = 'b12x'")
 LAYERS = {
     "fix": FIX,

@@ -11,7 +11,7 @@ import pytest
 from builder.engines.layertar import tar_layer
 from builder.locks import locked
 
-from .fakes import fake_base, vllm_files
+from .fakes import REPLACE, fake_base, layer_text, vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,27 +19,7 @@ if TYPE_CHECKING:
 
     from .conftest import Called
 
-LAYER = """\
-summary = "a fix"
-order = 50
-package = "vllm"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = 2026-01-02
-
-[[variant]]
-name = "only"
-when = { vllm = ">=0.20.0" }
-
-[[variant.op]]
-op = "replace"
-file = "vllm/core.py"
-old = "BACKEND = 'cutlass'"
-new = "BACKEND = 'b12x'"
-"""
+LAYER = layer_text(REPLACE, when=">=0.20.0")
 IMAGE = ("image", "-l", "fix", "-b", "pypi:vllm==0.20.1", "--engine", "oci", "--no-verify")
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.__main__ import run
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.rootfs.image import open_image
 
-from .fakes import vllm_files, write_tree
+from .caller import Call, call_below
+from .fakes import vllm_files
 from .images import (
     CONFIG,
     SITE,
@@ -29,67 +29,12 @@ from .images import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-LAYER = """\
-summary = "a fix"
-order = 50
-package = "vllm"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = 2026-01-02
-
-[[variant]]
-name = "only"
-when = { vllm = ">=0.20.0,<0.30.0rc0" }
-
-[[variant.op]]
-op = "replace"
-file = "vllm/core.py"
-old = "BACKEND = 'cutlass'"
-new = "BACKEND = 'b12x'"
-"""
-
-
-class Result:
-    """How a command ended, and what it said."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-class Call:
-    """Runs ``spark-build`` in the directory of the test."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *words: object) -> Result:
-        self._capsys.readouterr()
-        try:
-            code = run([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(str(stop.code))
-        return Result(code, *self._capsys.readouterr())
-
 
 @pytest.fixture
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
-    """With one layer, no Docker Engine and no sandbox."""
-    write_tree(tmp_path / "patches", {"fix/layer.toml": LAYER.encode()})
-    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return Call(capsys)
+    return call_below(tmp_path, monkeypatch, capsys)
 
 
 IMAGE = ("image", "-l", "fix")

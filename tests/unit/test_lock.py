@@ -16,7 +16,7 @@ from builder.lock import NAME, lock_path
 from tests.forge import Fault, LocalForge, Pull
 
 from . import pullworld as pw
-from .fakes import fake_base, vllm_files, write_tree
+from .fakes import fake_base, layer_text, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,26 +32,7 @@ if TYPE_CHECKING:
 BASE = ("--base", "pypi:vllm==1.0.0")
 OPEN = ("--with-pr", "vllm-project/vllm#1")
 MERGED = ("--with-pr", "vllm-project/vllm#2")
-LAYER = """\
-summary = "a fix"
-order = 50
-package = "vllm"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = 2026-01-02
-
-[[variant]]
-name = "only"
-when = { vllm = ">=1.0.0" }
-
-[[variant.op]]
-op = "copy"
-from = "fix.txt"
-to = "vllm/fix.txt"
-"""
+LAYER = layer_text('op = "copy"\nfrom = "fix.txt"\nto = "vllm/fix.txt"\n', when=">=1.0.0")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from builder.registry.locations import Location, Locations
 from builder.room import Need, check_room, engine_needs, pull_needs
 from builder.verify.sandbox import Sandbox, requirements_for, sandbox_needs
 
-from .fakes import copy_op, fake_base, make_layer, make_plan_of, vllm_files
+from .fakes import copy_op, fake_base, layer_text, make_layer, make_plan_of, vllm_files
 from .images import put_image
 
 if TYPE_CHECKING:
@@ -137,26 +137,11 @@ def test_a_sandbox_counts_until_it_is_there() -> None:
 
 # ---------------------------------------------------------------------------------- on a real disk
 
-LAYER = """\
-summary = "a large file"
-order = 50
-package = "vllm"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = 2026-01-02
-
-[[variant]]
-name = "only"
-when = { vllm = ">=0.20.0" }
-
-[[variant.op]]
-op = "copy"
-from = "large.bin"
-to = "vllm/large.bin"
-"""
+LAYER = layer_text(
+    'op = "copy"\nfrom = "large.bin"\nto = "vllm/large.bin"\n',
+    when=">=0.20.0",
+    summary="a large file",
+)
 
 
 @pytest.fixture

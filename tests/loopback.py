@@ -1,0 +1,54 @@
+"""What the HTTP servers of the tests have in common: a port on the loopback interface."""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class LoopbackServer:
+    """Listens from :meth:`listen` on, and answers for as long as a ``with`` block lasts."""
+
+    _server: ThreadingHTTPServer
+
+    def listen(self, handler: type[LoopbackHandler]) -> None:
+        """Take a port; handlers find this server as their ``owner``."""
+        owned = type("Handler", (handler,), {"owner": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), owned)
+        self._server.daemon_threads = True
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        """The address, as clients of plain http take it."""
+        return f"http://{self.address}"
+
+    def __enter__(self) -> Self:
+        Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class LoopbackHandler(BaseHTTPRequestHandler):
+    """A handler that writes no log: tests read that of its owner."""
+
+    owner: Any
+
+    def log_message(self, *_words: object) -> None:
+        """Say nothing."""

@@ -1,0 +1,56 @@
+"""Run ``spark-build`` in this process, in an empty directory, with one layer of a user's own."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from builder.__main__ import run
+
+from .fakes import REPLACE, layer_text, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+LAYER = layer_text(REPLACE)
+
+
+class Result:
+    """How a command ended, and what it said."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Call:
+    """Runs ``spark-build`` in the directory of the test."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object) -> Result:
+        self._capsys.readouterr()
+        try:
+            code = run([str(word) for word in words])
+        except SystemExit as stop:
+            code = int(str(stop.code))
+        return Result(code, *self._capsys.readouterr())
+
+
+def call_below(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """With the one layer, no Docker Engine and no sandbox."""
+    write_tree(folder / "patches", {"fix/layer.toml": LAYER.encode()})
+    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(folder / "patches"))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
+    (folder / "work").mkdir()
+    monkeypatch.chdir(folder / "work")
+    return Call(capsys)
