@@ -75,12 +75,25 @@ def _interrupted(words: list[str]) -> int:
     return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
 
 
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether an interruption is behind an error.
+
+    A signal can come inside ``__set_name__`` while a module is imported; Python 3.11 makes a
+    ``RuntimeError`` of whatever is raised there, with the interruption as its cause.
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _unexpected(words: list[str], error: Exception) -> int:
+    if _is_interruption(error) or type(error).__name__ == "Abort":  # typer's KeyboardInterrupt
+        return _interrupted(words)
     code, hint = getattr(error, "code", None), getattr(error, "hint", None)
     if isinstance(code, int) and isinstance(hint, str):  # SparkBuildError, or ApplyError
         return _report(words, code, str(error), hint)
-    if type(error).__name__ == "Abort":  # what typer makes of a KeyboardInterrupt
-        return _interrupted(words)
     exit_code = getattr(error, "exit_code", None)
     if isinstance(exit_code, int):  # typer.Exit, typer.Abort and usage errors of the command line
         format_message = getattr(error, "format_message", None)

@@ -280,6 +280,20 @@ class TestExitCodes:
         assert result.code == 130
         assert "nothing half-written was left" in result.err
 
+    @pytest.mark.parametrize("cause", [KeyboardInterrupt(), ValueError()], ids=["signal", "bug"])
+    def test_130_interrupted_while_a_class_is_made(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch, cause: BaseException
+    ) -> None:
+        """What ``__set_name__`` raises comes out of Python 3.11 as the cause of a RuntimeError."""
+
+        def imports(*words: object, **options: object) -> None:
+            raise RuntimeError("Error calling __set_name__ on 'Field' instance") from cause
+
+        monkeypatch.setattr("builder.cli.inputs.make_plan", imports)
+        result = call("plan", "-l", "fix", "-b", BASE)
+        assert result.code == (130 if isinstance(cause, KeyboardInterrupt) else 1)
+        assert ("interrupted" in result.err) == (result.code == 130)
+
 
 # --------------------------------------------------------------------------------- streams, JSON
 
