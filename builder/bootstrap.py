@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,9 +67,11 @@ def set_up(extra: str) -> Path:
     return venv / "bin"
 
 
-#: Fast ones first; the engine's base image is ready by the time its tests come.
-_TESTS = tuple(
-    f"tests/{name}" for name in ("unit", "browser", "wheels", "actions", "registry", "engine")
+#: Two lanes that run side by side. In the first, fast ones come first, and the engine's base image
+#: is ready by the time its tests come; the second is long, and told about when it has ended.
+_LANES = (
+    tuple(f"tests/{name}" for name in ("unit", "browser", "registry", "actions", "engine")),
+    ("tests/wheels",),
 )
 
 
@@ -109,12 +112,32 @@ def run_tests(bindir: Path, arguments: list[str]) -> int:
     # the engine and its base image are made while the other tests run
     warm = subprocess.Popen([python, "-m", "tests.engine.prepare"], cwd=ROOT)
     try:
-        say("• pytest")
-        command = [python, "-m", "pytest", *(arguments or _TESTS)]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode
+        command = [python, "-m", "pytest"]
+        if arguments:
+            return subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
+        return run_lanes(command)
     finally:
         warm.terminate()
         warm.wait()
+
+
+def run_lanes(command: list[str]) -> int:
+    """Run all tests, the second lane's beside the first's; 0 only if both are green."""
+    with tempfile.TemporaryFile("w+") as said:
+        say(f"• pytest {' '.join(_LANES[0])}, and {' '.join(_LANES[1])} beside it")
+        beside = subprocess.Popen(
+            [*command, *_LANES[1]], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT
+        )
+        try:
+            first = subprocess.run([*command, *_LANES[0]], cwd=ROOT, check=False).returncode
+            say(f"• pytest {' '.join(_LANES[1])}")
+            second = beside.wait()
+        finally:
+            beside.terminate()
+            beside.wait()
+            said.seek(0)
+            print(said.read(), flush=True)
+    return first or second
 
 
 def main() -> int:
