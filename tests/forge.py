@@ -140,6 +140,7 @@ class LocalForge:
         #: commits that were pruned after a force-push
         self.forgotten: set[str] = set()
         self.requests: list[tuple[str, dict[str, str]]] = []
+        self._packed = 0
         handler = type("Handler", (_Handler,), {"forge": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -180,6 +181,7 @@ class LocalForge:
         comments = re.fullmatch(r"/issues/(\d+)/comments", rest)
         compare = re.fullmatch(r"/compare/(\w+)\.\.\.(\w+)", rest)
         commit = re.fullmatch(r"/commits/(\w+)", rest)
+        tarball = re.fullmatch(r"/tarball/(\w+)", rest)
         with suppress(subprocess.CalledProcessError):
             if pull and int(pull[1]) in self.pulls:
                 return _ok(self._pull(int(pull[1])))
@@ -190,6 +192,8 @@ class LocalForge:
                 return self._compare(self._known(compare[1]), self._known(compare[2]), wants_diff)
             if commit:
                 return _ok(self._commit(self._known(commit[1])))
+            if tarball:
+                return self._tarball(self._known(tarball[1]))
         return 404, {}, b'{"message": "Not Found"}'
 
     def _known(self, name: str) -> str:
@@ -228,6 +232,14 @@ class LocalForge:
         words = {(True, True): "diverged", (True, False): "ahead", (False, True): "behind"}
         status = words.get((ahead > 0, behind > 0), "identical")
         return _ok({"status": status, "ahead_by": ahead, "merge_base_commit": {"sha": shared}})
+
+    def _tarball(self, commit: str) -> tuple[int, dict[str, str], bytes]:
+        """Packed anew each time, with other bytes and the same files."""
+        self._packed += 1
+        folder = f"{self.name.replace('/', '-')}-{commit[:7]}/"
+        words = ("-c", f"tar.tar.gz.command=gzip -n -{self._packed % 9 + 1}", "archive")
+        data = self.repository.run(*words, "--format=tar.gz", f"--prefix={folder}", commit)
+        return 200, {"Content-Type": "application/x-gzip"}, data
 
     def _commit(self, commit: str) -> dict[str, Any]:
         git = self.repository.git

@@ -15,7 +15,7 @@ from builder.native.cost import Cost, cost_of_units
 from builder.native.includes import Sources, touched
 from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.native.proof import machine_code, shows_trap, unit_json
-from builder.native.source import SourceTree, release_source
+from builder.native.source import SourceTree, source_of
 from builder.native.toolchain import (
     find_nvcc,
     make_toolchain,
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
-    """The released source, or a folder that the user names."""
+    """The released source, that of the commit in the version, or a folder that the user names."""
     if source is not None and not (source / "CMakeLists.txt").is_file():
         raise UsageError(f"{source} holds no CMakeLists.txt: it is not vLLM's source")
     if source is not None:
         return SourceTree(root=source, version=vllm)
     with console.step(f"source of vllm {vllm}"):
-        return release_source(index, vllm)
+        return source_of(index, vllm)
 
 
 def show_command(

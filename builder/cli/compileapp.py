@@ -32,7 +32,7 @@ DryRun = Annotated[
     "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu",
 )
 def compile_show(
-    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     cuda: Annotated[str, typer.Option(help="CUDA version of the build.")] = "13.0",
@@ -60,7 +60,7 @@ def compile_show(
     "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
 )
 def compile_run(
-    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
     change: Change = None,
     patch: Patch = None,
     unit: Annotated[
@@ -103,7 +103,7 @@ def compile_run(
     "spark-build compile wheel --vllm 0.19.1 --change sm120-family --base dir:/opt/venv -o dist",
 )
 def compile_wheel(
-    vllm: Annotated[str, typer.Option(help="Release, as on the package index.")],
+    vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
     change: Change = None,
     patch: Patch = None,
     base: Annotated[

@@ -42,11 +42,11 @@ def at_digest(ref: str, digest: str) -> str:
     return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
 
 
-def stages_of(index: PackageIndex) -> Stages:
+def stages_of(index: PackageIndex, forges: Forges | None = None) -> Stages:
     """What may be compiled here."""
     from builder.native.stage import Stages
 
-    return Stages(index)
+    return Stages(index, forges)
 
 
 class Inputs:
@@ -75,11 +75,12 @@ class Inputs:
         self.lock = None if upgrade else read_lock(self.path)
         self.catalog = Catalog.discover(patches or ())
         self.index = PackageIndex(refresh=refresh)
-        self.stages = stages_of(self.index) if compile_here else None
+        forges = Forges(pulls.forge_clone)
+        self.stages = stages_of(self.index, forges) if compile_here else None
         self.sources = IndexSources(self.index, self.stages)
         self._refuse_unlocked()
         chosen = self.catalog.select(self.layers) if self.layers else Selection((), ())
-        store = PullStore(Forges(pulls.forge_clone))
+        store = PullStore(forges)
         resolver = Resolver(store, self.index, self._held_pins())
         self.resolved = resolver.resolve(chosen, pulls.with_pr)
         self.selection = self.resolved.selection

@@ -58,3 +58,9 @@ class Forge(Protocol):
 
     def releases_with(self, repository: str, commit: str) -> tuple[str, ...] | None:
         """Versions, oldest first, whose tag has the commit in its history; None: cannot be told."""
+
+    def commit(self, repository: str, name: str) -> str:
+        """The full name of a commit."""
+
+    def archive(self, repository: str, commit: str) -> bytes:
+        """The files of a commit, as a tar that may be compressed, in a folder of any name."""

@@ -120,6 +120,13 @@ class Clone:
             return None  # a clone without tags knows no release
         return tuple(sorted(_versions(tags), key=Version))
 
+    def commit(self, repository: str, name: str) -> str:
+        return self._commit(name, f"{repository}@{name[:12]}")
+
+    def archive(self, repository: str, commit: str) -> bytes:
+        self._commit(commit, f"{repository}@{commit[:12]}")
+        return self._run("archive", "--format=tar", "--prefix=source/", commit).stdout
+
     # -- git
 
     def _head(self, number: int) -> str:

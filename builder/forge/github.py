@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _JSON = "application/vnd.github+json"
 _DIFF = "application/vnd.github.diff"
+#: Bytes of a packed repository; vLLM's is some tens of megabytes.
+_MAX_ARCHIVE = 512 << 20
 _FULL = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 #: How people say which pull request took another one's place.
 _SUPERSEDED = re.compile(
@@ -112,6 +114,13 @@ class GitHub:
     def releases_with(self, repository: str, commit: str) -> tuple[str, ...] | None:
         del repository, commit
         return None  # one question per tag: the files of the releases answer it instead
+
+    def commit(self, repository: str, name: str) -> str:
+        return self._full_name(repository, name)
+
+    def archive(self, repository: str, commit: str) -> bytes:
+        path, subject = f"/repos/{repository}/tarball/{commit}", f"{repository}@{commit[:12]}"
+        return self._client.get(path, _JSON, subject, limit=_MAX_ARCHIVE)
 
     # -- shared
 

@@ -62,8 +62,10 @@ class ForgeClient:
         self._session = requests.Session()
         self._session.auth = lambda request: request  # else requests takes a login from ~/.netrc
 
-    def get(self, path: str, accept: str, subject: str) -> bytes:
+    def get(self, path: str, accept: str, subject: str, limit: int = _MAX_BYTES) -> bytes:
         """The body of an answer; ``subject`` names in messages what was asked for.
+
+        More than ``limit`` bytes are not taken.
 
         Raises:
             ForgeMissing: 404, 410 or 422: no such thing, or not for this token.
@@ -73,7 +75,7 @@ class ForgeClient:
         """
         waited = False
         while True:
-            answer = self._follow(f"{self.site.api}{path}", accept, subject)
+            answer = self._follow(f"{self.site.api}{path}", accept, subject, limit)
             if answer.status == 200:
                 return answer.body
             delay = _limited(answer)
@@ -84,9 +86,9 @@ class ForgeClient:
             waited = True
             self._pause(delay)
 
-    def _follow(self, url: str, accept: str, subject: str) -> _Answer:
+    def _follow(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         for _ in range(_MAX_REDIRECTS + 1):
-            answer = self._try(url, accept, subject)
+            answer = self._try(url, accept, subject, limit)
             target = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not target:
                 return answer
@@ -96,11 +98,11 @@ class ForgeClient:
             url = following
         raise RemoteError(f"{subject}: {self.site.host} redirects more than {_MAX_REDIRECTS} times")
 
-    def _try(self, url: str, accept: str, subject: str) -> _Answer:
+    def _try(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         """One address, again after a pause where the server stumbled."""
         for pause in (*_PAUSES, None):
             try:
-                answer = self._ask(url, accept, subject)
+                answer = self._ask(url, accept, subject, limit)
             except ForgeUnreachable:
                 if pause is None:
                     raise
@@ -110,7 +112,7 @@ class ForgeClient:
             self._pause(pause or 0)
         raise AssertionError
 
-    def _ask(self, url: str, accept: str, subject: str) -> _Answer:
+    def _ask(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         import requests
 
         parts = urlsplit(url)
@@ -124,7 +126,7 @@ class ForgeClient:
             with self._session.get(
                 url, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
             ) as response:
-                body = _bounded(response, subject)
+                body = _bounded(response, subject, limit)
                 return _Answer(response.status_code, response.headers, body)
         except requests.RequestException as error:
             kind = type(error).__name__
@@ -182,7 +184,7 @@ class ForgeClient:
         )
 
 
-def _bounded(response: requests.Response, subject: str) -> bytes:
+def _bounded(response: requests.Response, subject: str, limit: int) -> bytes:
     """The whole body, unless it is larger than anything that is asked for here.
 
     Raises:
@@ -193,8 +195,8 @@ def _bounded(response: requests.Response, subject: str) -> bytes:
     for piece in response.iter_content(1 << 18):
         pieces.append(piece)
         size += len(piece)
-        if size > _MAX_BYTES:
-            raise UsageError(f"{subject}: the answer is larger than {_MAX_BYTES >> 20} MiB")
+        if size > limit:
+            raise UsageError(f"{subject}: the answer is larger than {limit >> 20} MiB")
     return b"".join(pieces)
 
 

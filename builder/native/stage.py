@@ -32,7 +32,7 @@ from builder.native.companionplan import plan_companion
 from builder.native.companionrequest import request_for
 from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.native.includes import Sources
-from builder.native.source import release_source
+from builder.native.source import source_of
 from builder.native.toolchain import (
     compiler_versions,
     find_nvcc,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.bases import Base
+    from builder.forge.store import Forges
     from builder.index import PackageIndex
     from builder.native.changes import SourceChange
     from builder.native.cmake import Unit
@@ -92,8 +93,9 @@ class Work:
 class Stages:
     """What ``--compile`` allows: stages for the layers of a plan, and running them here."""
 
-    def __init__(self, index: PackageIndex) -> None:
+    def __init__(self, index: PackageIndex, forges: Forges | None = None) -> None:
         self._index = index
+        self._forges = forges
         self._requests: dict[str, dict[str, Any]] = {}
         #: by the digest of a request: what it is compiled of
         self._work: dict[str, Work] = {}
@@ -112,6 +114,7 @@ class Stages:
         Raises:
             EngineError: this machine has no compiler, or is of another architecture.
             UsageError: the release's sources are not on the index, or cannot be read.
+            RemoteError: they cannot be fetched.
             SparkBuildError: the sources have neither text of the change (drift, exit 4), or have
                 it already (exit 10).
         """
@@ -123,22 +126,22 @@ class Stages:
                 "is loaded into the base's own process, so it is compiled where that runs",
                 hint=f"run the same command on a {target.platform} machine{spark}",
             )
-        release = Version(packages["vllm"]).public
-        torch = packages.get("torch", "")
-        key = sha256_hex(canonical_json([op, torch, release, module]))
+        vllm, torch = packages["vllm"], packages.get("torch", "")
+        key = sha256_hex(canonical_json([op, torch, vllm, module]))
         if key not in self._requests:
-            with console.step(f"sources of vllm {release}"):
-                self._requests[key] = self._request(op, release, torch, target, module)
+            with console.step(f"sources of vllm {Version(vllm).public}"):
+                self._requests[key] = self._request(op, vllm, torch, target, module)
         request = self._requests[key]
         return Stage(request, self._made(request))
 
     def _request(
-        self, op: Mapping[str, Any], release: str, torch: str, target: Target, module: str
+        self, op: Mapping[str, Any], vllm: str, torch: str, target: Target, module: str
     ) -> dict[str, Any]:
         nvcc, cuda = find_nvcc()
         if shutil.which("g++") is None:
             raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
-        tree = release_source(self._index, release)
+        tree = source_of(self._index, vllm, self._forges)
+        release = tree.version
         recipe = evaluate(tree, op["arch"], cuda)
         sources = Sources(tree.root, recipe.generated)
         change = changed_by(sources, op["change"])
@@ -147,20 +150,19 @@ class Stages:
                 f"the sources of vllm {release} have {change.name} already, and this base was not "
                 f"built for SM121 from them",
                 Exit.NEEDS_REBUILD,
-                hint=f"--base pypi:vllm=={release}, or build yours with "
-                f"TORCH_CUDA_ARCH_LIST={op['arch']}",
+                hint=f"build yours with TORCH_CUDA_ARCH_LIST={op['arch']}"
+                + ("" if Version(release).is_devrelease else f", or --base pypi:vllm=={release}"),
             )
         plan = plan_companion(tree, change, op["arch"], cuda)
         if not torch:  # a base of released wheels has the torch that it would be installed with
             torch = pinned_torch(tree.root)
             refuse_cpu_torch(self._index, torch, target, release)
-        archive = self._index.sdist("vllm", release)
         inputs = [
             {
                 "distribution": "vllm",
                 "version": release,
-                "filename": archive.filename,
-                "sha256": archive.sha256,
+                "filename": tree.origin,
+                "sha256": tree.sha256,
                 "member": "sources to compile",
             },
             *(

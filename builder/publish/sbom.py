@@ -80,9 +80,10 @@ def _properties(values: Mapping[str, object]) -> list[dict[str, str]]:
 
 
 def purl(distribution: str, version: str, filename: str = "") -> str:
-    """The package URL of a release on the package index."""
+    """The package URL of a release on the package index, or of sources out of a repository."""
     name = f"pkg:pypi/{quote(distribution, safe='')}@{quote(version, safe='')}"
-    return f"{name}?file_name={quote(filename, safe='')}" if filename else name
+    kind = "vcs_url" if filename.startswith("git+") else "file_name"
+    return f"{name}?{kind}={quote(filename, safe='')}" if filename else name
 
 
 def inputs_of_layer(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -185,13 +185,11 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> N
     assert pauses == [0.5, 1.5]
 
 
-def test_an_answer_without_end_is_cut_off(
-    client: ForgeClient, forge: LocalForge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "_MAX_BYTES", 1 << 20)
+def test_an_answer_without_end_is_cut_off(client: ForgeClient, forge: LocalForge) -> None:
     forge.faults.append(Fault(PATH, 200, body=b"x" * (2 << 20)))
     with pytest.raises(UsageError, match="larger than 1 MiB"):
-        get(client)
+        client.get(PATH, "text/plain", "a diff", limit=1 << 20)
+    assert len(client.get(PATH, "text/plain", "a diff")) == 2 << 20
 
 
 # ---------------------------------------------------------------------------- redirects and tokens
