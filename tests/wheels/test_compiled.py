@@ -13,11 +13,14 @@ import pytest
 
 from builder.catalog import Catalog
 from builder.errors import SparkBuildError
+from builder.forge.store import Forges
 from builder.index import PackageIndex
 from builder.native.facts import read_module
+from builder.native.source import release_source
 from builder.native.stage import Stages, refuse_cpu_torch
 from builder.runtime.spark_apply import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, Target, judge
 from builder.wheels import IndexSources
+from tests.forge import Repository
 
 from .support import Planner
 
@@ -94,6 +97,28 @@ def test_a_stage_pins_everything_that_goes_in(planned: Planner) -> None:
     assert pinned["torch"] == request["torch"] == "2.10.0"
     assert pinned["flashinfer-python"] == "0.6.9"
     assert all(len(pin["sha256"]) == 64 for pin in request["inputs"])
+
+
+@needs_nvcc
+def test_a_base_between_releases_is_compiled_from_its_commit(
+    planned: Planner, tmp_path: Path
+) -> None:
+    """The same sources, as a commit: the same files, units and operators."""
+    released = release_source(planned.index, "0.19.1")
+    repository = Repository(tmp_path / "vllm")
+    shutil.copytree(released.root, repository.folder, dirs_exist_ok=True)
+    commit = repository.commit("Sources of 0.19.1", {})
+    stages = Stages(planned.index, Forges([f"vllm-project/vllm={repository.folder}"]))
+    version = f"0.19.2.dev1+g{commit[:9]}"
+    packages = {"vllm": version, "torch": "2.10.0"}
+    request = stages.stage(OP, packages, Target.here(), "0" * 64).request
+    packages = {"vllm": "0.19.1", "torch": "2.10.0"}
+    expected = Stages(planned.index).stage(OP, packages, Target.here(), "0" * 64).request
+    assert request["vllm"] == "0.19.2.dev1"
+    assert request["inputs"][0]["filename"].endswith(f"/vllm-project/vllm@{commit}")
+    same = ("files", "units", "operators", "torch", "compilers")
+    assert [request[key] for key in same] == [expected[key] for key in same]
+    assert request["inputs"][1:] == expected["inputs"][1:]
 
 
 @needs_nvcc
