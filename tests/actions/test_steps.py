@@ -111,10 +111,28 @@ def test_a_build_that_fails_verification_fails_the_job(
     """The level that this release cannot prove here is required."""
     assert built.is_dir()
     contexts = {"matrix": entry, "steps": {}, **machine.contexts}
-    given = {"layers": "marlin", "base": entry["base"], "require": "device"}
+    given = {"layers": "marlin", "base": entry["base"], "require": "device", "compile": "true"}
     with pytest.raises(StepFailed) as failed:
         machine.composite(given, contexts, {})
     assert failed.value.code == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ({"locked": "true"}, 9, "--locked, and there is no spark-build.lock"),
+        ({"with-pr": "vllm-project/vllm#1@0123abc\n  not-a-pull"}, 2, "not-a-pull"),
+    ],
+    ids=["locked", "with-pr"],
+)
+def test_what_the_action_is_given_arrives(
+    machine: Machine, entry: dict[str, str], given: dict[str, str], code: int, said: str
+) -> None:
+    contexts = {"matrix": entry, "steps": {}, **machine.contexts}
+    with pytest.raises(StepFailed) as failed:
+        machine.composite({"layers": "marlin", "base": entry["base"], **given}, contexts, {})
+    assert failed.value.code == code
+    assert said in failed.value.out + failed.value.err
 
 
 def test_publish_tags_the_image(published: str, machine: Machine, entry: dict[str, str]) -> None:
