@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.rootfs import limits
+from builder.rootfs.facts import NotHeld
 from builder.rootfs.index import IMPLICIT, OPAQUE, WHITEOUT, LayerIndex, Row, parent_of
 from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
 
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from builder.registry.model import Descriptor
+    from builder.rootfs.facts import Facts
     from builder.rootfs.layers import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as a container sees it, and which layer (0 is the top) its bytes come from."""
+    """One entry as a container sees it, and which layer (0 is the top) its bytes come from.
+
+    The layer is -1 where facts say what there is.
+    """
 
     row: Row
     layer: int
@@ -42,15 +48,30 @@ class Entry:
 _ROOT = Entry(Row("", DIR), 0)
 #: Layers that are read at once when one after the other does not answer.
 _AHEAD = 3
+#: In place of a layer's number: what is known of the lowest layers without reading them.
+_FACTS = -1
 
 
 class Rootfs:
-    """A read-only file system over the layers of an image, which are given bottom first."""
+    """A read-only file system over the layers of an image, which are given bottom first.
 
-    def __init__(self, layers: Sequence[Descriptor], cache: LayerCache) -> None:
+    ``facts`` answer in place of the lowest layers, until a question comes that they have no answer
+    to.  ``notes`` are given all that is asked.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Descriptor],
+        cache: LayerCache,
+        facts: Facts | None = None,
+        notes: Facts | None = None,
+    ) -> None:
         if len(layers) > limits.LAYERS:
             raise RemoteError(f"{cache.source.name}: an image of {len(layers)} layers")
         self._descriptors = list(reversed(layers))
+        self._facts, self.notes = facts, notes
+        self._contents = facts
+        self._above = len(layers) - len(facts.layers) if facts is not None else 0
         self._cache = cache
         self._open: list[LayerIndex] = []
         self._folders: dict[str, Entry] = {}
@@ -68,8 +89,11 @@ class Rootfs:
         """How many layers, from the top, were needed so far."""
         return len(self._open)
 
-    def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex]]:
+    def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex | Facts]]:
         for number in range(first, len(self._descriptors)):
+            if self._facts is not None and number == self._above:
+                yield _FACTS, self._facts
+                return
             if number == len(self._open):
                 self._open.append(self._index(number))
             yield number, self._open[number]
@@ -79,13 +103,31 @@ class Rootfs:
         if not self._cache.knows(self._descriptors[number]):
             self._new += 1
             if self._new > 1:
-                self._cache.read_ahead(self._descriptors[number : number + _AHEAD])
+                end = number + _AHEAD if self._facts is None else self._above
+                self._cache.read_ahead(self._descriptors[number : min(end, number + _AHEAD)])
         return self._cache.index(self._descriptors[number])
+
+    def _forget(self, path: str) -> None:
+        """Go by the layers from now on."""
+        if self._facts is not None:
+            console.say(f"  the lock does not hold /{path} of this base: reading its layers")
+        self._facts = None
+        self._folders.clear()
 
     # -- one path
 
     def _find(self, path: str, first: int = 0) -> Entry | None:
         """The entry at a relative path none of whose directories is a link."""
+        try:
+            found = self._search(path, first)
+        except NotHeld as missing:
+            self._forget(str(missing))
+            found = self._search(path, first)
+        if self.notes is not None and not first:
+            self.notes.note(path, None if found is None else found.row)
+        return found
+
+    def _search(self, path: str, first: int) -> Entry | None:
         implicit: int | None = None
         for number, layer in self._layers(first):
             row = layer.row(path)
@@ -189,6 +231,16 @@ class Rootfs:
         if real is None or real[1].kind != DIR:
             return []
         relative = real[0]
+        try:
+            found = self._names(relative)
+        except NotHeld as missing:
+            self._forget(str(missing))
+            found = self._names(relative)
+        if self.notes is not None:
+            self.notes.names[relative] = found
+        return found
+
+    def _names(self, relative: str) -> list[str]:
         found: set[str] = set()
         gone: set[str] = set()
         for _, layer in self._layers():
@@ -201,6 +253,16 @@ class Rootfs:
     def below(self, directory: str) -> dict[str, Entry]:
         """Everything below a real directory, by its path from there; links are not followed."""
         start = directory.strip("/")
+        try:
+            found = self._below(start)
+        except NotHeld as missing:
+            self._forget(str(missing))
+            found = self._below(start)
+        if self.notes is not None:
+            self.notes.note_below(start, {path: entry.row for path, entry in found.items()})
+        return found
+
+    def _below(self, start: str) -> dict[str, Entry]:
         merged: dict[str, Entry] = {}
         hidden: set[tuple[str, str]] = set()
         for number, layer in self._layers():
@@ -238,19 +300,46 @@ class Rootfs:
         if data is None:
             self.fetch([path])
             data = self.kept(entry)
+        if data is not None:
+            self.noted(data)
         return data
 
+    def noted(self, data: bytes) -> None:
+        """Note the bytes of a file that a question was about."""
+        if self.notes is not None:
+            self.notes.note_content(data)
+
     def kept(self, entry: Entry) -> bytes | None:
-        """The bytes of a file as far as they are in the cache."""
+        """The bytes of a file as far as they are known or in the cache."""
+        if entry.layer == _FACTS:
+            return self.content(entry.row.sha256)
         return self._open[entry.layer].content(entry.row.sha256)
 
     def content(self, sha256: str) -> bytes | None:
-        """The bytes with this sha256, as far as they are in the cache."""
+        """The bytes with this sha256, as far as they are known or in the cache."""
+        data = self._contents.content(sha256) if self._contents is not None else None
         for descriptor in self._descriptors:
-            data = self._cache.content(descriptor, sha256)
             if data is not None:
-                return data
-        return None
+                break
+            data = self._cache.content(descriptor, sha256)
+        return data
+
+    def _in_layer(self, path: str, entry: Entry) -> Entry:
+        """The same file with the layer that has its bytes.
+
+        Raises:
+            RemoteError: the layers have something else there than was noted of them.
+        """
+        if entry.layer != _FACTS:
+            return entry
+        self._forget(path.strip("/"))
+        found = self.stat(path)
+        if found is None or found.row.sha256 != entry.row.sha256:
+            raise RemoteError(
+                f"{self._cache.source.name}: {path} is not what the lock holds of this base",
+                hint="spark-build lock --upgrade",
+            )
+        return found
 
     def fetch(self, paths: Iterable[str]) -> None:
         """Bring the bytes of some files into the cache, one pass for each layer they are in.
@@ -265,6 +354,8 @@ class Rootfs:
             if entry is None or entry.kind != FILE:
                 continue
             _check(entry)
+            if self.kept(entry) is None:
+                entry = self._in_layer(path, entry)
             if self.kept(entry) is None:
                 wanted.setdefault(entry.layer, []).append(entry.row)
         for number, rows in sorted(wanted.items()):
@@ -282,6 +373,9 @@ class Rootfs:
             return False
         _check(entry)
         data = self.kept(entry)
+        if data is None:
+            entry = self._in_layer(path, entry)
+            data = self.kept(entry)
         if data is None:
             self._cache.copy(self._descriptors[entry.layer], entry.row, out)
         else:

@@ -1,0 +1,276 @@
+"""What the layers of an image have answered once, so that they need not be read for it again.
+
+Layers never change, so an answer holds for whatever image has the same ones, and as the lowest.
+What was not asked has no answer here: nothing is concluded from silence.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from builder.rootfs.index import Row, parent_of
+from builder.rootfs.tar import DIR, FILE, OTHER, SYMLINK
+from builder.runtime.spark_apply import parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+SCHEMA = 1
+#: Bytes of a file whose content is held: RECORD files of vLLM images have up to 3 MB.
+CONTENT_BYTES = 4 << 20
+#: In place of a sha256: the one that the RECORD says.
+_AS_RECORDED = "="
+_KINDS = (FILE, DIR, SYMLINK, OTHER)
+
+
+class NotHeld(Exception):
+    """A question that was not asked before; its text is the path."""
+
+
+class Facts:
+    """Entries, folders and contents by path relative to the root; answers as one layer would.
+
+    ``layers`` are the digests of the layers that they are about, bottom first.
+    """
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        self.layers = tuple(layers)
+        #: None where nothing is
+        self.rows: dict[str, Row | None] = {}
+        #: names in folders
+        self.names: dict[str, list[str]] = {}
+        #: folders below which every entry is in ``rows``
+        self.whole: set[str] = set()
+        #: bytes by sha256
+        self.contents: dict[str, bytes] = {}
+
+    # -- what was asked
+
+    def note(self, path: str, row: Row | None) -> None:
+        """An entry, or that there is none."""
+        if row is not None:
+            row = Row(path, row.kind, row.size, row.mode, row.uid, row.gid, row.link, row.sha256)
+        self.rows[path] = row
+
+    def note_below(self, directory: str, found: Mapping[str, Row]) -> None:
+        """Everything below a folder, by its path from there."""
+        self.whole.add(directory)
+        for path, row in found.items():
+            self.note(f"{directory}/{path}" if directory else path, row)
+
+    def note_content(self, data: bytes) -> None:
+        """The bytes of a file, if they are not too many to be held."""
+        if len(data) <= CONTENT_BYTES:
+            self.contents[hashlib.sha256(data).hexdigest()] = data
+
+    def add(self, other: Facts) -> None:
+        """Take over what is known of the same layers."""
+        self.rows.update(other.rows)
+        self.names.update(other.names)
+        self.whole |= other.whole
+        self.contents.update(other.contents)
+
+    def lacks(self, other: Facts) -> int:
+        """How many answers of the other are none of these, or are others here."""
+        found = sum(self._differs(path, row) for path, row in other.rows.items())
+        for directory, names in other.names.items():
+            try:
+                found += sorted(self.children(directory)) != names
+            except NotHeld:
+                found += 1
+        found += sum(not self._is_whole(directory) for directory in other.whole)
+        return found + len(other.contents.keys() - self.contents.keys())
+
+    def _differs(self, path: str, row: Row | None) -> bool:
+        try:
+            return self.row(path) != row
+        except NotHeld:
+            return True
+
+    # -- answers, as of the index of a layer below which there is nothing
+
+    def row(self, path: str) -> Row | None:
+        """The entry at a path.
+
+        Raises:
+            NotHeld: it was not asked for.
+        """
+        if path not in self.rows and not (path and self._absent(path)):
+            raise NotHeld(path)
+        return self.rows.get(path)
+
+    def below(self, directory: str) -> Iterator[Row]:
+        """Every entry below a folder.
+
+        Raises:
+            NotHeld: it was not asked for.
+        """
+        if self._is_whole(directory):
+            start = f"{directory}/" if directory else ""
+            found = (self.rows[path] for path in sorted(self.rows) if path.startswith(start))
+            yield from (row for row in found if row is not None)
+        elif self._is_folder(directory):
+            raise NotHeld(directory)
+
+    def children(self, directory: str) -> Iterable[str]:
+        """Names in a folder.
+
+        Raises:
+            NotHeld: it was not asked for.
+        """
+        if directory in self.names:
+            return self.names[directory]
+        if self._is_whole(directory):
+            return self._children.get(directory, ())
+        if self._is_folder(directory):
+            raise NotHeld(directory)
+        return ()
+
+    def whiteouts(self, _directory: str) -> Iterable[str]:
+        """None: what they hid is not here."""
+        return ()
+
+    def hidden_below(self, _directory: str) -> Iterable[tuple[str, str]]:
+        """None, as for :meth:`whiteouts`."""
+        return ()
+
+    def hides(self, _path: str) -> bool:
+        """There is nothing below that could show."""
+        return True
+
+    def seals(self, _directory: str) -> bool:
+        """As for :meth:`hides`."""
+        return True
+
+    def content(self, sha256: str) -> bytes | None:
+        """The bytes of a file."""
+        return self.contents.get(sha256)
+
+    @cached_property
+    def _children(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for path, row in self.rows.items():
+            if row is not None:
+                found.setdefault(parent_of(path), []).append(path.rpartition("/")[2])
+        return found
+
+    def _is_folder(self, path: str) -> bool:
+        row = self.row(path) if path else None
+        return not path or (row is not None and row.kind == DIR)
+
+    def _is_whole(self, directory: str) -> bool:
+        while directory not in self.whole:
+            if not directory:
+                return False
+            directory = parent_of(directory)
+        return True
+
+    def _absent(self, path: str) -> bool:
+        """Whether a path without an entry is known to have none."""
+        while path:
+            if path in self.rows:
+                row = self.rows[path]
+                return row is None or row.kind != DIR
+            above, _, name = path.rpartition("/")
+            if self._is_whole(above) or name not in self.names.get(above, (name,)):
+                return True
+            path = above
+        return False
+
+    # -- as JSON
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts as JSON values, without what others of them already say."""
+        recorded = self._recorded()
+        return {
+            "schema": SCHEMA,
+            "layers": list(self.layers),
+            "whole": sorted(self.whole),
+            "names": {path: self.names[path] for path in sorted(self.names)},
+            "rows": {
+                path: None if row is None else _value(row, recorded)
+                for path, row in sorted(self.rows.items())
+                if row is not None or not self._follows(path)
+            },
+            "contents": {name: _text(data) for name, data in sorted(self.contents.items())},
+        }
+
+    def _follows(self, path: str) -> bool:
+        """Whether that nothing is at a path is clear from what is said of the folders above it."""
+        above, _, name = path.rpartition("/")
+        return (
+            self._is_whole(above)
+            or name not in self.names.get(above, (name,))
+            or (above in self.rows and self.rows[above] is None)
+        )
+
+    @classmethod
+    def parse(cls, value: Any) -> Facts:
+        """The facts of a document.
+
+        Raises:
+            ValueError: it is of another form, or holds bytes of another sha256.
+        """
+        try:
+            if value["schema"] != SCHEMA:
+                raise ValueError(f"schema {value['schema']}")
+            facts = cls(value["layers"])
+            facts.whole = {str(path) for path in value["whole"]}
+            facts.names = {path: [str(n) for n in names] for path, names in value["names"].items()}
+            for name, text in value["contents"].items():
+                facts.note_content(_bytes(text))
+                if name not in facts.contents:
+                    raise ValueError(f"the bytes of {name} have another sha256")
+            rows = value["rows"]
+            later = [path for path, row in rows.items() if row and row[-1] == _AS_RECORDED]
+            for path, row in rows.items():
+                if row is None or row[-1] != _AS_RECORDED:
+                    facts.rows[path] = None if row is None else _row(path, row)
+            recorded = facts._recorded()
+            for path in later:
+                facts.rows[path] = _row(path, [*rows[path][:-1], recorded[path]])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        return facts
+
+    def _recorded(self) -> dict[str, str]:
+        """What the RECORD files say of others: sha256 by path."""
+        found: dict[str, str] = {}
+        for path, row in sorted(self.rows.items()):
+            data = self.contents.get(row.sha256) if row is not None else None
+            if data is None or not path.endswith(".dist-info/RECORD"):
+                continue
+            site = parent_of(parent_of(path))
+            with contextlib.suppress(ValueError, csv.Error):  # one that is damaged says nothing
+                said = parse_record(data)
+                found.update({f"{site}/{row.path}": row.sha256 for row in said if row.sha256})
+        return found
+
+
+def _value(row: Row, recorded: Mapping[str, str]) -> list[Any]:
+    said = row.sha256 and recorded.get(row.path) == row.sha256
+    sha256 = _AS_RECORDED if said and not row.path.endswith("/RECORD") else row.sha256
+    return [row.kind, row.size, row.mode, row.uid, row.gid, row.link, sha256]
+
+
+def _row(path: str, value: Sequence[Any]) -> Row:
+    kind, size, mode, uid, gid, link, sha256 = value
+    if kind not in _KINDS:
+        raise ValueError(f"{path} is a {kind!r}")
+    return Row(path, kind, int(size), int(mode), int(uid), int(gid), str(link), str(sha256))
+
+
+def _text(data: bytes) -> Any:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
