@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 NAME = "spark-build.lock"
 SCHEMA = 1
+#: What the files of facts beside the lock are called (``lockfacts.py``).
+FACTS_NAME = re.compile(r"base-[0-9a-f]{12}\.json\.gz")
 
 Entry = dict[str, Any]
 
@@ -148,12 +151,26 @@ def read_lock(path: Path) -> Lock | None:
             for wheel in (*entry["base"].get("wheels", ()), *entry["inputs"]):
                 wheel["sha256"]
             dict(entry["base"]["packages"])
+            _check_facts(entry["base"].get("facts"))
             [(layer["name"], layer["digest"], dict(layer["files"])) for layer in entry["layers"]]
         return Lock(path, read_pins(raw["pulls"], "pulls"), entries)
     except UsageError as error:
         raise _damaged(path, str(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
+
+
+def _check_facts(pin: Mapping[str, Any] | None) -> None:
+    """Refuse a pin of facts of another form, such as one that names a file elsewhere."""
+    if pin is None:
+        return
+    if not FACTS_NAME.fullmatch(pin["file"]):
+        raise ValueError(f"{pin['file']!r} is no file of facts")
+    for key in ("sha256", "layers"):
+        if not re.fullmatch("[0-9a-f]{64}", pin[key]):
+            raise ValueError(f"{key} {pin[key]!r}")
+    if not isinstance(pin["depth"], int) or pin["depth"] < 1:
+        raise ValueError(f"depth {pin['depth']!r}")
 
 
 def _damaged(path: Path, why: str) -> SparkBuildError:

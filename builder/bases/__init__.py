@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 from builder.errors import RemoteError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from builder.index import PackageIndex
     from builder.model import BaseIdentity
+    from builder.registry.model import Descriptor
+    from builder.rootfs.facts import Facts
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
     from builder.runtime.spark_apply import Tree
+
+    FactsOf = Callable[[Sequence[Descriptor]], Facts | None]
 
 #: Distributions that layers look at; what user layers name is added to it.
 TRACKED = (
@@ -31,6 +35,11 @@ TRACKED = (
 )
 
 
+def no_facts(_layers: Sequence[Descriptor]) -> Facts | None:
+    """Nothing is known of any image: its layers are read."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class BaseRequest:
     """How to identify a base: what the command line and the profile say."""
@@ -44,6 +53,10 @@ class BaseRequest:
     index: PackageIndex
     #: ``buildkit`` asks a Docker Engine, ``oci`` none, ``auto`` one that answers
     engine: str = "auto"
+    #: what is known of the lowest layers of an image, which is given by all of them, bottom first
+    facts_of: FactsOf = no_facts
+    #: whether what is asked of an image in a registry or layout is noted (``Rootfs.notes``)
+    noting: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,10 @@ class ReleasedFiles:
         data = self._kept(path)
         if data is None and self._owner(path) is not None:
             data = self._released([path]).get(path)
-        return self._view.read(path) if data is None else data
+        if data is None:
+            return self._view.read(path)
+        self._view.noted(data)
+        return data
 
     def fetch(self, paths: Iterable[str]) -> None:
         missing = [path for path in paths if self._kept(path) is None]

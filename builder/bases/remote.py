@@ -17,6 +17,7 @@ from builder.bases.imagetree import ImageFacts, env_of_config, image_base
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
 from builder.model import Platform
+from builder.rootfs.facts import Facts
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.python import interpreters
@@ -28,7 +29,8 @@ from builder.runtime.spark_apply import distribution_of, parse_record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from builder.bases import Base, BaseRequest
+    from builder.bases import Base, BaseRequest, FactsOf
+    from builder.rootfs.image import Image
     from builder.rootfs.python import Interpreter
     from builder.rootfs.view import Entry
 
@@ -40,12 +42,27 @@ def identify_remote(request: BaseRequest, ref: str) -> Base:
         RemoteError: the image is not there, or a layer cannot be read or is none.
         UsageError: the image holds no vLLM that can be patched.
     """
-    image = open_image(ref, request.platform)
-    opened = OpenedImage(image, Rootfs(image.layers, LayerCache(image.source)))
+    opened = with_files(open_image(ref, request.platform), request.facts_of, noting=request.noting)
     try:
         return identify_opened(request, opened, ref)
     except BaseException:
         opened.close()
+        raise
+
+
+def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> OpenedImage:
+    """An open image with its files; it is closed where that fails.
+
+    Raises:
+        RemoteError: it has too many layers.
+        SparkBuildError: what the lock holds of it cannot be used (exit 9).
+    """
+    try:
+        notes = Facts([layer.digest for layer in image.layers]) if noting else None
+        facts = facts_of(image.layers)
+        return OpenedImage(image, Rootfs(image.layers, LayerCache(image.source), facts, notes))
+    except BaseException:
+        image.close()
         raise
 
 

@@ -25,7 +25,7 @@ from builder.verify.sandbox import sandbox_needs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.bases import Base
+    from builder.bases import Base, FactsOf
     from builder.cli import options as opt
     from builder.engines import BuiltImage, Engine
     from builder.index import PackageIndex
@@ -133,7 +133,8 @@ def _image(options: ImageOptions) -> None:
             compiling = time.monotonic()
             plan = inputs.compiled(plan, base)
             timings["compile"] = time.monotonic() - compiling
-        _build_and_verify(plan, base, options, timings, Opened(inputs.index, inputs.sources))
+        opened = Opened(inputs.index, inputs.sources, inputs.facts.of)
+        _build_and_verify(plan, base, options, timings, opened)
     finally:
         base.close()
 
@@ -151,10 +152,11 @@ def refuse_stages(plan: BuildPlan) -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """The index clients of this run, for verification."""
+    """The index clients of this run and what the lock holds of the base, for verification."""
 
     index: PackageIndex
     sources: IndexSources
+    facts_of: FactsOf
 
 
 def _print_dry_run(plan: BuildPlan, options: ImageOptions) -> None:
@@ -236,7 +238,8 @@ def _verify(built: BuiltImage, opened: Opened) -> Report:
     from builder.verify.targets import Opening, open_target
 
     target = open_target(
-        built.target or built.ref, Opening(index=opened.index, sources=opened.sources)
+        built.target or built.ref,
+        Opening(index=opened.index, sources=opened.sources, facts_of=opened.facts_of),
     )
     try:
         return verify(target, DEFAULT_LEVELS)

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from builder.bases import Base
     from builder.cli.image import ImageOptions
     from builder.engines.multi import BuiltIndex
-    from builder.index import PackageIndex
     from builder.model import BuildPlan
-    from builder.wheels import IndexSources
 
 #: What vLLM has wheels for.
 _PLATFORMS = ("linux/arm64", "linux/amd64")
@@ -158,7 +156,7 @@ def _build(
         began = time.monotonic()
         for one in planned:
             with console.step(f"verify {one.platform}"):
-                reports.append(_verify(one, built, inputs.index, inputs.sources))
+                reports.append(_verify(one, built, inputs))
         timings["verify"] = time.monotonic() - began
     else:
         console.warn("not verified (--no-verify)")
@@ -187,14 +185,15 @@ def _digest(planned: list[Planned]) -> str:
     return f"sha256:{sha256_hex(canonical_json(plans))}"
 
 
-def _verify(one: Planned, built: BuiltIndex, index: PackageIndex, sources: IndexSources) -> Report:
+def _verify(one: Planned, built: BuiltIndex, inputs: Inputs) -> Report:
     from builder.verify.targets import Opening, open_target
 
     assert one.base.opened is not None
     digest = built.digests[one.base.opened.image.manifest.digest]
     ref = built.image.ref
     name = f"{ref}@{digest}" if ref.startswith("oci:") else f"docker://{ref}@{digest}"
-    target = open_target(name, Opening(index=index, sources=sources))
+    opening = Opening(index=inputs.index, sources=inputs.sources, facts_of=inputs.facts.of)
+    target = open_target(name, opening)
     try:
         report = verify(target, DEFAULT_LEVELS)
     finally:

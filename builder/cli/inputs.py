@@ -16,6 +16,7 @@ from builder.forge.store import Forges, PullStore
 from builder.index import PackageIndex
 from builder.lock import NAME, Entry, Lock, Request, lock_path, read_lock
 from builder.lockentry import differences, entry_of, layer_differences, stale, wheels_of
+from builder.lockfacts import LockedFacts
 from builder.native.base import DISTRIBUTIONS
 from builder.native.changes import image_of
 from builder.planner import make_plan
@@ -73,6 +74,7 @@ class Inputs:
         self.entry: Entry | None = None
         self.path = lock_path(Path.cwd())
         self.lock = None if upgrade else read_lock(self.path)
+        self.facts = LockedFacts(self.lock, strict=self.locked)
         self.catalog = Catalog.discover(patches or ())
         self.index = PackageIndex(refresh=refresh)
         forges = Forges(pulls.forge_clone)
@@ -141,11 +143,12 @@ class Inputs:
         python: str | None = None,
         site_packages: str | None = None,
         engine: str = "auto",
-        keep: bool = False,
+        locking: bool = False,
     ) -> Base:
         """Identify a base; what the lock holds of it is taken from there.
 
-        With ``keep``, as with ``--locked``, a tag that moved stands for the image that is locked.
+        When ``locking``, as with ``--locked``, a tag that moved stands for the image that is
+        locked, and what is asked of the base is noted.
 
         Raises:
             RemoteError: the locked image is gone.
@@ -174,13 +177,15 @@ class Inputs:
                 engine=engine,
                 pins=pins,
                 libraries=DISTRIBUTIONS if self.stages else (),
+                facts_of=self.facts.of,
+                noting=locking,
             )
 
         base = identified(ref)
         if self.entry and base.identity.kind == "image":
             wanted = str(self.entry["base"]["digest"])
             if base.identity.digest != wanted:
-                if not (self.locked or keep):
+                if not (self.locked or locking):
                     console.warn(
                         f"{ref} moved: locked is {wanted[:19]}, it is {base.identity.digest[:19]} "
                         "now, which is used; --locked uses the locked one"

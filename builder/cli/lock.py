@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,19 @@ from builder.cli.inputs import Inputs
 from builder.cli.options import PullOptions
 from builder.cli.show import print_json, show_plan
 from builder.console import console
+from builder.engines.patched import foresee
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.lock import NAME, Lock, Request, lock_path, read_lock
 from builder.lockentry import differences, stale
+from builder.lockfacts import chain, pins_of, read_facts, remove_unnamed, write_facts
 from builder.locks import locked
 from builder.planner import refuse_nothing, refuse_plan
+from builder.rootfs.facts import Facts
 from builder.runtime.spark_apply import NEEDS_REBUILD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from builder.lock import Entry
     from builder.model import BuildPlan
 
@@ -56,10 +62,12 @@ def lock_command(
             _report_check(path, found, made, json)
             return
         fresh = Lock(path, dict(kept.pulls), dict(kept.entries))
-        for inputs, entry in made:
-            fresh.entries[Request.of(entry).key] = entry
-            fresh.pulls.update(inputs.resolved.pins)
+        for one in made:
+            fresh.entries[one.key] = one.entry
+            fresh.pulls.update(one.inputs.resolved.pins)
+        _write_facts(kept, fresh, made)
         written = fresh.write()
+        remove_unnamed(fresh)
     if json:
         print_json(_document(path, found, made, written=written))
         return
@@ -70,6 +78,52 @@ def lock_command(
     print(f"{path}: {len(made)} locked{'' if written else ', nothing changed'}")
 
 
+@dataclass(frozen=True)
+class Made:
+    """An entry as it would be locked now, and what its base was asked for it."""
+
+    inputs: Inputs
+    entry: Entry
+    facts: Facts | None
+
+    @property
+    def key(self) -> str:
+        """The request in one line."""
+        return Request.of(self.entry).key
+
+
+def _write_facts(kept: Lock, fresh: Lock, made: Sequence[Made]) -> None:
+    """Write what the bases answered, and pin it in every entry on the same layers.
+
+    What other entries need of the same base stays.  A base that a Docker Engine has read this time
+    keeps the facts that it had, while it is the same.
+    """
+    asked = {one.key: one.facts for one in made if one.facts is not None}
+    for one in made:
+        old = kept.entries.get(one.key, one.entry)["base"]
+        if one.facts is None and old["digest"] == one.entry["base"]["digest"] and "facts" in old:
+            one.entry["base"]["facts"] = old["facts"]
+    of_base: dict[str, Facts] = {}
+    others = [entry for key, entry in fresh.entries.items() if key not in asked]
+    wanted = {chain(facts.layers) for facts in asked.values()}
+    for pin in pins_of(others).values():
+        if pin["layers"] in wanted:
+            try:
+                of_base[pin["layers"]] = read_facts(kept.path, pin)
+            except SparkBuildError as error:
+                console.warn(f"{error}")
+    pins: dict[str, Any] = {}
+    for key, facts in asked.items():
+        layers = chain(facts.layers)
+        of_base.setdefault(layers, Facts(facts.layers)).add(facts)
+        pins[layers] = write_facts(fresh.path, of_base[layers])
+        fresh.entries[key]["base"]["facts"] = pins[layers]
+    for entry in fresh.entries.values():
+        pin = entry["base"].get("facts", {})
+        if pin.get("layers") in pins:
+            entry["base"]["facts"] = pins[pin["layers"]]
+
+
 def _one(
     layers: list[str] | None,
     pulls: PullOptions,
@@ -78,7 +132,7 @@ def _one(
     python: str | None,
     patches: list[Path] | None,
     upgrade: bool,
-) -> tuple[Inputs, Entry]:
+) -> Made:
     inputs = Inputs(layers, patches, pulls, refresh=upgrade, upgrade=upgrade)
     ref = inputs.base_ref(base)
     if ref.startswith("dir:"):
@@ -86,13 +140,15 @@ def _one(
             f"{ref} is not locked: a directory is what it is",
             hint="lock the release that it was installed from: --base pypi:vllm==VERSION",
         )
-    identified = inputs.identify(ref, platform=platform, python=python, keep=True)
+    identified = inputs.identify(ref, platform=platform, python=python, locking=True)
     try:
         plan = inputs.unchecked_plan(identified)
+        _refuse(plan, inputs)
+        foresee(plan, identified)
     finally:
         identified.close()
-    _refuse(plan, inputs)
-    return inputs, inputs.entry_for(plan)
+    opened = identified.opened
+    return Made(inputs, inputs.entry_for(plan), opened.view.notes if opened else None)
 
 
 def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
@@ -109,9 +165,7 @@ def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
         console.warn(f"layer {decision.name} needs a rebuild: {decision.outcome.reason}")
 
 
-def _again(
-    entry: Entry, pulls: PullOptions, patches: list[Path] | None, upgrade: bool
-) -> tuple[Inputs, Entry]:
+def _again(entry: Entry, pulls: PullOptions, patches: list[Path] | None, upgrade: bool) -> Made:
     """An entry's request, locked once more."""
     request = Request.of(entry)
     return _one(
@@ -125,26 +179,37 @@ def _again(
     )
 
 
-def _compare(kept: Lock, made: list[tuple[Inputs, Entry]]) -> dict[str, list[str]]:
+def _compare(kept: Lock, made: list[Made]) -> dict[str, list[str]]:
     """What changes in the lock, in words, by request; requests that hold are left out."""
     changes = {}
-    for inputs, entry in made:
-        key = Request.of(entry).key
-        old = kept.entries.get(key)
-        found = differences(old, entry) if old else ["not locked yet"]
-        for request, pin in inputs.resolved.pins.items():
+    for one in made:
+        old = kept.entries.get(one.key)
+        found = differences(old, one.entry) if old else ["not locked yet"]
+        if old and not found:
+            found += _compare_facts(kept, old, one)
+        for request, pin in one.inputs.resolved.pins.items():
             was = kept.pulls.get(request)
             if was is None or was.commit != pin.commit:
                 before = was.short if was else "not pinned yet"
                 found.append(f"pull {request}: {before}, now {pin.short}")
         if found:
-            changes[key] = found
+            changes[one.key] = found
     return changes
 
 
-def _report_check(
-    path: Path, found: dict[str, list[str]], made: list[tuple[Inputs, Entry]], json: bool
-) -> None:
+def _compare_facts(kept: Lock, old: Entry, one: Made) -> list[str]:
+    """What is wrong with what the lock holds of a base; a lock may hold nothing of it."""
+    pin = old["base"].get("facts")
+    if pin is None or one.facts is None:
+        return []
+    try:
+        lacking = read_facts(kept.path, pin).lacks(one.facts)
+    except SparkBuildError as error:
+        return [f"base: {error}"]
+    return [f"base: {pin['file']} lacks {lacking} answers of its layers"] if lacking else []
+
+
+def _report_check(path: Path, found: dict[str, list[str]], made: list[Made], json: bool) -> None:
     if json:
         print_json(_document(path, found, made, written=False))
     if not path.is_file():
@@ -156,12 +221,12 @@ def _report_check(
 
 
 def _document(
-    path: Path, found: dict[str, list[str]], made: list[tuple[Inputs, Entry]], *, written: bool
+    path: Path, found: dict[str, list[str]], made: list[Made], *, written: bool
 ) -> dict[str, Any]:
     return {
         "schema": 1,
         "lock": str(path),
-        "requests": [Request.of(entry).key for _, entry in made],
+        "requests": [one.key for one in made],
         "changes": found,
         "written": written,
     }

@@ -16,7 +16,7 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.bases import Base
+    from builder.bases import Base, FactsOf
     from builder.catalog import Catalog, Selection
     from builder.forge.pin import Pin
     from builder.index import PackageIndex
@@ -243,14 +243,17 @@ def identify_base(
     engine: str = "auto",
     pins: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
+    facts_of: FactsOf | None = None,
+    noting: bool = False,
 ) -> Base:
     """Identify a base, following also the packages that user layers name.
 
     ``pins`` are versions that go before those of the profiles where the base leaves one open.
     ``libraries`` are distributions whose files an image's tree must have too: it knows only those
-    of distributions that are asked for.  They are no part of what identifies it.
+    of distributions that are asked for.  They are no part of what identifies it.  ``facts_of`` and
+    ``noting`` are as in :class:`builder.bases.BaseRequest`.
     """
-    from builder.bases import TRACKED, BaseRequest, identify
+    from builder.bases import TRACKED, BaseRequest, identify, no_facts
     from builder.runtime.spark_apply import normalize
 
     named = {layer["package"] for layer in selection.layers}
@@ -271,6 +274,8 @@ def identify_base(
             tracked=(*tracked, *also),
             index=index,
             engine=engine,
+            facts_of=facts_of or no_facts,
+            noting=noting,
         )
     )
     if not also:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli.show import print_json, show_report
@@ -20,7 +21,6 @@ from builder.verify import parse_levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from builder.publish.evidence import Claim
     from builder.publish.prove import Proof
@@ -145,12 +145,15 @@ def _proofs(
 def _verify_now(opened: Opened, claim: Claim) -> Evidence:
     """Run ``verify`` on an image that no evidence is known of."""
     from builder.index import PackageIndex
+    from builder.lock import lock_path
+    from builder.lockfacts import LockedFacts
     from builder.verify import DEFAULT_LEVELS, verify
     from builder.verify.targets import Opening
     from builder.wheels import IndexSources
 
     index = PackageIndex()
-    opening = Opening(index=index, sources=IndexSources(index))
+    facts = LockedFacts.beside(lock_path(Path.cwd()))
+    opening = Opening(index=index, sources=IndexSources(index), facts_of=facts.of)
     target = opened.verify_target(claim.digest, opening)
     try:
         with console.step(f"verify {target.name}"):

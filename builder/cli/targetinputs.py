@@ -10,6 +10,7 @@ from builder.errors import Exit, SparkBuildError
 from builder.index import PackageIndex
 from builder.lock import NAME, lock_path, read_lock
 from builder.lockentry import plan_differences, stale, wheels_of
+from builder.lockfacts import LockedFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,9 @@ class TargetInputs:
                 Exit.STALE,
                 hint="spark-build lock --layers L --base BASE",
             )
+        self.facts = (
+            LockedFacts(self._lock, strict=True) if pulls.locked else LockedFacts.beside(self._path)
+        )
         self.selection: Selection | None = None
         if layers or pulls.with_pr:
             inputs = Inputs(layers, patches, pulls, refresh=refresh)

@@ -53,6 +53,7 @@ def verify_command(
         selection=inputs.selection,
         platform=platform,
         gpu=gpu,
+        facts_of=inputs.facts.of,
     )
     opened = open_target(target, opening)
     try:

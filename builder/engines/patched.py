@@ -9,9 +9,10 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
+from builder.engines import BuildRequest
 from builder.engines.contents import image_layers
 from builder.engines.kept import MadeOf
-from builder.engines.layertar import FOLDER, Owners
+from builder.engines.layertar import FOLDER, Owners, entries
 from builder.engines.removal import taken_away
 from builder.engines.scratch import say_layer
 from builder.errors import BuildFailed
@@ -21,8 +22,7 @@ from builder.rootfs.tar import DIR
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.bases import OpenedImage
-    from builder.engines import BuildRequest
+    from builder.bases import Base, OpenedImage
     from builder.engines.scratch import Blob, Scratch
     from builder.model import BuildPlan
     from builder.registry.model import RawManifest
@@ -64,6 +64,24 @@ def write_patched(
     config = _config(opened.image.config, plan, blobs, [name for name, _ in layers])
     manifest = _manifest(scratch, opened.image.manifest, plan, blobs, config)
     return manifest, sum(blob.size for blob in blobs)
+
+
+def foresee(plan: BuildPlan, base: Base) -> None:
+    """Ask a base all that :func:`write_patched` will ask of it, and write nothing.
+
+    Raises:
+        BuildFailed: the base has something else where a folder of ours has to be.
+        RemoteError: the base's layers cannot be read any more.
+    """
+    if base.opened is None:
+        return
+    view = base.opened.view
+    folder = _folders(view)
+    for _, files in _layers(BuildRequest(plan=plan, tag="", base=base), view):
+        _check_places(files, view)
+        for _, path, content in entries(files):
+            if content == "dir":
+                folder(path)
 
 
 def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:

@@ -10,18 +10,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import BaseRequest, OpenedImage
+from builder.bases import BaseRequest
 from builder.bases.imagetree import env_of_config
-from builder.bases.remote import identify_opened
+from builder.bases.remote import identify_opened, with_files
 from builder.registry.manifests import blobs
 from builder.rootfs.image import open_image
-from builder.rootfs.layers import LayerCache
 from builder.rootfs.tar import FILE
-from builder.rootfs.view import Rootfs
 from builder.verify.targets import Baked, Held, in_sandbox, open_overlay, target_of_image
 
 if TYPE_CHECKING:
+    from builder.bases import OpenedImage
     from builder.rootfs.image import Image
+    from builder.rootfs.view import Rootfs
     from builder.verify import VerifyTarget
     from builder.verify.targets import Opening
 
@@ -43,8 +43,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         RemoteError: it is damaged.
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
-    view = Rootfs(image.layers, LayerCache(image.source))
-    opened = OpenedImage(image, view)
+    opened = with_files(image, opening.facts_of)
     try:
         target = _open(text, opened, opening)
         digests = (image.manifest.digest, blobs(image.manifest)[0].digest)

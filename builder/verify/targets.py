@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import Base, BaseRequest, asks_engine, identify, scheme_of
+from builder.bases import Base, BaseRequest, asks_engine, identify, no_facts, scheme_of
 from builder.errors import SparkBuildError, UsageError
 from builder.planner import make_plan
 from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
@@ -30,6 +30,7 @@ from builder.verify.surroundings import Asking, beside_its_python
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from builder.bases import FactsOf
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan
@@ -46,6 +47,7 @@ class Opening:
     selection: Selection | None = None
     platform: str | None = None
     gpu: GpuOptions = field(default_factory=GpuOptions)
+    facts_of: FactsOf = no_facts
 
 
 def open_target(text: str, opening: Opening) -> VerifyTarget:
@@ -355,4 +357,5 @@ def _former(baked: Mapping[str, Any], base: Base, opening: Opening, engine: str)
         pins={},
         index=opening.index,
         engine=engine,
+        facts_of=opening.facts_of,
     )
