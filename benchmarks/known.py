@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import TYPE_CHECKING
 
-from benchmarks.ways import spark_build
+from benchmarks.ways import lock_of, spark_build
 
 if TYPE_CHECKING:
     from benchmarks.meter import Run
     from benchmarks.ways import Bench
 
 #: What is measured, in this order: each leaves what the next one needs.
-KNOWING = ("plan, base never seen", "plan, base known", "plan --locked")
+KNOWING = (
+    "plan, base never seen",
+    "plan, base known",
+    "plan --locked",
+    "plan --locked, base never seen",
+)
 
 
 def know_base(bench: Bench, tag: str, rounds: int = 1) -> dict[str, list[Run]]:
-    """Plan with nothing in the cache, with the base in it, and with a lock.
+    """Plan with nothing in the cache, with the base in it, with a lock, and with a lock alone.
 
     One round will do: the bytes are the same each time.
     """
     base = f"docker://{bench.address}/bench/base:{tag}"
     words = ("-l", "change", "-b", base)
     found: dict[str, list[Run]] = {name: [] for name in KNOWING}
-    project = bench.folder / f"project-{tag}"
-    project.mkdir()
-    before = os.getcwd()  # noqa: PTH109 - the lock is found from here
-    os.chdir(project)
-    try:
-        for _ in range(rounds):
-            (project / "spark-build.lock").unlink(missing_ok=True)
-            shutil.rmtree(bench.folder / "cache", ignore_errors=True)
-            for name in KNOWING:
-                locked = ("--locked",) if name.endswith("--locked") else ()
-                if locked:
-                    spark_build(bench, "lock", *words)
-                run = bench.meter.measure(lambda: spark_build(bench, "plan", *words, *locked))  # noqa: B023
-                found[name].append(run)
-    finally:
-        os.chdir(before)
+    lock = lock_of(bench, tag)
+    lock.parent.mkdir()
+    for _ in range(rounds):
+        lock.unlink(missing_ok=True)
+        for name in KNOWING:
+            if name.endswith("never seen"):
+                shutil.rmtree(bench.folder / "cache", ignore_errors=True)
+            given = [*words, "--locked"] if "--locked" in name else words
+            if "--locked" in name and not lock.exists():
+                spark_build(bench, "lock", *words, lock=lock)
+            run = bench.meter.measure(lambda: spark_build(bench, "plan", *given, lock=lock))  # noqa: B023
+            found[name].append(run)
     return found

@@ -10,13 +10,18 @@ import pytest
 
 from builder import locks
 from builder.bases import Base
+from builder.cli import options
 from builder.cli.inputs import at_digest
 from builder.errors import RemoteError, UsageError
-from builder.lock import NAME, lock_path
+from builder.lock import NAME, lock_path, read_lock
+from builder.lockfacts import read_facts, write_facts
+from builder.registry.layout import LayoutDirectory
+from builder.registry.manifests import blobs
 from tests.forge import Fault, LocalForge, Pull
 
 from . import pullworld as pw
 from .fakes import fake_base, layer_text, vllm_files, write_tree
+from .images import put_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -495,6 +500,100 @@ class TestMovedTag:
         assert entry_of(project)["base"]["digest"] == self.OLD
         assert spark_build("lock", "--upgrade").code == 0
         assert entry_of(project)["base"]["digest"] == self.NEW
+
+
+# --------------------------------------------------------------------- what a base's layers hold
+
+
+class TestFacts:
+    """A base in a layout, whose layers are gone once it is locked."""
+
+    @pytest.fixture(autouse=True)
+    def base(self, spark_build: Call, fix: Path, tmp_path: Path) -> tuple[str, ...]:
+        (fix / "layer.toml").write_text(LAYER.replace("1.0.0", "0.20.1"))
+        put_vllm(tmp_path / "base", name="v1")
+        words = ("-l", "fix", "-b", f"oci:{tmp_path / 'base'}:v1")
+        assert spark_build("lock", *words).code == 0
+        return words
+
+    @pytest.fixture
+    def cold(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, base: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Nothing is left of the base but its manifest and its configuration."""
+        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "empty"))
+        layout = LayoutDirectory(tmp_path / "base")
+        for layer in blobs(layout.manifest("v1"))[1:]:
+            (layout.path / "blobs/sha256" / layer.digest.partition(":")[2]).unlink()
+        return base
+
+    def test_stand_in_for_the_layers(
+        self, spark_build: Call, cold: tuple[str, ...], project: Path
+    ) -> None:
+        assert spark_build("plan", *cold, "--locked").code == 0
+        image = ("image", *cold, "--locked", "--engine", "oci", "--thin", "-o", "oci:out")
+        assert spark_build(*image, "--no-verify").code == 0
+        assert spark_build("verify", "oci:out", "--level", "static", "--locked").code == 0
+        assert spark_build("verify", "oci:out", "--level", "static").code == 0
+        assert spark_build("lock", "--check").code == 0
+        (project / NAME).unlink()
+        assert spark_build("plan", *cold).code == 8, "nothing else holds them"
+
+    def test_are_kept_when_a_docker_engine_reads_the_base(
+        self, spark_build: Call, cold: tuple[str, ...], project: Path, fix: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        pin = entry_of(project)["base"]["facts"]
+        (fix / "fix.txt").write_text("two\n")
+        identify_base = options.identify_base
+
+        def by_engine(*words: Any, **more: Any) -> Base:
+            return dataclasses.replace(identify_base(*words, **more), opened=None)
+
+        monkeypatch.setattr(options, "identify_base", by_engine)
+        assert spark_build("lock").code == 0
+        assert entry_of(project)["base"]["facts"] == pin
+        assert spark_build("lock", "--upgrade").code == 8, "which takes nothing from the lock"
+
+    def test_that_do_not_suffice_make_the_lock_stale(
+        self, spark_build: Call, base: tuple[str, ...], project: Path
+    ) -> None:
+        """As another version of this program would that asks for more."""
+        lock = read_lock(project / NAME)
+        assert lock is not None
+        (entry,) = lock.entries.values()
+        facts = read_facts(lock.path, entry["base"]["facts"])
+        (name,) = (n for n, data in facts.contents.items() if data.startswith(b"Metadata"))
+        del facts.contents[name]
+        entry["base"]["facts"] = write_facts(lock.path, facts)
+        assert lock.write()
+        assert spark_build("plan", *base, "--locked").code == 0, "the layers are there"
+        result = spark_build("lock", "--check")
+        assert (result.code, "lacks 1 answers of its layers" in result.err) == (9, True)
+        assert spark_build("lock").code == 0
+        assert spark_build("lock", "--check").code == 0
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"sha256": "x"}, {"layers": 3}, {"depth": 0}, {"depth": "2"}, {"file": "../x.json.gz"}],
+    )
+    def test_pinned_in_another_form_are_refused(
+        self, spark_build: Call, base: tuple[str, ...], project: Path, change: dict[str, object]
+    ) -> None:
+        lock = lock_of(project)
+        (entry,) = lock["locked"].values()
+        entry["base"]["facts"].update(change)
+        (project / NAME).write_text(json.dumps(lock))
+        assert spark_build("plan", *base).code == 9
+
+    def test_of_a_lock_that_is_damaged_are_none(
+        self, spark_build: Call, base: tuple[str, ...], project: Path
+    ) -> None:
+        image = ("image", *base, "--engine", "oci", "--thin", "-o", "oci:out", "--no-verify")
+        assert spark_build(*image).code == 0
+        (project / NAME).write_text("<<<<<<< ours\n")
+        result = spark_build("verify", "oci:out", "--level", "static")
+        assert (result.code, "cannot be used" in result.err) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""How large what a lock holds of a base is, for the files of a real vLLM image."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from builder.bases import BaseRequest, identify
+from builder.catalog import Catalog
+from builder.lockfacts import pack
+from builder.planner import make_plan
+from builder.rootfs.facts import Facts
+from builder.rootfs.index import Row
+from builder.runtime.spark_apply import sha256_hex
+from builder.wheels import WheelTree
+
+if TYPE_CHECKING:
+    import pytest
+
+    from builder.index import PackageIndex
+    from builder.wheels import IndexSources
+
+SITE = "usr/local/lib/python3.12/dist-packages"
+#: vLLM's images have FlashInfer's kernels installed, which are most of the files.
+BASE = "pypi:vllm==0.20.1,flashinfer-cubin==0.6.8.post1"
+
+
+def test_the_facts_of_a_real_base_take_a_megabyte(
+    index: PackageIndex, sources: IndexSources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Catalog.discover().select(["b12x-full"])
+    request = BaseRequest(ref=BASE, platform="linux/arm64", python="3.12", pins=selection.pins(),
+                          index=index)  # fmt: skip
+    base = identify(request)
+    assert isinstance(base.tree, WheelTree)
+    facts = Facts(["sha256:" + "0" * 64])
+    read = WheelTree.read
+
+    def noting(tree: WheelTree, path: str) -> bytes | None:
+        data = read(tree, path)
+        if data is not None:
+            facts.note_content(data)
+        return data
+
+    monkeypatch.setattr(WheelTree, "read", noting)
+    assert make_plan(base, selection, sources).needed
+    rows = {}
+    for wheel in base.tree.wheels:
+        record = f"{wheel.info_dir}/RECORD"
+        data = wheel.read(record)
+        facts.note_content(data)
+        for path, member in wheel.members.items():
+            sha256 = sha256_hex(data) if path == record else member.sha256
+            rows[path] = Row(path, "file", member.size, member.mode, sha256=sha256)
+    facts.note_below(SITE, rows)
+    assert len(rows) > 15_000
+    packed = pack(facts)
+    assert len(packed) < 1_100_000, "0.93 MB for an image of these wheels"
+    assert Facts.parse(json.loads(json.dumps(facts.as_json()))).lacks(facts) == 0
