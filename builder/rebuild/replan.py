@@ -119,8 +119,13 @@ def replan(
             for decision in again.pending:
                 sources.stages.run(decision.outcome.compiled["stage"], same)
             again = make_plan(same, selection, sources)
-        # said when it was planned, from the profile of that day; no part of the digest
-        again = dataclasses.replace(again, name=plan["name"], hints=tuple(plan["hints"]))
+        # said when it was planned, from profile and forge of that day; no part of the digest
+        again = dataclasses.replace(
+            again,
+            name=plan["name"],
+            hints=tuple(plan["hints"]),
+            pulls=tuple(plan.get("pulls", ())),
+        )
     except BaseException:
         found.close()
         raise
