@@ -102,10 +102,16 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
             lines += [f"note: {note}" for note in decision.outcome.notes]
         changes = [op["change"]["name"] for d in rebuild for op in compile_ops(d.layer)]
         hint = ""
-        if len(changes) >= len(rebuild):  # all of it is known how to compile
+        if all(_may_compile(d) for d in rebuild):
             lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]
             hint = _where_to_compile(plan, command or "spark-build image --compile")
         raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD, hint)
+
+
+def _may_compile(decision: LayerDecision) -> bool:
+    """Whether a stage might do, and was not asked for: what was found in the sources says no."""
+    compiled = decision.outcome.compiled
+    return bool(compiled) and "sources" not in compiled
 
 
 def _where_to_compile(plan: BuildPlan, command: str) -> str:

@@ -29,11 +29,11 @@ from builder.runtime.spark_apply import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from builder.native.stage import Stages
-    from builder.runtime.spark_apply import Stage, Target, Tree
+    from builder.runtime.spark_apply import Stage, Target, Tree, Unstaged
 
 #: First range, from the end: the central directory of a vLLM wheel takes about 600 kB.
 _TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
@@ -381,9 +381,13 @@ class IndexSources:
         return read_module(tree, path, wanted, digest)
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
-    ) -> Stage | None:
-        return self.stages.stage(op, packages, target, module) if self.stages else None
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        return self.stages.stage(ops, packages, target, module) if self.stages else None
 
     def member(self, pin: Mapping[str, Any], path: str) -> bytes:
         if self.stages and pin["filename"] in self.stages.wheels:

@@ -267,7 +267,8 @@ class Inputs:
         plan = make_plan(base, self.selection, self.sources)
         if not self.resolved.pulled:
             return plan
-        reports = report_pulls(plan, base, self.resolved.pulled, self.index)
+        misfits = self.stages.misfits if self.stages else {}
+        reports = report_pulls(plan, base, self.resolved.pulled, self.index, misfits)
         told = [hint for report in reports for hint in report.hints]
         return dataclasses.replace(
             plan,

@@ -57,7 +57,8 @@ def rebuild_command(
         results = []
         for original in _originals(opened, image):
             compiled = any(
-                "stage" in layer.get("compile", {}) for layer in original.baked.plan["layers"]
+                {"stage", "sources"} & layer.get("compile", {}).keys()
+                for layer in original.baked.plan["layers"]
             )
             sources = IndexSources(index, stages_of(index) if compiled else None)
             with console.step(f"rebuild {original.digest}"):

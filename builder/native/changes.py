@@ -14,7 +14,7 @@ from builder.paths import package_file
 from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, apply_hunks, parse_diff
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from builder.native.includes import Sources
 
@@ -96,6 +96,16 @@ def compile_ops(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The ops of a layer that compile a known change."""
     ops = (op for variant in layer["variants"] for op in variant["ops"])
     return [op for op in ops if op["op"] == "compile" and "change" in op]
+
+
+def op_name(op: Mapping[str, Any]) -> str:
+    """What the change of a ``compile`` op is called."""
+    return str(op["change"]["name"] if "change" in op else op["name"])
+
+
+def stage_name(ops: Iterable[Mapping[str, Any]]) -> str:
+    """What the changes of some ops are called, compiled together."""
+    return "-".join(dict.fromkeys(op_name(op) for op in ops))
 
 
 def named_change(sources: Sources, name: str) -> SourceChange:

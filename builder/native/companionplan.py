@@ -39,8 +39,14 @@ def plan_companion(
     arch_list: str,
     cuda: str,
     operators: Sequence[Operator] = (),
+    rebuilt: Sequence[Unit] = (),
+    recipe: BuildRecipe | None = None,
 ) -> CompanionPlan:
     """Find the units and operators of a change; nothing is compiled.
+
+    ``source`` may have the change already; ``rebuilt`` are the units that it reaches, where more
+    than the texts of the change tells; ``recipe`` is what its build makes of it, where that was
+    asked already.
 
     Raises:
         SparkBuildError: the release has the change already (nothing to do, exit 3).
@@ -49,15 +55,15 @@ def plan_companion(
         UsageError: no unit comes from what changes.
         EngineError: there is no cmake.
     """
-    if not change.texts:
+    if not (change.texts or rebuilt):
         since = f" (upstream since {change.upstream})" if change.upstream else ""
         raise SparkBuildError(
             f"vllm {source.version} has {change.name} already{since}: nothing to compile",
             Exit.NOTHING_TO_DO,
         )
-    recipe = evaluate(source, arch_list, cuda)
+    recipe = recipe or evaluate(source, arch_list, cuda)
     sources = Sources(source.root, recipe.generated)
-    rebuilt = touched(sources, recipe, change.texts)
+    rebuilt = rebuilt or touched(sources, recipe, change.texts)
     if not rebuilt:
         raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
     try:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from builder.native.cmake import BuildRecipe, Unit
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
-_SUFFIXES = frozenset({".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".inl"})
+#: What units are compiled of.
+SUFFIXES = frozenset({".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".inl"})
 #: A wrapper that lets a kernel run on some architectures; on the others it traps or does nothing.
 _GUARD = re.compile(
     r"struct (enable_sm\w+) : Kernel \{(?:(?!struct ).)*?"
@@ -43,7 +44,7 @@ class Sources:
         return dict(self.generated) | {
             path.relative_to(self.root).as_posix(): path.read_bytes()
             for path in sorted((self.root / "csrc").rglob("*"))
-            if path.suffix in _SUFFIXES and path.is_file()
+            if path.suffix in SUFFIXES and path.is_file()
         }
 
     @cached_property

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+import weakref
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import parse_wheel_filename
@@ -20,19 +23,18 @@ from packaging.version import Version
 from builder import __version__
 from builder.bases import BaseRequest, identify
 from builder.console import console
-from builder.errors import EngineError, Exit, SparkBuildError
+from builder.errors import EngineError, Exit, SparkBuildError, UsageError
 from builder.index import write_atomically
 from builder.locks import locked
 from builder.model import Platform
 from builder.native.base import DISTRIBUTIONS
-from builder.native.changes import changed_by, image_of
-from builder.native.cmake import evaluate
+from builder.native.changes import image_of, stage_name
 from builder.native.companion import build_companion
-from builder.native.companionplan import plan_companion
 from builder.native.companionrequest import request_for
 from builder.native.cost import cost_of_units, free_here, refuse_machine
-from builder.native.includes import Sources
+from builder.native.laid import Built
 from builder.native.source import source_of
+from builder.native.stageplan import Present, Work, plan_changes
 from builder.native.toolchain import (
     compiler_versions,
     find_nvcc,
@@ -41,8 +43,14 @@ from builder.native.toolchain import (
 )
 from builder.paths import cache_dir, package_file
 from builder.runtime.spark_apply import (
+    AMBIGUOUS,
+    DRIFT,
+    NEEDS_REBUILD,
+    UPSTREAM,
+    DirTree,
     Stage,
     Target,
+    Unstaged,
     canonical_json,
     normalize,
     sha256_hex,
@@ -51,16 +59,12 @@ from builder.runtime.spark_apply import (
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from builder.bases import Base
     from builder.forge.store import Forges
     from builder.index import PackageIndex
-    from builder.native.changes import SourceChange
     from builder.native.cmake import Unit
-    from builder.native.companionplan import CompanionPlan
-    from builder.native.source import SourceTree
     from builder.runtime.spark_apply import Member, Tree
 
 
@@ -82,12 +86,12 @@ def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: s
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a stage compiles: sources, what is changed in them, and the units that this reaches."""
+class Misfit:
+    """Sources that a diff does not fit, as they were when it was judged."""
 
-    source: SourceTree
-    change: SourceChange
-    plan: CompanionPlan
+    tree: Tree
+    diff: str
+    archive: str
 
 
 class Stages:
@@ -96,27 +100,37 @@ class Stages:
     def __init__(self, index: PackageIndex, forges: Forges | None = None) -> None:
         self._index = index
         self._forges = forges
-        self._requests: dict[str, dict[str, Any]] = {}
+        #: by the digest of what is asked for: what was decided
+        self._decided: dict[str, Work | Present | Unstaged] = {}
         #: by the digest of a request: what it is compiled of
         self._work: dict[str, Work] = {}
+        self._built: dict[tuple[str, str], Built] = {}
+        self._folder: Path | None = None
         #: file name of a wheel that a stage has made -> where it is
         self.wheels: dict[str, Path] = {}
+        #: request of a pull request -> the sources that its hunks do not fit
+        self.misfits: dict[str, Misfit] = {}
 
     # -- planning
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
-    ) -> Stage:
-        """The stage of a ``compile`` op, with its wheel where that was made before.
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged:
+        """The stage of some ``compile`` ops, with its wheel where that was made before.
 
-        ``module`` is the sha256 of the extension that the wheel goes beside, and is held against.
+        ``module`` gives the sha256 of the base's extension of a name, as ``vllm/_C``; the wheel
+        goes beside it, and is held against it.
 
         Raises:
             EngineError: this machine has no compiler, or is of another architecture.
             UsageError: the release's sources are not on the index, or cannot be read.
             RemoteError: they cannot be fetched.
-            SparkBuildError: the sources have neither text of the change (drift, exit 4), or have
-                it already (exit 10).
+            SparkBuildError: the sources have neither text of a change that is known by name
+                (drift, exit 4), or have it already (exit 10).
         """
         here = Target.here().platform
         if target.platform != here:
@@ -126,43 +140,100 @@ class Stages:
                 "is loaded into the base's own process, so it is compiled where that runs",
                 hint=f"run the same command on a {target.platform} machine{spark}",
             )
-        vllm, torch = packages["vllm"], packages.get("torch", "")
-        key = sha256_hex(canonical_json([op, torch, vllm, module]))
-        if key not in self._requests:
-            with console.step(f"sources of vllm {Version(vllm).public}"):
-                self._requests[key] = self._request(op, vllm, torch, target, module)
-        request = self._requests[key]
-        return Stage(request, self._made(request))
+        vllm = packages["vllm"]
+        release = Version(vllm).public
+        key = _digest([list(ops), vllm])
+        if key not in self._decided:
+            with console.step(f"sources of vllm {release}"):
+                self._decided[key] = self._decide(ops, vllm)
+        decided = self._decided[key]
+        if isinstance(decided, Unstaged):
+            return decided
+        if isinstance(decided, Present):
+            return self._present(decided, release, target, module)
+        beside = module(decided.plan.module)
+        if not beside:
+            reason = f"the base has no {decided.plan.module} for it to go beside"
+            return Unstaged(NEEDS_REBUILD, reason, decided.sources)
+        request = self._request(ops, decided, packages.get("torch", ""), target, beside)
+        self._work[_digest(request)] = decided
+        return Stage(request, self._made(request), decided.sources, decided.refusal)
 
-    def _request(
-        self, op: Mapping[str, Any], vllm: str, torch: str, target: Target, module: str
-    ) -> dict[str, Any]:
-        nvcc, cuda = find_nvcc()
+    def _decide(self, ops: Sequence[Mapping[str, Any]], vllm: str) -> Work | Present | Unstaged:
+        _, cuda = find_nvcc()
         if shutil.which("g++") is None:
             raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
-        tree = source_of(self._index, vllm, self._forges)
-        release = tree.version
-        recipe = evaluate(tree, op["arch"], cuda)
-        sources = Sources(tree.root, recipe.generated)
-        change = changed_by(sources, op["change"])
-        if not change.texts:
-            raise SparkBuildError(
-                f"the sources of vllm {release} have {change.name} already, and this base was not "
-                f"built for SM121 from them",
-                Exit.NEEDS_REBUILD,
-                hint=f"build yours with TORCH_CUDA_ARCH_LIST={op['arch']}"
-                + ("" if Version(release).is_devrelease else f", or --base pypi:vllm=={release}"),
+        archs = sorted({op["arch"] for op in ops})
+        if len(archs) != 1:
+            raise UsageError(
+                f"{stage_name(ops)} are compiled together, and name {' and '.join(archs)}",
+                hint="give the ops of your layers the same 'arch'",
             )
-        plan = plan_companion(tree, change, op["arch"], cuda)
+        if (vllm, archs[0]) not in self._built:
+            source = source_of(self._index, vllm, self._forges)
+            self._built[vllm, archs[0]] = Built(source, archs[0], cuda)
+        before = self._built[vllm, archs[0]]
+        folder = self._new_folder()
+        named = {"filename": before.source.origin, "sha256": before.source.sha256}
+        decided = plan_changes(before, ops, folder, named)
+        if isinstance(decided, Unstaged) and decided.state in (DRIFT, AMBIGUOUS):
+            last = ops[-1]
+            self.misfits[last["file"]] = Misfit(DirTree(folder), last["diff"], named["filename"])
+        return decided
+
+    def _new_folder(self) -> Path:
+        """A path for changed sources, which go away with this object."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="spark-build-sources-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder / str(len(self._decided))
+
+    def _present(
+        self, found: Present, release: str, target: Target, module: Callable[[str], str]
+    ) -> Unstaged:
+        """The sources have the change: a binary that the release was made of has it too."""
+        name = found.sources["filename"]
+        if Version(release).is_devrelease:
+            reason = f"{name} has it already, and what of it this base was built of cannot be told"
+            return Unstaged(NEEDS_REBUILD, reason, found.sources)
+        platform = Platform.parse(target.platform, target.python)
+        wheel = RemoteWheel(self._index.choose("vllm", release, platform), self._index)
+        for extension in found.extensions:
+            path = f"vllm/{extension}"
+            ours = module(path)
+            theirs = {m.sha256 for p, m in wheel.members.items() if p.startswith(f"{path}.")}
+            if ours not in theirs:
+                reason = (
+                    f"{name} has it already, but {path} of this base is not the one of the "
+                    f"released wheel ({ours[:12] or 'there is none'}): what that was built of "
+                    "cannot be told"
+                )
+                return Unstaged(
+                    NEEDS_REBUILD, reason, found.sources, (f"--base pypi:vllm=={release} has it",)
+                )
+        built = ", ".join(f"vllm/{extension}" for extension in found.extensions)
+        reason = f"{name} has it, and {built} of this base is as released, built from it"
+        return Unstaged(UPSTREAM, reason, found.sources, since=f"vLLM {release}")
+
+    def _request(
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        work: Work,
+        torch: str,
+        target: Target,
+        module: str,
+    ) -> dict[str, Any]:
+        release, plan = work.source.version, work.plan
+        nvcc, cuda = find_nvcc()
         if not torch:  # a base of released wheels has the torch that it would be installed with
-            torch = pinned_torch(tree.root)
+            torch = pinned_torch(work.source.root)
             refuse_cpu_torch(self._index, torch, target, release)
         inputs = [
             {
                 "distribution": "vllm",
                 "version": release,
-                "filename": tree.origin,
-                "sha256": tree.sha256,
+                "filename": work.source.origin,
+                "sha256": work.source.sha256,
                 "member": "sources to compile",
             },
             *(
@@ -170,25 +241,21 @@ class Stages:
                 for pin in header_wheels(self._index, nvcc, cuda, Version(torch).public)
             ),
         ]
-        changed = [
-            {"path": path, "before": sha256_hex(sources.texts[path]), "after": sha256_hex(text)}
-            for path, text in sorted(change.texts.items())
-        ]
         request = {
-            "change": change.name,
-            "arch": op["arch"],
+            "change": work.change.name,
+            "arch": ops[-1]["arch"],
             "platform": target.platform,
             "vllm": release,
             "torch": torch,
             "module": module,
             "compilers": compiler_versions(nvcc),
             "operators": [operator.name for operator in plan.operators],
-            "files": changed,
+            "files": work.files,
             "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
             "inputs": inputs,
         }
-        self._work[_digest(request)] = Work(tree, change, plan)
-        return request
+        pulls = [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]
+        return {**request, "pulls": pulls} if pulls else request
 
     def _made(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The pin of the wheel that a stage made, where it is in the cache and whole."""
@@ -246,8 +313,8 @@ class Stages:
             return archive.read(path)
 
 
-def _digest(request: Mapping[str, Any]) -> str:
-    return sha256_hex(canonical_json(request))
+def _digest(value: object) -> str:
+    return sha256_hex(canonical_json(value))
 
 
 def _folder(request: Mapping[str, Any]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
+from builder.forge.reference import parse_pull
 from builder.pulls.parts import Parts, take_apart
 from builder.pulls.projects import mapped, project_of
 
@@ -20,6 +21,8 @@ Table = dict[str, Any]
 ORDER = 45
 #: Names that a note lists before it only counts.
 _LISTED = 6
+#: Whose CUDA sources a stage compiles, and for what: the release's own build makes of it what fits.
+_COMPILED, _ARCH = "vllm", "12.1a"
 
 
 def parts_of(
@@ -66,11 +69,7 @@ def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> lis
             op = {"op": "diff", **common, "diff": text, "dropped": dropped}
             ops.append(_conditional(op, {**(when or {}), **layout.when}))
     if parts.compiled:
-        paths = [section.path for section in parts.compiled]
-        text = b"".join(s.render() for s in parts.compiled if not s.special).decode("utf-8")
-        op = {"op": "compile", **common, "files": paths, "diff": text}
-        op["reason"] = f"{_some(paths)} reach {parts.project.package} compiled"
-        ops.append(_conditional(op, when or {}))
+        ops.append(_conditional({**_compile_op(pin, parts), **common}, when or {}))
     late = parts.late()
     if late:
         brought = parts.project.prebuilt_by
@@ -78,6 +77,20 @@ def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> lis
         op["reason"] = f"{brought} brings {_some(late)} compiled, and that is what runs"
         ops.append(_conditional(op, {**(when or {}), brought: ">=0"}))
     return ops
+
+
+def _compile_op(pin: Pin, parts: Parts) -> Table:
+    """The op of what reaches a wheel compiled; with ``source``, a stage can compile it."""
+    paths = [section.path for section in parts.compiled]
+    text = b"".join(s.render() for s in parts.compiled if not s.special).decode("utf-8")
+    op: Table = {"op": "compile", "files": paths, "diff": text}
+    op["reason"] = f"{_some(paths)} reach {parts.project.package} compiled"
+    special = next((s for s in parts.compiled if s.special), None)
+    if special is not None:
+        op["reason"] += f"; {special.path} is {special.special}"
+    elif parts.project.package == _COMPILED:
+        op |= {"source": _COMPILED, "arch": _ARCH, "name": parse_pull(pin.request).layer_name}
+    return op
 
 
 def _conditional(op: Table, when: Mapping[str, str]) -> Table:

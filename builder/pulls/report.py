@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.pulls.conflict import Conflict, conflicts_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from builder.forge.pin import Pin
     from builder.index import PackageIndex
     from builder.model import BuildPlan, LayerDecision
+    from builder.native.stage import Misfit
     from builder.pulls.parts import Parts
     from builder.runtime.spark_apply import FileDiff, Tree
 
@@ -74,22 +75,37 @@ class PullReport:
 
 
 def report_pulls(
-    plan: BuildPlan, base: Base, pulled: Mapping[str, list[Pulled]], index: PackageIndex
+    plan: BuildPlan,
+    base: Base,
+    pulled: Mapping[str, list[Pulled]],
+    index: PackageIndex,
+    misfits: Mapping[str, Misfit] | None = None,
 ) -> list[PullReport]:
-    """A report on every pull request of a plan, in its order; ``pulled`` is by layer."""
+    """A report on every pull request of a plan, in its order.
+
+    Args:
+        plan: the plan.
+        base: what it is for.
+        pulled: the pull requests, by layer.
+        index: where releases are looked at.
+        misfits: the sources that a pull request's diff does not fit, by its request.
+    """
     reports = []
     view = OverlayTree(base.tree)
     changers: dict[str, str] = {}
     for decision in plan.decisions:
         for entry in pulled.get(decision.name, []):
             history = History(entry, plan.base.packages, changers, index)
-            reports.append(_report(decision, entry, view, history))
+            misfit = (misfits or {}).get(entry.pin.request)
+            reports.append(_report(decision, entry, view, history, misfit))
         view.update(decision.changes)
         changers.update(dict.fromkeys(decision.changes, decision.name))
     return reports
 
 
-def _report(decision: LayerDecision, entry: Pulled, tree: Tree, history: History) -> PullReport:
+def _report(
+    decision: LayerDecision, entry: Pulled, tree: Tree, history: History, misfit: Misfit | None
+) -> PullReport:
     changes = list(_changes(decision, entry, history.packages))
     state = decision.outcome.state
     files = tuple(_file(change, tree) for change in changes)
@@ -98,10 +114,20 @@ def _report(decision: LayerDecision, entry: Pulled, tree: Tree, history: History
         for change in changes:
             conflicts += conflicts_of(change, tree)
         conflicts = history.added_to(conflicts, changes)
+        conflicts += _in_sources(misfit) if misfit else []
     hints = [*_left_over(entry, files), *history.hints(state)]
     return PullReport(
         pulled=entry, state=state, files=files, conflicts=tuple(conflicts), hints=tuple(hints)
     )
+
+
+def _in_sources(misfit: Misfit) -> Iterator[Conflict]:
+    """Hunks of what is compiled that the release's sources have no place for."""
+    for change in parse_diff(misfit.diff):
+        if change.old is None:
+            continue
+        for conflict in conflicts_of(change, misfit.tree):
+            yield replace(conflict, history=f"the text is that of {misfit.archive}")
 
 
 def _left_over(entry: Pulled, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -5,20 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from builder.native.changes import op_name, stage_name
 from builder.runtime.spark_apply import (
+    COMPANIONS,
+    NOT_APPLICABLE,
+    UPSTREAM,
     Member,
     Stage,
     Target,
+    Unstaged,
     distribution_of,
+    normalize,
     parse_record,
     receipts_of,
     sha256_hex,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from builder.runtime.spark_apply import Sources, Tree
+
+
+#: What a plan says was found in the sources -> the state that this was.
+_UNSTAGED = {"nothing": NOT_APPLICABLE, "there": UPSTREAM}
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,8 @@ class WithCompanions:
 
     sources: Sources
     tree: Tree
+    #: layers of the target's plan, which says what its stages were and what had none
+    planned: Sequence[Mapping[str, Any]] = ()
 
     def donor(self, pin: Mapping[str, Any]) -> bytes:
         return self.sources.donor(pin)
@@ -47,20 +59,31 @@ class WithCompanions:
         return self.sources.code(tree, path, wanted, digest)
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
-    ) -> Stage | None:
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        for layer in self.planned:
+            found = layer.get("compile", {}).get("sources", {})
+            state = _UNSTAGED.get(found.get("found", ""))
+            if state and found["change"] == op_name(ops[-1]):
+                return Unstaged(state, "as it was planned", found, since=layer.get("since"))
+        name = stage_name(ops)
+        wanted = normalize(f"{COMPANIONS}{name}")
         for receipt in receipts_of(self.tree):
             for path, entry in receipt["files"].items():
                 folder, _, name = path.partition("/")
                 dist = distribution_of(folder)
                 if name != "RECORD" or "compile" not in entry["ops"] or dist is None:
                     continue
-                if dist.name.endswith(op["change"]["name"]):
-                    request = {"change": op["change"]["name"], "arch": op["arch"]}
+                if dist.name == wanted:
+                    request = {"change": name, "arch": ops[-1]["arch"]}
                     pin = {"distribution": dist.name, "version": dist.version}
                     wheel = {"filename": folder, "sha256": entry["after"], "info_dir": folder}
                     return Stage(request, {**pin, **wheel})
-        return self.sources.stage(op, packages, target, module)
+        return self.sources.stage(ops, packages, target, module)
 
     def _members(self, info_dir: str) -> Iterator[Member]:
         """The files of its RECORD, but for the one that laying it out had added."""

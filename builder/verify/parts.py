@@ -60,7 +60,7 @@ class Parts:
             ApplyError: an input of a layer is not pinned, or has another digest.
             RemoteError: an input cannot be fetched.
         """
-        sources = WithCompanions(self.sources, target.tree)
+        sources = WithCompanions(self.sources, target.tree, target.plan["layers"])
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
         tree = OverlayTree(self.base.tree)
         tree.update(plan.changes)

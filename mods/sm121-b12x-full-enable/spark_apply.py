@@ -468,23 +468,46 @@ class Sources(Protocol):
         """
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
-    ) -> Stage | None:
-        """Compiling a change beside some packages, or None where nothing may be compiled.
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        """Compiling the changes of some ops together, or None where nothing may be compiled.
 
-        ``module`` is the sha256 of the extension that it goes beside.
+        What is not compiled is said of the last op; those before it have a stage already.
+        ``module`` gives the sha256 of the base's extension of a name, as ``vllm/_C``, or ''.
         """
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A change to compile for one base: everything that goes in, and what came out.
+    """Changes to compile for one base: everything that goes in, and what came out.
 
     ``wheel`` is the pin of the wheel that holds the compiled units; None before they are compiled.
+    ``sources`` is what was found of a pull request in the release's sources, ``refusal`` why
+    nothing would come of it unless a later change joins it.
     """
 
     request: Mapping[str, Any]
     wheel: Mapping[str, Any] | None = None
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    refusal: Unstaged | None = None
+
+
+@dataclass(frozen=True)
+class Unstaged:
+    """Why nothing is compiled of a change: the state that this is, and what tells it.
+
+    ``upstream`` and ``not-applicable`` leave the layer's other ops as they are.
+    """
+
+    state: str
+    reason: str
+    sources: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    since: str | None = None
 
 
 class RangeFile(io.RawIOBase):
@@ -723,14 +746,14 @@ class IndexSources:
         return read_code(tree.root / path, wanted)
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
-    ) -> Stage | None:
-        del (
-            op,
-            packages,
-            target,
-            module,
-        )  # a container that starts has no compiler, and no time for one
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        # a container that starts has no compiler, and no time for one
+        del ops, packages, target, module
         return None
 
 
@@ -819,7 +842,7 @@ def _loads_on_sm121(arch: str) -> bool:
 # and after are decided by content alone; nothing here knows about versions
 
 
-PRE, POST = "pre", "post"
+PRE, POST, SKIP = "pre", "post", "skip"
 
 
 @dataclass
@@ -832,6 +855,7 @@ class OpResult:
     env: dict[str, str] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
     since: str | None = None
+    notes: tuple[str, ...] = ()
     #: what was found of compiled code, and the stage that compiles a change to it
     compiled: dict[str, Any] = field(default_factory=dict)
 
@@ -1288,7 +1312,7 @@ class Outcome:
     @property
     def pending(self) -> bool:
         """Whether a change has yet to be compiled, so that its files are not known."""
-        return self.state == NEEDED and bool(self.compiled) and not self.compiled["wheel"]
+        return self.state == NEEDED and "stage" in self.compiled and not self.compiled["wheel"]
 
 
 Layer = Mapping[str, Any]
@@ -1451,13 +1475,50 @@ def undone(tree: Tree, diffs: Sequence[str]) -> OverlayTree:
     return overlay
 
 
+@dataclass
+class Together:
+    """The ``compile`` ops of a plan, which share one stage: of two companions that register one
+    operator, one would silently override the other.
+
+    ``last`` is how many ops there are, and ``carrier`` the layer that brings what they make; they
+    are not known while the ops are counted.
+    """
+
+    last: int | None = None
+    carrier: str = ""
+    #: layer and op, of those that are to be compiled
+    ops: list[tuple[str, Layer]] = field(default_factory=list)
+    #: the same of layers that a receipt says are applied: what they had compiled is there
+    standing: list[tuple[str, Layer]] = field(default_factory=list)
+
+    def with_op(self, op: Layer) -> list[Layer]:
+        """What goes into a stage up to an op."""
+        return [*(known for _, known in (*self.standing, *self.ops)), op]
+
+    def layers(self) -> set[str]:
+        """The layers whose companions a new one takes the place of."""
+        return {name for name, _ in (*self.standing, *self.ops)}
+
+    def add(self, layer: str, op: Layer) -> bool:
+        """Count an op in; whether it is the one that brings what all of them make."""
+        self.ops.append((layer, op))
+        return self.last is not None and len(self.ops) >= self.last
+
+
 class _Judge:
     """Runs the ops of one variant over a view of the tree."""
 
     def __init__(
-        self, layer: Layer, tree: Tree, sources: Sources, target: Target, env: Mapping[str, str]
+        self,
+        layer: Layer,
+        tree: Tree,
+        sources: Sources,
+        target: Target,
+        env: Mapping[str, str],
+        together: Together,
     ) -> None:
         self.layer, self.sources, self.target, self.base_env = layer, sources, target, env
+        self.together = together
         self.view = OverlayTree(tree)
         self.packages = versions(tree)
         self.receipts = receipts_of(tree)
@@ -1581,8 +1642,7 @@ class _Judge:
 
     def op_compile(self, op: Layer) -> OpResult:
         if "change" not in op:  # of a pull request
-            reason = op.get("reason", "this layer changes compiled code")
-            return OpResult(NEEDS_REBUILD, reason=reason)
+            return self._compiled(op, op.get("reason", "this layer changes compiled code"), {})
         code = self._code(op)
         compiled: dict[str, Any] = {"code": code, "wheel": None}
         said = describe_code(code, op)
@@ -1593,16 +1653,67 @@ class _Judge:
             return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
         if code["how"] in (RUNS, NO_CODE):
             return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
-        stage = self.sources.stage(op, self.packages, self.target, code["sha256"])
+        return self._compiled(op, said, {"code": code})
+
+    def _compiled(self, op: Layer, said: str, facts: Mapping[str, Any]) -> OpResult:
+        """A change to sources, compiled together with those before it, where that is allowed."""
+        if "source" not in op:  # nothing that a stage takes
+            return OpResult(NEEDS_REBUILD, reason=said)
+        compiled: dict[str, Any] = {**facts, "wheel": None}
+        ops = self.together.with_op(op)
+        stage = self.sources.stage(ops, self.packages, self.target, self._extension)
         if stage is None:
             return OpResult(NEEDS_REBUILD, reason=said, compiled=compiled)
+        if stage.sources:
+            compiled["sources"] = dict(stage.sources)
+        if isinstance(stage, Unstaged):
+            return _unstaged(stage, compiled)
+        if not self.together.add(self.layer["name"], op):
+            compiled["with"] = self.together.carrier
+            return OpResult(PRE, reason=said, compiled=compiled)
+        if stage.refusal:
+            return _unstaged(stage.refusal, compiled | {"sources": dict(stage.refusal.sources)})
+        standing, stranger = self._companions(stage.request.get("operators", ()))
+        if stranger:
+            return OpResult(AMBIGUOUS, reason=stranger, compiled=compiled)
         compiled["stage"] = dict(stage.request)
         if stage.wheel is None:
             return OpResult(PRE, reason=said, compiled=compiled)
         compiled["wheel"] = {key: stage.wheel[key] for key in ("filename", "sha256")}
         result = self._installed(stage.wheel)
+        for dist in standing:
+            if dist.name != normalize(stage.wheel["distribution"]):
+                result.changes = {**self._without(dist), **result.changes}
         result.reason, result.inputs, result.compiled = said, [], compiled
         return result
+
+    def _companions(self, operators: Iterable[str]) -> tuple[list[Distribution], str]:
+        """Companions in the tree that register any of some operators: those of layers that share
+        the stage, and what is to be said of any other."""
+        ours: list[Distribution] = []
+        layers = {*self.together.layers(), self.layer["name"]}
+        for name, dist in self.view.distributions().items():
+            package = name.replace("-", "_")
+            about = self.view.read(f"{package}/companion.json")
+            if not package.startswith(COMPANIONS) or about is None:
+                continue
+            both = {row["name"] for row in json.loads(about)["operators"]} & set(operators)
+            if not both:
+                continue
+            owners = {r["layer"] for r in self.receipts if f"{dist.info_dir}/RECORD" in r["files"]}
+            if not owners & layers:
+                return [], (
+                    f"{package} in the base registers {', '.join(sorted(both))} already, and of "
+                    "two companions one overrides the other: take it away, or start from a base "
+                    "without it"
+                )
+            ours.append(dist)
+        return ours, ""
+
+    def _extension(self, name: str) -> str:
+        """The sha256 of an extension module, such as ``vllm/_C``, or ''."""
+        found = next(iter(self._modules([f"{name}.*"])), "")
+        return self._module_digest(found) if found else ""
 
     def _code(self, op: Layer) -> dict[str, Any]:
         """The first module that holds the op's kernels, and how SM121 runs them there."""
@@ -1752,6 +1863,11 @@ class _Judge:
         return {path: content for path, content in changes.items() if path not in same}
 
 
+def _unstaged(why: Unstaged, compiled: dict[str, Any]) -> OpResult:
+    found = SKIP if why.state in (UPSTREAM, NOT_APPLICABLE) else why.state
+    return OpResult(found, reason=why.reason, since=why.since, notes=why.notes, compiled=compiled)
+
+
 def describe_code(code: Mapping[str, Any], op: Layer) -> str:
     """What was found of some kernels, in words."""
     what, where = op["code"]["name"], code["module"]
@@ -1776,6 +1892,7 @@ def judge(
     target: Target,
     env: Mapping[str, str] | None = None,
     later: Sequence[Layer] = (),
+    together: Together | None = None,
 ) -> Outcome:
     """Decide a layer's state on a tree and compute its changes; nothing is written.
 
@@ -1786,6 +1903,7 @@ def judge(
         target: platform and interpreter that the tree is for.
         env: variables that the base already sets.
         later: the layers after this one, for a layer that belongs to a series.
+        together: what is compiled with this layer; nothing, where it is None.
 
     Raises:
         ApplyError: a pin is missing, an input cannot be fetched or has another digest.
@@ -1795,8 +1913,10 @@ def judge(
     name = layer["name"]
     if package not in packages:
         return Outcome(name, NOT_APPLICABLE, f"{package} is not in the base")
+    together = together or Together(last=1, carrier=name)
     receipted = _judge_by_receipt(layer, tree, env or {})
     if receipted is not None:
+        together.standing += [(name, op) for op in _compiled_by(layer, receipted, packages)]
         return receipted
     early = _judge_by_probe(layer, tree, packages)
     if early is not None:
@@ -1807,7 +1927,7 @@ def judge(
     if len(matching) > 1:
         both = " and ".join(v["name"] for v in matching)
         raise ApplyError(f"layer {name}: variants {both} both match this base", EXIT_USAGE)
-    judge_ops = _Judge(layer, tree, sources, target, env or {})
+    judge_ops = _Judge(layer, tree, sources, target, env or {}, together)
     return _judge_variant(judge_ops, layer, matching[0], _diffs_after(layer, later, packages))
 
 
@@ -1821,6 +1941,13 @@ def _diffs_after(layer: Layer, later: Iterable[Layer], packages: Mapping[str, st
         if all_match(variant["when"], packages)
         for diff in _diffs_of(variant["ops"], packages)
     ]
+
+
+def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> list[Layer]:
+    """The ops of an applied variant whose changes were compiled for it."""
+    ops = (op for v in layer["variants"] if v["name"] == outcome.variant for op in v["ops"])
+    mine = (op for op in ops if op["op"] == "compile" and "source" in op)
+    return [op for op in mine if "if" not in op or all_match(op["if"], packages)]
 
 
 def _diffs_of(ops: Iterable[Layer], packages: Mapping[str, str]) -> list[str]:
@@ -1916,6 +2043,7 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[st
     outcome.notes = list(variant.get("notes", ()))
     texts: dict[str, list[str]] = {PRE: [], POST: []}
     ensured: dict[str, list[str]] = {PRE: [], POST: []}
+    skipped: list[OpResult] = []
     for number, op in enumerate(variant["ops"], 1):
         if "if" in op and not all_match(op["if"], run.packages):
             continue
@@ -1926,9 +2054,14 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[st
             outcome.notes.append(f"op {label} is taken to be there, as the text beside it is")
             continue
         result: OpResult = getattr(run, f"op_{kind}")(op)
+        if result.found == SKIP:
+            skipped.append(result)
+            outcome.compiled = outcome.compiled or result.compiled
+            continue
         if result.found not in (PRE, POST):
             outcome.state, outcome.changes = result.found, {}
             outcome.compiled, outcome.since = result.compiled, result.since
+            outcome.notes += result.notes
             outcome.reason = result.reason if result.compiled else f"op {label}: {result.reason}"
             before = texts[PRE] or (kind == "diff" and unpatched(parse_diff(op["diff"]), run.view))
             return outcome if before else _unless_merged(layer, outcome, run.packages)
@@ -1937,6 +2070,7 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[st
         outcome.inputs.extend(result.inputs)
         if kind == "diff" and result.reason:
             outcome.notes.append(result.reason)
+        outcome.notes += result.notes
         if result.compiled:
             outcome.compiled = {**result.compiled, "reason": result.reason}
         run.view.update(result.changes)
@@ -1946,6 +2080,12 @@ def _judge_variant(run: _Judge, layer: Layer, variant: Layer, later: Sequence[st
     if texts[PRE] and texts[POST]:
         return _half_there(outcome, texts)
     outcome.reason = _reason(outcome, variant, texts, ensured)
+    if outcome.state == NOT_APPLICABLE and skipped:
+        outcome.state = UPSTREAM if any(r.since for r in skipped) else NOT_APPLICABLE
+        outcome.since = next((r.since for r in skipped if r.since), None)
+        outcome.reason = "; ".join(r.reason for r in skipped)
+    else:
+        outcome.notes += [r.reason for r in skipped]
     if outcome.state == NEEDED:
         _finish_changes(run, outcome)
     return outcome
@@ -1990,8 +2130,13 @@ def _reason(
         outcome.state, outcome.changes = APPLIED, {}
         return compiled
     if compiled and ensured[PRE]:  # the same before and after: what it makes is not known before
-        stage = outcome.compiled["stage"]
-        return f"{stage['change']} compiled for {stage['arch']}: {compiled}"
+        stage = outcome.compiled.get("stage")
+        how = f"compiled with layer {outcome.compiled.get('with')}"
+        if stage:
+            how = f"{stage['change']} compiled for {stage['arch']}"
+        edited = sum("compile" not in kinds for kinds in outcome.ops.values())
+        beside = f"; {edited} file{'s' if edited != 1 else ''} to change beside it"
+        return f"{how}: {compiled}{beside if edited else ''}"
     if texts[PRE] or ensured[PRE]:
         what = len(outcome.changes)
         settings = [label for label in ensured[PRE] if "(env " in label]
@@ -2044,21 +2189,42 @@ def judge_in_order(
 ) -> Iterator[Step]:
     """Judge each layer on the tree as the layers before it leave it; nothing is written.
 
+    What layers compile is compiled together: the ops are counted first, and the last one's layer
+    brings what all of them make.
+
     Raises:
         ApplyError: an input is not pinned, cannot be fetched, or has another digest.
     """
+    ordered = list(layers)
+    counted = Together()
+    steps = list(_judged_once(ordered, tree, sources, target, env, counted))
+    if counted.ops:
+        known = Together(last=len(counted.ops), carrier=counted.ops[-1][0])
+        steps = list(_judged_once(ordered, tree, sources, target, env, known))
+    return iter(steps)
+
+
+def _judged_once(
+    ordered: Sequence[Layer],
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str],
+    together: Together,
+) -> Iterator[Step]:
     overlay = OverlayTree(tree)
     current = dict(env)
     setters: dict[str, str] = {}
     sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
-    ordered = list(layers)
     for number, layer in enumerate(ordered, 1):
-        outcome = judge(layer, overlay, sources, target, current, ordered[number:])
+        outcome = judge(layer, overlay, sources, target, current, ordered[number:], together)
         receipt: dict[str, Any] | None = None
         changes: Changes = {}
         if outcome.state == NEEDED:
             sequence += 1
-        if outcome.state == NEEDED and not outcome.pending:
+        if outcome.pending:  # what is known of it already: a later layer may change it further
+            overlay.update(outcome.changes)
+        elif outcome.state == NEEDED:
             receipt = make_receipt(layer, outcome, overlay, sequence)
             changes = dict(outcome.changes)
             changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))

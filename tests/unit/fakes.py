@@ -22,6 +22,7 @@ from builder.runtime.spark_apply import (
     Store,
     Target,
     Tree,
+    Unstaged,
     apply_layers,
     canonical_json,
     distribution_of,
@@ -33,7 +34,7 @@ from builder.runtime.spark_apply import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 Files = dict[str, bytes]
@@ -175,12 +176,14 @@ class FakeSources:
         self,
         *wheels: Wheel,
         code: Mapping[str, Mapping[str, str]] | None = None,
-        stage: Stage | None = None,
+        stage: Stage | Unstaged | Callable[[Sequence[Mapping[str, Any]]], Stage] | None = None,
     ) -> None:
         self._wheels = {wheel.filename: wheel.data for wheel in wheels}
         self._code, self._stage = code or {}, stage
         #: modules whose code was asked for
         self.read: list[str] = []
+        #: names of the changes that stages were asked for, together
+        self.asked: list[list[str]] = []
 
     def code(
         self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
@@ -190,10 +193,15 @@ class FakeSources:
         return self._code[path]
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Target, module: str
-    ) -> Stage | None:
-        del op, packages, target, module
-        return self._stage
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        del packages, target, module
+        self.asked.append([str(op.get("name") or op["change"]["name"]) for op in ops])
+        return self._stage(ops) if callable(self._stage) else self._stage
 
     def _open(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
         return zipfile.ZipFile(io.BytesIO(self._wheels[pin["filename"]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,6 +91,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
         wheel.write_bytes(COMPANION.data)
         return wheel
 
+    decided = SimpleNamespace(plan=SimpleNamespace(module="vllm/_C"), sources={}, refusal=None)
+    monkeypatch.setattr(stage.Stages, "_decide", lambda *_: decided)
     monkeypatch.setattr(stage.Stages, "_request", request)
     monkeypatch.setattr(stage, "build", build)
     return ran

@@ -20,7 +20,7 @@ from .images import packed, put_image, python_items, site_items, tar_of
 from .test_compile_op import LAYER, MODULE, NOT_LOADED, REQUEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 CUDA = "torch/lib/libtorch_cuda.so"
@@ -40,9 +40,9 @@ class Asked:
         self.wheels: dict[str, Any] = {}
 
     def stage(
-        self, op: Mapping[str, Any], packages: Mapping[str, str], target: Any, module: str
+        self, ops: Sequence[Any], packages: Mapping[str, str], target: Any, module: Any
     ) -> Stage:
-        del op, target, module
+        del ops, target, module
         self.packages = packages
         return Stage(REQUEST)
 

@@ -18,7 +18,14 @@ from builder.index import PackageIndex
 from builder.native.facts import read_module
 from builder.native.source import release_source
 from builder.native.stage import Stages, refuse_cpu_torch
-from builder.runtime.spark_apply import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, Target, judge
+from builder.runtime.spark_apply import (
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    UPSTREAM,
+    Stage,
+    Target,
+    judge,
+)
 from builder.wheels import IndexSources
 from tests.forge import Repository
 
@@ -74,12 +81,19 @@ needs_nvcc = pytest.mark.skipif(
 )
 
 
+def beside(name: str) -> str:
+    """An extension that a companion may go beside, whatever it is called."""
+    return "0" * 64 if name else ""
+
+
 @needs_nvcc
 def test_a_stage_pins_everything_that_goes_in(planned: Planner) -> None:
     """Nothing is compiled for it: the sources are asked what they would build."""
     stages = Stages(planned.index)
-    made = stages.stage(OP, {"vllm": "0.19.1+local"}, Target.here(), "0" * 64)
-    again = Stages(planned.index).stage(OP, {"vllm": "0.19.1"}, Target.here(), "0" * 64)
+    made = stages.stage([OP], {"vllm": "0.19.1+local"}, Target.here(), beside)
+    again = Stages(planned.index).stage([OP], {"vllm": "0.19.1"}, Target.here(), beside)
+    assert isinstance(made, Stage)
+    assert isinstance(again, Stage)
     assert made.request == again.request
     request = made.request
     folder = "csrc/quantization/w8a8/cutlass/c3x"
@@ -110,10 +124,13 @@ def test_a_base_between_releases_is_compiled_from_its_commit(
     commit = repository.commit("Sources of 0.19.1", {})
     stages = Stages(planned.index, Forges([f"vllm-project/vllm={repository.folder}"]))
     version = f"0.19.2.dev1+g{commit[:9]}"
-    packages = {"vllm": version, "torch": "2.10.0"}
-    request = stages.stage(OP, packages, Target.here(), "0" * 64).request
+    here = Target.here()
+    made = stages.stage([OP], {"vllm": version, "torch": "2.10.0"}, here, beside)
     packages = {"vllm": "0.19.1", "torch": "2.10.0"}
-    expected = Stages(planned.index).stage(OP, packages, Target.here(), "0" * 64).request
+    again = Stages(planned.index).stage([OP], packages, here, beside)
+    assert isinstance(made, Stage)
+    assert isinstance(again, Stage)
+    request, expected = made.request, again.request
     assert request["vllm"] == "0.19.2.dev1"
     assert request["inputs"][0]["filename"].endswith(f"/vllm-project/vllm@{commit}")
     same = ("files", "units", "operators", "torch", "compilers")
@@ -125,7 +142,7 @@ def test_a_base_between_releases_is_compiled_from_its_commit(
 def test_sources_that_have_the_change_are_not_compiled(planned: Planner) -> None:
     """A base of 0.22.1 that lacks the kernels was built for other chips: it is built again."""
     with pytest.raises(SparkBuildError, match="have sm120-family already") as caught:
-        Stages(planned.index).stage(OP, {"vllm": "0.22.1"}, Target.here(), "0" * 64)
+        Stages(planned.index).stage([OP], {"vllm": "0.22.1"}, Target.here(), beside)
     assert caught.value.code == 10
     assert "TORCH_CUDA_ARCH_LIST=12.1a" in caught.value.hint
 
