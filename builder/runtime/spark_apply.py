@@ -2252,9 +2252,11 @@ def make_receipt(layer: Layer, outcome: Outcome, tree: Tree, sequence: int) -> d
             "after": None if content is None else content.sha256,
             "ops": outcome.ops.get(path, []),
         }
+    carrier = outcome.compiled.get("with")
     return {
         "schema": SCHEMA,
         "layer": layer["name"],
+        **({"compiled_with": carrier} if carrier not in (None, layer["name"]) else {}),
         "layer_digest": layer_digest(layer),
         "variant": outcome.variant,
         "sequence": sequence,
@@ -2530,6 +2532,14 @@ class Store:
     def _refuse_entangled(going: Sequence[Any], staying: Sequence[Any]) -> None:
         for gone in going:
             for kept in staying:
+                pair = (gone, kept), (kept, gone)
+                if any(one.get("compiled_with") == other["layer"] for one, other in pair):
+                    raise ApplyError(
+                        f"layers {gone['layer']} and {kept['layer']} are compiled into one "
+                        f"companion, so {gone['layer']} cannot go alone",
+                        EXIT_DRIFT,
+                        f"revert {kept['layer']} too",
+                    )
                 both = set(gone["files"]) & set(kept["files"])
                 if kept["sequence"] > gone["sequence"] and both:
                     raise ApplyError(

@@ -70,16 +70,18 @@ class WithCompanions:
             state = _UNSTAGED.get(found.get("found", ""))
             if state and found["change"] == op_name(ops[-1]):
                 return Unstaged(state, "as it was planned", found, since=layer.get("since"))
-        name = stage_name(ops)
-        wanted = normalize(f"{COMPANIONS}{name}")
+        change = stage_name(ops)
+        wanted = normalize(f"{COMPANIONS}{change}")
+        request = {"change": change, "arch": ops[-1]["arch"]}
         for receipt in receipts_of(self.tree):
             for path, entry in receipt["files"].items():
                 folder, _, name = path.partition("/")
                 dist = distribution_of(folder)
                 if name != "RECORD" or "compile" not in entry["ops"] or dist is None:
                     continue
+                if f"-{normalize(change)}-" in f"-{dist.name}-" and dist.name != wanted:
+                    return Stage(request)  # part of it, which nobody has alone
                 if dist.name == wanted:
-                    request = {"change": name, "arch": ops[-1]["arch"]}
                     pin = {"distribution": dist.name, "version": dist.version}
                     wheel = {"filename": folder, "sha256": entry["after"], "info_dir": folder}
                     return Stage(request, {**pin, **wheel})

@@ -246,7 +246,7 @@ class _Removal:
 
 def _of_code(layer: Mapping[str, Any]) -> list[str]:
     """The level that reads machine code, for a layer that compiles some: no other can tell."""
-    return ["binaries"] if "compile" in layer else []
+    return ["binaries"] if {"stage", "with"} & layer.get("compile", {}).keys() else []
 
 
 def _same(full: VerifyTarget, without: VerifyTarget) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.bases import TRACKED, Base, BaseRequest, identify
 from builder.catalog import Selection
-from builder.errors import SparkBuildError
+from builder.errors import SparkBuildError, UsageError
 from builder.model import LAYOUT
 from builder.planner import make_plan
 from builder.runtime.spark_apply import (
@@ -58,10 +58,14 @@ class Parts:
 
         Raises:
             ApplyError: an input of a layer is not pinned, or has another digest.
+            UsageError: what a layer had compiled is in one companion with another's.
             RemoteError: an input cannot be fetched.
         """
         sources = WithCompanions(self.sources, target.tree, target.plan["layers"])
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
+        if plan.pending:
+            together = plan.pending[0].outcome.compiled["stage"]["change"]
+            raise UsageError(f"{together} is compiled into one companion with another change")
         tree = OverlayTree(self.base.tree)
         tree.update(plan.changes)
         env = {**self.base.identity.env, **plan.env}

@@ -352,6 +352,24 @@ def test_a_series_is_compiled_once(
     assert spark_build("rebuild", "oci:out", "--json").json["same"] is True
 
 
+def test_of_a_series_none_is_taken_away_alone(
+    spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
+) -> None:
+    site = write_tree(tmp_path / "site-packages", installed(cuda_world))
+    before = snapshot(site)
+    assert spark_build("apply", site, *named(cw.FAMILY, cw.UPPER), "--compile").code == 0
+    for name in ("pr-vllm-1", "pr-vllm-17"):
+        result = spark_build("revert", site, "-l", name)
+        assert (result.code, "are compiled into one companion" in result.err) == (4, True)
+    words = ("--level", "static", "--prove-necessary", "--json")
+    result = spark_build("verify", f"dir:{site}", *named(cw.FAMILY, cw.UPPER), *words)
+    rows = result.json["necessity"]
+    assert [row["necessary"] for row in rows] == ["unknown", "unknown"]
+    assert all("one companion with another change" in row["reason"] for row in rows)
+    assert spark_build("revert", site).code == 0
+    assert {k: v for k, v in snapshot(site).items() if v} == {k: v for k, v in before.items() if v}
+
+
 def test_one_that_was_compiled_alone_before_does_not_come_in_twice(
     spark_build: Call, plan: Call, built: list[Any]
 ) -> None:
