@@ -154,10 +154,11 @@ class Stages:
         beside = module(decided.plan.module)
         if not beside:
             reason = f"the base has no {decided.plan.module} for it to go beside"
-            return Unstaged(NEEDS_REBUILD, reason, decided.sources)
+            return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
         request = self._request(ops, decided, packages.get("torch", ""), target, beside)
         self._work[_digest(request)] = decided
-        return Stage(request, self._made(request), decided.sources, decided.refusal)
+        sources = {} if "change" in ops[-1] else decided.sources  # what it is, the layer says
+        return Stage(request, self._made(request), sources, decided.refusal)
 
     def _decide(self, ops: Sequence[Mapping[str, Any]], vllm: str) -> Work | Present | Unstaged:
         _, cuda = find_nvcc()

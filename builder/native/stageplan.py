@@ -47,7 +47,7 @@ class Work:
     plan: CompanionPlan
     #: changed files, with the sha256 before and after; None where there is no such file
     files: list[dict[str, Any]]
-    #: what was found of the last change in the sources; empty for one that is known by name
+    #: what was found of the last change in the sources
     sources: Mapping[str, Any]
     #: why nothing would come of it, where no later change helps
     refusal: Unstaged | None
@@ -86,7 +86,7 @@ def plan_changes(
     if "change" in ops[-1]:
         if not laid.texts:
             raise _has_it(ops[-1], before)
-        work = _work(before, after, laid, ops, {})
+        work = _work(before, after, laid, ops, _facts(ops[-1], archive))
         if isinstance(work, Unstaged):
             raise SparkBuildError(work.reason, Exit.NEEDS_REBUILD, "; ".join(work.notes))
         return work
@@ -159,6 +159,10 @@ def _paths(op: Mapping[str, Any]) -> Sequence[str]:
     return paths
 
 
+def _facts(op: Mapping[str, Any], archive: Mapping[str, str]) -> dict[str, Any]:
+    return {"change": op_name(op), **archive, "found": "to-compile"}
+
+
 def _refused(reason: str, facts: Mapping[str, Any], hint: str = "") -> Unstaged:
     said = {**facts, "found": "not-compiled"}
     return Unstaged(NEEDS_REBUILD, reason, said, notes=(hint,) if hint else ())
@@ -191,7 +195,7 @@ class _PullStage:
 
     def planned(self, judged: Sequence[Judged]) -> Work | Present | Unstaged:
         """What becomes of it."""
-        facts = {"change": op_name(self.ops[-1]), **self.archive}
+        facts = _facts(self.ops[-1], self.archive)
         other = [path for path in _paths(self.ops[-1]) if not path.startswith(_READ)]
         if other:
             return _refused(f"{_some(other)} reach the wheel by another compiler than nvcc", facts)
@@ -204,7 +208,6 @@ class _PullStage:
             return Unstaged(found, said, {**facts, "found": "conflict"})
         if found == POST and self._released(counting):
             return Present(self._extensions(counting), {**facts, "found": "there"})
-        facts["found"] = "to-compile"
         try:
             return _work(self.before, self.after, self.laid, self.ops, facts)
         except SparkBuildError as error:

@@ -1490,6 +1490,8 @@ class Together:
     ops: list[tuple[str, Layer]] = field(default_factory=list)
     #: the same of layers that a receipt says are applied: what they had compiled is there
     standing: list[tuple[str, Layer]] = field(default_factory=list)
+    #: folders of what was compiled for this plan, which says nothing of the base
+    made: set[str] = field(default_factory=set)
 
     def with_op(self, op: Layer) -> list[Layer]:
         """What goes into a stage up to an op."""
@@ -1681,6 +1683,7 @@ class _Judge:
             return OpResult(PRE, reason=said, compiled=compiled)
         compiled["wheel"] = {key: stage.wheel[key] for key in ("filename", "sha256")}
         result = self._installed(stage.wheel)
+        self.together.made |= {path.partition("/")[0] for path in result.changes}
         for dist in standing:
             if dist.name != normalize(stage.wheel["distribution"]):
                 result.changes = {**self._without(dist), **result.changes}
@@ -1720,6 +1723,8 @@ class _Judge:
         known = {row["sha256"]: row for row in self.layer["pins"].get("code", ())}
         seen: list[dict[str, Any]] = []
         for path in self._modules(op["code"]["modules"]):
+            if path.partition("/")[0] in self.together.made:
+                continue
             digest = self._module_digest(path)
             row = known.get(digest) or self.sources.code(self.view, path, op["code"], digest)
             facts = {key: row[key] for key in ("how", "arch", "guard") if row.get(key)}

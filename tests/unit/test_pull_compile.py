@@ -402,6 +402,19 @@ def test_with_a_change_that_is_known_by_name(spark_build: Call, built: list[Any]
     assert result.code == 0, "both are the same change"
 
 
+def test_what_is_compiled_says_nothing_of_the_base(
+    spark_build: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is the same before and after, whatever is read of the companion."""
+    runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_only"}
+    monkeypatch.setattr("builder.native.facts.read_module", lambda *_: runs)
+    words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
+    planned = spark_build("plan", *words)
+    assert states(planned) == {"pr-vllm-1": "needed", "sm120-family": "not-applicable"}
+    made = spark_build("image", *words, "--engine", "oci", "-o", "oci:out", "--no-verify")
+    assert made.json["plan_digest"] == planned.json["plan_digest"]
+
+
 def test_a_companion_of_somebody_else_is_not_overridden(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
