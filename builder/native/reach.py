@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from builder.native.includes import dead_guards
+from builder.native.includes import SUFFIXES, dead_guards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,9 +74,8 @@ def reach(before: Built, after: Built, changed: Iterable[str]) -> Reach:
 
 
 def is_build_file(path: str) -> bool:
-    """Whether a file says how others are compiled, or makes them."""
-    name = PurePosixPath(path).name
-    return name == "CMakeLists.txt" or name.endswith((".cmake", ".py"))
+    """Whether a file may say how others are compiled, or make them: whatever is no source."""
+    return PurePosixPath(path).suffix not in SUFFIXES
 
 
 def _compiled_as(recipe: BuildRecipe, path: str) -> object:

@@ -90,6 +90,7 @@ START: dict[str, str | bytes] = {
 FAMILY, TILE, BOTH, ROCM_ONLY, ROCM_AND_PYTHON, CONFLICT, BACKPORTED = 1, 2, 3, 4, 5, 6, 7
 NEW_HEADER, RENAMED, DELETED, NEW_UNIT, DEFINES, REVISION, NEW_OPERATOR = 8, 9, 10, 11, 12, 13, 14
 UNKNOWN, COMMENT_ONLY, UPPER, TAKEN_OUT, RUST, ROCM_CONFLICT = 15, 16, 17, 18, 19, 20
+PARTLY, BACKPORTED_AND_PYTHON, DECLARATIONS = 21, 22, 23
 
 
 @dataclass
@@ -153,7 +154,11 @@ def make_cuda_world(folder: Path) -> CudaWorld:
     rocm, wider = "csrc/rocm/attention.cu", cuda("rocm", at4="// wider")
     pull(ROCM_ONLY, {rocm: wider, "csrc/R.md": "R\n"})
     pull(ROCM_AND_PYTHON, {rocm: wider, **faster})
-    pull(BACKPORTED, {BLOCKWISE: cuda("blockwise")}, start="v0.19.0", base="old")
+    there = {BLOCKWISE: cuda("blockwise")}
+    pull(BACKPORTED, there, start="v0.19.0", base="old")
+    pull(PARTLY, {**there, DISPATCH: family}, start="v0.19.0", base="old")
+    pull(BACKPORTED_AND_PYTHON, {**there, **faster}, start="v0.19.0", base="old")
+    pull(DECLARATIONS, {"csrc/ops.h": cuda("ops", at4="// one more")})
     tile = f"{CUTLASS}/c3x/tile.cuh"
     tiled = cuda("dispatch", at0='#include "tile.cuh"', at2=FAMILY_LINE)
     pull(NEW_HEADER, {DISPATCH: tiled, tile: cuda("tile")})

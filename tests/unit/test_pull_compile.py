@@ -14,7 +14,7 @@ from tests.wheels.fakeindex import FakeIndex
 
 from . import cudaworld as cw
 from .fakes import dist_files, make_wheel, snapshot, write_tree
-from .test_compile_op import NOT_LOADED
+from .test_compile_op import NOT_LOADED, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -218,9 +218,16 @@ STATES = {
     "other-chips": (cw.ROCM_ONLY, "not-applicable", 3, "no effect on SM121"),
     "a-comment": (cw.COMMENT_ONLY, "not-applicable", 3, "no effect on SM121"),
     "in-the-archive": (cw.BACKPORTED, "upstream", 0, "is as released, built from it"),
+    "partly-in-it": (cw.PARTLY, "drift", 4, "scaled_mm_blockwise_sm120_fp8.cu already patched"),
     "conflict": (cw.CONFLICT, "drift", 4, f"(in {ARCHIVE})"),
     "unknown-operator": (cw.UNKNOWN, "needs-rebuild", 10, "csrc/topk.cu: which torch operator"),
     "new-operator": (cw.NEW_OPERATOR, "needs-rebuild", 10, "new are fresh"),
+    "declarations": (
+        cw.DECLARATIONS,
+        "needs-rebuild",
+        10,
+        "it reaches csrc/torch_bindings.cpp through csrc/ops.h",
+    ),
     "new-unit": (cw.NEW_UNIT, "needs-rebuild", 10, "csrc/fresh.cu: which torch operator"),
     "defines": (cw.DEFINES, "needs-rebuild", 10, "declares the operators of _C"),
     "other-sources": (cw.REVISION, "needs-rebuild", 10, 'set(CUTLASS_REVISION "v4.2.1")'),
@@ -259,6 +266,37 @@ def test_hunks_without_effect_leave_the_others_to_be_applied(plan: Call) -> None
         assert [file["path"] for file in layer["files"]] == ["vllm/kernels.py"]
         assert layer["compile"]["sources"]["unreached"] == ["csrc/rocm/attention.cu"]
         assert any("comes from csrc/rocm/attention.cu" in note for note in layer["notes"])
+
+
+def test_python_beside_what_the_archive_has_is_applied(plan: Call) -> None:
+    result = plan(cw.BACKPORTED_AND_PYTHON)
+    (layer,) = result.json["layers"]
+    assert (layer["state"], result.code) == ("needed", 0)
+    assert [file["path"] for file in layer["files"]] == ["vllm/kernels.py"]
+    assert layer["compile"]["sources"]["found"] == "there"
+    assert any("is as released, built from it" in note for note in layer["notes"])
+
+
+def test_a_base_without_the_extension_has_nothing_to_go_beside(
+    spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
+) -> None:
+    site = write_tree(tmp_path / "site-packages", installed(cuda_world))
+    (site / "vllm/_C.abi3.so").unlink()
+    words = ("plan", *named(cw.FAMILY), "-b", f"dir:{site}", "--compile", "--json")
+    result = spark_build(*words)
+    assert (states(result), result.code) == ({"pr-vllm-1": "needs-rebuild"}, 10)
+    assert "the base has no vllm/_C for it to go beside" in result.json["error"]["message"]
+
+
+def test_for_two_architectures_they_are_not_compiled_together(
+    spark_build: Call, tmp_path: Path
+) -> None:
+    text = TEXT.replace("12.1a", "12.0f").encode()
+    write_tree(tmp_path / "work" / "layers", {"mine/layer.toml": text})
+    words = ("plan", "-l", "mine", "--patches", "layers", *named(cw.FAMILY), *BASE, "--compile")
+    result = spark_build(*words)
+    assert result.code == 2
+    assert "compiled together, and name 12.0f and 12.1a" in result.err
 
 
 def test_an_image_of_those_is_rebuilt(spark_build: Call, built: list[Any]) -> None:
