@@ -18,10 +18,10 @@ from builder.native.changes import named_change, patched
 from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
 from builder.native.companionrequest import request_for
+from builder.native.compiler import find_compiler
 from builder.native.cost import cost_of_units
 from builder.native.includes import Sources
 from builder.native.outcome import unit_json
-from builder.native.toolchain import find_nvcc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ class WheelOptions:
     patch: Path | None
     cuda: str | None
     torch: Path | None
-    nvcc: Path | None
+    nvcc: str | None
     out: Path
     jobs: int | None
     dry_run: bool
@@ -62,15 +62,15 @@ def wheel_command(options: WheelOptions) -> None:
     if not options.dry_run:
         _must_be_writable(options.out)
     index = PackageIndex()
-    nvcc, cuda = find_nvcc(options.nvcc)
-    if options.cuda and options.cuda != cuda:
+    compiler = find_compiler(index, options.nvcc)
+    if options.cuda and options.cuda != compiler.cuda:
         raise EngineError(
-            f"{nvcc} is CUDA {cuda}, and --cuda says {options.cuda}",
+            f"{compiler.nvcc} is CUDA {compiler.cuda}, and --cuda says {options.cuda}",
             hint="name the compiler of that toolkit with --nvcc",
         )
     source = source_tree(index, options.vllm, options.source)
     change = _change(source, options)
-    plan = plan_companion(source, change, options.arch_list, cuda)
+    plan = plan_companion(source, change, options.arch_list, compiler.cuda)
     if options.dry_run:
         _say_plan(plan, source, options)
         return
@@ -91,8 +91,8 @@ def wheel_command(options: WheelOptions) -> None:
             found.tree,
             source,
             change,
+            compiler,
             arch_list=options.arch_list,
-            nvcc=options.nvcc,
             torch=options.torch,
             jobs=options.jobs,
             plan=plan,

@@ -11,17 +11,13 @@ from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.index import PackageIndex
 from builder.native.build import compile_units
 from builder.native.changes import named_change, patched
+from builder.native.compiler import find_compiler
 from builder.native.cost import Cost, cost_of_units
 from builder.native.includes import Sources, touched
 from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.native.proof import machine_code, shows_trap, unit_json
 from builder.native.source import SourceTree, source_of
-from builder.native.toolchain import (
-    find_nvcc,
-    make_toolchain,
-    pinned_torch,
-    torch_headers,
-)
+from builder.native.toolchain import make_toolchain, pinned_torch, torch_headers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +89,7 @@ class RunOptions:
     patch: Path | None
     units: list[str]
     torch: Path | None
-    nvcc: Path | None
+    nvcc: str | None
     jobs: int | None
     dry_run: bool
     json: bool
@@ -108,8 +104,8 @@ def run_command(options: RunOptions) -> None:
         )
     index = PackageIndex()
     tree = source_tree(index, options.vllm, options.source)
-    _, cuda = find_nvcc(options.nvcc)
-    found = outcome(tree, options.arch_list, cuda)
+    compiler = find_compiler(index, options.nvcc)
+    found = outcome(tree, options.arch_list, compiler.cuda)
     sources = Sources(tree.root, found.recipe.generated)
     change = _change(sources, options)
     if change is not None and not change.texts:
@@ -124,7 +120,7 @@ def run_command(options: RunOptions) -> None:
         _say_plan(found, units, cost, json=options.json)
         return
     torch = options.torch or torch_headers(index, pinned_torch(tree.root))
-    tools = make_toolchain(index, torch, options.nvcc)
+    tools = make_toolchain(index, torch, compiler)
     with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
         built = compile_units(sources, found.recipe, units, change, tools, options.jobs)
     rows = [(one, machine_code(one.object)) for one in built]

@@ -17,7 +17,13 @@ SourceTree = Annotated[
     Path | None, typer.Option(help="A source tree of your own instead of the released one.")
 ]
 ArchList = Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")]
-Nvcc = Annotated[Path | None, typer.Option(help="The compiler; default: on PATH.")]
+Nvcc = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH|wheels",
+        help="The compiler; default: the installed one, else the one of released wheels.",
+    ),
+]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
 ]

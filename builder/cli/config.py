@@ -16,6 +16,7 @@ _VARIABLES = {
     "SPARK_BUILD_DOCKER": "the docker client to build with",
     "SPARK_BUILD_TIME_LIMIT": "how long 'image' may take",
     "SPARK_BUILD_BUILDER": "the buildx builder or BuildKit daemon to build on",
+    "SPARK_BUILD_NVCC": "the nvcc to compile with, or: wheels",
     "SPARK_BUILD_TORCH": "version of the sandbox's CPU torch",
     "SPARK_BUILD_TORCH_INDEX": "package index with CPU builds of torch",
     "SPARK_BUILD_REAL_EXTENSIONS": "1: sandboxes load vLLM's real operator library",

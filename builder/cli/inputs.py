@@ -43,11 +43,11 @@ def at_digest(ref: str, digest: str) -> str:
     return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
 
 
-def stages_of(index: PackageIndex, forges: Forges | None = None) -> Stages:
-    """What may be compiled here."""
+def stages_of(index: PackageIndex, forges: Forges | None = None, nvcc: str | None = None) -> Stages:
+    """What may be compiled here; ``nvcc`` is for what ``find_compiler`` would not take itself."""
     from builder.native.stage import Stages
 
-    return Stages(index, forges)
+    return Stages(index, forges, nvcc)
 
 
 class Inputs:

@@ -151,7 +151,7 @@ Compile = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Compile here what a prebuilt base lacks (needs nvcc, minutes and memory).",
+        help="Compile here what a prebuilt base lacks (needs g++, minutes and memory).",
     ),
 ]
 Refresh = Annotated[

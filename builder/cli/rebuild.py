@@ -13,6 +13,7 @@ from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS
+from builder.native.compiler import WHEELS, of_wheels
 from builder.publish.mirror import mirrored_base
 from builder.publish.repository import PublishRepository
 from builder.publish.sources import EngineImage, open_source
@@ -56,11 +57,11 @@ def rebuild_command(
     with Locations() as places, open_source(image, places) as opened:
         results = []
         for original in _originals(opened, image):
-            compiled = any(
-                {"stage", "sources"} & layer.get("compile", {}).keys()
-                for layer in original.baked.plan["layers"]
-            )
-            sources = IndexSources(index, stages_of(index) if compiled else None)
+            said = [layer.get("compile", {}) for layer in original.baked.plan["layers"]]
+            compiled = any({"stage", "sources"} & row.keys() for row in said)
+            made = [row["stage"] for row in said if "stage" in row]
+            nvcc = WHEELS if any(map(of_wheels, made)) else None
+            sources = IndexSources(index, stages_of(index, nvcc=nvcc) if compiled else None)
             with console.step(f"rebuild {original.digest}"):
                 try:
                     again = rebuild(original, identify, sources, base)

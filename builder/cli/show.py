@@ -77,11 +77,13 @@ def _show_decision(decision: LayerDecision) -> None:
 
 def show_stage(stage: Mapping[str, Any]) -> None:
     """What is yet to be compiled, out of what, and what that takes here."""
+    from builder.native.compiler import of_wheels
     from builder.native.cost import cost_of_units
 
     paths = [unit["path"] for unit in stage["units"]]
     source = stage["inputs"][0]["filename"]
-    said = f"compile: of {source}, with nvcc {stage['compilers']['nvcc']}: {cost_of_units(paths)}"
+    nvcc = f"nvcc {stage['compilers']['nvcc']}{' of released wheels' if of_wheels(stage) else ''}"
+    said = f"compile: of {source}, with {nvcc}: {cost_of_units(paths)}"
     console.say(console.style(_wrapped(said), "dim"))
     for path in paths:
         console.say(console.style(f"{'':<21}{path}", "dim"))

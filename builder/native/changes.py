@@ -83,7 +83,7 @@ def estimate_of(name: str) -> str:
     count = f"{len(costs)} unit{'s' if len(costs) != 1 else ''}"
     return (
         f"{count}, about {minutes} min where each has to wait for the last, {largest:.0f} GB of "
-        "memory, and nvcc"
+        "memory, and g++"
     )
 
 

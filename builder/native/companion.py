@@ -189,6 +189,7 @@ def _provenance(
         "torch": torch,
         "cuda": request.tools.cuda,
         "compilers": compiler_versions(request.tools.nvcc),
+        "toolkit": list(request.tools.pins),
         "cuda_runtime": linked.runtime,
         "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
         "flags_between": list(_between_recipe(plan).flags),

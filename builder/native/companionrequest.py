@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder.errors import UsageError
 from builder.native.base import NativeBase
 from builder.native.link import toolkit_libraries
-from builder.native.toolchain import find_nvcc, header_version, make_toolchain, torch_headers
+from builder.native.toolchain import header_version, make_toolchain, torch_headers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from builder.index import PackageIndex
     from builder.native.changes import SourceChange
     from builder.native.companionplan import CompanionPlan
+    from builder.native.compiler import Compiler
     from builder.native.registration import Operator
     from builder.native.source import SourceTree
     from builder.native.toolchain import Toolchain
@@ -50,14 +51,14 @@ def request_for(
     tree: Tree,
     source: SourceTree,
     change: SourceChange,
+    compiler: Compiler,
     *,
     arch_list: str = "12.1a",
-    nvcc: Path | None = None,
     torch: Path | None = None,
     jobs: int | None = None,
     plan: CompanionPlan | None = None,
 ) -> CompanionRequest:
-    """A request for a base, with this machine's compiler and the headers of the base's own torch.
+    """A request for a base, with a compiler and the headers of the base's own torch.
 
     Args:
         index: where headers come from.
@@ -65,20 +66,20 @@ def request_for(
             ``builder.native.base.DISTRIBUTIONS`` tracked.
         source: vLLM's, of the base's release.
         change: what is changed in them.
+        compiler: what ``find_compiler`` gave.
         arch_list: ``TORCH_CUDA_ARCH_LIST`` of the build.
-        nvcc: the compiler; the one on PATH when None.
         torch: a site-packages with torch's headers; those of the base's release when None.
         jobs: units compiled at once; by memory when None.
         plan: what ``plan_companion`` gave for the same.
 
     Raises:
-        EngineError: there is no nvcc, or it has no CUDA runtime to link.
+        EngineError: the compiler does not run here, or has no CUDA runtime to link.
         UsageError: the base has another vLLM, or the headers are of another torch.
         RemoteError: the package index does not answer.
     """
-    compiler, _ = find_nvcc(nvcc)
-    base = NativeBase(tree, toolkit_libraries(compiler))
-    tools = make_toolchain(index, torch or torch_headers(index, base.version("torch")), nvcc)
+    compiler.ready(index)
+    base = NativeBase(tree, toolkit_libraries(compiler.nvcc))
+    tools = make_toolchain(index, torch or torch_headers(index, base.version("torch")), compiler)
     agreed_torch(base, source.version, tools)
     return CompanionRequest(
         source=source,

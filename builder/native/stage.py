@@ -31,16 +31,12 @@ from builder.native.base import DISTRIBUTIONS
 from builder.native.changes import image_of, stage_name
 from builder.native.companion import build_companion
 from builder.native.companionrequest import request_for
+from builder.native.compiler import MEMBER, find_compiler
 from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.native.laid import Built
 from builder.native.source import source_of
 from builder.native.stageplan import Present, Work, plan_changes
-from builder.native.toolchain import (
-    compiler_versions,
-    find_nvcc,
-    header_wheels,
-    pinned_torch,
-)
+from builder.native.toolchain import header_wheels, pinned_torch
 from builder.paths import cache_dir, package_file
 from builder.runtime.spark_apply import (
     AMBIGUOUS,
@@ -65,6 +61,7 @@ if TYPE_CHECKING:
     from builder.forge.store import Forges
     from builder.index import PackageIndex
     from builder.native.cmake import Unit
+    from builder.native.compiler import Compiler
     from builder.runtime.spark_apply import Member, Tree
 
 
@@ -97,14 +94,18 @@ class Misfit:
 class Stages:
     """What ``--compile`` allows: stages for the layers of a plan, and running them here."""
 
-    def __init__(self, index: PackageIndex, forges: Forges | None = None) -> None:
+    def __init__(
+        self, index: PackageIndex, forges: Forges | None = None, nvcc: str | None = None
+    ) -> None:
+        """Compile with what ``find_compiler`` finds; ``nvcc`` names another one."""
         self._index = index
         self._forges = forges
+        self._nvcc = nvcc
         #: by the digest of what is asked for: what was decided
         self._decided: dict[str, Work | Present | Unstaged] = {}
         #: by the digest of a request: what it is compiled of
-        self._work: dict[str, Work] = {}
-        self._built: dict[tuple[str, str], Built] = {}
+        self._work: dict[str, tuple[Work, Compiler]] = {}
+        self._built: dict[tuple[str, str, str], Built] = {}
         self._folder: Path | None = None
         #: file name of a wheel that a stage has made -> where it is
         self.wheels: dict[str, Path] = {}
@@ -142,10 +143,11 @@ class Stages:
             )
         vllm = packages["vllm"]
         release = Version(vllm).public
-        key = _digest([list(ops), vllm])
+        compiler = find_compiler(self._index, self._nvcc)
+        key = _digest([list(ops), vllm, compiler.cuda])
         if key not in self._decided:
             with console.step(f"sources of vllm {release}"):
-                self._decided[key] = self._decide(ops, vllm)
+                self._decided[key] = self._decide(ops, vllm, compiler.cuda)
         decided = self._decided[key]
         if isinstance(decided, Unstaged):
             return decided
@@ -155,25 +157,24 @@ class Stages:
         if not beside:
             reason = f"the base has no {decided.plan.module} for it to go beside"
             return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
-        request = self._request(ops, decided, packages.get("torch", ""), target, beside)
-        self._work[_digest(request)] = decided
+        request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
+        self._work[_digest(request)] = decided, compiler
         sources = {} if "change" in ops[-1] else decided.sources  # what it is, the layer says
         return Stage(request, self._made(request), sources, decided.refusal)
 
-    def _decide(self, ops: Sequence[Mapping[str, Any]], vllm: str) -> Work | Present | Unstaged:
-        _, cuda = find_nvcc()
-        if shutil.which("g++") is None:
-            raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
+    def _decide(
+        self, ops: Sequence[Mapping[str, Any]], vllm: str, cuda: str
+    ) -> Work | Present | Unstaged:
         archs = sorted({op["arch"] for op in ops})
         if len(archs) != 1:
             raise UsageError(
                 f"{stage_name(ops)} are compiled together, and name {' and '.join(archs)}",
                 hint="give the ops of your layers the same 'arch'",
             )
-        if (vllm, archs[0]) not in self._built:
+        if (vllm, archs[0], cuda) not in self._built:
             source = source_of(self._index, vllm, self._forges)
-            self._built[vllm, archs[0]] = Built(source, archs[0], cuda)
-        before = self._built[vllm, archs[0]]
+            self._built[vllm, archs[0], cuda] = Built(source, archs[0], cuda)
+        before = self._built[vllm, archs[0], cuda]
         folder = self._new_folder()
         named = {"filename": before.source.origin, "sha256": before.source.sha256}
         decided = plan_changes(before, ops, folder, named)
@@ -220,12 +221,12 @@ class Stages:
         self,
         ops: Sequence[Mapping[str, Any]],
         work: Work,
+        compiler: Compiler,
         torch: str,
         target: Target,
         module: str,
     ) -> dict[str, Any]:
         release, plan = work.source.version, work.plan
-        nvcc, cuda = find_nvcc()
         if not torch:  # a base of released wheels has the torch that it would be installed with
             torch = pinned_torch(work.source.root)
             refuse_cpu_torch(self._index, torch, target, release)
@@ -239,8 +240,9 @@ class Stages:
             },
             *(
                 {**pin, "member": "headers"}
-                for pin in header_wheels(self._index, nvcc, cuda, Version(torch).public)
+                for pin in header_wheels(self._index, compiler, Version(torch).public)
             ),
+            *({**pin, "member": MEMBER} for pin in compiler.pins),
         ]
         request = {
             "change": work.change.name,
@@ -249,7 +251,7 @@ class Stages:
             "vllm": release,
             "torch": torch,
             "module": module,
-            "compilers": compiler_versions(nvcc),
+            "compilers": compiler.versions,
             "operators": [operator.name for operator in plan.operators],
             "files": work.files,
             "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
@@ -289,7 +291,7 @@ class Stages:
             if made is not None:
                 return made
             console.say(f"  {request['change']} for {request['arch']}: {cost}")
-            wheel = build(request, self._work[_digest(request)], base, self._index)
+            wheel = build(request, *self._work[_digest(request)], base, self._index)
             name, version, _, _ = parse_wheel_filename(wheel.name)
             pin = {
                 "distribution": normalize(name),
@@ -334,11 +336,19 @@ def unit_json(unit: Unit) -> dict[str, Any]:
     }
 
 
-def build(request: Mapping[str, Any], work: Work, base: Base, index: PackageIndex) -> Path:
+def build(
+    request: Mapping[str, Any], work: Work, compiler: Compiler, base: Base, index: PackageIndex
+) -> Path:
     """The companion wheel of a stage, in the stage's folder of the cache."""
     with _with_torch(base, index) as tree:
         wanted = request_for(
-            index, tree, work.source, work.change, arch_list=request["arch"], plan=work.plan
+            index,
+            tree,
+            work.source,
+            work.change,
+            compiler,
+            arch_list=request["arch"],
+            plan=work.plan,
         )
         return build_companion(wanted, _folder(request)).path
 

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 
 from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.locks import locked
 from builder.model import Platform
+from builder.native.toolkit import toolkit_parts
 from builder.paths import cache_dir
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from builder.index import PackageIndex
+    from builder.native.compiler import Compiler
 
 #: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
 #: vLLM's own archive has none, its build fetches it.
@@ -36,7 +37,6 @@ _CUTLASS_WHEEL = ("flashinfer-python", "0.6.9")
 _CUTLASS = ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/util/include/")
 #: Library headers that torch's CUDA headers include: the parts of the CUDA toolkit that hold them.
 _CUDA_PARTS = ("nvidia-cublas", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink")
-_NONE = SpecifierSet("<0")
 #: Where the toolkit's own packages put the compiler, on PATH or not.
 _USUAL = Path("/usr/local/cuda/bin/nvcc")
 #: torch's CPU build lacks this generated header; it says that c10's CUDA half is a shared library.
@@ -51,6 +51,8 @@ class Toolchain:
     nvcc: Path
     cuda: str
     includes: tuple[Path, ...]
+    #: the wheels that the compiler comes from; none where it is installed
+    pins: Sequence[Mapping[str, str]] = ()
 
 
 def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
@@ -59,43 +61,54 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     Raises:
         EngineError: there is none, or it does not say its version.
     """
-    found = str(named or shutil.which("nvcc") or _USUAL)
-    if not Path(found).is_file():
+    found = named or installed_nvcc()
+    if found is None or not found.is_file():
         raise EngineError(
             f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
             hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
         )
-    done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EngineError(f"{found} does not run here: {error.strerror}") from None
     version = re.search(r"release (\d+\.\d+)", done.stdout)
     if not version:
-        raise EngineError(f"{found} --version does not say a release: {done.stdout[:200]!r}")
-    return Path(found), version[1]
+        said = (done.stdout + done.stderr)[:200]
+        raise EngineError(f"{found} --version does not say a release: {said!r}")
+    return found, version[1]
 
 
-def compiler_versions(nvcc: Path) -> dict[str, str]:
-    """The exact versions of nvcc and of the host compiler that it calls."""
+def installed_nvcc() -> Path | None:
+    """The compiler on PATH, or where the toolkit's own packages put it; None where it is not."""
+    found = Path(shutil.which("nvcc") or _USUAL)
+    return found if found.is_file() else None
+
+
+def compiler_versions(nvcc: Path | None) -> dict[str, str]:
+    """The exact versions of nvcc, where one is named, and of the host compiler that it calls."""
     found = {}
-    for name, word in (("nvcc", str(nvcc)), ("host", "g++")):
+    for name, word in (("nvcc", nvcc), ("host", "g++")):
+        if word is None:
+            continue
         done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
         version = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", done.stdout)
         found[name] = (version[1] or version[2]) if version else "unknown"
     return found
 
 
-def make_toolchain(index: PackageIndex, torch: Path, nvcc: Path | None = None) -> Toolchain:
-    """The machine's nvcc, with torch's headers from ``torch`` and the rest from wheels.
+def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Toolchain:
+    """A compiler, with torch's headers from ``torch`` and the rest from wheels.
 
     Args:
         index: where wheels are.
         torch: a site-packages with torch in it, of any build.
-        nvcc: the compiler; the one on PATH when None.
+        compiler: what ``find_compiler`` gave; it is laid out where it comes from wheels.
 
     Raises:
-        EngineError: there is no nvcc.
+        EngineError: the compiler cannot be laid out, or does not run here.
         UsageError: ``torch`` holds no torch headers.
         RemoteError: the package index does not answer.
     """
-    compiler, cuda = find_nvcc(nvcc)
     headers = torch / "torch" / "include"
     if not (headers / "torch" / "csrc").is_dir():
         raise UsageError(
@@ -105,11 +118,14 @@ def make_toolchain(index: PackageIndex, torch: Path, nvcc: Path | None = None) -
     includes = [headers, headers / "torch" / "csrc" / "api" / "include"]
     if not (headers / _CMAKE_MACROS).is_file():
         includes.append(_own_headers())
+    compiler.ready(index)
     cutlass = wheel_headers(index, *_CUTLASS_WHEEL, prefixes=_CUTLASS)
     includes += [cutlass / prefix for prefix in _CUTLASS]
-    if not _has_library_headers(compiler):
-        includes += _library_headers(index, cuda)
-    return Toolchain(nvcc=compiler, cuda=cuda, includes=tuple(includes))
+    if not _has_library_headers(compiler.nvcc):
+        includes += _library_headers(index, compiler.cuda)
+    return Toolchain(
+        nvcc=compiler.nvcc, cuda=compiler.cuda, includes=tuple(includes), pins=compiler.pins
+    )
 
 
 def pinned_torch(root: Path) -> str:
@@ -172,17 +188,17 @@ def _own_headers() -> Path:
     return folder
 
 
-def header_wheels(index: PackageIndex, nvcc: Path, cuda: str, torch: str) -> list[dict[str, str]]:
+def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[dict[str, str]]:
     """The wheels whose headers units are compiled with, by file name and sha256.
 
     Args:
         index: where wheels are.
-        nvcc: the compiler, whose toolkit may have the libraries' headers itself.
-        cuda: its version, such as ``13.0``.
+        compiler: its toolkit may have the libraries' headers itself.
         torch: the release of torch whose headers are taken.
     """
     wanted = [_CUTLASS_WHEEL, ("torch", torch)]
-    wanted += [] if _has_library_headers(nvcc) else _library_wheels(index, cuda)
+    if not _has_library_headers(compiler.nvcc):
+        wanted += _library_wheels(index, compiler.cuda)
     pins = []
     for project, version in wanted:
         file = _wheel(index, project, version).file
@@ -204,18 +220,7 @@ def _library_wheels(index: PackageIndex, cuda: str) -> list[tuple[str, str]]:
     releases = [v for v in index.releases("cuda-toolkit") if v.startswith(f"{cuda}.")]
     if not releases:
         raise UsageError(f"the package index has no cuda-toolkit {cuda}, whose headers are needed")
-    toolkit = _wheel(index, "cuda-toolkit", releases[-1])
-    metadata = toolkit.read(f"{toolkit.info_dir}/METADATA").decode()
-    rows = [Requirement(r) for r in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
-    pins = {row.name: row.specifier for row in rows}
-    chosen = []
-    for project in _CUDA_PARTS:
-        fitting = [v for v in index.releases(project) if pins.get(project, _NONE).contains(v)]
-        if not fitting:
-            raise UsageError(f"cuda-toolkit {releases[-1]} names no {project} that is on the index")
-        # the oldest is the same tomorrow, where the metadata leaves newer ones open
-        chosen.append((project, fitting[0]))
-    return chosen
+    return list(toolkit_parts(index, releases[-1], _CUDA_PARTS).items())
 
 
 def _wheel(index: PackageIndex, project: str, version: str) -> RemoteWheel:

@@ -265,7 +265,7 @@ class TestExitCodes:
         assert result.code == 10
         assert "compiled: the base is prebuilt" in result.err
         assert "vllm/_C.abi3.so has the FP8 per-tensor GEMM (CUTLASS) for sm_120a" in result.err
-        assert re.search(r"4 units, about \d+ min where .*, 10 GB of memory, and nvcc", result.err)
+        assert re.search(r"4 units, about \d+ min where .*, 10 GB of memory, and g\+\+", result.err)
         assert (
             "image --layers compiled --base docker://vllm/vllm-openai:v0.20.1 --compile"
             in result.err

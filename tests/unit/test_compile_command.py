@@ -166,7 +166,7 @@ def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> Any:
         raise EngineError("no nvcc on PATH", hint="install the CUDA toolkit 13")
 
-    monkeypatch.setattr("builder.native.stage.find_nvcc", none)
+    monkeypatch.setattr("builder.native.stage.find_compiler", none)
     ended = call("plan", *WORDS, "--compile")
     assert (ended.code, "no nvcc on PATH" in ended.err) == (6, True)
 
@@ -182,7 +182,6 @@ def test_0_no_compiler_is_asked_for_where_the_base_has_it(
 
 
 def test_6_no_host_compiler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("builder.native.stage.find_nvcc", lambda: (tmp_path / "nvcc", "13.0"))
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = call("plan", *WORDS, "--compile")
     assert (ended.code, "no g++ on PATH" in ended.err) == (6, True)

@@ -286,7 +286,7 @@ def test_needs_rebuild_says_what_it_takes_and_what_works() -> None:
         refuse_plan(plan, "spark-build image -l family --compile")
     assert caught.value.code == 10
     assert "which SM121 does not load" in str(caught.value)
-    assert "GB of memory, and nvcc" in str(caught.value)
+    assert "GB of memory, and g++" in str(caught.value)
     assert caught.value.hint.startswith("spark-build image -l family --compile")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.native.compiler import Compiler
 from builder.pulls.normal import read_sections
 from builder.pulls.render import ops_of, parts_of
 from builder.runtime.spark_apply import Target, sha256_hex
@@ -46,9 +47,9 @@ def cuda_forge(
     """Forge and index of the small vLLM, on a machine of the base's architecture with nvcc."""
     here = Target("linux/arm64", "cp312")
     monkeypatch.setattr("builder.native.stage.Target.here", lambda: here)
-    monkeypatch.setattr("builder.native.stage.find_nvcc", lambda *_: (tmp_path / "nvcc", "13.0"))
     versions = {"nvcc": "13.0.88", "host": "12.2.0"}
-    monkeypatch.setattr("builder.native.stage.compiler_versions", lambda _: versions)
+    nvcc = Compiler(nvcc=tmp_path / "nvcc", cuda="13.0", versions=versions)
+    monkeypatch.setattr("builder.native.stage.find_compiler", lambda *_: nvcc)
     monkeypatch.setattr("builder.native.stage.header_wheels", lambda *_: [])
     monkeypatch.setattr("builder.native.stage.refuse_cpu_torch", lambda *_: None)
     monkeypatch.setattr("builder.native.facts.read_module", lambda *_: dict(NOT_LOADED))

@@ -7,7 +7,7 @@ what was read stays in the cache.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,6 +32,7 @@ from tests.forge import Repository
 from .support import Planner
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 LAYER = Catalog.discover().layer("sm120-family")
@@ -76,8 +77,8 @@ def test_every_release_is_known() -> None:
     assert {platform for platform, _ in known} == {"linux/arm64", "linux/amd64"}
 
 
-needs_nvcc = pytest.mark.skipif(
-    shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no stage can be planned here"
+needs_gpp = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="NOT RUN: no g++, so no stage can be planned here"
 )
 
 
@@ -86,16 +87,18 @@ def beside(name: str) -> str:
     return "0" * 64 if name else ""
 
 
-@needs_nvcc
+def request_of(stages: Stages, **packages: str) -> Mapping[str, Any]:
+    """What a stage of the layer comes to here."""
+    made = stages.stage([OP], packages, Target.here(), beside)
+    assert isinstance(made, Stage)
+    return made.request
+
+
+@needs_gpp
 def test_a_stage_pins_everything_that_goes_in(planned: Planner) -> None:
     """Nothing is compiled for it: the sources are asked what they would build."""
-    stages = Stages(planned.index)
-    made = stages.stage([OP], {"vllm": "0.19.1+local"}, Target.here(), beside)
-    again = Stages(planned.index).stage([OP], {"vllm": "0.19.1"}, Target.here(), beside)
-    assert isinstance(made, Stage)
-    assert isinstance(again, Stage)
-    assert made.request == again.request
-    request = made.request
+    request = request_of(Stages(planned.index), vllm="0.19.1+local")
+    assert request == request_of(Stages(planned.index), vllm="0.19.1")
     folder = "csrc/quantization/w8a8/cutlass/c3x"
     assert [file["path"] for file in request["files"]] == [
         f"{folder}/scaled_mm.cuh",
@@ -113,7 +116,7 @@ def test_a_stage_pins_everything_that_goes_in(planned: Planner) -> None:
     assert all(len(pin["sha256"]) == 64 for pin in request["inputs"])
 
 
-@needs_nvcc
+@needs_gpp
 def test_a_base_between_releases_is_compiled_from_its_commit(
     planned: Planner, tmp_path: Path
 ) -> None:
@@ -124,13 +127,8 @@ def test_a_base_between_releases_is_compiled_from_its_commit(
     commit = repository.commit("Sources of 0.19.1", {})
     stages = Stages(planned.index, Forges([f"vllm-project/vllm={repository.folder}"]))
     version = f"0.19.2.dev1+g{commit[:9]}"
-    here = Target.here()
-    made = stages.stage([OP], {"vllm": version, "torch": "2.10.0"}, here, beside)
-    packages = {"vllm": "0.19.1", "torch": "2.10.0"}
-    again = Stages(planned.index).stage([OP], packages, here, beside)
-    assert isinstance(made, Stage)
-    assert isinstance(again, Stage)
-    request, expected = made.request, again.request
+    request = request_of(stages, vllm=version, torch="2.10.0")
+    expected = request_of(Stages(planned.index), vllm="0.19.1", torch="2.10.0")
     assert request["vllm"] == "0.19.2.dev1"
     assert request["inputs"][0]["filename"].endswith(f"/vllm-project/vllm@{commit}")
     same = ("files", "units", "operators", "torch", "compilers")
@@ -138,7 +136,25 @@ def test_a_base_between_releases_is_compiled_from_its_commit(
     assert request["inputs"][1:] == expected["inputs"][1:]
 
 
-@needs_nvcc
+@needs_gpp
+def test_a_stage_pins_its_compiler_where_that_comes_from_wheels(planned: Planner) -> None:
+    """The same each time, and nothing of it is fetched for a plan; all else stays as it is."""
+    wheels, again, found = (
+        request_of(Stages(planned.index, nvcc=named), vllm="0.19.1")
+        for named in ("wheels", "wheels", None)
+    )
+    assert wheels == again
+    pinned = {pin["distribution"]: pin for pin in wheels["inputs"] if pin["member"] == "compiler"}
+    assert pinned["nvidia-cuda-nvcc"]["version"] == wheels["compilers"]["nvcc"] == "13.0.88"
+    assert pinned["nvidia-nvvm"]["version"] == "13.0.88"
+    assert pinned["nvidia-cuda-runtime"]["version"] == "13.0.96"
+    assert all(len(pin["sha256"]) == 64 for pin in pinned.values())
+    if shutil.which("nvcc") and found["compilers"] == wheels["compilers"]:
+        others = [pin for pin in wheels["inputs"] if pin["member"] != "compiler"]
+        assert found == {**wheels, "inputs": others}
+
+
+@needs_gpp
 def test_sources_that_have_the_change_are_not_compiled(planned: Planner) -> None:
     """A base of 0.22.1 that lacks the kernels was built for other chips: it is built again."""
     with pytest.raises(SparkBuildError, match="have sm120-family already") as caught:

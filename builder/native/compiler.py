@@ -1,0 +1,99 @@
+"""Which nvcc compiles: the one that is installed, or one out of released wheels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import EngineError, UsageError
+from builder.native.toolchain import compiler_versions, find_nvcc, installed_nvcc
+from builder.native.toolkit import released_toolkit
+from builder.runtime.spark_apply import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.index import PackageIndex
+    from builder.native.toolkit import Toolkit
+
+#: What ``--nvcc`` and ``SPARK_BUILD_NVCC`` say for the compiler out of released wheels.
+WHEELS = "wheels"
+
+
+#: What an input of a stage is called that belongs to such a compiler.
+MEMBER = "compiler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """nvcc, and the host compiler that it calls.
+
+    ``cuda`` is its version as it says it, such as ``13.0``; ``versions`` the exact ones of both.
+    ``toolkit`` is what it is laid out from; None where it is installed.
+    """
+
+    nvcc: Path
+    cuda: str
+    versions: dict[str, str]
+    toolkit: Toolkit | None = None
+
+    @property
+    def pins(self) -> list[dict[str, str]]:
+        """The wheels that it comes from, by file name and sha256; none where it is installed."""
+        return self.toolkit.pins if self.toolkit else []
+
+    def ready(self, index: PackageIndex) -> None:
+        """Have it on disk: one of wheels is fetched now, about 105 MB, and kept in the cache.
+
+        Raises:
+            EngineError: the wheels lack a part, or what is in them does not run here.
+            RemoteError: a download breaks off, or is not what the index says.
+            UsageError: the disk is too small.
+        """
+        if self.toolkit is not None:
+            self.toolkit.lay_out(index)
+            find_nvcc(self.nvcc)
+
+
+def of_wheels(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage of a plan is compiled with the compiler out of released wheels."""
+    return any(row.get("member") == MEMBER for row in stage["inputs"])
+
+
+def find_compiler(index: PackageIndex, named: str | None = None) -> Compiler:
+    """The compiler to use; nothing large is fetched for the answer.
+
+    An installed nvcc comes first.  Where there is none, it is the one of released wheels.
+
+    Args:
+        index: where wheels are.
+        named: the path of a compiler, or ``wheels``; what ``SPARK_BUILD_NVCC`` says when None.
+
+    Raises:
+        EngineError: there is no g++, no such compiler, or none at all.
+        RemoteError: the package index does not answer.
+    """
+    if shutil.which("g++") is None:
+        raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
+    named = named or os.environ.get("SPARK_BUILD_NVCC")
+    if named != WHEELS and (named or installed_nvcc()):
+        nvcc, cuda = find_nvcc(Path(named) if named else None)
+        return Compiler(nvcc=nvcc, cuda=cuda, versions=compiler_versions(nvcc))
+    here = Target.here().platform
+    try:
+        toolkit = released_toolkit(index, here, here)
+    except UsageError as error:
+        missing = "" if named else "no nvcc on PATH or in /usr/local/cuda, and "
+        raise EngineError(
+            f"{missing}the package index does not have the wheels of one: {error}",
+            hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
+        ) from None
+    return Compiler(
+        nvcc=toolkit.nvcc,
+        cuda=toolkit.cuda,
+        versions={**compiler_versions(None), "nvcc": toolkit.version},
+        toolkit=toolkit,
+    )
