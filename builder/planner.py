@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from builder.errors import Exit, SparkBuildError
 from builder.model import BuildPlan, LayerDecision
 from builder.native.changes import compile_ops, estimate_of
+from builder.native.host import where_to_compile
 from builder.runtime.spark_apply import (
     AMBIGUOUS,
     APPLIED,
@@ -14,7 +15,6 @@ from builder.runtime.spark_apply import (
     NEEDS_REBUILD,
     NOT_APPLICABLE,
     UPSTREAM,
-    Target,
     all_match,
     judge_in_order,
 )
@@ -115,11 +115,8 @@ def _may_compile(decision: LayerDecision) -> bool:
 
 
 def _where_to_compile(plan: BuildPlan, command: str) -> str:
-    wanted = plan.base.platform.oci
-    if wanted == Target.here().platform:
-        return command
-    machine = "the Spark itself, or any" if wanted == "linux/arm64" else "any"
-    return f"{command}   (on {machine} {wanted} machine; this one is {Target.here().platform})"
+    where = where_to_compile(plan.base.platform.oci)
+    return f"{command}   ({where})" if where else command
 
 
 def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.index import PackageIndex
+from builder.model import Platform
 from builder.native.base import DISTRIBUTIONS
 from builder.native.changes import named_change, patched
 from builder.native.companion import build_companion
@@ -22,10 +22,13 @@ from builder.native.compiler import find_compiler
 from builder.native.cost import cost_of_units
 from builder.native.includes import Sources
 from builder.native.outcome import unit_json
+from builder.native.stage import refuse_cpu_torch
+from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from builder.bases import Base
     from builder.native.changes import SourceChange
     from builder.native.companionplan import CompanionPlan
     from builder.native.source import SourceTree
@@ -39,6 +42,7 @@ class WheelOptions:
 
     vllm: str
     base: str | None
+    platform: str | None
     source: Path | None
     arch_list: str
     change: str | None
@@ -62,7 +66,8 @@ def wheel_command(options: WheelOptions) -> None:
     if not options.dry_run:
         _must_be_writable(options.out)
     index = PackageIndex()
-    compiler = find_compiler(index, options.nvcc)
+    platform = Platform.parse(options.platform or Target.here().platform).oci
+    compiler = find_compiler(index, platform, options.nvcc)
     if options.cuda and options.cuda != compiler.cuda:
         raise EngineError(
             f"{compiler.nvcc} is CUDA {compiler.cuda}, and --cuda says {options.cuda}",
@@ -79,13 +84,14 @@ def wheel_command(options: WheelOptions) -> None:
         found = identify(
             BaseRequest(
                 ref=ref,
-                platform=platform.machine(),
+                platform=platform,
                 pins={},
                 tracked=DISTRIBUTIONS,
                 index=index,
             )
         )
     try:
+        _must_be_for(found, platform, index)
         request = request_for(
             index,
             found.tree,
@@ -105,6 +111,24 @@ def wheel_command(options: WheelOptions) -> None:
         return
     _say(made.report)
     print(made.path)
+
+
+def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
+    """Said before minutes are spent on what could not be loaded there, or not be held against it.
+
+    An image of one platform alone is what it is, whatever was asked for.
+    """
+    identity = base.identity
+    is_for = identity.platform.oci
+    if is_for != platform:
+        raise UsageError(
+            f"{identity.ref} is for {is_for}, and what is compiled would be for {platform}",
+            hint=f"--platform {is_for}",
+        )
+    packages = identity.packages
+    if identity.kind == "pypi" and "torch" in packages:
+        target = identity.platform.target
+        refuse_cpu_torch(index, packages["torch"], target, packages["vllm"])
 
 
 def _must_be_writable(out: Path) -> None:

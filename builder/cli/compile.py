@@ -18,6 +18,7 @@ from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.native.proof import machine_code, shows_trap, unit_json
 from builder.native.source import SourceTree, source_of
 from builder.native.toolchain import make_toolchain, pinned_torch, torch_headers
+from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +105,7 @@ def run_command(options: RunOptions) -> None:
         )
     index = PackageIndex()
     tree = source_tree(index, options.vllm, options.source)
-    compiler = find_compiler(index, options.nvcc)
+    compiler = find_compiler(index, Target.here().platform, options.nvcc)
     found = outcome(tree, options.arch_list, compiler.cuda)
     sources = Sources(tree.root, found.recipe.generated)
     change = _change(sources, options)

@@ -116,6 +116,9 @@ def compile_wheel(
         str | None,
         typer.Option(help="Where it will be installed; default: the released wheels."),
     ] = None,
+    platform: Annotated[
+        str | None, typer.Option(help="linux/arm64 or linux/amd64 (default: this machine's).")
+    ] = None,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     cuda: Annotated[
@@ -139,6 +142,7 @@ def compile_wheel(
         WheelOptions(
             vllm=vllm,
             base=base,
+            platform=platform,
             source=source,
             arch_list=arch_list,
             change=change,

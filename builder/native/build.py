@@ -119,7 +119,7 @@ def compile_units(
 def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> list[str]:
     """The compiler's words for one unit, without input and output."""
     extension = recipe.extensions[unit.extension]
-    words = [str(tools.nvcc), *FLAGS]
+    words = [str(tools.nvcc), *tools.host.words, *FLAGS]
     words += [flag for flag in recipe.flags if flag.startswith("-D")]
     words += [f"-D{name}" for name in extension.definitions]
     for virtual, real in unit.gencodes:

@@ -83,7 +83,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
     compiled = time.monotonic()
     with console.step("link, and hold the library against the base"):
         objects = [one.object for one in (*built, *between)]
-        linked = link(objects, request.base, path, tools.nvcc, tools.cuda)
+        linked = link(objects, request.base, path, tools.nvcc, tools.cuda, tools.host)
         _must_load(linked, source.version)
     with console.step("read the machine code"):
         kernels = prove_kernels(linked.data, plan.operators)
@@ -188,7 +188,7 @@ def _provenance(
         "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
         "torch": torch,
         "cuda": request.tools.cuda,
-        "compilers": compiler_versions(request.tools.nvcc),
+        "compilers": compiler_versions(request.tools.nvcc, request.tools.host),
         "toolkit": list(request.tools.pins),
         "cuda_runtime": linked.runtime,
         "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],

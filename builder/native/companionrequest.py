@@ -78,7 +78,7 @@ def request_for(
         RemoteError: the package index does not answer.
     """
     compiler.ready(index)
-    base = NativeBase(tree, toolkit_libraries(compiler.nvcc))
+    base = NativeBase(tree, toolkit_libraries(compiler.nvcc, compiler.host))
     tools = make_toolchain(index, torch or torch_headers(index, base.version("torch")), compiler)
     agreed_torch(base, source.version, tools)
     return CompanionRequest(

@@ -1,14 +1,15 @@
-"""Which nvcc compiles: the one that is installed, or one out of released wheels."""
+"""Which compilers there are for a platform: nvcc, installed or of wheels, and the host's."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import EngineError, UsageError
+from builder.native.host import NATIVE, HostCompiler, host_compiler
+from builder.native.link import toolkit_libraries
 from builder.native.toolchain import compiler_versions, find_nvcc, installed_nvcc
 from builder.native.toolkit import released_toolkit
 from builder.runtime.spark_apply import Target
@@ -38,6 +39,7 @@ class Compiler:
     nvcc: Path
     cuda: str
     versions: dict[str, str]
+    host: HostCompiler = NATIVE
     toolkit: Toolkit | None = None
 
     @property
@@ -63,30 +65,37 @@ def of_wheels(stage: Mapping[str, Any]) -> bool:
     return any(row.get("member") == MEMBER for row in stage["inputs"])
 
 
-def find_compiler(index: PackageIndex, named: str | None = None) -> Compiler:
-    """The compiler to use; nothing large is fetched for the answer.
+def find_compiler(index: PackageIndex, platform: str, named: str | None = None) -> Compiler:
+    """The compiler for a platform; nothing large is fetched for the answer.
 
-    An installed nvcc comes first.  Where there is none, it is the one of released wheels.
+    An installed nvcc comes first.  Where there is none, or its toolkit has no headers and no
+    runtime of another platform that is compiled for, it is the one of released wheels.
 
     Args:
         index: where wheels are.
+        platform: what is compiled for, such as ``linux/arm64``.
         named: the path of a compiler, or ``wheels``; what ``SPARK_BUILD_NVCC`` says when None.
 
     Raises:
-        EngineError: there is no g++, no such compiler, or none at all.
+        EngineError: there is no host compiler for the platform, no such nvcc, or none at all.
         RemoteError: the package index does not answer.
     """
-    if shutil.which("g++") is None:
-        raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
+    host = host_compiler(platform)
     named = named or os.environ.get("SPARK_BUILD_NVCC")
     if named != WHEELS and (named or installed_nvcc()):
         nvcc, cuda = find_nvcc(Path(named) if named else None)
-        return Compiler(nvcc=nvcc, cuda=cuda, versions=compiler_versions(nvcc))
-    here = Target.here().platform
+        if _serves(nvcc, host):
+            versions = compiler_versions(nvcc, host)
+            return Compiler(nvcc=nvcc, cuda=cuda, versions=versions, host=host)
+        if named:
+            raise EngineError(
+                f"{nvcc} does not compile for {platform}: its toolkit has no targets/{host.target}",
+                hint="--nvcc wheels takes one that does out of released wheels",
+            )
     try:
-        toolkit = released_toolkit(index, here, here)
+        toolkit = released_toolkit(index, Target.here().platform, platform)
     except UsageError as error:
-        missing = "" if named else "no nvcc on PATH or in /usr/local/cuda, and "
+        missing = "" if named else f"no nvcc for {platform} on PATH or in /usr/local/cuda, and "
         raise EngineError(
             f"{missing}the package index does not have the wheels of one: {error}",
             hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
@@ -94,6 +103,17 @@ def find_compiler(index: PackageIndex, named: str | None = None) -> Compiler:
     return Compiler(
         nvcc=toolkit.nvcc,
         cuda=toolkit.cuda,
-        versions={**compiler_versions(None), "nvcc": toolkit.version},
+        versions={**compiler_versions(None, host), "nvcc": toolkit.version},
+        host=host,
         toolkit=toolkit,
     )
+
+
+def _serves(nvcc: Path, host: HostCompiler) -> bool:
+    """Whether the toolkit of an installed nvcc is for the platform of a host compiler too."""
+    if host == NATIVE:
+        return True
+    try:
+        return toolkit_libraries(nvcc, host).parent.name == host.target
+    except EngineError:
+        return False

@@ -1,4 +1,4 @@
-"""Asking this machine's C library for older versions of its functions than it gives unasked.
+"""Asking the C library to link with for older versions of its functions than it gives unasked.
 
 A library that is linked on a new system asks for the newest version of a function, and is refused
 by an older system that has the same function under an older version.  The C library keeps those.
@@ -24,19 +24,23 @@ _JUMP = {"x86_64": "jmp {}@PLT", "aarch64": "b {}"}
 _HINT = "__libc_single_threaded"
 
 
-def older_versions(symbols: Mapping[str, tuple[str, str]], base: AbiBase) -> dict[str, str]:
+def older_versions(
+    symbols: Mapping[str, tuple[str, str]], base: AbiBase, command: str = "g++"
+) -> dict[str, str]:
     """Function -> the newest version of it that a base needs anyway.
 
     Args:
         symbols: functions that are asked for in a version that is too new for the base.
         base: says how new a version may be.
+        command: the C++ compiler, which knows the C library of its platform.
     """
     limit = base.newest("GLIBC")
+    kept = _library_versions(command)
     found = {}
     for symbol, (_, version) in symbols.items():
         fitting = [
             (number, name)
-            for name in _kept(symbol)
+            for name in kept.get(symbol, ())
             if (match := _GLIBC.fullmatch(name))
             and (number := tuple(map(int, match[1].split(".")))) <= limit
         ]
@@ -64,17 +68,13 @@ def shim_source(older: Mapping[str, str], machine: str) -> str:
     return "\n".join([*rows, '.section .note.GNU-stack,"",%progbits', ""])
 
 
-def _kept(symbol: str) -> tuple[str, ...]:
-    return _library_versions().get(symbol, ())
-
-
 @cache
-def _library_versions() -> dict[str, tuple[str, ...]]:
-    """Function of this machine's C library -> all versions of it."""
+def _library_versions(command: str) -> dict[str, tuple[str, ...]]:
+    """Function of a compiler's C library -> all versions of it."""
     from elftools.elf.elffile import ELFFile
 
     done = subprocess.run(
-        ["g++", "-print-file-name=libc.so.6"], capture_output=True, text=True, check=True
+        [command, "-print-file-name=libc.so.6"], capture_output=True, text=True, check=True
     )
     with Path(done.stdout.strip()).open("rb") as stream:
         file: Any = ELFFile(stream)

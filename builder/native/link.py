@@ -18,12 +18,14 @@ from builder.errors import BuildFailed, EngineError
 from builder.native.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
 from builder.native.elf import read_elf
 from builder.native.glibc import older_versions, shim_source
+from builder.native.host import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from builder.native.abi import AbiBase
     from builder.native.base import NativeBase
+    from builder.native.host import HostCompiler
 
 #: Nothing is exported: the library is loaded for what it registers.
 _EXPORTS = "{ local: *; };\n"
@@ -43,15 +45,14 @@ class Linked:
     older: Mapping[str, str]
 
 
-def toolkit_libraries(nvcc: Path) -> Path:
-    """The folder with the CUDA runtime that this compiler links.
+def toolkit_libraries(nvcc: Path, host: HostCompiler = NATIVE) -> Path:
+    """The folder with the CUDA runtime that this compiler links, for the platform of ``host``.
 
     Raises:
         EngineError: it does not say, or there is none.
     """
-    done = subprocess.run(
-        [str(nvcc), "--dryrun", "-shared", "x.o"], capture_output=True, text=True, check=False
-    )
+    words = [str(nvcc), *host.words, "--dryrun", "-shared", "x.o"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     for line in re.findall(r"LIBRARIES=(.*)", done.stderr + done.stdout):
         for folder in re.findall(r'-L"?([^"\s]+)', line):
             if any(Path(folder).glob("libcudart*")):
@@ -62,7 +63,14 @@ def toolkit_libraries(nvcc: Path) -> Path:
     )
 
 
-def link(objects: Sequence[Path], base: NativeBase, module: str, nvcc: Path, cuda: str) -> Linked:
+def link(
+    objects: Sequence[Path],
+    base: NativeBase,
+    module: str,
+    nvcc: Path,
+    cuda: str,
+    host: HostCompiler = NATIVE,
+) -> Linked:
     """Link objects for a base, and hold the result against it.
 
     Args:
@@ -71,6 +79,7 @@ def link(objects: Sequence[Path], base: NativeBase, module: str, nvcc: Path, cud
         module: the base's extension that it goes with.
         nvcc: the compiler, which knows the host's linker and its own runtime.
         cuda: its version.
+        host: the compiler of the base's platform.
 
     Raises:
         BuildFailed: the linker refuses.
@@ -81,7 +90,7 @@ def link(objects: Sequence[Path], base: NativeBase, module: str, nvcc: Path, cud
     shared = f"libcudart.so.{cuda.partition('.')[0]}" in base.facts(module).needed
     runtime = "shared" if shared else "static"
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
-        run = _Linker(nvcc=nvcc, folder=Path(scratch), runtime=runtime)
+        run = _Linker(nvcc=nvcc, host=host, folder=Path(scratch), runtime=runtime)
         first = read_elf(run.link("first", objects))
         open_symbols = [s for s, (lib, _) in first.undefined.items() if not SYSTEM.fullmatch(lib)]
         against = base.held_against(module, open_symbols)
@@ -89,7 +98,7 @@ def link(objects: Sequence[Path], base: NativeBase, module: str, nvcc: Path, cud
         library = run.link("second", [*objects, *stand_ins])
         facts = read_elf(library)
         newer = too_new(facts, against)
-        older = older_versions(newer, against)
+        older = older_versions(newer, against, host.command)
         if newer:
             # what the base's own libraries bring along need not come from a newer system
             stand_ins = run.stand_ins(_offers(against, [*open_symbols, *(set(newer) - set(older))]))
@@ -119,6 +128,7 @@ def _offers(base: AbiBase, symbols: Iterable[str]) -> dict[str, list[str]]:
 @dataclass(frozen=True, kw_only=True)
 class _Linker:
     nvcc: Path
+    host: HostCompiler
     folder: Path
     runtime: str
 
@@ -127,7 +137,8 @@ class _Linker:
         script = self.folder / "exports"
         script.write_text(_EXPORTS)
         options = [*_LINK, f"--version-script={script}", *(f"--wrap={symbol}" for symbol in wrap)]
-        words = [str(self.nvcc), "-shared", "--no-device-link", f"-cudart={self.runtime}"]
+        words = [str(self.nvcc), *self.host.words, "-shared", "--no-device-link"]
+        words.append(f"-cudart={self.runtime}")
         for option in options:
             words += ["-Xlinker", option]
         self._run([*words, *map(str, inputs), "-o", str(target)], "the linker refused")
@@ -140,7 +151,7 @@ class _Linker:
             rows = [f".globl {s}\n.type {s}, %function\n{s}:" for s in symbols]
             object_file = self.assemble(soname, "\n".join([".text", *rows, ""]))
             target = self.folder / f"{soname}.stand-in.so"  # nvcc takes no name like lib.so.1
-            words = [*_host_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{soname}"]
+            words = [*_host_compiler(self.host), "-shared", "-nostdlib", f"-Wl,-soname,{soname}"]
             self._run([*words, str(object_file), "-o", str(target)], f"no stand-in for {soname}")
             made.append(target)
         return made
@@ -149,7 +160,8 @@ class _Linker:
         source, target = self.folder / f"{name}.s", self.folder / f"{name}.o"
         source.write_text(text)
         self._run(
-            [*_host_compiler(), "-c", str(source), "-o", str(target)], f"cannot assemble {name}"
+            [*_host_compiler(self.host), "-c", str(source), "-o", str(target)],
+            f"cannot assemble {name}",
         )
         return target
 
@@ -160,8 +172,8 @@ class _Linker:
             raise BuildFailed(f"{said}: {(done.stderr or done.stdout).strip()[-800:]}")
 
 
-def _host_compiler() -> list[str]:
-    found = shutil.which("g++") or shutil.which("c++")
+def _host_compiler(host: HostCompiler) -> list[str]:
+    found = shutil.which(host.command)
     if found is None:
-        raise EngineError("no host compiler (g++) here, and objects are linked with it")
+        raise EngineError(f"no host compiler ({host.command}) here: objects are linked with it")
     return [found]

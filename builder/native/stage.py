@@ -23,7 +23,7 @@ from packaging.version import Version
 from builder import __version__
 from builder.bases import BaseRequest, identify
 from builder.console import console
-from builder.errors import EngineError, Exit, SparkBuildError, UsageError
+from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import write_atomically
 from builder.locks import locked
 from builder.model import Platform
@@ -127,23 +127,15 @@ class Stages:
         goes beside it, and is held against it.
 
         Raises:
-            EngineError: this machine has no compiler, or is of another architecture.
+            EngineError: this machine has no compiler for the base's architecture.
             UsageError: the release's sources are not on the index, or cannot be read.
             RemoteError: they cannot be fetched.
             SparkBuildError: the sources have neither text of a change that is known by name
                 (drift, exit 4), or have it already (exit 10).
         """
-        here = Target.here().platform
-        if target.platform != here:
-            spark = ": the Spark itself, say" if target.platform == "linux/arm64" else ""
-            raise EngineError(
-                f"the base is for {target.platform} and this machine is {here}: what is compiled "
-                "is loaded into the base's own process, so it is compiled where that runs",
-                hint=f"run the same command on a {target.platform} machine{spark}",
-            )
         vllm = packages["vllm"]
         release = Version(vllm).public
-        compiler = find_compiler(self._index, self._nvcc)
+        compiler = find_compiler(self._index, target.platform, self._nvcc)
         key = _digest([list(ops), vllm, compiler.cuda])
         if key not in self._decided:
             with console.step(f"sources of vllm {release}"):

@@ -21,6 +21,7 @@ from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.locks import locked
 from builder.model import Platform
+from builder.native.host import NATIVE
 from builder.native.toolkit import toolkit_parts
 from builder.paths import cache_dir
 from builder.wheels import RemoteWheel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from builder.index import PackageIndex
     from builder.native.compiler import Compiler
+    from builder.native.host import HostCompiler
 
 #: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
 #: vLLM's own archive has none, its build fetches it.
@@ -46,11 +48,12 @@ _MACROS_TEXT = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """A compiler and where headers are.  ``cuda`` is the compiler's version, such as ``13.0``."""
+    """Compilers and where headers are.  ``cuda`` is the version of nvcc, such as ``13.0``."""
 
     nvcc: Path
     cuda: str
     includes: tuple[Path, ...]
+    host: HostCompiler = NATIVE
     #: the wheels that the compiler comes from; none where it is installed
     pins: Sequence[Mapping[str, str]] = ()
 
@@ -84,15 +87,20 @@ def installed_nvcc() -> Path | None:
     return found if found.is_file() else None
 
 
-def compiler_versions(nvcc: Path | None) -> dict[str, str]:
-    """The exact versions of nvcc, where one is named, and of the host compiler that it calls."""
+def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[str, str]:
+    """The exact versions of nvcc, where one is named, and of the host compiler that it calls.
+
+    One that compiles for another platform is named with its version: it may compile otherwise.
+    """
     found = {}
-    for name, word in (("nvcc", nvcc), ("host", "g++")):
+    for name, word in (("nvcc", nvcc), ("host", host.command)):
         if word is None:
             continue
         done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
         version = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", done.stdout)
         found[name] = (version[1] or version[2]) if version else "unknown"
+    if host != NATIVE:
+        found["host"] = f"{host.command} {found['host']}"
     return found
 
 
@@ -124,7 +132,11 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
     if not _has_library_headers(compiler.nvcc):
         includes += _library_headers(index, compiler.cuda)
     return Toolchain(
-        nvcc=compiler.nvcc, cuda=compiler.cuda, includes=tuple(includes), pins=compiler.pins
+        nvcc=compiler.nvcc,
+        cuda=compiler.cuda,
+        includes=tuple(includes),
+        host=compiler.host,
+        pins=compiler.pins,
     )
 
 

@@ -21,6 +21,7 @@ from builder.console import console
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.locks import locked
 from builder.model import Platform
+from builder.native.host import TARGETS
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.wheels import RemoteWheel, download
@@ -43,8 +44,6 @@ _LIBRARIES = {
     "nvidia-cuda-cccl": ("include/",),
     "nvidia-cuda-runtime": ("include/", "lib/"),
 }
-#: nvcc's own name for where the headers and the CUDA runtime of a platform are.
-TARGETS = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}
 #: Without one of these nothing is compiled, or nothing linked.
 _NEEDED = (
     "bin/nvcc", "bin/nvcc.profile", "bin/cudafe++", "bin/fatbinary", "bin/ptxas", "nvvm/bin/cicc",
@@ -154,7 +153,7 @@ def released_toolkit(index: PackageIndex, here: str, platform: str) -> Toolkit:
         UsageError: the index lacks a wheel.
         RemoteError: the index does not answer.
     """
-    target = f"targets/{TARGETS[platform]}"
+    target = f"targets/{TARGETS[Platform.parse(platform).oci]}"
     versions = toolkit_parts(index, RELEASE, {**_PROGRAMS, **_LIBRARIES})
     parts = []
     for table, runs_on, below in ((_PROGRAMS, here, ""), (_LIBRARIES, platform, target)):

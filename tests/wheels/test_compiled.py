@@ -87,9 +87,9 @@ def beside(name: str) -> str:
     return "0" * 64 if name else ""
 
 
-def request_of(stages: Stages, **packages: str) -> Mapping[str, Any]:
-    """What a stage of the layer comes to here."""
-    made = stages.stage([OP], packages, Target.here(), beside)
+def request_of(stages: Stages, target: Target | None = None, **packages: str) -> Mapping[str, Any]:
+    """What a stage of the layer comes to, for this machine's platform if not for another."""
+    made = stages.stage([OP], packages, target or Target.here(), beside)
     assert isinstance(made, Stage)
     return made.request
 

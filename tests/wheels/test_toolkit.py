@@ -16,17 +16,19 @@ import pytest
 from builder.native.compiler import find_compiler
 from builder.native.elf import read_elf
 from builder.native.link import toolkit_libraries
+from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from builder.index import PackageIndex
     from builder.native.compiler import Compiler
 
+HERE = Target.here().platform
 SOURCE = Path(__file__).parents[1] / "unit" / "prebuilt.cu"
 
 
 @pytest.fixture(scope="module")
 def released(index: PackageIndex) -> Compiler:
-    found = find_compiler(index, "wheels")
+    found = find_compiler(index, HERE, "wheels")
     found.ready(index)
     return found
 
@@ -56,7 +58,7 @@ def test_the_same_machine_code_as_the_installed_compiler_of_that_version(
 ) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("NOT RUN: no nvcc is installed here to compare with")
-    installed = find_compiler(index, shutil.which("nvcc"))
+    installed = find_compiler(index, HERE, shutil.which("nvcc"))
     if installed.versions != released.versions:
         pytest.skip(f"NOT RUN: the installed nvcc is {installed.versions['nvcc']}")
     made = []
