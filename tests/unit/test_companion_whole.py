@@ -124,18 +124,26 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -> CompanionRequest:
     """A request of everything that a companion is made of, with the cure as its change."""
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(objects))
-    source = write(tmp_path / "source", FILES)
+    nvcc, cuda = find_nvcc()
+    return make_request(tmp_path, objects, Toolchain(nvcc=nvcc, cuda=cuda, includes=()))
+
+
+def make_request(
+    place: Path, cache: Path, tools: Toolchain, machine: str = os.uname().machine
+) -> CompanionRequest:
+    """Sources, headers, and a base for a machine, made with the host compiler of ``tools``."""
+    source = write(place / "source", FILES)
     versions = "".join(
         f"#define TORCH_VERSION_{name} {value}\n"
         for name, value in (("MAJOR", 2), ("MINOR", 10), ("PATCH", 0))
     )
     headers = {"torch/library.h": LIBRARY_H, "torch/headeronly/version.h": versions}
-    include = write(objects / "include", headers)
+    include = write(cache / "include", headers)
     site = write(
-        tmp_path / "site",
+        place / "site",
         {
             "vllm-1.0.dist-info/METADATA": "Name: vllm\nVersion: 1.0+cu130\n",
-            "vllm-1.0.dist-info/WHEEL": f"Tag: cp38-abi3-linux_{os.uname().machine}\n",
+            "vllm-1.0.dist-info/WHEEL": f"Tag: cp38-abi3-linux_{machine}\n",
             "vllm-1.0.dist-info/RECORD": "vllm/_C.abi3.so,,\nvllm-1.0.dist-info/METADATA,,\n",
             "torch-2.10.0.dist-info/RECORD": (
                 "torch/lib/libc10.so,,\ntorch-2.10.0.dist-info/METADATA,,\n"
@@ -143,25 +151,25 @@ def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -
             "torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0+cu130\n",
         },
     )
-    nvcc, cuda = find_nvcc()
-    toolkit = toolkit_libraries(nvcc)
-    shared(site / "torch/lib/libc10.so", "int from_torch() { return 1; }")
-    runtime = toolkit / f"libcudart.so.{cuda.partition('.')[0]}"
-    shared(site / "vllm/_C.abi3.so", EXTENSION, str(site / "torch/lib/libc10.so"), str(runtime))
+    toolkit = toolkit_libraries(tools.nvcc, tools.host)
+    command, torch = tools.host.command, site / "torch/lib/libc10.so"
+    shared(torch, "int from_torch() { return 1; }", command=command)
+    runtime = toolkit / f"libcudart.so.{tools.cuda.partition('.')[0]}"
+    shared(site / "vllm/_C.abi3.so", EXTENSION, str(torch), str(runtime), command=command)
     return CompanionRequest(
         source=SourceTree(root=source, version="1.0", sha256="0" * 64),
         change=SourceChange(name="cure", texts=CURE),
         arch_list="12.1a",
-        tools=Toolchain(nvcc=nvcc, cuda=cuda, includes=(include,)),
+        tools=replace(tools, includes=(include,)),
         base=NativeBase(DirTree(site), toolkit),
         operators=(OPERATOR,),
     )
 
 
-def shared(target: Path, text: str, *words: str) -> None:
+def shared(target: Path, text: str, *words: str, command: str = "g++") -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    command = ["g++", "-shared", "-fPIC", f"-Wl,-soname,{target.name}", "-x", "c++", "-"]
-    done = [*command, "-x", "none", *words, "-o", str(target)]
+    start = [command, "-shared", "-fPIC", f"-Wl,-soname,{target.name}", "-x", "c++", "-"]
+    done = [*start, "-x", "none", *words, "-o", str(target)]
     subprocess.run(done, input=text, text=True, check=True)
 
 

@@ -281,3 +281,29 @@ def test_apply_and_revert(
     assert again.json["layers"][0]["state"] == "applied"
     assert call("revert", root).code == 0
     assert {k: v for k, v in snapshot(root).items() if v} == {k: v for k, v in before.items() if v}
+
+
+@pytest.mark.parametrize("member", ["compiler", "headers"])
+def test_a_rebuild_compiles_with_the_same_kind_of_compiler(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch, member: str
+) -> None:
+    """One out of wheels is taken out of wheels again, also where another is installed."""
+    from builder.cli import rebuild as command
+    from builder.native.stage import Stages
+
+    pin = {**REQUEST["inputs"][0], "member": member}
+    monkeypatch.setitem(REQUEST, "inputs", [*REQUEST["inputs"], pin])
+    made = call("image", *WORDS, "--compile", "--engine", "oci", "-o", "oci:out", "--no-verify")
+    assert (made.code, len(built)) == (0, 1)
+    said = "of vllm-0.20.1.tar.gz, with nvcc 13.0.88 of released wheels"
+    assert (said in " ".join(made.err.split())) == (member == "compiler")
+    named: list[str | None] = []
+
+    def stages_of(index: Any, forges: Any = None, nvcc: str | None = None) -> Stages:
+        named.append(nvcc)
+        return Stages(index, forges, nvcc)
+
+    monkeypatch.setattr(command, "stages_of", stages_of)
+    again = call("rebuild", "oci:out")
+    assert (again.code, again.out.startswith("same sha256:")) == (0, True), again.err
+    assert named == ["wheels" if member == "compiler" else None]

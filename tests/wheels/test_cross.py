@@ -14,16 +14,20 @@ import pytest
 
 from builder.native.base import NativeBase
 from builder.native.build import FLAGS
+from builder.native.companion import build_companion
 from builder.native.compiler import find_compiler
 from builder.native.elf import read_elf
 from builder.native.link import link, toolkit_libraries
 from builder.native.stage import Stages
+from builder.native.toolchain import Toolchain
 from builder.runtime.spark_apply import DirTree, Target
+from tests.documents import validated
+from tests.unit.test_companion_whole import make_request
 
 from .test_compile import CHANGE
 from .test_compile import compiled as command
 from .test_compiled import request_of
-from .test_toolkit import SOURCE, device_code
+from .test_toolkit import HERE, SOURCE, device_code
 
 if TYPE_CHECKING:
     from builder.index import PackageIndex
@@ -160,6 +164,27 @@ def test_it_loads_under_emulation(compiler: Compiler, tmp_path: Path) -> None:
         )
         assert done.returncode == code, done.stderr
     assert "libc10.so" in done.stderr
+
+
+def test_from_sources_to_a_wheel_for_the_other_architecture(
+    index: PackageIndex, compiler: Compiler, tmp_path: Path
+) -> None:
+    made = []
+    for one, machine in ((compiler, "aarch64"), (find_compiler(index, HERE, "wheels"), "x86_64")):
+        one.ready(index)
+        tools = Toolchain(
+            nvcc=one.nvcc, cuda=one.cuda, includes=(), host=one.host, pins=tuple(one.pins)
+        )
+        place = tmp_path / machine
+        companion = build_companion(make_request(place, place / "cache", tools, machine), place)
+        assert companion.path.name.endswith(f"-py3-none-linux_{machine}.whl")
+        made.append(validated("compile-wheel", companion.report)["companion"])
+    cross, native = made
+    assert cross["compilers"]["host"].startswith(f"{CROSS} ")
+    assert cross["toolkit"] == compiler.pins
+    assert cross["kernels"] == native["kernels"]
+    assert cross["kernels"]["by_target"] == {"sm_121a": 1}
+    assert cross["library_sha256"] != native["library_sha256"]
 
 
 def test_what_nobody_has_there_is_named(compiler: Compiler, tmp_path: Path) -> None:

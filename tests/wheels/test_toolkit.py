@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 HERE = Target.here().platform
 SOURCE = Path(__file__).parents[1] / "unit" / "prebuilt.cu"
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="NOT RUN: no g++, which nvcc hands the host's part to"
+)
 
 
 @pytest.fixture(scope="module")
