@@ -83,6 +83,8 @@ class AbiProof:
     needed: tuple[str, ...]
     versions: Mapping[str, str]
     faults: tuple[str, ...]
+    #: symbols that nothing has
+    open: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The proof in reports."""
@@ -103,15 +105,19 @@ def check_abi(companion: ElfFacts, base: AbiBase, *, own_runtime: bool = False) 
         own_runtime: the CUDA runtime is part of the companion, of another version than the base's.
     """
     counted: dict[str, int] = {}
-    for symbol, (library, _) in companion.undefined.items():
+    unknown = []
+    for symbol, (library, _) in sorted(companion.undefined.items()):
         source = library if SYSTEM.fullmatch(library) else base.source_of(symbol)
         counted[source] = counted.get(source, 0) + 1
+        if not source:
+            unknown.append(symbol)
     counted.pop("", None)
     return AbiProof(
         symbols=dict(sorted(counted.items())),
         needed=companion.needed,
         versions=_newest(companion),
         faults=tuple(_faults(companion, base, own_runtime=own_runtime)),
+        open=tuple(unknown),
     )
 
 

@@ -145,6 +145,14 @@ class NativeBase:
             missing=tuple(missing) if open_symbols else (),
         )
 
+    def file(self, path: str, scratch: Path) -> Path:
+        """A file of the tree on disk: where it is, or below ``scratch``.
+
+        Raises:
+            RemoteError: a wheel on the index cannot be read.
+        """
+        return on_disk(self._tree, path, scratch)
+
     def module(self, pattern: str) -> str:
         """The path of an extension module: ``vllm/_C.abi3.so`` for ``vllm/_C``.
 

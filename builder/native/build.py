@@ -87,10 +87,14 @@ def compile_units(
         raise UsageError(f"{', '.join(host)} is host code, which is not compiled for a GPU")
     ninja = find_ninja()
     texts = dict(change.texts) if change else {}
+    # a header that the build generates counts where one of the units includes it
+    reached = frozenset[str]().union(*(sources.closure(unit.path) for unit in units))
+    left_out = set(sources.generated) - set(recipe.units) - reached
+    counted = {p: t for p, t in {**sources.texts, **texts}.items() if p not in left_out}
     key = sha256_hex(
         canonical_json(
             [
-                {path: sha256_hex(text) for path, text in {**sources.texts, **texts}.items()},
+                {path: sha256_hex(text) for path, text in counted.items()},
                 [command(recipe, unit, tools, Path()) for unit in units],
             ]
         )

@@ -144,8 +144,12 @@ def evaluate(source: SourceTree, arch_list: str, cuda: str) -> BuildRecipe:
         text = (work / "record").read_text().replace(f"{copy}/", "")
         rows = [line.split("|") for line in text.splitlines()]
         made = {path for kind, *words in rows if kind == "source" for path in words[1:]}
+        # headers too: marlin.cu includes one that comes with its kernels
+        made |= {file.relative_to(copy).as_posix() for file in (copy / "csrc").rglob("*.h")}
         generated = {
-            path: (copy / path).read_bytes() for path in made if not (source.root / path).exists()
+            path: (copy / path).read_bytes()
+            for path in sorted(made)
+            if not (source.root / path).exists()
         }
     return _recipe(rows, generated, arch_list, cuda)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import resource
+import tempfile
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.console import console
@@ -18,11 +20,12 @@ from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.native.build import HOST_SUFFIXES, compile_units
 from builder.native.cmake import Unit
-from builder.native.companionplan import plan_companion
+from builder.native.companionplan import plan_companion, with_definers
 from builder.native.companionrequest import agreed_torch
+from builder.native.companionsources import companion_texts
 from builder.native.companionwheel import WheelNames, wheel_bytes
 from builder.native.includes import Sources
-from builder.native.kernelproof import KernelProof, prove_kernels
+from builder.native.kernelproof import KernelProof, instructions_of, prove_kernels
 from builder.native.link import link
 from builder.native.registration import registration_source
 from builder.native.toolchain import compiler_versions
@@ -31,8 +34,7 @@ from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.fatbin import Arch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from builder.native.base import NativeBase
     from builder.native.build import BuiltUnit
     from builder.native.cmake import BuildRecipe
     from builder.native.companionplan import CompanionPlan
@@ -75,18 +77,38 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
     path = request.base.module(plan.module)
     mark = f"spark-build/{request.change.name}/{source.version}"
     began = time.monotonic()
-    with console.step(f"compile {len(plan.rebuilt)} of {len(plan.recipe.units)} units"):
-        built = compile_units(
-            plan.sources, plan.recipe, plan.rebuilt, request.change, tools, request.jobs
+    between: list[BuiltUnit] = []
+    while True:
+        inner = replace(
+            request,
+            change=companion_texts(
+                plan.sources, plan.recipe, request.change, (*plan.rebuilt, *plan.siblings), mark
+            ),
         )
-    between = _compile_between(plan, request, mark)
-    compiled = time.monotonic()
-    with console.step("link, and hold the library against the base"):
-        objects = [one.object for one in (*built, *between)]
-        linked = link(objects, request.base, path, tools.nvcc, tools.cuda, tools.host)
-        _must_load(linked, source.version)
+        with console.step(f"compile {len(plan.rebuilt)} of {len(plan.recipe.units)} units"):
+            built = compile_units(
+                plan.sources,
+                plan.recipe,
+                plan.rebuilt,
+                inner.change,
+                tools,
+                request.jobs,
+                with_host=True,
+            )
+        between = _compile_between(plan, inner, mark)
+        compiled = time.monotonic()
+        with console.step("link, and hold the library against the base"):
+            objects = [one.object for one in (*built, *between)]
+            linked = link(objects, request.base, path, tools.nvcc, tools.cuda, tools.host)
+        wider = with_definers(plan, request.change, source.version, linked.proof.open)
+        if wider is None:
+            break
+        plan = wider
+    _must_load(linked, source.version)
     with console.step("read the machine code"):
-        kernels = prove_kernels(linked.data, plan.operators)
+        kernels = prove_kernels(
+            linked.data, plan.operators, objects, lambda names: _released(request.base, path, names)
+        )
         _must_be_real(kernels, request.arch_list)
     about = _provenance(request, plan, linked, kernels, torch, mark)
     names = WheelNames.of(
@@ -119,8 +141,13 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
 
 
 def _between_recipe(plan: CompanionPlan) -> BuildRecipe:
-    """The recipe with the operators' own definitions, which leave other chips' kernels out."""
+    """The recipe with the operators' own definitions, which leave other chips' kernels out.
+
+    Operators that were found in the sources have none: all is as in the release.
+    """
     defines = sorted({define for operator in plan.operators for define in operator.defines})
+    if not defines:
+        return plan.recipe
     kept = [flag for flag in plan.recipe.flags if flag.startswith("-D")]
     kept = [flag for flag in kept if not flag.startswith("-DENABLE_")]
     return replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
@@ -139,9 +166,16 @@ def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) 
     with console.step(f"compile {len(plan.siblings)} units between operator and kernels"):
         if device:  # apart from the host's: those take minutes, and stay as they are
             made += compile_units(plan.sources, recipe, device, change, tools, jobs)
-        units = (*host, own)
-        made += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)
+        units = (*host, own) if not all(op.own for op in plan.operators) else (*host,)
+        if units:
+            made += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)
     return made
+
+
+def _released(base: NativeBase, module: str, names: frozenset[str]) -> dict[str, dict[str, int]]:
+    """The machine code of a base's own kernels of the same names."""
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+        return instructions_of(base.file(module, Path(scratch)), names)
 
 
 def _must_load(linked: Linked, vllm: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.native.cmake import evaluate
 from builder.native.cost import cost_of_units
+from builder.native.discovery import Behind, Discovery, demangled
 from builder.native.includes import Sources, touched
-from builder.native.registration import operators_behind, sibling_units
+from builder.native.registration import known_operators, operators_behind, sibling_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,8 @@ def plan_companion(
 
     ``source`` may have the change already; ``rebuilt`` are the units that it reaches, where more
     than the texts of the change tells; ``recipe`` is what its build makes of it, where that was
-    asked already.
+    asked already.  Operators are those that are given, else those that are known for all of the
+    units, else what the release's own sources say.
 
     Raises:
         SparkBuildError: the release has the change already (nothing to do, exit 3).
@@ -63,29 +65,102 @@ def plan_companion(
         )
     recipe = recipe or evaluate(source, arch_list, cuda)
     sources = Sources(source.root, recipe.generated)
-    rebuilt = rebuilt or touched(sources, recipe, change.texts)
+    changed = replace(sources, changed=change.texts)
+    rebuilt = rebuilt or touched(changed, recipe, change.texts)
     if not rebuilt:
         raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
     try:
-        named = list(operators) or operators_behind(rebuilt, source.version)
+        behind = _behind(rebuilt, source.version, sources, recipe, change, operators)
     except UsageError as error:
         raise _whole_extension(str(error), rebuilt, recipe, source.version) from None
-    modules = sorted({operator.module for operator in named})
+    modules = sorted({operator.module for operator in behind.operators})
     if len(modules) != 1:
         raise UsageError(
             f"{change.name} reaches operators of {len(modules)} extensions ({', '.join(modules)}); "
             "a companion goes beside one"
         )
-    between = [unit for operator in named for unit in sibling_units(operator, recipe.units)]
     paths = {unit.path for unit in rebuilt}
-    siblings = {unit.path: unit for unit in between if unit.path not in paths}
+    siblings = {unit.path: unit for unit in behind.siblings if unit.path not in paths}
     return CompanionPlan(
         recipe=recipe,
         sources=sources,
         rebuilt=tuple(rebuilt),
         siblings=tuple(siblings.values()),
-        operators=tuple(named),
+        operators=behind.operators,
         module=modules[0],
+    )
+
+
+def _behind(
+    rebuilt: Sequence[Unit],
+    release: str,
+    sources: Sources,
+    recipe: BuildRecipe,
+    change: SourceChange,
+    given: Sequence[Operator],
+) -> Behind:
+    """Operators and the units between; what is known of an operator is kept where it is found."""
+    named = list(given)
+    if not named:
+        try:
+            named = operators_behind(rebuilt, release)
+        except UsageError:
+            changed = replace(sources, changed=change.texts)
+            found = Discovery(changed, recipe, release).behind(rebuilt)
+            known = {operator.name: operator for operator in known_operators(release)}
+            kept = (
+                replace(operator, kernels=row.kernels, holds=row.holds)
+                if (row := known.get(operator.name))
+                else operator
+                for operator in found.operators
+            )
+            return replace(found, operators=tuple(kept))
+    between = [unit for operator in named for unit in sibling_units(operator, recipe.units)]
+    return Behind(operators=tuple(named), siblings=tuple(between))
+
+
+def with_definers(
+    plan: CompanionPlan, change: SourceChange, release: str, symbols: Sequence[str]
+) -> CompanionPlan | None:
+    """A plan with the units that define symbols which nothing had when it was linked.
+
+    The sources name most units beforehand; what objects leave open is exact.
+
+    Args:
+        plan: what was compiled.
+        change: of which change.
+        release: of vLLM.
+        symbols: mangled names.
+
+    Returns:
+        None where no unit of the release defines any of them, or one is compiled already.
+
+    Raises:
+        SparkBuildError: it comes to too many units (exit 10).
+    """
+    if not symbols or any(operator.defines for operator in plan.operators):
+        return None
+    sources = replace(plan.sources, changed=change.texts)
+    discovery = Discovery(sources, plan.recipe, release)
+    extension = plan.rebuilt[0].extension
+    there = {unit.path for unit in (*plan.rebuilt, *plan.siblings)}
+    names = demangled(symbols)
+    found = {path for name in names for path in discovery.providers(name, extension)} - there
+    if not found:
+        return None
+    every = sorted(there | found)
+    try:
+        discovery.must_be_few(every, extension, [unit.path for unit in plan.rebuilt])
+        more = discovery.operators_of(
+            [path for path in sorted(found) if discovery.unit(path).rows], extension
+        )
+    except UsageError as error:
+        raise _whole_extension(str(error), plan.rebuilt, plan.recipe, release) from None
+    known = {(operator.name, operator.key) for operator in plan.operators}
+    return replace(
+        plan,
+        siblings=(*plan.siblings, *(plan.recipe.units[path] for path in sorted(found))),
+        operators=(*plan.operators, *(op for op in more if (op.name, op.key) not in known)),
     )
 
 

@@ -37,15 +37,18 @@ class Sources:
     root: Path
     #: sources that the build generates: path below the root -> content
     generated: Mapping[str, bytes] = field(default_factory=dict)
+    #: new texts of files of the tree
+    changed: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
         """Path below the root -> content."""
-        return dict(self.generated) | {
+        found = {
             path.relative_to(self.root).as_posix(): path.read_bytes()
             for path in sorted((self.root / "csrc").rglob("*"))
             if path.suffix in SUFFIXES and path.is_file()
         }
+        return {**self.generated, **found, **self.changed}
 
     @cached_property
     def includes(self) -> Mapping[str, frozenset[str]]:
@@ -53,14 +56,21 @@ class Sources:
         return {path: frozenset(self._included(path, text)) for path, text in self.texts.items()}
 
     def _included(self, path: str, text: bytes) -> Iterable[str]:
-        """Beside the file first, then below ``csrc``, as the build's include directories say."""
-        folder = PurePosixPath(path).parent
         for name in _INCLUDE.findall(text):
-            for place in (folder, PurePosixPath("csrc"), PurePosixPath()):
-                found = _normal(place / name.decode("utf-8", "replace"))
-                if found in self.texts:
-                    yield found
-                    break
+            found = self.resolved(path, name.decode("utf-8", "replace"))
+            if found:
+                yield found
+
+    def resolved(self, path: str, name: str) -> str:
+        """The file of the tree that a file includes by a name; empty when the tree has none.
+
+        Beside the file first, then below ``csrc``, as the build's include directories say.
+        """
+        for place in (PurePosixPath(path).parent, PurePosixPath("csrc"), PurePosixPath()):
+            found = _normal(place / name)
+            if found in self.texts:
+                return found
+        return ""
 
     def closure(self, path: str) -> frozenset[str]:
         """A file and all that it includes, directly or not."""

@@ -39,7 +39,10 @@ _REGISTER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A torch operator that a release registers; ``builder/data/native.toml`` says what is what."""
+    """A torch operator that a release registers; ``builder/data/native.toml`` says what is what.
+
+    One that was found in a release's sources has no ``kernels`` and nothing that they must hold.
+    """
 
     name: str
     rebuilt: tuple[str, ...]
@@ -47,13 +50,17 @@ class Operator:
     key: str
     abi: str
     module: str
-    units: tuple[str, ...]
-    defines: tuple[str, ...]
-    header: str
-    declaration: str
     function: str
-    kernels: str
-    holds: str
+    units: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+    header: str = ""
+    declaration: str = ""
+    kernels: str = ""
+    holds: str = ""
+    #: what the release's own registration includes, with quotes or brackets; one declares it
+    headers: tuple[str, ...] = ()
+    #: a unit that is compiled registers it itself
+    own: bool = False
 
 
 def load_operators() -> list[Operator]:
@@ -63,16 +70,21 @@ def load_operators() -> list[Operator]:
     return [Operator(**(row | {name: tuple(row[name]) for name in lists})) for row in rows]
 
 
+def known_operators(vllm: str, known: Iterable[Operator] | None = None) -> list[Operator]:
+    """The operators that are known of a release."""
+    every = load_operators() if known is None else known
+    return [op for op in every if SpecifierSet(op.vllm).contains(vllm, prereleases=True)]
+
+
 def operators_behind(
     units: Sequence[Unit], vllm: str, known: Iterable[Operator] | None = None
 ) -> list[Operator]:
-    """The operators that call these units, in a release.
+    """The operators that are known to call these units, in a release.
 
     Raises:
         UsageError: a unit stands behind no operator that is known.
     """
-    every = load_operators() if known is None else list(known)
-    fitting = [op for op in every if SpecifierSet(op.vllm).contains(vllm, prereleases=True)]
+    fitting = known_operators(vllm, known)
     found: dict[str, Operator] = {}
     for unit in units:
         behind = [op for op in fitting if unit.path.endswith(op.rebuilt)]
@@ -108,14 +120,17 @@ def registration_source(operators: Sequence[Operator], mark: str) -> str:
     """C++ that registers operators anew when its library is loaded.
 
     Args:
-        operators: what is registered.
+        operators: what is registered; not those that a unit registers itself.
         mark: names the companion; torch shows it as the place of registration.
     """
-    headers = {_REGISTER[op.abi][0] for op in operators} | {op.header for op in operators}
+    operators = [op for op in operators if not op.own]
+    headers = {_REGISTER[op.abi][0] for op in operators}
+    headers |= {op.header for op in operators if op.header}
     rows = ["// Made by spark-build: registers rebuilt kernels in place of the release's own."]
     rows += [f"#include <{header}>" for header in sorted(headers)]
     rows += ["#include <optional>", ""]
-    rows += [op.declaration.strip() + "\n" for op in operators]
+    rows += [f"#include {h}" for h in dict.fromkeys(h for op in operators for h in op.headers)]
+    rows += [op.declaration.strip() + "\n" for op in operators if op.declaration]
     for operator in operators:
         library, _, name = operator.name.partition("::")
         text = _REGISTER[operator.abi][1].format(

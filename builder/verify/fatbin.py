@@ -160,8 +160,17 @@ def _whole_images(chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield rest
 
 
-def code_of(file: Path, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+def code_of(
+    file: Path,
+    wanted: Callable[[str], bool],
+    keep: Callable[[Mapping[str, int]], dict[str, int]] | None = None,
+) -> dict[str, dict[str, int]]:
     """The machine code that a GB10 loads of some kernels, as counts of telling instructions.
+
+    Args:
+        file: a library or an object file.
+        wanted: which kernels, by mangled name.
+        keep: which instructions; those of ``telling`` when None.
 
     Raises:
         ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
@@ -182,7 +191,7 @@ def code_of(file: Path, wanted: Callable[[str], bool]) -> dict[str, dict[str, in
                 continue
             for name, code in split_functions(listing(cubin)).items():
                 if wanted(name) and arch >= best.get(name, arch):
-                    best[name], found[name] = arch, telling(code.counts)
+                    best[name], found[name] = arch, (keep or telling)(code.counts)
     return found
 
 
