@@ -53,13 +53,19 @@ class Need:
         return cls(cache_dir(), size, what, _CACHE)
 
 
-def engine_needs(client: DockerClient, size: int, what: str) -> list[Need]:
-    """In a Docker Engine's own folder, where that is on this machine."""
+def engine_root(client: DockerClient) -> Path | None:
+    """A Docker Engine's own folder, where the engine is on this machine."""
     address = os.environ.get("DOCKER_HOST", "unix://")
     if not address.startswith("unix://"):
-        return []
+        return None
     root = Path(str(client.info().get("DockerRootDir") or "/nonexistent"))
-    return [Need(root, size, what, _ENGINE)] if root.is_dir() else []
+    return root if root.is_dir() else None
+
+
+def engine_needs(client: DockerClient, size: int, what: str) -> list[Need]:
+    """In a Docker Engine's own folder, where that is on this machine."""
+    root = engine_root(client)
+    return [Need(root, size, what, _ENGINE)] if root else []
 
 
 def pull_needs(client: DockerClient, ref: str, platform: str | None) -> list[Need]:

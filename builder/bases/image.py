@@ -66,7 +66,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     answer = _ask(client, ref, request)
     facts = ImageFacts(
         ref=ref,
-        digest=_digest(image.attrs, ref),
+        digest=engine.digest_of(image.attrs, ref),
         config=image.attrs.get("Config") or {},
         created=str(image.attrs.get("Created") or ""),
     )
@@ -82,18 +82,6 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     except BaseException:
         close()
         raise
-
-
-def _digest(attrs: dict[str, Any], ref: str) -> str:
-    """The manifest digest of the registry that the reference names, else the image ID."""
-    repository = ref.partition("@")[0]
-    if ":" in repository.rsplit("/", 1)[-1]:
-        repository = repository.rpartition(":")[0]
-    for entry in attrs.get("RepoDigests") or []:
-        name, _, digest = str(entry).partition("@")
-        if name == repository:
-            return digest
-    return str(attrs["Id"])
 
 
 def _ask(client: Any, ref: str, request: BaseRequest) -> dict[str, Any]:

@@ -47,7 +47,7 @@ KINDS = (
     Kind("operators", ("operators",), "operator libraries out of wheels"),
     Kind("sources", ("sources",), "source archives of releases"),
     Kind("headers", ("headers",), "headers to compile with", _HEADERS),
-    Kind("toolkits", ("toolkits",), "CUDA compilers out of wheels"),
+    Kind("toolkits", ("toolkits",), "CUDA compilers out of wheels, and what images have of one"),
     Kind("objects", ("objects",), "compiled units"),
     Kind("companions", ("companions",), "wheels with rebuilt kernels"),
     Kind("elf", ("elf",), "symbols of libraries that companions are held against", _VERSIONED),

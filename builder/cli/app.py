@@ -78,6 +78,8 @@ def plan(
     site_packages: opt.SitePackages = None,
     patches: opt.Patches = None,
     compile_here: opt.Compile = False,
+    toolkit: opt.Toolkit = None,
+    builder: opt.Builder = None,
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
     refresh: opt.Refresh = False,
@@ -96,6 +98,7 @@ def plan(
         site_packages=site_packages,
         patches=patches,
         compile_here=compile_here,
+        toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
         refresh=refresh,
         json=json,
     )
@@ -117,16 +120,7 @@ def image(
     engine: Annotated[
         str, typer.Option(help="auto (Docker when it answers), buildkit, or oci (no daemon).")
     ] = "auto",
-    builder: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SPARK_BUILD_BUILDER",
-            help="Build on this buildx builder, or on the BuildKit daemon at tcp://HOST:PORT, "
-            "unix://SOCKET, docker-container://NAME or kube-pod://POD.",
-            metavar="NAME|ADDRESS",
-            autocompletion=opt.complete_builders,
-        ),
-    ] = None,
+    builder: opt.Builder = None,
     cache_from: Annotated[
         list[str] | None,
         typer.Option(
@@ -164,6 +158,7 @@ def image(
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
     ] = False,
     compile_here: opt.Compile = False,
+    toolkit: opt.Toolkit = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
@@ -207,6 +202,7 @@ def image(
             others=others,
             verify=not no_verify,
             compile_here=compile_here,
+            toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
             time_limit=time_limit or "",
             dry_run=dry_run,
             print_dockerfile=print_dockerfile,
@@ -298,6 +294,8 @@ def apply(
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
     compile_here: opt.Compile = False,
+    toolkit: opt.Toolkit = None,
+    builder: opt.Builder = None,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
@@ -310,6 +308,7 @@ def apply(
         pulls=opt.pull_options(with_pr, forge_clone, locked),
         patches=patches,
         compile_here=compile_here,
+        toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
         dry_run=dry_run,
         json=json,
     )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from builder.bases.directory import find_site_packages
 from builder.catalog import Catalog
-from builder.cli.image import refuse_stages
 from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan
 from builder.console import console
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.cli.options import PullOptions
+    from builder.native.container import ToolkitChoice
 
 
 def apply_command(
@@ -26,19 +26,20 @@ def apply_command(
     pulls: PullOptions,
     patches: list[Path] | None,
     compile_here: bool,
+    toolkit: ToolkitChoice | None,
     dry_run: bool,
     json: bool,
 ) -> None:
     """Judge all layers first, refuse if one cannot go on, then commit them one by one."""
-    inputs = Inputs(layers, patches, pulls, compile_here=compile_here)
+    inputs = Inputs(layers, patches, pulls, compile_here=compile_here, toolkit=toolkit)
     root = find_site_packages(directory)
     base = inputs.identify(f"dir:{root}")
     plan = inputs.plan(base)
     if not json:
-        show_plan(plan)
+        show_plan(plan, elsewhere=inputs.elsewhere)
     refuse_nothing(plan, inputs.selection)
     refuse_plan(plan, inputs.rebuild_command(f"apply {directory}", f"dir:{root}"))
-    refuse_stages(plan)
+    inputs.refuse_stages(plan)
     if not dry_run:
         plan = inputs.compiled(plan, base)
         with Store(root) as store:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.bases import BaseRequest, identify
-from builder.cli.compile import source_tree
+from builder.cli.compile import jobs_of, source_tree
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import EngineError, UsageError
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from builder.bases import Base
     from builder.native.changes import SourceChange
     from builder.native.companionplan import CompanionPlan
+    from builder.native.compiler import Compiler
+    from builder.native.container import ToolkitChoice
     from builder.native.source import SourceTree
 
 SCHEMA = 1
@@ -42,7 +44,6 @@ class WheelOptions:
 
     vllm: str
     base: str | None
-    platform: str | None
     source: Path | None
     arch_list: str
     change: str | None
@@ -50,6 +51,8 @@ class WheelOptions:
     cuda: str | None
     torch: Path | None
     nvcc: str | None
+    toolkit: ToolkitChoice | None
+    platform: str | None
     out: Path
     jobs: int | None
     dry_run: bool
@@ -67,17 +70,18 @@ def wheel_command(options: WheelOptions) -> None:
         _must_be_writable(options.out)
     index = PackageIndex()
     platform = Platform.parse(options.platform or Target.here().platform).oci
-    compiler = find_compiler(index, platform, options.nvcc)
+    compiler = find_compiler(index, platform, options.nvcc, options.toolkit)
     if options.cuda and options.cuda != compiler.cuda:
+        what = compiler.container.image.name if compiler.container else compiler.nvcc
         raise EngineError(
-            f"{compiler.nvcc} is CUDA {compiler.cuda}, and --cuda says {options.cuda}",
-            hint="name the compiler of that toolkit with --nvcc",
+            f"{what} is CUDA {compiler.cuda}, and --cuda says {options.cuda}",
+            hint="name the compiler of that toolkit with --nvcc or --toolkit",
         )
     source = source_tree(index, options.vllm, options.source)
     change = _change(source, options)
     plan = plan_companion(source, change, options.arch_list, compiler.cuda)
     if options.dry_run:
-        _say_plan(plan, source, options)
+        _say_plan(plan, source, options, compiler)
         return
     ref = options.base or f"pypi:vllm=={options.vllm}"
     with console.step(f"base {ref}"):
@@ -147,9 +151,11 @@ def _change(source: SourceTree, options: WheelOptions) -> SourceChange:
     return named_change(sources, options.change or "")
 
 
-def _say_plan(plan: CompanionPlan, source: SourceTree, options: WheelOptions) -> None:
+def _say_plan(
+    plan: CompanionPlan, source: SourceTree, options: WheelOptions, compiler: Compiler
+) -> None:
     paths = [unit.path for unit in (*plan.rebuilt, *plan.siblings)]
-    cost = cost_of_units(paths, jobs=options.jobs)
+    cost = cost_of_units(paths, jobs=jobs_of(options.jobs, compiler))
     if options.json:
         print_json(
             {

@@ -9,6 +9,7 @@ from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.index import PackageIndex
+from builder.model import Platform
 from builder.native.build import compile_units
 from builder.native.changes import named_change, patched
 from builder.native.compiler import find_compiler
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from builder.native.changes import SourceChange
     from builder.native.cmake import Unit
+    from builder.native.compiler import Compiler
+    from builder.native.container import ToolkitChoice
     from builder.native.outcome import Outcome
 
 
@@ -91,9 +94,16 @@ class RunOptions:
     units: list[str]
     torch: Path | None
     nvcc: str | None
+    toolkit: ToolkitChoice | None
+    platform: str | None
     jobs: int | None
     dry_run: bool
     json: bool
+
+
+def jobs_of(jobs: int | None, compiler: Compiler) -> int | None:
+    """How many units are compiled at once: one, where memory is not known; None: by memory."""
+    return jobs or (1 if compiler.elsewhere else None)
 
 
 def run_command(options: RunOptions) -> None:
@@ -105,7 +115,8 @@ def run_command(options: RunOptions) -> None:
         )
     index = PackageIndex()
     tree = source_tree(index, options.vllm, options.source)
-    compiler = find_compiler(index, Target.here().platform, options.nvcc)
+    platform = Platform.parse(options.platform or Target.here().platform).oci
+    compiler = find_compiler(index, platform, options.nvcc, options.toolkit)
     found = outcome(tree, options.arch_list, compiler.cuda)
     sources = Sources(tree.root, found.recipe.generated)
     change = _change(sources, options)
@@ -117,7 +128,7 @@ def run_command(options: RunOptions) -> None:
         )
     units = _units(sources, found, change, options.units)
     if options.dry_run:
-        cost = cost_of_units([unit.path for unit in units], jobs=options.jobs)
+        cost = cost_of_units([unit.path for unit in units], jobs=jobs_of(options.jobs, compiler))
         _say_plan(found, units, cost, json=options.json)
         return
     torch = options.torch or torch_headers(index, pinned_torch(tree.root))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from builder.cli import options as opt  # noqa: TC001 - typer reads annotations when it runs
+from builder.cli import options as opt
 
 compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
 
@@ -23,6 +23,10 @@ Nvcc = Annotated[
         metavar="PATH|wheels",
         help="The compiler; default: the installed one, else the one of released wheels.",
     ),
+]
+Platform = Annotated[
+    str | None,
+    typer.Option(help="linux/arm64 or linux/amd64 (default: this machine's)."),
 ]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
@@ -79,6 +83,9 @@ def compile_run(
         typer.Option(help="site-packages with torch; default: what vLLM pins."),
     ] = None,
     nvcc: Nvcc = None,
+    toolkit: opt.Toolkit = None,
+    builder: opt.Builder = None,
+    platform: Platform = None,
     jobs: Jobs = None,
     dry_run: DryRun = False,
     json: opt.Json = False,
@@ -96,6 +103,8 @@ def compile_run(
             units=unit or [],
             torch=torch,
             nvcc=nvcc,
+            toolkit=opt.toolkit_choice(toolkit, builder),
+            platform=platform,
             jobs=jobs,
             dry_run=dry_run,
             json=json,
@@ -116,9 +125,6 @@ def compile_wheel(
         str | None,
         typer.Option(help="Where it will be installed; default: the released wheels."),
     ] = None,
-    platform: Annotated[
-        str | None, typer.Option(help="linux/arm64 or linux/amd64 (default: this machine's).")
-    ] = None,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     cuda: Annotated[
@@ -128,6 +134,9 @@ def compile_wheel(
         Path | None, typer.Option(help="site-packages with torch's headers; default: the base's.")
     ] = None,
     nvcc: Nvcc = None,
+    toolkit: opt.Toolkit = None,
+    builder: opt.Builder = None,
+    platform: Platform = None,
     out: Annotated[
         Path, typer.Option("--output", "-o", help="Folder that the wheel is written to.")
     ] = Path("dist"),
@@ -142,7 +151,6 @@ def compile_wheel(
         WheelOptions(
             vllm=vllm,
             base=base,
-            platform=platform,
             source=source,
             arch_list=arch_list,
             change=change,
@@ -150,6 +158,8 @@ def compile_wheel(
             cuda=cuda,
             torch=torch,
             nvcc=nvcc,
+            toolkit=opt.toolkit_choice(toolkit, builder),
+            platform=platform,
             out=out,
             jobs=jobs,
             dry_run=dry_run,

@@ -16,7 +16,6 @@ from builder.console import console
 from builder.deadline import time_limit
 from builder.engines import BuildRequest, get_engine
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError
-from builder.native.cost import cost_of_units, free_here, refuse_machine
 from builder.planner import refuse_nothing, refuse_plan
 from builder.room import check_room
 from builder.verify import DEFAULT_LEVELS, Report, verify
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from builder.engines import BuiltImage, Engine
     from builder.index import PackageIndex
     from builder.model import BuildPlan
+    from builder.native.container import ToolkitChoice
     from builder.wheels import IndexSources
 
 
@@ -57,6 +57,7 @@ class ImageOptions:
     others: str
     verify: bool
     compile_here: bool
+    toolkit: ToolkitChoice | None
     time_limit: str
     dry_run: bool
     print_dockerfile: bool
@@ -67,7 +68,9 @@ class ImageOptions:
         """With the engine that the other options are about; a setting gives way to an option."""
         index = self.all_platforms or self.others != "drop"
         other = self.engine == "oci" or index or self.thin or self.single_layer
-        if other and self.builder == os.environ.get("SPARK_BUILD_BUILDER"):
+        # where a toolkit image compiles, the builder is for that, and the choice has it
+        aside = self.engine == "oci" and self.toolkit is not None
+        if other and (aside or self.builder == os.environ.get("SPARK_BUILD_BUILDER")):
             return replace(self, builder="").settled() if self.builder else self
         asked = self.builder or self.cache_from or self.cache_to
         return replace(self, engine="buildkit") if asked and self.engine == "auto" else self
@@ -101,6 +104,7 @@ def _image(options: ImageOptions) -> None:
         options.pulls,
         refresh=options.refresh,
         compile_here=options.compile_here,
+        toolkit=options.toolkit,
     )
     timings: dict[str, float] = {}
     began = time.monotonic()
@@ -120,11 +124,11 @@ def _image(options: ImageOptions) -> None:
         with console.step("plan"):
             plan = inputs.plan(base)
             if not options.json or not options.dry_run:
-                show_plan(plan)
+                show_plan(plan, elsewhere=inputs.elsewhere)
         timings["plan"] = time.monotonic() - began
         refuse_nothing(plan, inputs.selection, building=True)
         refuse_plan(plan, inputs.rebuild_command("image", ref))
-        refuse_stages(plan)
+        inputs.refuse_stages(plan)
         if options.dry_run:
             _print_dry_run(plan, options)
             return
@@ -133,21 +137,12 @@ def _image(options: ImageOptions) -> None:
             compiling = time.monotonic()
             plan = inputs.compiled(plan, base)
             timings["compile"] = time.monotonic() - compiling
+        if options.print_dockerfile:
+            print(inputs.stage_dockerfiles(plan), end="")
         opened = Opened(inputs.index, inputs.sources, inputs.facts.of)
         _build_and_verify(plan, base, options, timings, opened)
     finally:
         base.close()
-
-
-def refuse_stages(plan: BuildPlan) -> None:
-    """Refuse before anything starts what this machine is clearly too small to compile.
-
-    Raises:
-        EngineError: memory or disk is too short (exit 6).
-    """
-    for decision in plan.pending:
-        units = decision.outcome.compiled["stage"]["units"]
-        refuse_machine(cost_of_units([unit["path"] for unit in units]), *free_here())
 
 
 @dataclass(frozen=True)

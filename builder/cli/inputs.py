@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from builder.bases import Base
     from builder.forge.pin import Pin
     from builder.model import BuildPlan
+    from builder.native.container import ToolkitChoice
     from builder.native.stage import Stages
 
 #: What a request says about a platform or Python that nobody named: it is the base's own.
@@ -43,11 +44,16 @@ def at_digest(ref: str, digest: str) -> str:
     return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
 
 
-def stages_of(index: PackageIndex, forges: Forges | None = None, nvcc: str | None = None) -> Stages:
-    """What may be compiled here; ``nvcc`` is for what ``find_compiler`` would not take itself."""
+def stages_of(
+    index: PackageIndex,
+    forges: Forges | None = None,
+    nvcc: str | None = None,
+    toolkit: ToolkitChoice | None = None,
+) -> Stages:
+    """What may be compiled; ``nvcc`` and ``toolkit`` name what would not be taken by itself."""
     from builder.native.stage import Stages
 
-    return Stages(index, forges, nvcc)
+    return Stages(index, forges, nvcc, toolkit)
 
 
 class Inputs:
@@ -65,6 +71,7 @@ class Inputs:
         refresh: bool = False,
         upgrade: bool = False,
         compile_here: bool = False,
+        toolkit: ToolkitChoice | None = None,
     ) -> None:
         words = (word.strip() for name in layers or () for word in name.split(","))
         self.layers = tuple(word for word in words if word)
@@ -78,7 +85,7 @@ class Inputs:
         self.catalog = Catalog.discover(patches or ())
         self.index = PackageIndex(refresh=refresh)
         forges = Forges(pulls.forge_clone)
-        self.stages = stages_of(self.index, forges) if compile_here else None
+        self.stages = stages_of(self.index, forges, toolkit=toolkit) if compile_here else None
         self.sources = IndexSources(self.index, self.stages)
         self._refuse_unlocked()
         chosen = self.catalog.select(self.layers) if self.layers else Selection((), ())
@@ -216,6 +223,21 @@ class Inputs:
 
     # -- the plan
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether units are compiled on another machine than this one."""
+        return self.stages is not None and self.stages.elsewhere
+
+    def refuse_stages(self, plan: BuildPlan) -> None:
+        """Refuse before anything starts what this machine is clearly too small to compile.
+
+        Raises:
+            EngineError: memory or disk is too short (exit 6).
+        """
+        for decision in plan.pending:
+            assert self.stages is not None
+            self.stages.refuse_small(decision.outcome.compiled["stage"])
+
     def plan(self, base: Base) -> BuildPlan:
         """The plan, with a report on each pull request, held against the lock.
 
@@ -245,6 +267,13 @@ class Inputs:
             for decision in plan.pending:
                 self.stages.run(decision.outcome.compiled["stage"], base)
         return self.plan(base)
+
+    def stage_dockerfiles(self, plan: BuildPlan) -> str:
+        """What would be given to a builder for what is yet to be compiled, as text."""
+        if self.stages is None:
+            return ""
+        stages = [decision.outcome.compiled["stage"] for decision in plan.pending]
+        return "".join(map(self.stages.dockerfile, stages))
 
     def rebuild_command(self, command: str, base: str) -> str:
         """The command line that would build this with a compile stage.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from builder.catalog import Catalog, Selection
     from builder.forge.pin import Pin
     from builder.index import PackageIndex
+    from builder.native.container import ToolkitChoice
 
     Identify = Callable[[str], Base]
 
@@ -154,6 +155,23 @@ Compile = Annotated[
         help="Compile here what a prebuilt base lacks (needs g++, minutes and memory).",
     ),
 ]
+Toolkit = Annotated[
+    str | None,
+    typer.Option(
+        help="Compile in containers of this image, which has nvcc 13 and g++, in place of here.",
+        metavar="IMAGE",
+    ),
+]
+Builder = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SPARK_BUILD_BUILDER",
+        help="Build on this buildx builder, or on the BuildKit daemon at tcp://HOST:PORT, "
+        "unix://SOCKET, docker-container://NAME or kube-pod://POD.",
+        metavar="NAME|ADDRESS",
+        autocompletion=complete_builders,
+    ),
+]
 Refresh = Annotated[
     bool, typer.Option("--refresh", help="Ask the package index again instead of the cache.")
 ]
@@ -198,6 +216,25 @@ def without_pulls(
 
     resolver = Resolver(PullStore(Forges(pulls.forge_clone)), PackageIndex(), held or {})
     return resolver.resolve(selection, pulls.with_pr).selection
+
+
+def toolkit_choice(
+    image: str | None, builder: str | None, *, compiling: bool = True
+) -> ToolkitChoice | None:
+    """What ``--toolkit`` and ``--builder`` say about where to compile; None: on this machine.
+
+    Raises:
+        UsageError: an image to compile in, and nothing is to be compiled; or no such builder.
+    """
+    if not image:
+        return None
+    if not compiling:
+        raise UsageError(f"--toolkit {image} says where to compile", hint="add --compile")
+    from builder.engines.builders import check_name
+    from builder.engines.containers import Containers
+    from builder.native.container import ToolkitChoice
+
+    return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))
 
 
 def default_base(selection: Selection, engine: str, *, pull: bool) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.cli.options import PullOptions
+    from builder.native.container import ToolkitChoice
 
 
 def plan_command(
@@ -25,11 +26,14 @@ def plan_command(
     site_packages: str | None,
     patches: list[Path] | None,
     compile_here: bool,
+    toolkit: ToolkitChoice | None,
     refresh: bool,
     json: bool,
 ) -> None:
     """Plan and print; a plan that could not be built is shown, then refused."""
-    inputs = Inputs(layers, patches, pulls, refresh=refresh, compile_here=compile_here)
+    inputs = Inputs(
+        layers, patches, pulls, refresh=refresh, compile_here=compile_here, toolkit=toolkit
+    )
     ref = inputs.base_ref(base)
     identified = inputs.identify(ref, platform=platform, python=python, site_packages=site_packages)
     try:
@@ -39,7 +43,7 @@ def plan_command(
     if json:
         print_json(made.as_json())
     else:
-        show_plan(made)
+        show_plan(made, elsewhere=inputs.elsewhere)
     console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
     refuse_nothing(made, inputs.selection)
     refuse_plan(made, inputs.rebuild_command("image", ref))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 from builder import __version__
 from builder.bake import SHARE
@@ -16,13 +17,17 @@ from builder.native.base import DISTRIBUTIONS
 from builder.native.compiler import WHEELS, of_wheels
 from builder.publish.mirror import mirrored_base
 from builder.publish.repository import PublishRepository
+from builder.publish.sbom import toolkit_of_layer
 from builder.publish.sources import EngineImage, open_source
 from builder.rebuild.run import Original, Rebuilt, StoredOriginal, rebuild
 from builder.registry.locations import Locations
 from builder.wheels import IndexSources
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from builder.bases import Base
+    from builder.native.container import ToolkitChoice
     from builder.publish.sources import Opened
     from builder.rebuild.replan import Wanted
 
@@ -61,7 +66,9 @@ def rebuild_command(
             compiled = any({"stage", "sources"} & row.keys() for row in said)
             made = [row["stage"] for row in said if "stage" in row]
             nvcc = WHEELS if any(map(of_wheels, made)) else None
-            sources = IndexSources(index, stages_of(index, nvcc=nvcc) if compiled else None)
+            toolkit = _toolkit(original.baked.plan)
+            stages = stages_of(index, nvcc=nvcc, toolkit=toolkit) if compiled else None
+            sources = IndexSources(index, stages)
             with console.step(f"rebuild {original.digest}"):
                 try:
                     again = rebuild(original, identify, sources, base)
@@ -73,6 +80,15 @@ def rebuild_command(
                     again = rebuild(original, identify, sources, mirror)
                 results.append(again)
         _report(image, results, json=json)
+
+
+def _toolkit(plan: Mapping[str, Any]) -> ToolkitChoice | None:
+    """The image that the plan was compiled in, exactly."""
+    for layer in plan["layers"]:
+        if found := toolkit_of_layer(layer):
+            image = f"{found['image']}@{found['digest']}"
+            return opt.toolkit_choice(image, os.environ.get("SPARK_BUILD_BUILDER"))
+    return None
 
 
 def _originals(opened: Opened, text: str) -> list[Original]:

@@ -33,15 +33,15 @@ def print_json(value: dict[str, Any]) -> None:
     console.document = value
 
 
-def show_plan(plan: BuildPlan) -> None:
-    """A plan as a table on stderr."""
+def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
+    """A plan as a table on stderr; ``elsewhere``: another machine compiles what it takes."""
     base = plan.base
     listed = ", ".join(f"{name} {version}" for name, version in sorted(base.packages.items()))
     console.say(f"base  {base.ref}  ({base.platform.oci}, {base.digest[:19]})")
     console.say(console.style(f"      {listed}", "dim"))
     console.say("")
     for decision in plan.decisions:
-        _show_decision(decision)
+        _show_decision(decision, elsewhere=elsewhere)
     console.say("")
     if plan.pulls:
         from builder.cli.showpulls import show_pulls
@@ -60,7 +60,7 @@ def show_plan(plan: BuildPlan) -> None:
     console.say(f"\nplan  {plan.digest}")
 
 
-def _show_decision(decision: LayerDecision) -> None:
+def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
     """A layer's state, and what is to be known of it."""
     state = f"{decision.outcome.state:<15}"
     since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
@@ -72,18 +72,21 @@ def _show_decision(decision: LayerDecision) -> None:
         for note in decision.outcome.notes:
             console.say(console.style(_wrapped(f"note: {note}"), "dim"))
     if decision.outcome.pending:
-        show_stage(decision.outcome.compiled["stage"])
+        show_stage(decision.outcome.compiled["stage"], elsewhere=elsewhere)
 
 
-def show_stage(stage: Mapping[str, Any]) -> None:
-    """What is yet to be compiled, out of what, and what that takes here."""
+def show_stage(stage: Mapping[str, Any], *, elsewhere: bool = False) -> None:
+    """What is yet to be compiled, out of what and with what, and what that takes."""
     from builder.native.compiler import of_wheels
     from builder.native.cost import cost_of_units
 
     paths = [unit["path"] for unit in stage["units"]]
     source = stage["inputs"][0]["filename"]
     nvcc = f"nvcc {stage['compilers']['nvcc']}{' of released wheels' if of_wheels(stage) else ''}"
-    said = f"compile: of {source}, with {nvcc}: {cost_of_units(paths)}"
+    if toolkit := stage.get("toolkit"):
+        nvcc += f" of {toolkit['image']} ({toolkit['digest'][:19]})"
+    cost = cost_of_units(paths, jobs=1 if elsewhere else None)
+    said = f"compile: of {source}, with {nvcc}: {cost}"
     console.say(console.style(_wrapped(said), "dim"))
     for path in paths:
         console.say(console.style(f"{'':<21}{path}", "dim"))
@@ -93,7 +96,13 @@ def _wrapped(text: str) -> str:
     """A note below its layer, wrapped to the terminal."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
     indent = " " * 19
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + "  ")
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,  # names of images and files have them
+    )
 
 
 def show_report(report: Report) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import subprocess
 import tempfile
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +18,11 @@ from builder.engines.client import LINK_SINCE, Cli, find_cli
 from builder.engines.contents import added_bytes, image_layers
 from builder.engines.context import context_of, folder_of
 from builder.engines.deliver import new_layout
+from builder.engines.dockerfile import render
 from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
-from builder.engines.progress import read_progress
+from builder.engines.running import run_build
 from builder.errors import BuildFailed, EngineError, RemoteError
-from builder.paths import data_dir
 from builder.room import Need
 
 if TYPE_CHECKING:
@@ -32,10 +30,6 @@ if TYPE_CHECKING:
 
     from builder.engines.builders import Builder
     from builder.model import BuildPlan
-
-#: First buildx that prints its progress as documents.
-_DOCUMENTS_SINCE = (0, 13)
-
 
 #: What buildx says where a builder's driver cannot bring its cache elsewhere.
 _NO_CACHE = re.compile(r"cache export (feature )?is (currently )?not supported", re.IGNORECASE)
@@ -94,18 +88,6 @@ class BuildkitEngine:
         return f"{name}@{plan.base.digest}" if "/" in name or self.builder else name
 
     def _render(self, plan: BuildPlan, base: str, names: list[str], *, links: bool) -> str:
-        import jinja2
-
-        loader = jinja2.FileSystemLoader(data_dir("dockerfiles"))
-        environment = jinja2.Environment(
-            loader=loader,
-            undefined=jinja2.StrictUndefined,
-            autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        environment.filters["quoted"] = bake.quoted
         folders = [{"title": n, "folder": folder_of(n)} for n in names]
         finish = None
         gone = any(content is None for content in plan.changes.values())
@@ -113,7 +95,8 @@ class BuildkitEngine:
             script = f"{bake.SHARE}/spark_apply.py"
             site = plan.base.site_packages
             finish = [plan.base.interpreter, "-B", script, "finish", "--root", site]
-        return environment.get_template("image.Dockerfile.j2").render(
+        return render(
+            "image.Dockerfile.j2",
             base=base,
             user=plan.base.user,
             copy_flags="--link " if links else "",
@@ -146,16 +129,10 @@ class BuildkitEngine:
             words = ["--builder", ENGINE, "--load"]
         if plan.base.kind == "pypi":
             words += ["--platform", plan.base.platform.oci]
-        with context_of(plan) as (context, added):
-            base = self._pin_base(plan)
-            try:
-                self._write(context, plan, base, links=self._links)
-                words += ["-t", request.tag]
-                cached = self._run(
-                    context, request, words, {**self._cli.env, **engine_environment()}
-                )
-            finally:
-                self._unpin_base(base)
+        with context_of(plan) as (context, added), self._pinned_base(plan) as base:
+            self._write(context, plan, base, links=self._links)
+            words += ["-t", request.tag]
+            cached = self._run(context, request, words, {**self._cli.env, **engine_environment()})
         client = docker.connect()
         try:
             digest = str(client.images.get(request.tag).id)
@@ -222,36 +199,10 @@ class BuildkitEngine:
         (context / "Dockerfile").write_text(self._render(plan, base, names, links=links))
 
     @staticmethod
-    def _pin_base(plan: BuildPlan) -> str:
-        """A name for exactly the image that was identified, whatever its tag points to by now."""
+    def _pinned_base(plan: BuildPlan) -> contextlib.AbstractContextManager[str]:
         if plan.base.kind == "pypi":
-            return "scratch"
-        client = docker.connect()
-        try:
-            image = docker.find_image(client, plan.base.ref, None)
-            known = {image.id, *(d.partition("@")[2] for d in image.attrs.get("RepoDigests") or [])}
-            if plan.base.digest not in known:
-                raise BuildFailed(
-                    f"{plan.base.ref} is no longer {plan.base.digest}: the tag moved meanwhile",
-                    hint="run the same command again",
-                )
-            pinned = f"spark-build-base:{plan.base.digest.removeprefix('sha256:')[:24]}"
-            image.tag(pinned)
-        finally:
-            client.close()
-        return pinned
-
-    @staticmethod
-    def _unpin_base(pinned: str) -> None:
-        """Take our name off the base again; the image itself stays."""
-        if pinned == "scratch":
-            return
-        client = docker.connect()
-        try:
-            if len(client.images.get(pinned).tags) > 1:
-                client.images.remove(pinned, noprune=True)
-        finally:
-            client.close()
+            return contextlib.nullcontext("scratch")
+        return docker.pinned(plan.base.ref, plan.base.digest)
 
     def _run(
         self,
@@ -263,30 +214,16 @@ class BuildkitEngine:
         """Run the build; gives for each patch layer whether it was in the builder's cache."""
         assert self._cli is not None
         epoch = str(bake.timestamp(request.plan))
-        documents = (self._cli.buildx or (0, 0)) >= _DOCUMENTS_SINCE
-        command = [*self._cli.command, f"--progress={'rawjson' if documents else 'plain'}"]
-        command += ["--network=none", *words]
-        command += cache_words(request.cache_from, "from") + cache_words(request.cache_to, "to")
-        command += [str(context)]
-        console.detail(f"+ {' '.join(command)}")
-        process = subprocess.run(
-            command,
-            env={**os.environ, **env, "SOURCE_DATE_EPOCH": epoch},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        said = read_progress(process.stdout)
-        for line in said.lines:
-            console.detail(line)
-        if process.returncode != 0:
-            raise self._failure(process.returncode, said.tail, process.stdout)
+        words = [*words, *cache_words(request.cache_from, "from")]
+        words += [*cache_words(request.cache_to, "to"), str(context)]
+        ran = run_build(self._cli, words, {**env, "SOURCE_DATE_EPOCH": epoch})
+        if ran.status != 0:
+            raise self._failure(ran.status, ran.said.tail, ran.output)
         platform = request.plan.base.platform.oci
         return {
-            (platform, d.name): said.cached[folder_of(d.name)]
+            (platform, d.name): ran.said.cached[folder_of(d.name)]
             for d in request.plan.needed
-            if folder_of(d.name) in said.cached
+            if folder_of(d.name) in ran.said.cached
         }
 
     def _failure(self, status: int, tail: str, output: str) -> Exception:

@@ -90,6 +90,32 @@ def find_image(
 
 
 @contextlib.contextmanager
+def pinned(ref: str, digest: str) -> Iterator[str]:
+    """A name for exactly the image of a digest, whatever its tag points to by now.
+
+    It is taken off again; the image itself stays.
+
+    Raises:
+        BuildFailed: the tag moved meanwhile.
+    """
+    name = f"spark-build-base:{digest.removeprefix('sha256:')[:24]}"
+    with contextlib.closing(connect()) as client:
+        image = find_image(client, ref, None)
+        if digest not in digests_of(image):
+            raise BuildFailed(
+                f"{ref} is no longer {digest}: the tag moved meanwhile",
+                hint="run the same command again",
+            )
+        image.tag(name)
+    try:
+        yield name
+    finally:
+        with contextlib.closing(connect()) as client:
+            if len(client.images.get(name).tags) > 1:
+                client.images.remove(name, noprune=True)
+
+
+@contextlib.contextmanager
 def created(
     client: docker.DockerClient, image: str, platform: str | None = None
 ) -> Iterator[Container]:
@@ -184,6 +210,18 @@ def digests_of(image: Image) -> tuple[str, ...]:
     """
     known = [str(entry).partition("@")[2] for entry in image.attrs.get("RepoDigests") or []]
     return tuple(dict.fromkeys([str(image.id), *filter(None, known)]))
+
+
+def digest_of(attrs: dict[str, Any], ref: str) -> str:
+    """The manifest digest of the registry that the reference names, else the image ID."""
+    repository = ref.partition("@")[0]
+    if ":" in repository.rsplit("/", 1)[-1]:
+        repository = repository.rpartition(":")[0]
+    for entry in attrs.get("RepoDigests") or []:
+        name, _, digest = str(entry).partition("@")
+        if name == repository:
+            return digest
+    return str(attrs["Id"])
 
 
 def run(

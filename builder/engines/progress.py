@@ -16,6 +16,8 @@ from typing import Any
 #: ``[3/9] COPY --link FOLDER/ /``; the step that puts a linked layer on top is called LINK COPY.
 _COPY = re.compile(r"\[(?:\S+ +)?\d+/\d+\] COPY (?:--link )?(\S+)/ /")
 _LINE = re.compile(r"#(\d+) (.*)")
+#: ``#7 0.412 what a command printed``
+_PRINTED = re.compile(r"\d+\.\d+ (.*)")
 
 
 @dataclass
@@ -25,6 +27,8 @@ class Progress:
     #: folder of a layer -> whether it was taken from the cache
     cached: dict[str, bool] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    #: what the commands of steps printed, and nothing else
+    logs: list[str] = field(default_factory=list)
 
     @property
     def tail(self) -> str:
@@ -67,7 +71,9 @@ def _document(value: dict[str, Any], found: Progress) -> None:
             found.lines.append(f"{name}: {vertex['error']}")
     for log in value.get("logs") or ():
         data = base64.b64decode(log.get("data") or "")
-        found.lines += data.decode("utf-8", "replace").splitlines()
+        said = data.decode("utf-8", "replace").splitlines()
+        found.lines += said
+        found.logs += said
     for warning in value.get("warnings") or ():
         data = base64.b64decode(warning.get("short") or "")
         found.lines.append(data.decode("utf-8", "replace"))
@@ -84,6 +90,8 @@ def _plain(found: Progress) -> None:
         match = _LINE.fullmatch(line)
         if match is None:
             continue
+        if printed := _PRINTED.fullmatch(match[2]):
+            found.logs.append(printed[1])
         if folder := _folder(match[2]):
             folders[match[1]] = folder
             found.cached.setdefault(folder, False)

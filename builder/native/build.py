@@ -1,4 +1,4 @@
-"""Compile some translation units of a release, and nothing else, with ninja.
+"""Compile some translation units of a release, and nothing else.
 
 A run that was broken off goes on where it stopped: objects stay in the cache, in a folder that is
 named after everything that goes into them.
@@ -6,19 +6,15 @@ named after everything that goes into them.
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.console import console
-from builder.errors import BuildFailed, EngineError, UsageError
+from builder.errors import UsageError
 from builder.locks import locked
 from builder.native.cost import cost_of_units
+from builder.native.executor import SOURCE, Compilation
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 
@@ -41,24 +37,11 @@ HOST_SUFFIXES = (".cpp", ".cc", ".c")
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltUnit:
-    """An object file.  ``seconds`` is the wall time of its compilation, from ninja's own log."""
+    """An object file.  ``seconds`` is the wall time of its compilation."""
 
     unit: Unit
     object: Path
     seconds: float
-
-
-def find_ninja() -> str:
-    """Ninja: on PATH, or beside this Python.
-
-    Raises:
-        EngineError: there is none.
-    """
-    beside = Path(sys.executable).parent / "ninja"
-    found = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
-    if found is None:
-        raise EngineError("no ninja here", hint="pip install 'spark-build[compile]'")
-    return found
 
 
 def compile_units(
@@ -85,7 +68,6 @@ def compile_units(
     host = [unit.path for unit in units if not unit.gencodes]
     if host and not with_host:
         raise UsageError(f"{', '.join(host)} is host code, which is not compiled for a GPU")
-    ninja = find_ninja()
     texts = dict(change.texts) if change else {}
     # a header that the build generates counts where one of the units includes it
     reached = frozenset[str]().union(*(sources.closure(unit.path) for unit in units))
@@ -96,47 +78,42 @@ def compile_units(
             [
                 {path: sha256_hex(text) for path, text in counted.items()},
                 [command(recipe, unit, tools, Path()) for unit in units],
+                *tools.where.identity,
             ]
         )
     )
     work = cache_dir() / "objects" / key[:24]
     with locked(f"objects {key}"):
-        _lay_out(work / "source", sources, texts)
-        _write_ninja(work, recipe, units, tools)
-        cost = cost_of_units([unit.path for unit in units], jobs=jobs)
+        _lay_out(work / SOURCE, sources, texts)
+        at_once = jobs or (1 if tools.where.alone else None)
+        cost = cost_of_units([unit.path for unit in units], jobs=at_once)
         console.say(f"  {cost.brief}")
-        began = time.monotonic()
-        done = subprocess.run(
-            [ninja, "-C", str(work), "-j", str(cost.jobs), "--quiet"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        console.detail(f"ninja ended after {time.monotonic() - began:.0f} s")
-        if done.returncode:
-            raise BuildFailed(_first_error(done.stdout), hint=f"sources and log: {work}")
-        seconds = _seconds(work / ".ninja_log")
+        source = tools.where.source(work)
+        batch = [
+            Compilation(path=unit.path, words=tuple(command(recipe, unit, tools, source)))
+            for unit in units
+        ]
+        seconds = tools.where.compile(work, batch, cost.jobs, tools.includes)
     return [
-        BuiltUnit(unit=unit, object=work / _object(unit), seconds=seconds.get(_object(unit), 0.0))
-        for unit in units
+        BuiltUnit(unit=unit, object=work / one.object, seconds=seconds.get(one.object, 0.0))
+        for unit, one in zip(units, batch, strict=True)
     ]
 
 
 def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> list[str]:
     """The compiler's words for one unit, without input and output."""
     extension = recipe.extensions[unit.extension]
-    words = [str(tools.nvcc), *tools.host.words, *FLAGS]
+    headers = tools.where.folders(tools.includes)
+    words = [str(tools.nvcc), *tools.where.host.words, *FLAGS]
     words += [flag for flag in recipe.flags if flag.startswith("-D")]
     words += [f"-D{name}" for name in extension.definitions]
     for virtual, real in unit.gencodes:
         words += ["-gencode", f"arch={virtual},code={real}"]
-    words += [f"-I{source / 'csrc'}", *(f"-I{folder}" for folder in tools.includes)]
+    words += [f"-I{source / 'csrc'}", *(f"-I{folder}" for folder in headers)]
     if unit.path.endswith(HOST_SUFFIXES):  # the release compiles these without nvcc
         words += ["-Xcompiler", "-U__NVCC__"]
     # messages hold file names: what is compiled must not depend on whose cache it was in
-    return [*words, "-Xcompiler", f"-fmacro-prefix-map={cache_dir()}/="]
-
-
-def _object(unit: Unit) -> str:
-    return f"{unit.path}.o"
+    return [*words, "-Xcompiler", f"-fmacro-prefix-map={tools.where.root}/="]
 
 
 def _lay_out(folder: Path, sources: Sources, texts: dict[str, bytes]) -> None:
@@ -146,33 +123,3 @@ def _lay_out(folder: Path, sources: Sources, texts: dict[str, bytes]) -> None:
         if not target.is_file() or target.read_bytes() != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(text)
-
-
-def _write_ninja(work: Path, recipe: BuildRecipe, units: Sequence[Unit], tools: Toolchain) -> None:
-    launcher = shutil.which("ccache")
-    prefix = f"{launcher} " if launcher else ""
-    rows = ["ninja_required_version = 1.8"]
-    for number, unit in enumerate(units):
-        words = shlex.join(command(recipe, unit, tools, work / "source")).replace("$", "$$")
-        rows += [
-            f"rule unit{number}",
-            f"  command = {prefix}{words} -c $in -o $out",
-            f"  description = {unit.path}",
-            f"build {_object(unit)}: unit{number} source/{unit.path}",
-        ]
-    (work / "build.ninja").write_text("\n".join(rows) + "\n")
-
-
-def _seconds(log: Path) -> dict[str, float]:
-    """Output -> seconds; ninja's log has start and end in milliseconds, the last entry counts."""
-    found = {}
-    for line in log.read_text().splitlines()[1:]:
-        start, end, _, output, *_ = line.split("\t")
-        found[output] = (int(end) - int(start)) / 1000
-    return found
-
-
-def _first_error(output: str) -> str:
-    lines = [line for line in output.splitlines() if "error" in line.lower()]
-    shown = "\n  ".join(lines[:3]) or output[-600:]
-    return f"the compiler refused a unit:\n  {shown}"

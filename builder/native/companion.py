@@ -24,11 +24,11 @@ from builder.native.companionplan import plan_companion, with_definers
 from builder.native.companionrequest import agreed_torch
 from builder.native.companionsources import companion_texts
 from builder.native.companionwheel import WheelNames, wheel_bytes
+from builder.native.executor import Machine
 from builder.native.includes import Sources
 from builder.native.kernelproof import KernelProof, instructions_of, prove_kernels
 from builder.native.link import link
 from builder.native.registration import registration_source
-from builder.native.toolchain import compiler_versions
 from builder.paths import package_file
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.fatbin import Arch
@@ -99,7 +99,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
         compiled = time.monotonic()
         with console.step("link, and hold the library against the base"):
             objects = [one.object for one in (*built, *between)]
-            linked = link(objects, request.base, path, tools.nvcc, tools.cuda, tools.host)
+            linked = link(objects, request.base, path, tools.nvcc, tools.cuda, tools.where)
         wider = with_definers(plan, request.change, source.version, linked.proof.open)
         if wider is None:
             break
@@ -134,10 +134,15 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
             "compile": round(compiled - began, 1),
             "link_and_proof": round(time.monotonic() - compiled, 1),
         },
-        "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 1),
+        "peak_memory_gb": _peak_memory() if isinstance(tools.where, Machine) else None,
         "passed": True,
     }
     return Companion(path=target, sha256=report["sha256"], report=report)
+
+
+def _peak_memory() -> float:
+    """Gigabytes of the largest program that this process has started."""
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 1)
 
 
 def _between_recipe(plan: CompanionPlan) -> BuildRecipe:
@@ -222,7 +227,7 @@ def _provenance(
         "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
         "torch": torch,
         "cuda": request.tools.cuda,
-        "compilers": compiler_versions(request.tools.nvcc, request.tools.host),
+        "compilers": request.tools.compilers,
         "toolkit": list(request.tools.pins),
         "cuda_runtime": linked.runtime,
         "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],

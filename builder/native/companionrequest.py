@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
 from builder.native.base import NativeBase
-from builder.native.link import toolkit_libraries
 from builder.native.toolchain import header_version, make_toolchain, torch_headers
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def request_for(
         RemoteError: the package index does not answer.
     """
     compiler.ready(index)
-    base = NativeBase(tree, toolkit_libraries(compiler.nvcc, compiler.host))
+    base = NativeBase(tree, compiler.libraries)
     tools = make_toolchain(index, torch or torch_headers(index, base.version("torch")), compiler)
     agreed_torch(base, source.version, tools)
     return CompanionRequest(

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import EngineError, UsageError
+from builder.native.executor import Machine
 from builder.native.host import NATIVE, HostCompiler, host_compiler
 from builder.native.link import toolkit_libraries
-from builder.native.toolchain import compiler_versions, find_nvcc, installed_nvcc
+from builder.native.toolchain import (
+    compiler_versions,
+    find_nvcc,
+    has_library_headers,
+    installed_nvcc,
+)
 from builder.native.toolkit import released_toolkit
 from builder.runtime.spark_apply import Target
 
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.index import PackageIndex
+    from builder.native.container import Container, ToolkitChoice
+    from builder.native.executor import Executor
     from builder.native.toolkit import Toolkit
 
 #: What ``--nvcc`` and ``SPARK_BUILD_NVCC`` say for the compiler out of released wheels.
@@ -33,7 +41,8 @@ class Compiler:
     """nvcc, and the host compiler that it calls.
 
     ``cuda`` is its version as it says it, such as ``13.0``; ``versions`` the exact ones of both.
-    ``toolkit`` is what it is laid out from; None where it is installed.
+    ``toolkit`` is what it is laid out from, ``container`` the image that has it; None where it is
+    installed.
     """
 
     nvcc: Path
@@ -41,6 +50,35 @@ class Compiler:
     versions: dict[str, str]
     host: HostCompiler = NATIVE
     toolkit: Toolkit | None = None
+    container: Container | None = None
+
+    @property
+    def where(self) -> Executor:
+        """Where it runs."""
+        return self.container or Machine(self.host)
+
+    @property
+    def libraries(self) -> Path:
+        """The folder with the CUDA runtime that it links; of one of wheels once it is laid out.
+
+        Raises:
+            EngineError: it does not say, or there is none.
+        """
+        return (
+            self.container.libraries if self.container else toolkit_libraries(self.nvcc, self.host)
+        )
+
+    @property
+    def has_library_headers(self) -> bool:
+        """Whether cuSPARSE's headers and their like come with it."""
+        if self.container is not None:
+            return self.container.toolkit.library_headers
+        return has_library_headers(self.nvcc)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it runs on another machine, whose memory is not known."""
+        return self.container is not None and self.container.alone
 
     @property
     def pins(self) -> list[dict[str, str]]:
@@ -65,21 +103,39 @@ def of_wheels(stage: Mapping[str, Any]) -> bool:
     return any(row.get("member") == MEMBER for row in stage["inputs"])
 
 
-def find_compiler(index: PackageIndex, platform: str, named: str | None = None) -> Compiler:
+def find_compiler(
+    index: PackageIndex,
+    platform: str,
+    named: str | None = None,
+    image: ToolkitChoice | None = None,
+) -> Compiler:
     """The compiler for a platform; nothing large is fetched for the answer.
 
     An installed nvcc comes first.  Where there is none, or its toolkit has no headers and no
-    runtime of another platform that is compiled for, it is the one of released wheels.
+    runtime of another platform that is compiled for, it is the one of released wheels.  An image
+    that is named has its own.
 
     Args:
         index: where wheels are.
         platform: what is compiled for, such as ``linux/arm64``.
         named: the path of a compiler, or ``wheels``; what ``SPARK_BUILD_NVCC`` says when None.
+        image: what to compile in, in place of this machine.
 
     Raises:
         EngineError: there is no host compiler for the platform, no such nvcc, or none at all.
-        RemoteError: the package index does not answer.
+        RemoteError: the package index does not answer, or the image is not to be had.
+        UsageError: a compiler of this machine and an image are named.
     """
+    if image is not None:
+        if named:
+            raise UsageError(f"--nvcc {named} is on this machine, and --toolkit is an image")
+        inside = image.open(platform)
+        return Compiler(
+            nvcc=inside.nvcc,
+            cuda=inside.toolkit.cuda,
+            versions=inside.toolkit.versions,
+            container=inside,
+        )
     host = host_compiler(platform)
     named = named or os.environ.get("SPARK_BUILD_NVCC")
     if named != WHEELS and (named or installed_nvcc()):
@@ -98,7 +154,8 @@ def find_compiler(index: PackageIndex, platform: str, named: str | None = None) 
         missing = "" if named else f"no nvcc for {platform} on PATH or in /usr/local/cuda, and "
         raise EngineError(
             f"{missing}the package index does not have the wheels of one: {error}",
-            hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
+            hint="install the CUDA toolkit 13, name its compiler with --nvcc, or an image that has "
+            "it with --toolkit",
         ) from None
     return Compiler(
         nvcc=toolkit.nvcc,

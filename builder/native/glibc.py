@@ -7,13 +7,12 @@ by an older system that has the same function under an older version.  The C lib
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from builder.native.abi import AbiBase
 
@@ -25,17 +24,17 @@ _HINT = "__libc_single_threaded"
 
 
 def older_versions(
-    symbols: Mapping[str, tuple[str, str]], base: AbiBase, command: str = "g++"
+    symbols: Mapping[str, tuple[str, str]], base: AbiBase, library: Path
 ) -> dict[str, str]:
     """Function -> the newest version of it that a base needs anyway.
 
     Args:
         symbols: functions that are asked for in a version that is too new for the base.
         base: says how new a version may be.
-        command: the C++ compiler, which knows the C library of its platform.
+        library: the C library that is linked with.
     """
     limit = base.newest("GLIBC")
-    kept = _library_versions(command)
+    kept = _library_versions(library)
     found = {}
     for symbol, (_, version) in symbols.items():
         fitting = [
@@ -69,14 +68,11 @@ def shim_source(older: Mapping[str, str], machine: str) -> str:
 
 
 @cache
-def _library_versions(command: str) -> dict[str, tuple[str, ...]]:
-    """Function of a compiler's C library -> all versions of it."""
+def _library_versions(library: Path) -> dict[str, tuple[str, ...]]:
+    """Function of a C library -> all versions of it."""
     from elftools.elf.elffile import ELFFile
 
-    done = subprocess.run(
-        [command, "-print-file-name=libc.so.6"], capture_output=True, text=True, check=True
-    )
-    with Path(done.stdout.strip()).open("rb") as stream:
+    with library.open("rb") as stream:
         file: Any = ELFFile(stream)
         names = {
             version.entry.vd_ndx: next(rows).name

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.errors import BuildFailed, EngineError
+from builder.errors import EngineError
 from builder.native.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
 from builder.native.elf import read_elf
+from builder.native.executor import Machine, Step
 from builder.native.glibc import older_versions, shim_source
 from builder.native.host import NATIVE
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from builder.native.abi import AbiBase
     from builder.native.base import NativeBase
+    from builder.native.executor import Executor
     from builder.native.host import HostCompiler
 
 #: Nothing is exported: the library is loaded for what it registers.
@@ -69,7 +71,7 @@ def link(
     module: str,
     nvcc: Path,
     cuda: str,
-    host: HostCompiler = NATIVE,
+    where: Executor | None = None,
 ) -> Linked:
     """Link objects for a base, and hold the result against it.
 
@@ -79,7 +81,7 @@ def link(
         module: the base's extension that it goes with.
         nvcc: the compiler, which knows the host's linker and its own runtime.
         cuda: its version.
-        host: the compiler of the base's platform.
+        where: where they run; this machine when None.
 
     Raises:
         BuildFailed: the linker refuses.
@@ -89,21 +91,29 @@ def link(
     """
     shared = f"libcudart.so.{cuda.partition('.')[0]}" in base.facts(module).needed
     runtime = "shared" if shared else "static"
+    there = where or Machine()
+    if isinstance(there, Machine) and shutil.which(there.host.command) is None:
+        raise EngineError(
+            f"no host compiler ({there.host.command}) here: objects are linked with it"
+        )
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
-        run = _Linker(nvcc=nvcc, host=host, folder=Path(scratch), runtime=runtime)
-        first = read_elf(run.link("first", objects))
+        run = _Linker(nvcc=str(nvcc), folder=Path(scratch), runtime=runtime, where=there)
+        inputs = run.take(objects)
+        first = read_elf(run.link("first", inputs))
         open_symbols = [s for s, (lib, _) in first.undefined.items() if not SYSTEM.fullmatch(lib)]
         against = base.held_against(module, open_symbols)
-        stand_ins = run.stand_ins(_offers(against, open_symbols))
-        library = run.link("second", [*objects, *stand_ins])
+        stand_ins, before = run.stand_ins(_offers(against, open_symbols))
+        library = run.link("second", [*inputs, *stand_ins], before)
         facts = read_elf(library)
         newer = too_new(facts, against)
-        older = older_versions(newer, against, host.command)
+        older = older_versions(newer, against, there.c_library) if newer else {}
         if newer:
             # what the base's own libraries bring along need not come from a newer system
-            stand_ins = run.stand_ins(_offers(against, [*open_symbols, *(set(newer) - set(older))]))
-            shim = run.assemble("older", shim_source(older, against.extension.machine))
-            library = run.link("third", [*objects, shim, *stand_ins], wrap=sorted(older))
+            offers = _offers(against, [*open_symbols, *(set(newer) - set(older))])
+            stand_ins, before = run.stand_ins(offers)
+            shim, step = run.assemble("older", shim_source(older, against.extension.machine))
+            wrapped = sorted(older)
+            library = run.link("third", [*inputs, shim, *stand_ins], [*before, step], wrapped)
             facts = read_elf(library)
         return Linked(
             data=library.read_bytes(),
@@ -127,53 +137,55 @@ def _offers(base: AbiBase, symbols: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Linker:
-    nvcc: Path
-    host: HostCompiler
+    """Files are named from the folder: it is called otherwise where the linker runs."""
+
+    nvcc: str
     folder: Path
     runtime: str
+    where: Executor
 
-    def link(self, name: str, inputs: Sequence[Path], wrap: Sequence[str] = ()) -> Path:
-        target = self.folder / f"{name}.so"
-        script = self.folder / "exports"
-        script.write_text(_EXPORTS)
-        options = [*_LINK, f"--version-script={script}", *(f"--wrap={symbol}" for symbol in wrap)]
-        words = [str(self.nvcc), *self.host.words, "-shared", "--no-device-link"]
+    def take(self, objects: Sequence[Path]) -> list[str]:
+        """Objects under plain names, in their order."""
+        names = [f"{number}.o" for number in range(len(objects))]
+        for name, path in zip(names, objects, strict=True):
+            shutil.copyfile(path, self.folder / name)
+        return names
+
+    def link(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        before: Sequence[Step] = (),
+        wrap: Sequence[str] = (),
+    ) -> Path:
+        """Link after some other steps; the library."""
+        target = f"{name}.so"
+        (self.folder / "exports").write_text(_EXPORTS)
+        options = [*_LINK, "--version-script=exports", *(f"--wrap={symbol}" for symbol in wrap)]
+        words = [self.nvcc, *self.where.host.words, "-shared", "--no-device-link"]
         words.append(f"-cudart={self.runtime}")
         for option in options:
             words += ["-Xlinker", option]
-        self._run([*words, *map(str, inputs), "-o", str(target)], "the linker refused")
-        return target
+        last = Step(words=(*words, *inputs, "-o", target), said="the linker refused")
+        self.where.run(self.folder, [*before, last], [target])
+        return self.folder / target
 
-    def stand_ins(self, offers: Mapping[str, Sequence[str]]) -> list[Path]:
+    def stand_ins(self, offers: Mapping[str, Sequence[str]]) -> tuple[list[str], list[Step]]:
         """Libraries by the names of the base's, with symbols and nothing behind them."""
-        made = []
+        made, steps = [], []
         for soname, symbols in offers.items():
             rows = [f".globl {s}\n.type {s}, %function\n{s}:" for s in symbols]
-            object_file = self.assemble(soname, "\n".join([".text", *rows, ""]))
-            target = self.folder / f"{soname}.stand-in.so"  # nvcc takes no name like lib.so.1
-            words = [*_host_compiler(self.host), "-shared", "-nostdlib", f"-Wl,-soname,{soname}"]
-            self._run([*words, str(object_file), "-o", str(target)], f"no stand-in for {soname}")
+            object_file, step = self.assemble(soname, "\n".join([".text", *rows, ""]))
+            target = f"{soname}.stand-in.so"  # nvcc takes no name like lib.so.1
+            words = (self.where.host.command, "-shared", "-nostdlib", f"-Wl,-soname,{soname}")
+            said = f"no stand-in for {soname}"
+            steps += [step, Step(words=(*words, object_file, "-o", target), said=said)]
             made.append(target)
-        return made
+        return made, steps
 
-    def assemble(self, name: str, text: str) -> Path:
-        source, target = self.folder / f"{name}.s", self.folder / f"{name}.o"
-        source.write_text(text)
-        self._run(
-            [*_host_compiler(self.host), "-c", str(source), "-o", str(target)],
-            f"cannot assemble {name}",
-        )
-        return target
-
-    @staticmethod
-    def _run(words: Sequence[str], said: str) -> None:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildFailed(f"{said}: {(done.stderr or done.stdout).strip()[-800:]}")
-
-
-def _host_compiler(host: HostCompiler) -> list[str]:
-    found = shutil.which(host.command)
-    if found is None:
-        raise EngineError(f"no host compiler ({host.command}) here: objects are linked with it")
-    return [found]
+    def assemble(self, name: str, text: str) -> tuple[str, Step]:
+        """An object of some assembly, and the step that makes it."""
+        source, target = f"{name}.s", f"{name}.o"
+        (self.folder / source).write_text(text)
+        words = (self.where.host.command, "-c", source, "-o", target)
+        return target, Step(words=words, said=f"cannot assemble {name}")

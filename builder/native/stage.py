@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from builder.index import PackageIndex
     from builder.native.cmake import Unit
     from builder.native.compiler import Compiler
+    from builder.native.container import ToolkitChoice
+    from builder.native.cost import Cost
     from builder.runtime.spark_apply import Member, Tree
 
 
@@ -92,13 +94,19 @@ class Misfit:
 
 
 class Stages:
-    """What ``--compile`` allows: stages for the layers of a plan, and running them here."""
+    """What ``--compile`` allows: stages for the layers of a plan, and running them."""
 
     def __init__(
-        self, index: PackageIndex, forges: Forges | None = None, nvcc: str | None = None
+        self,
+        index: PackageIndex,
+        forges: Forges | None = None,
+        nvcc: str | None = None,
+        toolkit: ToolkitChoice | None = None,
     ) -> None:
-        """Compile with what ``find_compiler`` finds; ``nvcc`` names another one."""
+        """Compile with what ``find_compiler`` finds; ``nvcc`` or ``toolkit`` name another one."""
         self._index = index
+        self._toolkit = toolkit
+        self._toolkit = toolkit
         self._forges = forges
         self._nvcc = nvcc
         #: by the digest of what is asked for: what was decided
@@ -135,7 +143,7 @@ class Stages:
         """
         vllm = packages["vllm"]
         release = Version(vllm).public
-        compiler = find_compiler(self._index, target.platform, self._nvcc)
+        compiler = find_compiler(self._index, target.platform, self._nvcc, self._toolkit)
         key = _digest([list(ops), vllm, compiler.cuda])
         if key not in self._decided:
             with console.step(f"sources of vllm {release}"):
@@ -249,8 +257,29 @@ class Stages:
             "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
             "inputs": inputs,
         }
-        pulls = [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]
-        return {**request, "pulls": pulls} if pulls else request
+        if compiler.container is not None:
+            request["toolkit"] = compiler.container.as_json()
+        if pulls := [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]:
+            request["pulls"] = pulls
+        return request
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether units are compiled on another machine, whose memory and disk are not known."""
+        return self._toolkit is not None and self._toolkit.containers.elsewhere
+
+    def refuse_small(self, request: Mapping[str, Any]) -> Cost:
+        """What a stage takes; refused where this machine compiles and is clearly too small.
+
+        Raises:
+            EngineError: memory or disk is too short.
+        """
+        paths = [unit["path"] for unit in request["units"]]
+        if self.elsewhere:
+            return cost_of_units(paths, jobs=1)
+        cost = cost_of_units(paths)
+        refuse_machine(cost, *free_here())
+        return cost
 
     def _made(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The pin of the wheel that a stage made, where it is in the cache and whole."""
@@ -265,6 +294,15 @@ class Stages:
         self.wheels[pin["filename"]] = folder / pin["filename"]
         return pin
 
+    def dockerfile(self, request: Mapping[str, Any]) -> str:
+        """What compiles a stage's units in a toolkit image, as text for people; else empty."""
+        container = self._work[_digest(request)][1].container
+        if container is None:
+            return ""
+        units = [unit["path"] for unit in request["units"]]
+        said = f"# {request['change']}: {', '.join(units)}; folders of headers are mounted too"
+        return f"{said}\n{container.render(units)}\n"
+
     # -- running
 
     def run(self, request: Mapping[str, Any], base: Base) -> dict[str, Any]:
@@ -275,8 +313,7 @@ class Stages:
             BuildFailed: the compiler or the linker refuses.
             SparkBuildError: what came out would not load, or is not real (exit 5).
         """
-        cost = cost_of_units([unit["path"] for unit in request["units"]])
-        refuse_machine(cost, *free_here())
+        cost = self.refuse_small(request)
         folder = _folder(request)
         with locked(f"companion {folder.name}"):
             made = self._made(request)

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.locks import locked
 from builder.model import Platform
+from builder.native.executor import Machine
 from builder.native.host import NATIVE
 from builder.native.toolkit import toolkit_parts
 from builder.paths import cache_dir
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from builder.index import PackageIndex
     from builder.native.compiler import Compiler
+    from builder.native.executor import Executor
     from builder.native.host import HostCompiler
 
 #: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
@@ -53,9 +55,17 @@ class Toolchain:
     nvcc: Path
     cuda: str
     includes: tuple[Path, ...]
-    host: HostCompiler = NATIVE
+    #: where the compiler runs, and its linker
+    where: Executor = field(default_factory=Machine)
+    #: exact versions of nvcc and of the host compiler; of this machine's where none are given
+    versions: Mapping[str, str] = field(default_factory=dict)
     #: the wheels that the compiler comes from; none where it is installed
     pins: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def compilers(self) -> dict[str, str]:
+        """The exact versions of nvcc and of the host compiler that it calls."""
+        return dict(self.versions) or compiler_versions(self.nvcc, self.where.host)
 
 
 def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
@@ -68,17 +78,30 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     if found is None or not found.is_file():
         raise EngineError(
             f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
-            hint="install the CUDA toolkit 13, or name its compiler with --nvcc",
+            hint="install the CUDA toolkit 13, or name its compiler with --nvcc, or an image that "
+            "has it with --toolkit",
         )
     try:
         done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
         raise EngineError(f"{found} does not run here: {error.strerror}") from None
-    version = re.search(r"release (\d+\.\d+)", done.stdout)
-    if not version:
+    release = release_in(done.stdout)
+    if not release:
         said = (done.stdout + done.stderr)[:200]
         raise EngineError(f"{found} --version does not say a release: {said!r}")
-    return found, version[1]
+    return found, release
+
+
+def release_in(said: str) -> str:
+    """The CUDA release in what ``nvcc --version`` says, such as ``13.0``; empty where none is."""
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else ""
+
+
+def version_in(said: str) -> str:
+    """The exact version in what a compiler says of itself, such as ``13.0.88``."""
+    found = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", said)
+    return (found[1] or found[2]) if found else "unknown"
 
 
 def installed_nvcc() -> Path | None:
@@ -97,8 +120,7 @@ def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[st
         if word is None:
             continue
         done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
-        version = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", done.stdout)
-        found[name] = (version[1] or version[2]) if version else "unknown"
+        found[name] = version_in(done.stdout)
     if host != NATIVE:
         found["host"] = f"{host.command} {found['host']}"
     return found
@@ -129,13 +151,14 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
     compiler.ready(index)
     cutlass = wheel_headers(index, *_CUTLASS_WHEEL, prefixes=_CUTLASS)
     includes += [cutlass / prefix for prefix in _CUTLASS]
-    if not _has_library_headers(compiler.nvcc):
+    if not compiler.has_library_headers:
         includes += _library_headers(index, compiler.cuda)
     return Toolchain(
         nvcc=compiler.nvcc,
         cuda=compiler.cuda,
         includes=tuple(includes),
-        host=compiler.host,
+        where=compiler.where,
+        versions=compiler.versions,
         pins=compiler.pins,
     )
 
@@ -186,7 +209,7 @@ def header_version(tools: Toolchain) -> str:
     raise UsageError(f"the headers in {tools.includes[0]} do not say of which torch they are")
 
 
-def _has_library_headers(nvcc: Path) -> bool:
+def has_library_headers(nvcc: Path) -> bool:
     """Whether the toolkit that nvcc belongs to has the library headers too."""
     root = nvcc.resolve().parent.parent
     return any((root / folder / "cusparse.h").is_file() for folder in ("include", "targets"))
@@ -209,7 +232,7 @@ def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[d
         torch: the release of torch whose headers are taken.
     """
     wanted = [_CUTLASS_WHEEL, ("torch", torch)]
-    if not _has_library_headers(compiler.nvcc):
+    if not compiler.has_library_headers:
         wanted += _library_wheels(index, compiler.cuda)
     pins = []
     for project, version in wanted:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from builder import __version__
 from builder.bake import SHARE
 from builder.paths import in_checkout, package_file
-from builder.publish.sbom import inputs_of, purl
+from builder.publish.sbom import inputs_of, purl, toolkit_of_layer
 from builder.runtime import IMAGE_VERIFIER
 from builder.runtime.spark_apply import sha256_hex
 
@@ -73,7 +73,8 @@ def _digest(digest: str) -> dict[str, str]:
 
 
 def _dependencies(plan: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The base, its wheels, every wheel that a layer took from, and the layers' own definitions."""
+    """The base, its wheels, every wheel that a layer took from, the image that one was compiled
+    in, and the layers' own definitions."""
     base = plan["base"]
     if base["kind"] == "image":
         uri = f"docker://{base['ref'].removeprefix('docker://')}"
@@ -91,6 +92,9 @@ def _dependencies(plan: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
             "digest": _digest(item["sha256"]),
         }
     for layer in plan["layers"]:
+        if toolkit := toolkit_of_layer(layer):
+            uri = f"docker://{toolkit['image']}"
+            yield {"name": "toolkit", "uri": uri, "digest": _digest(toolkit["digest"])}
         yield {"name": f"layer {layer['name']}", "digest": _digest(layer["digest"])}
 
 

@@ -92,6 +92,12 @@ def inputs_of_layer(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*layer.get("inputs", ()), *stage.get("inputs", ())]
 
 
+def toolkit_of_layer(layer: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """The image that a layer's change was compiled in: ``image`` and ``digest``."""
+    found: Mapping[str, str] | None = layer.get("compile", {}).get("stage", {}).get("toolkit")
+    return found
+
+
 def inputs_of(plan: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """Every wheel that the plan took something from, once, in order of file name."""
     seen = {

@@ -25,7 +25,7 @@ from .cache import MachineError, call, megabytes, say
 
 if TYPE_CHECKING:
     import tarfile
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 REQUIREMENTS = Path(__file__).with_name("base-requirements.txt")
 REPOSITORY = "spark-build-test/vllm"
@@ -85,7 +85,7 @@ def _make_layout(mmdebstrap: Path, layout: Path) -> None:
     work = layout.parent
     with ThreadPoolExecutor(3) as pool:
         jobs = [
-            pool.submit(_debian_layer, mmdebstrap, work, layout),
+            pool.submit(debian_layer, mmdebstrap, work, layout, DEBIAN_PACKAGES),
             pool.submit(_wheels_layer, "dependencies", work, layout, lambda n: n not in UNDER_TEST),
             pool.submit(_wheels_layer, "wheels-under-test", work, layout, UNDER_TEST.__contains__),
         ]
@@ -122,16 +122,18 @@ def _refuse_cuda_torch(version: str) -> None:
         )
 
 
-def _debian_layer(mmdebstrap: Path, work: Path, layout: Path) -> ocilayout.Layer:
-    """A bare Debian with Python, made in a mount namespace of its own."""
+def debian_layer(
+    mmdebstrap: Path, work: Path, layout: Path, packages: Sequence[str]
+) -> ocilayout.Layer:
+    """A bare Debian with some packages, made in a mount namespace of its own."""
     sources, tar, temporary = work / "sources.list", work / "debian.tar", work / "mmdebstrap"
     sources.write_text(debs.source_line(SUITE))
     temporary.mkdir()
-    say(f"making a Debian {SUITE} with {', '.join(DEBIAN_PACKAGES)}")
+    say(f"making a Debian {SUITE} with {', '.join(packages)}")
     call(
         "unshare", "--mount", "--propagation", "private",
         mmdebstrap, "--quiet", "--mode=root", "--variant=minbase",
-        f"--include={','.join(DEBIAN_PACKAGES)}",
+        f"--include={','.join(packages)}",
         SUITE, tar, sources, env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
     layer = ocilayout.write_layer(
@@ -139,7 +141,7 @@ def _debian_layer(mmdebstrap: Path, work: Path, layout: Path) -> ocilayout.Layer
         "debian",
         lambda target: ocilayout.copy_tar(target, tar, skip=_is_device),
     )
-    return _report(layer, tar)
+    return report(layer, tar)
 
 
 def _is_device(name: str) -> bool:
@@ -166,9 +168,9 @@ def _wheels_layer(
     if not tested:
         _compile(stage, made)
     layer = ocilayout.write_layer(layout, name, partial(_add_site, stage, made))
-    report = _report(layer, stage)
+    report(layer, stage)
     shutil.rmtree(stage)
-    return report
+    return layer
 
 
 def _compile(stage: Path, made: Path) -> None:
@@ -186,6 +188,6 @@ def _add_site(stage: Path, made: Path, tar: tarfile.TarFile) -> None:
     ocilayout.add_tree(tar, stage, lambda name: name.replace(source, SITE.lstrip("/"), 1))
 
 
-def _report(layer: ocilayout.Layer, source: Path) -> ocilayout.Layer:
+def report(layer: ocilayout.Layer, source: Path) -> ocilayout.Layer:
     say(f"layer {layer.note}: {megabytes(source)}, {layer.size / 1e6:.0f} MB compressed")
     return layer

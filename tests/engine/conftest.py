@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import base, machine, support
+from . import base, machine, support, toolkit
 from .support import PROFILE, Built, Cli, Done, tags
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def _tidy(engine: machine.Engine) -> None:
     held = support.containers(engine)
     if held:
         engine.run("rm", "--force", *sorted(held))
-    made = [name for name in tags(engine) if not name.startswith(f"{base.REPOSITORY}:")]
+    kept = (f"{base.REPOSITORY}:", f"{toolkit.REPOSITORY}:")
+    made = [name for name in tags(engine) if not name.startswith(kept)]
     if made:
         engine.run("image", "rm", *made)
 
@@ -84,6 +85,13 @@ def base_image(engine: machine.Engine, pytestconfig: pytest.Config) -> str:
     """A base image with the real wheels, in the engine's store."""
     with _talking(pytestconfig):
         return machine.base_image(engine)
+
+
+@pytest.fixture(scope="session")
+def toolkit_image(engine: machine.Engine, pytestconfig: pytest.Config) -> str:
+    """An image with nvcc and g++, in the engine's store."""
+    with _talking(pytestconfig):
+        return machine.toolkit_image(engine)
 
 
 @pytest.fixture(scope="session")

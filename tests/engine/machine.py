@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from . import base, cache, debs, ocilayout
+from . import base, cache, debs, ocilayout, toolkit
 from .cache import MachineError, call, megabytes, say
 
 if TYPE_CHECKING:
@@ -539,12 +539,24 @@ def base_layout(tools: EngineTools) -> Path:
 
 def base_image(engine: Engine) -> str:
     """The reference of the base image in this engine, loaded there once and kept."""
-    image = base.reference()
+    return _loaded(engine, base.reference(), base_layout)
+
+
+def toolkit_image(engine: Engine) -> str:
+    """The same of the image that has compilers."""
+    return _loaded(
+        engine,
+        toolkit.reference(),
+        lambda tools: toolkit.toolkit_layout(working_mmdebstrap(tools)),
+    )
+
+
+def _loaded(engine: Engine, image: str, layout_of: Callable[[EngineTools], Path]) -> str:
     if engine.run("image", "ls", "--quiet", image).strip():
         return image
-    layout = base_layout(engine.tools)
+    layout = layout_of(engine.tools)
     began = time.monotonic()
-    say(f"loading the base image ({megabytes(layout)}) into the engine")
+    say(f"loading {image} ({megabytes(layout)}) into the engine")
     _load(engine, layout)
     engine.run("image", "inspect", image)
     say(f"loaded in {time.monotonic() - began:.0f} s: {image}")

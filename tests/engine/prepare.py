@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 
 from .cache import MachineError
-from .machine import Engine, base_image
+from .machine import Engine, base_image, toolkit_image
 
 
 def main() -> int:
-    """Build the base image once; a failure is reported here and again by the tests themselves."""
+    """Build the images once; a failure is reported here and again by the tests themselves."""
     try:
         with Engine() as engine:
             print(f"engine base image: {base_image(engine)}", file=sys.stderr)
+            print(f"engine toolkit image: {toolkit_image(engine)}", file=sys.stderr)
     except MachineError as error:
         print(f"engine base image: {error}", file=sys.stderr)
         return 1

@@ -265,14 +265,14 @@ def _running(engine: Engine, word: str) -> list[str]:
     return found
 
 
-def _until_gone(engine: Engine, word: str, seconds: float = 15.0) -> list[str]:
+def until_gone(engine: Engine, word: str, seconds: float = 15.0) -> list[str]:
     deadline = time.monotonic() + seconds
     while _running(engine, word) and time.monotonic() < deadline:
         time.sleep(0.1)
     return _running(engine, word)
 
 
-def _interrupt(
+def interrupt(
     engine: Engine, started: subprocess.Popen[str], word: str, number: int, group: bool
 ) -> str:
     """Wait until a container runs a command with that word; then end what started it."""
@@ -299,10 +299,10 @@ def test_interrupted_build(
     image = trapped(build, "slow-finish:1", slim, "finish", "time.sleep(50)")
     words = ("--layers", "taking-away", "--patches", patches, "--base", image)
     started = cli.start("image", *words, "--tag", "interrupted:1", "--no-verify")
-    said = _interrupt(engine, started, "spark_apply.py finish", number, group)
+    said = interrupt(engine, started, "spark_apply.py finish", number, group)
     assert started.returncode == Exit.INTERRUPTED, said
     assert "interrupted" in said
-    assert not _until_gone(engine, "spark_apply.py finish")
+    assert not until_gone(engine, "spark_apply.py finish")
     assert "interrupted:1" not in support.tags(engine)
 
 
@@ -311,7 +311,7 @@ def test_interrupted_while_the_base_is_asked(
 ) -> None:
     image = trapped(build, "slow-probe:1", slim, "SPARK_BUILD_PROBE", "time.sleep(50)")
     started = cli.start(*SETTINGS, "--base", image, "--tag", "interrupted:1")
-    said = _interrupt(engine, started, 'm.version("vllm")', signal.SIGINT, group=True)
+    said = interrupt(engine, started, 'm.version("vllm")', signal.SIGINT, group=True)
     assert started.returncode == Exit.INTERRUPTED, said
     assert not removed_containers(engine)
 

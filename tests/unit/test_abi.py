@@ -14,6 +14,7 @@ from builder.errors import UsageError
 from builder.native.abi import AbiBase, check_abi, too_new
 from builder.native.base import NativeBase
 from builder.native.elf import ElfFacts, read_elf
+from builder.native.executor import Machine
 from builder.native.glibc import older_versions, shim_source
 from builder.runtime.spark_apply import DirTree
 
@@ -146,7 +147,7 @@ def test_an_older_version_of_a_function_is_asked_for(workshop: Workshop, base: N
     new = too_new(facts, limited)
     if not new:
         pytest.skip("NOT RUN: this machine's glibc is older than 2.34")
-    older = older_versions(new, limited)
+    older = older_versions(new, limited, Machine().c_library)
     assert set(older) == {"dlsym"}
     shim = workshop.root / "shim.s"
     shim.write_text(shim_source(older, facts.machine))

@@ -151,8 +151,8 @@ def make_request(
             "torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0+cu130\n",
         },
     )
-    toolkit = toolkit_libraries(tools.nvcc, tools.host)
-    command, torch = tools.host.command, site / "torch/lib/libc10.so"
+    toolkit = toolkit_libraries(tools.nvcc, tools.where.host)
+    command, torch = tools.where.host.command, site / "torch/lib/libc10.so"
     shared(torch, "int from_torch() { return 1; }", command=command)
     runtime = toolkit / f"libcudart.so.{tools.cuda.partition('.')[0]}"
     shared(site / "vllm/_C.abi3.so", EXTENSION, str(torch), str(runtime), command=command)

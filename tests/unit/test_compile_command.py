@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
+from builder.native.container import Container, Toolkit, ToolkitChoice
 from builder.runtime.spark_apply import Target
 
 from .fakes import fake_base, snapshot, vllm_files, write_tree
@@ -69,20 +71,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def room(monkeypatch: pytest.MonkeyPatch, memory: float, disk: float, path: Path) -> None:
-    for module in ("builder.native.stage", "builder.cli.image"):
-        monkeypatch.setattr(f"{module}.free_here", lambda: (memory, disk, path))
+    monkeypatch.setattr("builder.native.stage.free_here", lambda: (memory, disk, path))
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
     """The requests that were compiled: each gives a tiny wheel."""
     from builder.native import stage
 
     ran: list[Mapping[str, Any]] = []
 
-    def request(self: stage.Stages, *_: object) -> dict[str, Any]:
-        self._work[stage._digest(REQUEST)] = None  # type: ignore[assignment]
-        return dict(REQUEST)
+    def opened(choice: ToolkitChoice, _platform: str) -> Container:
+        found = REQUEST["toolkit"]
+        image = PinnedImage(
+            ref=found["image"], digest=found["digest"], platform=REQUEST["platform"]
+        )
+        toolkit = Toolkit(nvcc="nvcc", cuda="13.0", versions={}, library_headers=True)
+        where = choice.containers
+        return Container(containers=where, image=image, toolkit=toolkit, libraries=tmp_path)
 
     def build(request: Mapping[str, Any], *_: object) -> Path:
         ran.append(request)
@@ -93,7 +99,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
 
     decided = SimpleNamespace(plan=SimpleNamespace(module="vllm/_C"), sources={}, refusal=None)
     monkeypatch.setattr(stage.Stages, "_decide", lambda *_: decided)
-    monkeypatch.setattr(stage.Stages, "_request", request)
+    monkeypatch.setattr(stage.Stages, "_request", lambda *_: dict(REQUEST))
+    monkeypatch.setattr(ToolkitChoice, "open", opened)
     monkeypatch.setattr(stage, "build", build)
     return ran
 
@@ -161,6 +168,43 @@ def test_6_a_machine_of_another_architecture(
     assert "the base is for linux/arm64 and this machine is linux/amd64" in ended.err
     assert "apt-get install g++-aarch64-linux-gnu" in ended.err
     assert "run the same command on a linux/arm64 machine: the Spark itself" in ended.err
+
+
+def test_0_a_toolkit_image_compiles_for_another_architecture(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing of this machine is asked: not its architecture, compiler, memory or disk."""
+    toolkit = {"image": "cuda:13", "digest": "sha256:" + "ab" * 32}
+    monkeypatch.setitem(REQUEST, "toolkit", toolkit)
+    monkeypatch.setattr(Containers, "elsewhere", True)
+    other = Target("linux/amd64", "cp312")
+    monkeypatch.setattr("builder.native.stage.Target.here", lambda: other)
+    room(monkeypatch, 0.1, 0.1, tmp_path)
+    words = (*WORDS, "--compile", "--toolkit", "cuda:13", "--builder", "spark")
+    planned = call("plan", *words)
+    assert planned.code == 0
+    said = " ".join(planned.err.split())
+    assert "with nvcc 13.0.88 of cuda:13 (sha256:abababababab): 1 unit, 1 at once" in said
+    printed = call("image", *words, "--engine", "oci", "--print-dockerfile")
+    assert printed.out.startswith("# sm120-family: csrc/scaled_mm_sm120_fp8.cu; folders of")
+    assert f"FROM cuda:13@{toolkit['digest']} AS unit0" in printed.out
+    assert "COPY --from=" in printed.out.partition("FROM scratch")[2]
+    assert built == []
+    ended = call("image", *words, "--engine", "oci", "-o", "oci:out", "--no-verify")
+    assert (ended.code, ended.err) == (0, ended.err)
+    assert [request["toolkit"] for request in built] == [toolkit]
+
+
+def test_a_plan_rebuilds_in_the_image_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from builder.cli.rebuild import _toolkit
+
+    toolkit = {"image": "cuda:13", "digest": "sha256:" + "ab" * 32}
+    layers = [{"name": "a"}, {"name": "b", "compile": {"stage": {"toolkit": toolkit}}}]
+    monkeypatch.setenv("SPARK_BUILD_BUILDER", "spark")
+    choice = _toolkit({"layers": layers})
+    assert choice is not None
+    assert (choice.image, choice.containers.builder) == (f"cuda:13@{toolkit['digest']}", "spark")
+    assert _toolkit({"layers": layers[:1]}) is None
 
 
 def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,9 +343,9 @@ def test_a_rebuild_compiles_with_the_same_kind_of_compiler(
     assert (said in " ".join(made.err.split())) == (member == "compiler")
     named: list[str | None] = []
 
-    def stages_of(index: Any, forges: Any = None, nvcc: str | None = None) -> Stages:
+    def stages_of(index: Any, nvcc: str | None, toolkit: ToolkitChoice | None) -> Stages:
         named.append(nvcc)
-        return Stages(index, forges, nvcc)
+        return Stages(index, nvcc=nvcc, toolkit=toolkit)
 
     monkeypatch.setattr(command, "stages_of", stages_of)
     again = call("rebuild", "oci:out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +114,24 @@ def test_provenance_is_slsa(made: tuple[Image, Baked]) -> None:
     assert not predicate.run_details.metadata.HasField("started_on"), "no clock"
 
 
+def test_provenance_names_the_image_that_something_was_compiled_in(
+    made: tuple[Image, Baked],
+) -> None:
+    image, baked = made
+    toolkit = {"image": "nvidia/cuda:13", "digest": "sha256:" + "ab" * 32}
+    first, *others = baked.plan["layers"]
+    compiled = {**first, "compile": {"stage": {"toolkit": toolkit}}}
+    plan = {**baked.plan, "layers": [compiled, *others]}
+    document = json.loads(provenance(image, dataclasses.replace(baked, plan=plan)))
+    rows = document["predicate"]["buildDefinition"]["resolvedDependencies"]
+    wanted = {"uri": "docker://nvidia/cuda:13", "digest": {"sha256": "ab" * 32}}
+    assert [row for row in rows if row["name"] == "toolkit"] == [{"name": "toolkit", **wanted}]
+    assert b'"toolkit"' not in provenance(image, baked)
+
+
 def test_provenance_names_the_commit_only_where_it_is_known(
     made: tuple[Image, Baked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
-
     image, baked = made
     monkeypatch.setattr(made_by, "source_commit", lambda: "c" * 40)
     assert b"c" * 40 in provenance(image, baked)

@@ -53,8 +53,7 @@ def cuda_forge(
     monkeypatch.setattr("builder.native.stage.header_wheels", lambda *_: [])
     monkeypatch.setattr("builder.native.stage.refuse_cpu_torch", lambda *_: None)
     monkeypatch.setattr("builder.native.facts.read_module", lambda *_: dict(NOT_LOADED))
-    for module in ("builder.native.stage", "builder.cli.image"):
-        monkeypatch.setattr(f"{module}.free_here", lambda: (64.0, 100.0, tmp_path))
+    monkeypatch.setattr("builder.native.stage.free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
         monkeypatch.setenv("PIP_INDEX_URL", index.url)

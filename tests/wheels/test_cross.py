@@ -104,7 +104,7 @@ def linked(compiler: Compiler, folder: Path, *defines: str) -> Linked:
     base = NativeBase(DirTree(folder / "site"), runtime)
     objects = [compiled(compiler, folder), host]
     cuda = compiler.cuda
-    return link(objects, base, "vllm/_C.abi3.so", compiler.nvcc, cuda, compiler.host)
+    return link(objects, base, "vllm/_C.abi3.so", compiler.nvcc, cuda, compiler.where)
 
 
 def test_the_device_code_is_that_of_a_native_build(
@@ -173,7 +173,7 @@ def test_from_sources_to_a_wheel_for_the_other_architecture(
     for one, machine in ((compiler, "aarch64"), (find_compiler(index, HERE, "wheels"), "x86_64")):
         one.ready(index)
         tools = Toolchain(
-            nvcc=one.nvcc, cuda=one.cuda, includes=(), host=one.host, pins=tuple(one.pins)
+            nvcc=one.nvcc, cuda=one.cuda, includes=(), where=one.where, pins=tuple(one.pins)
         )
         place = tmp_path / machine
         companion = build_companion(make_request(place, place / "cache", tools, machine), place)

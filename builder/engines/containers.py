@@ -1,0 +1,227 @@
+"""Scripts in containers of an image: files in, files out, no network.
+
+Each run is one build of ``dockerfiles/compile.Dockerfile.j2``, so it happens where builds happen
+(the Docker Engine beside us, or a builder elsewhere), and a script that ended well is taken from
+the builder's cache when everything that it reads is the same again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.engines import docker
+from builder.engines.builders import ENGINE, engine_environment, reached
+from builder.engines.client import Cli, find_cli
+from builder.engines.dockerfile import render
+from builder.engines.running import run_build
+from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
+from builder.room import engine_root
+from builder.rootfs.image import open_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: Where mounts and results are in a container.
+ROOT = Path("/spark-build")
+_TEMPLATE = "compile.Dockerfile.j2"
+#: How BuildKit says that a script itself failed, and with which status.
+_STATUS = re.compile(r"did not complete successfully: exit code: (\d+)")
+
+#: How runc says that a program is missing, and BuildKit that an image has no file at all.
+_NO_SHELL = re.compile(r"/bin/sh\S*: (stat .*)?no such file|/bin/sh.*not found in|find user 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinnedImage:
+    """An image for one platform (``linux/arm64``): what finds it, and its digest."""
+
+    ref: str
+    digest: str
+    platform: str
+
+    @property
+    def name(self) -> str:
+        """Its name without a digest."""
+        return self.ref.partition("@")[0]
+
+    @property
+    def exact(self) -> str:
+        """What names it in its registry whatever its tag points to."""
+        return f"{self.name}@{self.digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A script for ``/bin/sh``; what it leaves in ``/spark-build/out/NAME`` comes back.
+
+    It begins when the task ``after`` has ended, with the files that this left.
+    """
+
+    name: str
+    script: str
+    after: str = ""
+
+
+class TaskFailed(Exception):
+    """A script ended with another status than 0; ``said`` is what the scripts printed."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"exit code {status}")
+        self.status = status
+        self.said = said
+
+
+class Containers:
+    """Containers on the Docker Engine beside us, or on the builder of a name or address."""
+
+    def __init__(self, builder: str = "") -> None:
+        self.builder = builder
+
+    @property
+    def where(self) -> str:
+        """How errors call the place."""
+        return f"builder {self.builder}" if self.builder else "the Docker Engine"
+
+    @cached_property
+    def elsewhere(self) -> bool:
+        """Whether they run on another machine than this one, as far as can be known."""
+        if self.builder:
+            return True
+        with contextlib.closing(docker.connect()) as client:
+            return engine_root(client) is None
+
+    @cached_property
+    def _cli(self) -> Cli:
+        cli = find_cli()
+        if cli is None or cli.buildx is None:
+            what = "no docker client is on PATH" if cli is None else f"{cli.binary} has no buildx"
+            raise EngineError(
+                f"{what}, and compiling in a container is a build",
+                hint="install docker-buildx, or leave --toolkit out where this machine has nvcc",
+            )
+        return cli
+
+    def resolve(self, ref: str, platform: str) -> PinnedImage:
+        """The image that a reference means now; the Docker Engine pulls one that it lacks.
+
+        Raises:
+            EngineError: no engine or client is here, or the image is for another platform.
+            RemoteError: the image is not to be had.
+            UsageError: the reference is malformed.
+        """
+        ref = ref.removeprefix("docker://")
+        if ref.startswith(("oci:", "pypi:", "dir:")):
+            raise UsageError(
+                f"--toolkit {ref}: a builder takes it from a registry or a Docker Engine",
+                hint="--toolkit HOST/NAME:TAG",
+            )
+        _ = self._cli
+        ref, digest, has = (self._in_registry if self.builder else self._here)(ref, platform)
+        image = PinnedImage(ref=ref, digest=digest, platform=platform)
+        if has != platform:
+            raise EngineError(
+                f"{image.name} is for {has}, and what is compiled is for {platform}",
+                hint=f"name an image for {platform} with --toolkit",
+            )
+        return image
+
+    @staticmethod
+    def _here(ref: str, platform: str) -> tuple[str, str, str]:
+        """An image of a digest may be here under its tag alone, without its registry's name."""
+        tag, _, digest = ref.partition("@")
+        with contextlib.closing(docker.connect()) as client:
+            if digest:
+                with contextlib.suppress(RemoteError):
+                    image = docker.find_image(client, tag, platform, pull=False)
+                    if digest in docker.digests_of(image):
+                        return tag, digest, f"linux/{image.attrs.get('Architecture')}"
+            image = docker.find_image(client, ref, platform)
+            digest = digest or docker.digest_of(image.attrs, ref)
+            return ref, digest, f"linux/{image.attrs.get('Architecture')}"
+
+    @staticmethod
+    def _in_registry(ref: str, platform: str) -> tuple[str, str, str]:
+        try:
+            image = open_image(ref, platform)
+        except UsageError as error:
+            if "has no image for" not in str(error):
+                raise
+            raise EngineError(str(error), hint="name another image with --toolkit") from None
+        with contextlib.closing(image):
+            return ref, image.top.digest, f"linux/{image.config.get('architecture')}"
+
+    def render(self, image: str, tasks: Sequence[Task], mounts: Sequence[str]) -> str:
+        """The Dockerfile of a run."""
+        targets = [{"name": mount, "target": ROOT / mount} for mount in mounts]
+        return render(_TEMPLATE, image=image, tasks=tasks, mounts=targets, root=ROOT)
+
+    def run(
+        self, image: PinnedImage, tasks: Sequence[Task], mounts: Mapping[str, Path], out: Path
+    ) -> None:
+        """Run scripts; those that are not after one another run at the same time.
+
+        Args:
+            image: what they run in.
+            tasks: the scripts.
+            mounts: folders of this machine by the name that they have below ``/spark-build``.
+            out: where the results come, in a folder for each task.
+
+        Raises:
+            TaskFailed: a script failed.
+            EngineError: the place cannot run the image.
+            RemoteError: the image is not to be had there.
+            BuildFailed: something else kept it from ending.
+        """
+        with self._reached(image) as (name, words, env), _context() as context:
+            (context / "Dockerfile").write_text(self.render(name, tasks, list(mounts)))
+            for task in tasks:
+                (context / f"{task.name}.sh").write_text(task.script)
+            words = [*words, "--platform", image.platform, "--output", f"type=local,dest={out}"]
+            for mount, folder in mounts.items():
+                words += ["--build-context", f"{mount}={folder}"]
+            ran = run_build(self._cli, [*words, str(context)], env)
+        if ran.status != 0:
+            raise self._failure(image, ran.output, ran.said.tail, "\n".join(ran.said.logs))
+
+    @contextlib.contextmanager
+    def _reached(self, image: PinnedImage) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+        """The image's name there, and how the client is told where that is."""
+        if self.builder:
+            with reached(self._cli.binary, self.builder) as builder:
+                words = ["--builder", builder.name]
+                yield image.exact, words, {**engine_environment(), **builder.env}
+            return
+        with docker.pinned(image.ref, image.digest) as name:
+            yield name, ["--builder", ENGINE], {**self._cli.env, **engine_environment()}
+
+    def _failure(self, image: PinnedImage, output: str, tail: str, said: str) -> Exception:
+        if "exec format error" in output:
+            return EngineError(
+                f"{self.where} cannot run {image.name}, which is for {image.platform}",
+                hint=f"--builder with a BuildKit on a {image.platform} machine",
+            )
+        if _NO_SHELL.search(output):
+            return EngineError(
+                f"{image.name} has no /bin/sh, so nothing can be run in it",
+                hint="name an image with nvcc and g++ with --toolkit",
+            )
+        if "failed to resolve source metadata" in output or "failed to do request" in output:
+            return RemoteError(
+                f"{self.where} does not get {image.exact}:\n  {tail}",
+                hint="name an image in a registry that it reaches with --toolkit HOST/NAME:TAG",
+            )
+        if status := _STATUS.search(output):
+            return TaskFailed(int(status[1]), said)
+        return BuildFailed(f"the build in {image.name} failed on {self.where}:\n  {tail}")
+
+
+@contextlib.contextmanager
+def _context() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
+        yield Path(folder)

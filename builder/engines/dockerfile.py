@@ -1,0 +1,22 @@
+"""Dockerfiles, rendered from templates that hold text only: every decision is in the values."""
+
+from __future__ import annotations
+
+from builder import bake
+from builder.paths import data_dir
+
+
+def render(template: str, **values: object) -> str:
+    """A Dockerfile of a template in ``dockerfiles/``; a value that it lacks is an error."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_dir("dockerfiles")),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quoted"] = bake.quoted
+    return environment.get_template(template).render(**values)

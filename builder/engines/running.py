@@ -1,0 +1,49 @@
+"""Running a build with the docker client, and what it said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.engines.progress import read_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.engines.client import Cli
+    from builder.engines.progress import Progress
+
+#: First buildx that prints its progress as documents.
+_DOCUMENTS_SINCE = (0, 13)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A build that ended."""
+
+    status: int
+    said: Progress
+    output: str
+
+
+def run_build(cli: Cli, words: Sequence[str], env: Mapping[str, str]) -> Ran:
+    """Run one build without network; ``words`` end with its context."""
+    documents = (cli.buildx or (0, 0)) >= _DOCUMENTS_SINCE
+    command = [*cli.command, f"--progress={'rawjson' if documents else 'plain'}"]
+    command += ["--network=none", *words]
+    console.detail(f"+ {' '.join(command)}")
+    process = subprocess.run(
+        command,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    said = read_progress(process.stdout)
+    for line in said.lines:
+        console.detail(line)
+    return Ran(process.returncode, said, process.stdout)
