@@ -82,26 +82,25 @@ def read_facts(lock: Path, pin: Mapping[str, Any]) -> Facts:
     return facts
 
 
-def write_facts(lock: Path, facts: Facts) -> dict[str, Any]:
-    """Write a file of facts, if it does not hold the same already; gives its pin.
+def write_facts(lock: Path, facts: Facts, old: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Write a file of facts and give its pin; one of the old pins where its file says the same.
+
+    Files are named by what they hold: until the lock is written, the one that it pins stays.
 
     Raises:
         UsageError: it cannot be written.
     """
-    layers = chain(facts.layers)
-    path = folder_of(lock) / f"base-{layers[:12]}.json.gz"
     data = pack(facts)
-    held = path.read_bytes() if path.is_file() else b""
-    if _text(held) == _text(data):  # another zlib may pack it to other bytes
-        data = held
-    else:
-        write_atomically(path, data)
-    return {
-        "file": path.name,
-        "sha256": sha256_hex(data),
-        "layers": layers,
-        "depth": len(facts.layers),
-    }
+    for pin in old:
+        path = folder_of(lock) / pin["file"]
+        held = path.read_bytes() if path.is_file() else b""
+        if sha256_hex(held) == pin["sha256"] and _text(held) == _text(data):
+            return dict(pin)  # also where another zlib has packed it
+    sha256 = sha256_hex(data)
+    name = f"base-{sha256[:12]}.json.gz"
+    write_atomically(folder_of(lock) / name, data)
+    layers = chain(facts.layers)
+    return {"file": name, "sha256": sha256, "layers": layers, "depth": len(facts.layers)}
 
 
 def _text(data: bytes) -> bytes:

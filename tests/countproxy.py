@@ -42,7 +42,8 @@ class CountProxy:
         return counts
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -51,6 +52,9 @@ class CountProxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # the thread ends first: its next accept could be on a socket that was given the same number
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listener.close()
 
     def _serve(self) -> None:

@@ -103,25 +103,26 @@ def _write_facts(kept: Lock, fresh: Lock, made: Sequence[Made]) -> None:
         old = kept.entries.get(one.key, one.entry)["base"]
         if one.facts is None and old["digest"] == one.entry["base"]["digest"] and "facts" in old:
             one.entry["base"]["facts"] = old["facts"]
-    of_base: dict[str, Facts] = {}
+    of_base = {chain(facts.layers): Facts(facts.layers) for facts in asked.values()}
     others = [entry for key, entry in fresh.entries.items() if key not in asked]
-    wanted = {chain(facts.layers) for facts in asked.values()}
     for pin in pins_of(others).values():
-        if pin["layers"] in wanted:
+        if pin["layers"] in of_base:
             try:
-                of_base[pin["layers"]] = read_facts(kept.path, pin)
+                of_base[pin["layers"]].add(read_facts(kept.path, pin))
             except SparkBuildError as error:
                 console.warn(f"{error}")
-    pins: dict[str, Any] = {}
-    for key, facts in asked.items():
-        layers = chain(facts.layers)
-        of_base.setdefault(layers, Facts(facts.layers)).add(facts)
-        pins[layers] = write_facts(fresh.path, of_base[layers])
-        fresh.entries[key]["base"]["facts"] = pins[layers]
-    for entry in fresh.entries.values():
-        pin = entry["base"].get("facts", {})
-        if pin.get("layers") in pins:
-            entry["base"]["facts"] = pins[pin["layers"]]
+    for facts in asked.values():
+        of_base[chain(facts.layers)].add(facts)
+    before = pins_of(kept.entries.values()).values()
+    pins = {
+        layers: write_facts(fresh.path, facts, [pin for pin in before if pin["layers"] == layers])
+        for layers, facts in of_base.items()
+    }
+    for key, entry in fresh.entries.items():
+        base = entry["base"]
+        layers = chain(asked[key].layers) if key in asked else base.get("facts", {}).get("layers")
+        if layers in pins:
+            base["facts"] = pins[layers]
 
 
 def _one(

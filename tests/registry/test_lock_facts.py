@@ -320,6 +320,20 @@ def test_a_question_that_was_not_asked_is_answered_by_the_layers(
     assert locked.cold("plan", "-l", "fix", "-b", locked.ref, "--locked").code == 9
 
 
+def test_what_is_published_is_verified_without_reading_the_base(
+    locked: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Level dispatch reads vLLM's files wherever they are, so it is left out here."""
+    monkeypatch.setattr("builder.verify.DEFAULT_LEVELS", ("static",))
+    image = locked.image("source", "--locked").json
+    source = f"{image['image']}@{image['digest']}"
+    words = ("publish", source, "--to", f"{locked.name}-published", "--require", "static")
+    said = locked.cold(*words)
+    assert said.code == 0, said.err
+    assert said.json["results"][0]["verified"] is True
+    assert said.moved < 3 * image["added_bytes"] + LITTLE, "our layers are read more than once"
+
+
 # ------------------------------------------------------------------------------ what is written
 
 
