@@ -160,6 +160,7 @@ class LockedFacts:
             self._read[name] = None
             try:
                 self._read[name] = read_facts(self._lock.path, pin)
+                console.detail(f"{folder_of(self._lock.path) / name} says what the layers hold")
             except SparkBuildError as error:
                 if self._strict:
                     raise

@@ -175,6 +175,17 @@ def test_what_was_built_is_verified_without_reading_the_base(locked: Project) ->
         assert "reading its layers" not in said.err
 
 
+def test_outside_of_the_project_the_layers_are_read(
+    locked: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = locked.image("outside", "--locked").json
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    target = f"docker://{image['image']}@{image['digest']}"
+    said = locked.cold("verify", target, "--level", "static")
+    assert (said.code, said.received > FILLER) == (0, True)
+
+
 def test_each_platform_has_facts_of_its_own(locked: Project) -> None:
     words = ("-l", "fix", "-b", locked.ref)
     first = locked.facts
