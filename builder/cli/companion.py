@@ -179,10 +179,15 @@ def _say_plan(
 
 def _say(report: dict[str, Any]) -> None:
     about, abi = report["companion"], report["abi"]
-    counted = ", ".join(f"{number} x {name}" for name, number in _instructions(about))
+    counted = [f"{number} x {name}" for name, number in _instructions(about)]
+    if about["kernels"].get("writing"):
+        counted.append(f"{about['kernels']['writing']} write to memory")
+    as_released = about["kernels"].get("as_released")
+    counted.append(f"{len(as_released)} no more than as released" if as_released else "no trap")
+    kernels = ", ".join(counted) if about["kernels"]["by_target"] else "none"
     print(f"{about['name']} for vllm {about['vllm']}, torch {about['torch']}")
     print(f"  operators   {', '.join(row['name'] for row in about['operators'])}")
-    print(f"  kernels     {counted}, no trap")
+    print(f"  kernels     {kernels}")
     print(f"  runs on     {', '.join(f'{a}.{b}' for a, b in about['capabilities'])}")
     symbols = ", ".join(f"{number} of {name}" for name, number in abi["symbols"].items())
     print(f"  symbols     {symbols}: all there")

@@ -18,6 +18,7 @@ from builder.native.includes import Sources, touched
 from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.native.proof import machine_code, shows_trap, unit_json
 from builder.native.source import SourceTree, source_of
+from builder.native.survey import survey
 from builder.native.toolchain import make_toolchain, pinned_torch, torch_headers
 from builder.runtime.spark_apply import Target
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from builder.native.compiler import Compiler
     from builder.native.container import ToolkitChoice
     from builder.native.outcome import Outcome
+    from builder.native.survey import Row
 
 
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
@@ -48,12 +50,18 @@ def show_command(
     arch_list: str,
     cuda: str,
     changed: list[str],
+    operators: bool,
     json: bool,
 ) -> None:
     """Print what would be compiled for what, and whether it would run on SM121."""
     result = outcome(source_tree(PackageIndex(), vllm, source), arch_list, cuda, changed)
+    rows = survey(result.source, result.recipe) if operators else []
     if json:
-        print_json(result.as_json())
+        table = {"operators": [row.as_json() for row in rows]} if operators else {}
+        print_json({**result.as_json(), **table})
+        return
+    if operators:
+        _show_operators(result, rows)
         return
     recipe = result.recipe
     asked = f"TORCH_CUDA_ARCH_LIST={recipe.arch_list}, CUDA {recipe.cuda}"
@@ -66,6 +74,23 @@ def show_command(
             print(f"      DEAD on SM121: {guard} in {where.rsplit('/', 1)[-1]}")
     if result.changed:
         _show_rebuild(result)
+
+
+def _show_operators(result: Outcome, rows: list[Row]) -> None:
+    for row in rows:
+        about = row.as_json()
+        print(f"{row.unit.extension}: {row.unit.path}")
+        for operator in about["operators"]:
+            print(f"    {operator['name']} for {operator['key']}")
+        for path in about["between"]:
+            print(f"    along with {path}")
+        if row.refused:
+            print(f"    REFUSED: {row.refused}")
+    found = sum(row.behind is not None for row in rows)
+    print(
+        f"vllm {result.source.version}: of {len(rows)} CUDA units {found} can be changed beside a "
+        f"prebuilt vLLM, {len(rows) - found} take their whole extension"
+    )
 
 
 def _show_rebuild(result: Outcome) -> None:

@@ -39,7 +39,8 @@ DryRun = Annotated[
 @compile_app.command(
     "show",
     epilog="Examples:  spark-build compile show --vllm 0.19.1   |   spark-build compile show "
-    "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu",
+    "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu   |   spark-build compile show "
+    "--vllm 0.20.1 --operators",
 )
 def compile_show(
     vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
@@ -49,6 +50,9 @@ def compile_show(
     changed: Annotated[
         list[str] | None, typer.Option(help="A source file that changes; repeatable.")
     ] = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Which torch operators stand behind each unit.")
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Show which architectures a build keeps, what runs on SM121, and what a change rebuilds."""
@@ -60,6 +64,7 @@ def compile_show(
         arch_list=arch_list,
         cuda=cuda,
         changed=changed or [],
+        operators=operators,
         json=json,
     )
 

@@ -70,7 +70,8 @@ def plan_companion(
     if not rebuilt:
         raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
     try:
-        behind = _behind(rebuilt, source.version, sources, recipe, change, operators)
+        discovery = Discovery(changed, recipe, source.version)
+        behind = stands_behind(rebuilt, discovery, operators)
     except UsageError as error:
         raise _whole_extension(str(error), rebuilt, recipe, source.version) from None
     modules = sorted({operator.module for operator in behind.operators})
@@ -91,23 +92,23 @@ def plan_companion(
     )
 
 
-def _behind(
-    rebuilt: Sequence[Unit],
-    release: str,
-    sources: Sources,
-    recipe: BuildRecipe,
-    change: SourceChange,
-    given: Sequence[Operator],
+def stands_behind(
+    rebuilt: Sequence[Unit], discovery: Discovery, given: Sequence[Operator] = ()
 ) -> Behind:
-    """Operators and the units between; what is known of an operator is kept where it is found."""
+    """Operators and the units between: as given, else as known, else as the sources say.
+
+    What is known of an operator's kernels is kept where the operator is found.
+
+    Raises:
+        UsageError: none of these says it, or it comes to too many units.
+    """
     named = list(given)
     if not named:
         try:
-            named = operators_behind(rebuilt, release)
+            named = operators_behind(rebuilt, discovery.release)
         except UsageError:
-            changed = replace(sources, changed=change.texts)
-            found = Discovery(changed, recipe, release).behind(rebuilt)
-            known = {operator.name: operator for operator in known_operators(release)}
+            found = discovery.behind(rebuilt)
+            known = {operator.name: operator for operator in known_operators(discovery.release)}
             kept = (
                 replace(operator, kernels=row.kernels, holds=row.holds)
                 if (row := known.get(operator.name))
@@ -115,7 +116,7 @@ def _behind(
                 for operator in found.operators
             )
             return replace(found, operators=tuple(kept))
-    between = [unit for operator in named for unit in sibling_units(operator, recipe.units)]
+    between = [u for operator in named for u in sibling_units(operator, discovery.recipe.units)]
     return Behind(operators=tuple(named), siblings=tuple(between))
 
 

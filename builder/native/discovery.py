@@ -91,8 +91,8 @@ class Discovery:
     def __init__(self, sources: Sources, recipe: BuildRecipe, release: str) -> None:
         """``sources`` are those that are compiled: with the change, where there is one."""
         self._sources = sources
-        self._recipe = recipe
-        self._release = release
+        self.recipe = recipe
+        self.release = release
         self._texts: dict[tuple[str, str], tuple[Text, Facts]] = {}
         self._units: dict[str, _Unit] = {}
 
@@ -105,11 +105,11 @@ class Discovery:
         return frozenset(w for file in files for w in _SET.findall(file.read_text("utf-8")))
 
     def _defined(self, extension: str) -> Defined:
-        flags = (flag[2:] for flag in (*FLAGS, *self._recipe.flags) if flag.startswith("-D"))
-        given = [*flags, *self._recipe.extensions[extension].definitions]
+        flags = (flag[2:] for flag in (*FLAGS, *self.recipe.flags) if flag.startswith("-D"))
+        given = [*flags, *self.recipe.extensions[extension].definitions]
         pairs = (word.partition("=") for word in given)
         values = {name: value for name, _, value in pairs}
-        major, _, minor = self._recipe.cuda.partition(".")
+        major, _, minor = self.recipe.cuda.partition(".")
         values["CUDA_VERSION"] = str(int(major) * 1000 + int(minor or 0) * 10)
         left_out = self._build_words - set(values)
         return Defined(values, frozenset(left_out | _HOST))
@@ -127,7 +127,7 @@ class Discovery:
     def _includers(self) -> Mapping[tuple[str, str], int]:
         """Extension and file -> how many units include it."""
         count: dict[tuple[str, str], int] = {}
-        for unit in self._recipe.units.values():
+        for unit in self.recipe.units.values():
             for path in self._sources.closure(unit.path):
                 count[unit.extension, path] = count.get((unit.extension, path), 0) + 1
         return count
@@ -135,7 +135,7 @@ class Discovery:
     def unit(self, path: str) -> _Unit:
         """A unit, with all that it includes."""
         if path not in self._units:
-            self._units[path] = self._read(self._recipe.units[path])
+            self._units[path] = self._read(self.recipe.units[path])
         return self._units[path]
 
     def _read(self, unit: Unit) -> _Unit:
@@ -166,7 +166,7 @@ class Discovery:
     @cached_property
     def _providers(self) -> Mapping[Name, tuple[str, ...]]:
         found: dict[Name, list[str]] = {}
-        for path in sorted(self._recipe.units):
+        for path in sorted(self.recipe.units):
             for name in self.unit(path).defined | self.unit(path).templates:
                 found.setdefault(name, []).append(path)
         return {name: tuple(paths) for name, paths in found.items()}
@@ -174,26 +174,26 @@ class Discovery:
     def providers(self, name: Name, extension: str) -> tuple[str, ...]:
         """Units that define a name: those of the extension, else those of another."""
         every = self._providers.get(name, ())
-        near = tuple(p for p in every if self._recipe.units[p].extension == extension)
+        near = tuple(p for p in every if self.recipe.units[p].extension == extension)
         return near or every
 
     def callers(self, path: str) -> list[str]:
         """Units of the same extension that call what a unit defines."""
-        extension = self._recipe.units[path].extension
+        extension = self.recipe.units[path].extension
         return [
             other
-            for other, about in sorted(self._recipe.units.items())
+            for other, about in sorted(self.recipe.units.items())
             if about.extension == extension and other != path and not self.unit(other).binds
             if self.unit(other).calls(self.unit(path))
         ]
 
     def callees(self, path: str) -> list[str]:
         """Units that define what a unit calls: of its extension, or else of another."""
-        extension = self._recipe.units[path].extension
+        extension = self.recipe.units[path].extension
         unit = self.unit(path)
         near: dict[str, frozenset[Name]] = {}
         far: dict[str, frozenset[Name]] = {}
-        for other, about in sorted(self._recipe.units.items()):
+        for other, about in sorted(self.recipe.units.items()):
             if other == path or self.unit(other).binds:
                 continue
             names = unit.calls(self.unit(other))
@@ -206,14 +206,14 @@ class Discovery:
 
     def _bound(self, extension: str) -> list[tuple[_Unit, Registered]]:
         """What the units of an extension register: which one, and what."""
-        units = (p for p, u in sorted(self._recipe.units.items()) if u.extension == extension)
+        units = (p for p, u in sorted(self.recipe.units.items()) if u.extension == extension)
         return [(unit, row) for unit in map(self.unit, units) for row in unit.rows]
 
     def _home(self, unit: _Unit, row: Registered) -> tuple[str, ...]:
         """The units that define the function of a row; the unit itself where it registers it."""
         if not unit.binds:
             return (unit.path,)
-        extension = self._recipe.units[unit.path].extension
+        extension = self.recipe.units[unit.path].extension
         for depth in range(len(row.scope), -1, -1):
             found = self.providers((*row.scope[:depth], *row.function), extension)
             if found:
@@ -257,7 +257,7 @@ class Discovery:
         return Operator(
             name=row.name,
             rebuilt=(home,),
-            vllm=f"=={self._release}",
+            vllm=f"=={self.release}",
             key=row.key,
             abi=row.abi,
             module=f"vllm/{extension}",
@@ -329,7 +329,7 @@ class Discovery:
         operators += self.operators_of(also, extension) if also else []
         return Behind(
             operators=tuple(operators),
-            siblings=tuple(self._recipe.units[path] for path in every if path not in first),
+            siblings=tuple(self.recipe.units[path] for path in every if path not in first),
         )
 
     def must_be_few(self, paths: Sequence[str], extension: str, changed: Sequence[str]) -> None:
@@ -338,7 +338,7 @@ class Discovery:
         Raises:
             Unknown: they are more than ``FEW`` and more than ``SHARE`` of the extension.
         """
-        total = sum(unit.extension == extension for unit in self._recipe.units.values())
+        total = sum(unit.extension == extension for unit in self.recipe.units.values())
         if len(paths) > max(FEW, total * SHARE):
             raise Unknown(
                 f"{_named(changed)}: with what calls it, and what that calls, {len(paths)} of the "
@@ -351,7 +351,7 @@ class Discovery:
         defined = sorted("::".join(name) for name in self.unit(path).defined)
         shown = ", ".join(defined[:4]) + (", ..." if len(defined) > 4 else "")
         raise Unknown(
-            f"{path}: which torch operator of vllm {self._release} calls it is not known: "
+            f"{path}: which torch operator of vllm {self.release} calls it is not known: "
             + (
                 f"no unit of {extension} that is registered calls what it defines ({shown})"
                 if defined
@@ -361,7 +361,7 @@ class Discovery:
 
     def _must_be_understood(self, paths: Sequence[str], extension: str) -> None:
         """All that names a function where operators are registered must have been read as such."""
-        for path, about in sorted(self._recipe.units.items()):
+        for path, about in sorted(self.recipe.units.items()):
             unit = self.unit(path)
             if about.extension != extension or not unit.blocks[0]:
                 continue

@@ -77,15 +77,20 @@ LIBRARY_H = """
 #pragma once
 struct Registrar {
   const char* place;
+  void def(const char*);  // nowhere: a companion defines no operator
   template <class F> void impl(const char*, F* f) {
     volatile auto kept = f;
     volatile auto at = place;
   }
 };
-#define TORCH_LIBRARY_IMPL(library, key, m)                                        \\
-  static void registers(Registrar& m);                                             \\
-  static const bool registered = [] { Registrar r{__FILE__}; registers(r); return true; }(); \\
-  static void registers(Registrar& m)
+#define TORCH_LIBRARY_FRAGMENT(library, m) TORCH_LIBRARY_IMPL(library, any, m)
+#define TORCH_LIBRARY_IMPL(library, key, m) REGISTERS(__COUNTER__, m)
+#define REGISTERS(number, m) REGISTERS_AS(number, m)
+#define REGISTERS_AS(number, m)                                                    \\
+  static void registers##number(Registrar& m);                                     \\
+  static const bool registered##number =                                           \\
+      [] { Registrar r{__FILE__}; registers##number(r); return true; }();          \\
+  static void registers##number(Registrar& m)
 """
 #: As the release's: it needs torch, the CUDA runtime and the C++ library.
 EXTENSION = """
@@ -255,3 +260,86 @@ def test_a_unit_of_no_known_operator_says_what_a_whole_build_takes(
     assert "which torch operator" in str(caught.value)
     assert "all of _C has to be compiled, not 1 of 3 units: 3 units" in str(caught.value)
     assert "from its sources" in caught.value.hint
+
+
+# ------------------------------------------------------- the operator is found in the sources alone
+
+FOUND = {
+    "CMakeLists.txt": LISTS.replace("csrc/host.cpp", "csrc/host.cpp csrc/torch_bindings.cpp"),
+    "csrc/ops.h": "#pragma once\nint answer(int x);\n",
+    "csrc/torch_bindings.cpp": (
+        '#include <torch/library.h>\n#include "ops.h"\n'
+        'TORCH_LIBRARY(_C, m) { m.def("answer(int x) -> int"); '
+        'm.impl("answer", torch::kCUDA, &answer); }\n'
+    ),
+    "csrc/entry.cu": '#include "ops.h"\n' + FILES["csrc/entry.cu"],
+}
+
+
+def found(request: CompanionRequest, **files: str) -> CompanionRequest:
+    """The same request, of sources that say which operator it is."""
+    write(request.source.root, {**FOUND, **{f"csrc/{k}.cu": text for k, text in files.items()}})
+    return replace(request, operators=())
+
+
+def test_an_operator_that_no_table_knows_is_registered_anew(
+    request_of: CompanionRequest, tmp_path: Path
+) -> None:
+    request = found(request_of)
+    plan = plan_companion(request.source, request.change, "12.1a", "13.0")
+    assert [unit.path for unit in plan.siblings] == ["csrc/entry.cu", "csrc/host.cpp"]
+    made = build_companion(request, tmp_path / "out")
+    about = validated("compile-wheel", made.report)["companion"]
+    assert about["operators"] == [{"name": "_C::answer", "key": "CUDA"}]
+    assert about["kernels"]["by_target"] == {"sm_121a": 1}
+    assert (about["kernels"]["writing"], about["kernels"]["as_released"]) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("stub", "said"),
+    [('asm volatile("trap;");', "a trap in"), ("(void)out;", "nothing is written to memory by")],
+)
+def test_a_kernel_that_does_nothing_is_no_kernel(
+    request_of: CompanionRequest, tmp_path: Path, stub: str, said: str
+) -> None:
+    request = found(request_of, kernel_sm120=KERNEL.replace('asm volatile("trap;");', stub))
+    wrong = SourceChange(
+        name="wrong", texts={"csrc/guard.cuh": b"#define ADMITTED(a) (a == 1000)\n"}
+    )
+    with pytest.raises(SparkBuildError, match=f"{said} _Z11tiny_kernel") as caught:
+        build_companion(replace(request, change=wrong), tmp_path / "out")
+    assert caught.value.code == Exit.VERIFY_FAILED
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_unit_that_only_the_objects_ask_for_comes_along(
+    request_of: CompanionRequest, tmp_path: Path
+) -> None:
+    """A macro declares the function: the sources do not say it, the linker does."""
+    hidden = "#define DECLARE(name) int name()\nDECLARE(of_host);\n"
+    text = FOUND["csrc/entry.cu"].replace(" int of_host();", "\n" + hidden)
+    request = found(request_of, entry=text)
+    plan = plan_companion(request.source, request.change, "12.1a", "13.0")
+    assert [unit.path for unit in plan.siblings] == ["csrc/entry.cu"]
+    made = build_companion(request, tmp_path / "out")
+    assert "csrc/host.cpp" in made.report["companion"]["units"]
+
+
+def test_a_unit_that_registers_its_operator_itself(
+    request_of: CompanionRequest, tmp_path: Path
+) -> None:
+    """It would define the operator a second time, which torch refuses; that is left out."""
+    own = (
+        "#include <torch/library.h>\nstatic int own(int x) { return run_kernel(x); }\n"
+        'TORCH_LIBRARY_FRAGMENT(_C, m) {\n  m.def("own(int x) -> int");\n}\n'
+        'TORCH_LIBRARY_IMPL(_C, CUDA, m) {\n  m.impl("own", &own);\n}\n'
+    )
+    request = found(request_of, kernel_sm120=KERNEL + own)
+    made = build_companion(request, tmp_path / "out")
+    names = [operator["name"] for operator in made.report["companion"]["operators"]]
+    assert names == ["_C::own", "_C::answer"]
+    with zipfile.ZipFile(made.path) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("kernels.so")]
+        library = archive.read(name)
+    assert b"spark-build/cure/1.0" in library
+    assert b"own(int x) -> int" not in library

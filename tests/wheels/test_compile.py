@@ -106,17 +106,39 @@ def test_a_wheel_that_could_not_be_written_is_not_begun(tmp_path: Path) -> None:
     assert f"{file} is a file" in answer["error"]["message"]
 
 
-def test_a_patch_behind_an_unknown_operator_is_refused(tmp_path: Path) -> None:
+SAMPLER = (
+    "--- a/csrc/sampler.cu\n+++ b/csrc/sampler.cu\n@@ -1,1 +1,1 @@\n"
+    '-#include "dispatch_utils.h"\n+#include "./dispatch_utils.h"\n'
+)
+MARLIN = (
+    "--- a/csrc/moe/marlin_moe_wna16/kernel.h\n+++ b/csrc/moe/marlin_moe_wna16/kernel.h\n"
+    "@@ -1,1 +1,2 @@\n \n+// changed\n"
+)
+
+
+def test_operators_behind_a_patch_are_found_in_the_sources(tmp_path: Path) -> None:
     patch = tmp_path / "other.diff"
-    patch.write_text(
-        "--- a/csrc/sampler.cu\n+++ b/csrc/sampler.cu\n@@ -1,1 +1,1 @@\n"
-        '-#include "dispatch_utils.h"\n+#include "./dispatch_utils.h"\n'
-    )
+    patch.write_text(SAMPLER)
+    words = ("--vllm", "0.19.1", "--patch", str(patch), "--dry-run")
+    code, answer = compiled(*words, what="wheel")
+    assert code == 0
+    assert [unit["path"] for unit in answer["rebuild"]] == ["csrc/sampler.cu"]
+    assert answer["between"] == []
+    assert answer["operators"] == [
+        "_C::apply_repetition_penalties_",
+        "_C::top_k_per_row_prefill",
+        "_C::top_k_per_row_decode",
+    ]
+
+
+def test_a_patch_that_reaches_most_of_an_extension_is_refused(tmp_path: Path) -> None:
+    patch = tmp_path / "other.diff"
+    patch.write_text(MARLIN)
     words = ("--vllm", "0.19.1", "--patch", str(patch), "--dry-run")
     code, answer = compiled(*words, what="wheel")
     assert code == 10
-    assert "csrc/sampler.cu: which torch operator" in answer["error"]["message"]
-    assert "all of _C has to be compiled, not 1 of 89 units" in answer["error"]["message"]
+    assert "15 of the 24 units of _moe_C would be compiled" in answer["error"]["message"]
+    assert "all of _moe_C has to be compiled, not 15 of 89" in answer["error"]["message"]
 
 
 def test_headers_of_another_torch_are_refused(tmp_path: Path) -> None:
