@@ -21,15 +21,17 @@ from builder.runtime.spark_apply import DirTree
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")
 OPERATOR = replace(load_operators()[0], kernels="enable_sm120_only")
+#: One that was found in the sources: what its kernels hold is not known.
+FOUND = replace(OPERATOR, kernels="", holds="")
 pytestmark = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so nothing is built and linked here"
 )
 
 
-def compiled(folder: Path, *words: str) -> Path:
+def compiled(folder: Path, *words: str, arch: str = "121a") -> Path:
     target = folder / "kernels.o"
     command = ["nvcc", "-Xcompiler", "-fPIC", "-DCUTLASS_KERNELS", *words, "-c", str(SOURCE)]
-    command += ["-gencode", "arch=compute_121a,code=sm_121a", "-o", str(target)]
+    command += ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-o", str(target)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return target
 
@@ -114,3 +116,48 @@ def test_no_kernel_at_all_is_named(kernels: Path, tmp_path: Path) -> None:
     other = replace(OPERATOR, kernels="no_such_kernel")
     proof = prove_kernels(linked(tmp_path, [kernels], runtime=True).data, [other])
     assert proof.faults == ("_C::cutlass_scaled_mm: the library has no kernel of it",)
+
+
+# ----------------------------------------------------- an operator that was found in the sources
+
+
+def test_kernels_that_write_to_memory_pass(kernels: Path, tmp_path: Path) -> None:
+    library = linked(tmp_path, [kernels], runtime=True).data
+    proof = prove_kernels(library, [FOUND], [kernels])
+    assert proof.faults == ()
+    assert proof.writing == sum(proof.kernels.values()) > 0
+    assert proof.as_json()["as_released"] == []
+
+
+def test_a_trap_passes_only_where_the_release_has_it_too(tmp_path: Path) -> None:
+    trap = compiled(tmp_path, "-DONLY_1200")
+    library = linked(tmp_path, [trap], runtime=True).data
+    alone = prove_kernels(library, [FOUND], [trap])
+    assert alone.faults
+    assert all(fault.startswith("a trap in ") for fault in alone.faults)
+    asked: list[frozenset[str]] = []
+
+    def as_here(names: frozenset[str]) -> dict[str, dict[str, int]]:
+        asked.append(names)
+        return {name: {"BPT.TRAP": 1} for name in names}
+
+    same = prove_kernels(library, [FOUND], [trap], as_here)
+    assert same.faults == ()
+    assert set(same.as_released) == set(asked[0])
+    real = prove_kernels(library, [FOUND], [trap], lambda names: {n: {"STG.E": 1} for n in names})
+    assert real.faults == alone.faults
+    none = prove_kernels(library, [FOUND], [trap], lambda _: {})
+    assert none.faults == alone.faults
+
+
+def test_a_kernel_that_was_lost_is_named(kernels: Path, tmp_path: Path) -> None:
+    other = compiled(tmp_path, arch="120a")
+    proof = prove_kernels(linked(tmp_path, [kernels], runtime=True).data, [FOUND], [other])
+    assert proof.faults
+    assert all(fault.endswith("for sm_120a is lost") for fault in proof.faults)
+
+
+def test_kernels_for_another_chip_are_named(tmp_path: Path) -> None:
+    other = compiled(tmp_path, arch="120a")
+    proof = prove_kernels(linked(tmp_path, [other], runtime=True).data, [FOUND], [other])
+    assert any(fault.endswith("has no code that SM121 loads") for fault in proof.faults)

@@ -33,6 +33,11 @@ STABLE = replace(
     header="torch/csrc/stable/tensor.h",
     declaration="int64_t answer(torch::stable::Tensor const& x);",
 )
+#: Two more operators of the same library, as releases register those that ask no device.
+OTHERS = [
+    replace(ANSWER, name="companion_test::implicit", key="CompositeImplicitAutograd"),
+    replace(ANSWER, name="companion_test::explicit.out", key="CompositeExplicitAutograd"),
+]
 RELEASED = """
 #include <torch/library.h>
 #include <ATen/core/Tensor.h>
@@ -40,6 +45,9 @@ namespace { int64_t answer(at::Tensor const& x) { return x.size(0) + 1; } }
 TORCH_LIBRARY(companion_test, m) {
   m.def("answer(Tensor x) -> int");
   m.impl("answer", c10::DispatchKey::CPU, &answer);
+  m.def("implicit(Tensor x) -> int", &answer);
+  m.def("explicit.out(Tensor x) -> int");
+  m.impl("explicit.out", c10::DispatchKey::CompositeExplicitAutograd, &answer);
 }
 """
 #: Asked in the sandbox's own interpreter, where the loader is a module as it is in a wheel.
@@ -77,7 +85,8 @@ def libraries(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dic
     texts = {"released": RELEASED}
     for operator in (ANSWER, STABLE):
         body = operator.declaration.replace(";", " { return x.size(0) + 2; }")
-        texts[operator.abi] = f"{registration_source([operator], MARK)}\n{body}\n"
+        every = [operator, *(replace(operator, name=o.name, key=o.key) for o in OTHERS)]
+        texts[operator.abi] = f"{registration_source(every, MARK)}\n{body}\n"
     running = []
     for name, text in texts.items():
         (folder / f"{name}.cpp").write_text(text)
@@ -114,6 +123,18 @@ def test_the_companion_answers_once_it_is_loaded(
 ) -> None:
     released, companion = libraries["released"], libraries[operator.abi]
     assert asked(sandbox, released, companion) == [8, 9, ""]
+
+
+@pytest.mark.parametrize("abi", ["classic", "stable"])
+def test_several_operators_and_keys_are_taken_over_at_once(
+    sandbox: Sandbox, libraries: dict[str, Path], abi: str
+) -> None:
+    rows = [{"name": o.name, "key": o.key} for o in (ANSWER, *OTHERS)]
+    answer = asked(sandbox, libraries["released"], libraries[abi], operators=rows)
+    assert answer == [8, 9, ""]
+    wrong = [{**rows[1], "key": "CUDA"}]
+    said = asked(sandbox, libraries["released"], libraries[abi], operators=wrong)[2]
+    assert "no companion_test::implicit for CUDA, so there is nothing to replace" in said
 
 
 def test_a_library_that_registers_nothing_is_found_out(
