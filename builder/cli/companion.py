@@ -182,6 +182,8 @@ def _say(report: dict[str, Any]) -> None:
     counted = [f"{number} x {name}" for name, number in _instructions(about)]
     if about["kernels"].get("writing"):
         counted.append(f"{about['kernels']['writing']} write to memory")
+    if about["kernels"].get("from_ptx"):
+        counted.append(f"{about['kernels']['from_ptx']} from PTX")
     as_released = about["kernels"].get("as_released")
     counted.append(f"{len(as_released)} no more than as released" if as_released else "no trap")
     kernels = ", ".join(counted) if about["kernels"]["by_target"] else "none"

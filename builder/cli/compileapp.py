@@ -39,7 +39,6 @@ DryRun = Annotated[
 @compile_app.command(
     "show",
     epilog="Examples:  spark-build compile show --vllm 0.19.1   |   spark-build compile show "
-    "--vllm 0.20.1 --cuda 12.9 --changed csrc/cache_kernels.cu   |   spark-build compile show "
     "--vllm 0.20.1 --operators",
 )
 def compile_show(

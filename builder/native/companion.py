@@ -28,10 +28,10 @@ from builder.native.executor import Machine
 from builder.native.includes import Sources
 from builder.native.kernelproof import KernelProof, instructions_of, prove_kernels
 from builder.native.link import link
+from builder.native.outcome import runs_on
 from builder.native.registration import registration_source
 from builder.paths import package_file
 from builder.runtime.spark_apply import canonical_json, sha256_hex
-from builder.verify.fatbin import Arch
 
 if TYPE_CHECKING:
     from builder.native.base import NativeBase
@@ -215,8 +215,10 @@ def _provenance(
     from builder.native.build import FLAGS
 
     targets = sorted({real for unit in plan.rebuilt for _, real in unit.gencodes})
-    archs = [Arch.parse(target) for target in targets if target.startswith("sm_")]
-    runs_on = [row for row in FAMILY if any(arch.loads_on(row) for arch in archs)]
+    device = [u for u in (*plan.rebuilt, *plan.siblings) if not u.path.endswith(HOST_SUFFIXES)]
+    capabilities = [
+        row for row in FAMILY if all(any(runs_on(r, row) for _, r in u.gencodes) for u in device)
+    ]
     return {
         "schema": SCHEMA,
         "name": f"spark-build-companion {request.change.name}",
@@ -233,7 +235,7 @@ def _provenance(
         "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
         "flags_between": list(_between_recipe(plan).flags),
         "targets": targets,
-        "capabilities": [list(row) for row in runs_on],
+        "capabilities": [list(row) for row in capabilities],
         "units": [unit.path for unit in (*plan.rebuilt, *plan.siblings)],
         "modules": [plan.module.replace("/", ".")],
         "operators": [{"name": op.name, "key": op.key} for op in plan.operators],

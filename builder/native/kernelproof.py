@@ -3,7 +3,8 @@
 Of an operator that is known by hand it is known which instruction its kernels hold.  Of one that
 was found in the sources it is not.  There a kernel counts as real when it writes to memory and
 holds no trap: one that was compiled for another chip does nothing or traps.  What the release
-itself ships in that form may stay so.
+itself ships in that form may stay so.  Of a kernel that SM121's driver compiles from PTX it is seen
+that it is there and holds no trap.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ class KernelProof:
     writing: int | None = None
     #: kernels that are no more than the release's own of the same name
     as_released: tuple[str, ...] = ()
+    #: kernels that SM121 has no machine code of, and that its driver compiles
+    from_ptx: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The proof in reports."""
         told = {"by_target": dict(self.kernels), "instructions": dict(self.instructions)}
         if self.writing is None:
             return told
-        return {**told, "writing": self.writing, "as_released": list(self.as_released)}
+        rest = {"writing": self.writing, "from_ptx": self.from_ptx}
+        return {**told, **rest, "as_released": list(self.as_released)}
 
 
 def instructions_of(file: Path, wanted: frozenset[str]) -> dict[str, dict[str, int]]:
@@ -85,11 +89,19 @@ def prove_kernels(
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
         file = Path(scratch) / "kernels.so"
         file.write_bytes(library)
-        found = _machine_code(file)
+        every = images(file)
+        found = [image for image in every if image.kind == "elf"]
         code = code_of(file, lambda _: True, _kept) if found else {}
     by_target: Counter[str] = Counter()
     for image in (image for image in found if image.kernels):
         by_target[str(image.arch)] += len(image.kernels)
+    jit = {
+        name: counts
+        for image in every
+        if image.kind == "ptx" and image.arch.compiles_on()
+        for name, counts in image.kernels.items()
+        if name not in code
+    }
     total: Counter[str] = Counter()
     faults = []
     proven: set[str] = set()
@@ -112,7 +124,10 @@ def prove_kernels(
     for counts in rest.values():
         total.update({name: number for name, number in counts.items() if not _writes(name)})
     if unknown:
-        missing = {name for image in found for name in image.kernels} - set(code)
+        faults += [
+            f"a trap in the PTX of {n[:120]}" for n in sorted(jit) if any(map(is_trap, jit[n]))
+        ]
+        missing = {name for image in every for name in image.kernels} - set(code) - set(jit)
         faults += [f"{name[:120]} has no code that SM121 loads" for name in sorted(missing)]
         faults += _lost(objects, found)
     unreal = {name: reason for name, counts in rest.items() if (reason := _unreal(counts))}
@@ -124,6 +139,7 @@ def prove_kernels(
         faults=tuple(faults),
         writing=len(rest) - len(unreal) if unknown else None,
         as_released=same,
+        from_ptx=len(jit),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from builder.errors import UsageError, did_you_mean
 from builder.native.cmake import evaluate
 from builder.native.includes import Sources, dead_guards, touched
-from builder.verify.fatbin import Arch
+from builder.verify.fatbin import GB10, Arch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,9 +72,14 @@ def unit_json(unit: Unit) -> dict[str, Any]:
 
 def runs_on_gb10(real: str) -> bool:
     """Whether a GB10 loads code for a target (``sm_120f``), or its driver compiles that PTX."""
+    return runs_on(real, GB10)
+
+
+def runs_on(real: str, device: tuple[int, int]) -> bool:
+    """The same for a device by its compute capability."""
     kind, _, number = real.partition("_")
     arch = Arch.parse(f"sm_{number}")
-    return arch.compiles_on() if kind == "compute" else arch.loads_on()
+    return arch.compiles_on(device) if kind == "compute" else arch.loads_on(device)
 
 
 def sm12x_units(recipe: BuildRecipe) -> list[Unit]:

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compiled(folder: Path, *words: str, arch: str = "121a") -> Path:
+def compiled(folder: Path, *words: str, arch: str = "121a", code: str = "sm") -> Path:
     target = folder / "kernels.o"
     command = ["nvcc", "-Xcompiler", "-fPIC", "-DCUTLASS_KERNELS", *words, "-c", str(SOURCE)]
-    command += ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-o", str(target)]
+    command += ["-gencode", f"arch=compute_{arch},code={code}_{arch}", "-o", str(target)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return target
 
@@ -161,3 +161,16 @@ def test_kernels_for_another_chip_are_named(tmp_path: Path) -> None:
     other = compiled(tmp_path, arch="120a")
     proof = prove_kernels(linked(tmp_path, [other], runtime=True).data, [FOUND], [other])
     assert any(fault.endswith("has no code that SM121 loads") for fault in proof.faults)
+
+
+def test_kernels_that_the_driver_compiles_count(tmp_path: Path) -> None:
+    """Marlin's are such: built for 8.0, with PTX."""
+    ptx = compiled(tmp_path, arch="120", code="compute")
+    proof = prove_kernels(linked(tmp_path, [ptx], runtime=True).data, [FOUND], [ptx])
+    assert proof.faults == ()
+    assert (proof.writing, proof.kernels) == (0, {})
+    assert proof.from_ptx > 0
+    trap = compiled(tmp_path, "-DONLY_1200", arch="121", code="compute")
+    proof = prove_kernels(linked(tmp_path, [trap], runtime=True).data, [FOUND], [trap])
+    assert proof.faults
+    assert all(fault.startswith("a trap in the PTX of ") for fault in proof.faults)
