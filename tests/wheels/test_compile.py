@@ -112,7 +112,7 @@ SAMPLER = (
 )
 MARLIN = (
     "--- a/csrc/moe/marlin_moe_wna16/kernel.h\n+++ b/csrc/moe/marlin_moe_wna16/kernel.h\n"
-    "@@ -1,1 +1,2 @@\n \n+// changed\n"
+    "@@ -2,1 +2,2 @@\n+// changed\n #ifndef MARLIN_NAMESPACE_NAME\n"
 )
 
 
