@@ -169,8 +169,13 @@ def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) 
     change, tools, jobs = request.change, request.tools, request.jobs
     made = []
     with console.step(f"compile {len(plan.siblings)} units between operator and kernels"):
-        if device:  # apart from the host's: those take minutes, and stay as they are
-            made += compile_units(plan.sources, recipe, device, change, tools, jobs)
+        # apart from the host's, and those that are asked for later: these take minutes, and stay
+        for group in (
+            [unit for unit in device if unit not in plan.added],
+            [unit for unit in device if unit in plan.added],
+        ):
+            if group:
+                made += compile_units(plan.sources, recipe, group, change, tools, jobs)
         units = (*host, own) if not all(op.own for op in plan.operators) else (*host,)
         if units:
             made += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)

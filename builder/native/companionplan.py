@@ -32,6 +32,8 @@ class CompanionPlan:
     operators: tuple[Operator, ...]
     #: the extension that registers them: ``vllm/_C``
     module: str
+    #: siblings that only the objects asked for
+    added: tuple[Unit, ...] = ()
 
 
 def plan_companion(
@@ -158,9 +160,11 @@ def with_definers(
     except UsageError as error:
         raise _whole_extension(str(error), plan.rebuilt, plan.recipe, release) from None
     known = {(operator.name, operator.key) for operator in plan.operators}
+    added = tuple(plan.recipe.units[path] for path in sorted(found))
     return replace(
         plan,
-        siblings=(*plan.siblings, *(plan.recipe.units[path] for path in sorted(found))),
+        siblings=(*plan.siblings, *added),
+        added=(*plan.added, *added),
         operators=(*plan.operators, *(op for op in more if (op.name, op.key) not in known)),
     )
 
