@@ -375,6 +375,8 @@ def test_a_deleted_header(plan: Call, spark_build: Call, built: list[Any]) -> No
 def test_a_series_is_compiled_once(
     plan: Call, spark_build: Call, built: list[Any], tmp_path: Path
 ) -> None:
+    from builder.engines.overlay import read_layout
+
     result = plan(cw.FAMILY, cw.UPPER)
     assert states(result) == {"pr-vllm-1": "needed", "pr-vllm-17": "needed"}
     lower, upper = (compiled(result, n) for n in (0, 1))
@@ -387,7 +389,24 @@ def test_a_series_is_compiled_once(
     assert made.json["plan_digest"] == result.json["plan_digest"]
     ((_, sources),) = built
     assert b"enable_sm120_family<long>" in sources[cw.DISPATCH]
+    baked, files, _ = read_layout(tmp_path / "work" / "out")
+    receipts = f"{baked['base']['site_packages']}/.spark-build/receipts"
+    carried = json.loads(files[f"{receipts}/pr-vllm-1.json"] or b"")
+    assert (carried["compiled_with"], carried["files"]) == ("pr-vllm-17", {})
+    assert f"{receipts}/pr-vllm-17.json" in files
+    assert spark_build("verify", "oci:out", "--level", "static").code == 0
     assert spark_build("rebuild", "oci:out", "--json").json["same"] is True
+
+
+def test_what_another_brings_already_is_not_in_the_base(
+    spark_build: Call, cuda_world: cw.CudaWorld
+) -> None:
+    """The second finds its text, and it is the first one's: the release has it not."""
+    head = cuda_world.pulls[cw.FAMILY].head
+    words = (*named(cw.FAMILY), "--with-pr", f"vllm-project/vllm@{head}", *BASE, "--compile")
+    result = spark_build("plan", *words, "--json")
+    assert list(states(result).values()) == ["needed", "needed"]
+    assert compiled(result, 0)["with"] == f"commit-vllm-{head[:12]}"
 
 
 def test_of_a_series_none_is_taken_away_alone(
