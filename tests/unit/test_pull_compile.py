@@ -306,10 +306,24 @@ def test_an_image_of_those_is_rebuilt(spark_build: Call, built: list[Any]) -> No
     assert (result.code, result.json["same"], built) == (0, True, [])
 
 
-def installed(world: cw.CudaWorld, **more: bytes) -> dict[str, bytes]:
-    """The release as it is installed, with other bytes for some of its files."""
-    files = {**world.files(), **{f"vllm/{name}.abi3.so": data for name, data in more.items()}}
-    return dist_files("vllm", cw.RELEASE, files) | dist_files("torch", "2.10.0", {})
+def installed(world: cw.CudaWorld, version: str = cw.RELEASE) -> dict[str, bytes]:
+    """The release as it is installed."""
+    return dist_files("vllm", version, world.files()) | dist_files("torch", "2.10.0", {})
+
+
+def test_a_base_between_releases_is_held_against_its_commit(
+    spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
+) -> None:
+    commit = cuda_world.repository.git("rev-parse", f"v{cw.RELEASE}")
+    files = installed(cuda_world, f"0.19.2.dev3+g{commit[:9]}")
+    site = write_tree(tmp_path / "site-packages", files)
+    words = ("-b", f"dir:{site}", "--compile", "--json")
+    result = spark_build("plan", *named(cw.FAMILY), *words)
+    source = compiled(result)["stage"]["inputs"][0]["filename"]
+    assert (states(result), source.partition("@")[2]) == ({"pr-vllm-1": "needed"}, commit)
+    result = spark_build("plan", *named(cw.BACKPORTED), *words)
+    assert (states(result), result.code) == ({"pr-vllm-7": "needs-rebuild"}, 10)
+    assert "is not the one of a released wheel" in result.json["error"]["message"]
 
 
 def test_a_binary_of_somebody_decides_that_it_cannot_be_told(
