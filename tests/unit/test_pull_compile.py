@@ -304,6 +304,9 @@ def test_an_image_of_those_is_rebuilt(spark_build: Call, built: list[Any]) -> No
     assert spark_build("image", *named(cw.ROCM_AND_PYTHON), *BASE, *words).code == 0
     result = spark_build("rebuild", "oci:out", "--json")
     assert (result.code, result.json["same"], built) == (0, True, [])
+    words = ("verify", "oci:out", "--level", "static", "--prove-necessary", "--json")
+    (verdict,) = spark_build(*words).json["necessity"]
+    assert verdict["reason"].startswith("nothing fails without it (static)")
 
 
 def installed(world: cw.CudaWorld, version: str = cw.RELEASE) -> dict[str, bytes]:
