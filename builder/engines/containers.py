@@ -32,9 +32,8 @@ ROOT = Path("/spark-build")
 _TEMPLATE = "compile.Dockerfile.j2"
 #: How BuildKit says that a script itself failed, and with which status.
 _STATUS = re.compile(r"did not complete successfully: exit code: (\d+)")
-
 #: How runc says that a program is missing, and BuildKit that an image has no file at all.
-_NO_SHELL = re.compile(r"/bin/sh\S*: (stat .*)?no such file|/bin/sh.*not found in|find user 0")
+_NO_SHELL = re.compile(r"/bin/sh\S*: (stat .*)?no such file|`/bin/sh` not found in|find user 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +134,12 @@ class Containers:
     def _here(ref: str, platform: str) -> tuple[str, str, str]:
         """An image of a digest may be here under its tag alone, without its registry's name."""
         tag, _, digest = ref.partition("@")
-        with contextlib.closing(docker.connect()) as client:
+        try:
+            client = docker.connect()
+        except EngineError as error:
+            hint = "start Docker, or name a BuildKit with --builder"
+            raise EngineError(str(error), hint=hint) from None
+        with contextlib.closing(client):
             if digest:
                 with contextlib.suppress(RemoteError):
                     image = docker.find_image(client, tag, platform, pull=False)

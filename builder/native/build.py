@@ -78,7 +78,7 @@ def compile_units(
             [
                 {path: sha256_hex(text) for path, text in counted.items()},
                 [command(recipe, unit, tools, Path()) for unit in units],
-                *tools.where.identity,
+                *tools.where.identity(tools.includes),
             ]
         )
     )

@@ -68,9 +68,9 @@ class Container:
     def c_library(self) -> Path:
         return self.libraries / "libc.so.6"
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        return self.image.digest, self.image.platform
+    def identity(self, headers: Sequence[Path]) -> tuple[str, ...]:
+        """Commands have other names for the folders of headers, whichever those are."""
+        return self.image.digest, self.image.platform, *map(str, headers)
 
     @property
     def nvcc(self) -> Path:

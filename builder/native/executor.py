@@ -60,9 +60,8 @@ class Executor(Protocol):
     def c_library(self) -> Path:
         """That compiler's C library, to be read here."""
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What objects depend on beside the words of their commands."""
+    def identity(self, headers: Sequence[Path]) -> tuple[str, ...]:
+        """What objects depend on beside sources and the words of their commands."""
 
     @property
     def alone(self) -> bool:
@@ -102,7 +101,6 @@ class Machine:
 
     host: HostCompiler = NATIVE
 
-    identity = ()
     alone = False
 
     @property
@@ -114,6 +112,10 @@ class Machine:
     @property
     def root(self) -> Path:
         return cache_dir()
+
+    def identity(self, headers: Sequence[Path]) -> tuple[str, ...]:
+        del headers  # commands have their names
+        return ()
 
     def source(self, work: Path) -> Path:
         return work / SOURCE

@@ -218,6 +218,7 @@ def test_an_image_that_cannot_be_asked(containers: Here, monkeypatch: pytest.Mon
     [
         ("exec /bin/sh: exec format error\nexit code: 1", EngineError, "cannot run toolkit:1"),
         ("exec: /bin/sh: stat /bin/sh: no such file or directory", EngineError, "no /bin/sh"),
+        ("executable file `/bin/sh` not found in $PATH", EngineError, "no /bin/sh"),
         ("unable to find user 0: invalid argument", EngineError, "no /bin/sh"),
         ("failed to resolve source metadata for x", RemoteError, "does not get toolkit:1@sha256"),
         ("failed to solve: no space left on device", BuildFailed, "failed on the Docker Engine"),
@@ -354,6 +355,14 @@ def test_what_is_no_image(ref: str) -> None:
         Containers().resolve(ref, "linux/arm64")
 
 
+def test_no_engine_and_no_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Containers, "_cli", None)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    with pytest.raises(EngineError, match="no Docker Engine answers at unix:///nonexistent") as e:
+        Containers().resolve("cuda:13", "linux/arm64")
+    assert "--builder" in e.value.hint
+
+
 def test_no_client_that_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="no docker client is on PATH, and compiling in a") as e:
@@ -423,3 +432,8 @@ def test_the_same_wheel_as_here(
     again = build_companion(there, tmp_path / "again")
     assert again.path.read_bytes() == local.path.read_bytes()
     assert {tasks[0] for tasks in containers.ran[ran:]} == {"link"}, "objects are kept"
+    (headers,) = request_of.tools.includes
+    newer = Path(shutil.copytree(headers, tmp_path / "newer"))
+    ran = len(containers.ran)
+    build_companion(replace(there, tools=replace(there.tools, includes=(newer,))), tmp_path / "n")
+    assert ["unit0"] in containers.ran[ran:], "other headers may give other objects"
