@@ -176,11 +176,10 @@ class Stages:
             self._built[vllm, archs[0], cuda] = Built(source, archs[0], cuda)
         before = self._built[vllm, archs[0], cuda]
         folder = self._new_folder()
-        named = {"filename": before.source.origin, "sha256": before.source.sha256}
-        decided = plan_changes(before, ops, folder, named)
+        decided = plan_changes(before, ops, folder)
         if isinstance(decided, Unstaged) and decided.state in (DRIFT, AMBIGUOUS):
             last = ops[-1]
-            self.misfits[last["file"]] = Misfit(DirTree(folder), last["diff"], named["filename"])
+            self.misfits[last["file"]] = Misfit(DirTree(folder), last["diff"], before.source.origin)
         return decided
 
     def _new_folder(self) -> Path:

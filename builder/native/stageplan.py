@@ -62,7 +62,7 @@ class Present:
 
 
 def plan_changes(
-    before: Built, ops: Sequence[Mapping[str, Any]], folder: Path, archive: Mapping[str, str]
+    before: Built, ops: Sequence[Mapping[str, Any]], folder: Path
 ) -> Work | Present | Unstaged:
     """Lay the changes of ``compile`` ops over a release's sources, and see what that reaches.
 
@@ -70,7 +70,6 @@ def plan_changes(
         before: the sources as released.
         ops: all for the same architectures; what is not compiled is said of the last one.
         folder: a path that is not there yet, for the changed sources.
-        archive: file name and sha256 of the release's archive, for the record.
 
     Raises:
         SparkBuildError: a change that is known by name does not fit (exit 4), is in the sources
@@ -86,11 +85,11 @@ def plan_changes(
     if "change" in ops[-1]:
         if not laid.texts:
             raise _has_it(ops[-1], before)
-        work = _work(before, after, laid, ops, _facts(ops[-1], archive))
+        work = _work(before, after, laid, ops, _facts(ops[-1], before))
         if isinstance(work, Unstaged):
             raise SparkBuildError(work.reason, Exit.NEEDS_REBUILD, "; ".join(work.notes))
         return work
-    return _PullStage(before, after, laid, ops, archive).planned(judged)
+    return _PullStage(before, after, laid, ops).planned(judged)
 
 
 def _lay(laid: Laid, op: Mapping[str, Any]) -> list[Judged]:
@@ -159,8 +158,9 @@ def _paths(op: Mapping[str, Any]) -> Sequence[str]:
     return paths
 
 
-def _facts(op: Mapping[str, Any], archive: Mapping[str, str]) -> dict[str, Any]:
-    return {"change": op_name(op), **archive, "found": "to-compile"}
+def _facts(op: Mapping[str, Any], before: Built) -> dict[str, Any]:
+    named = {"filename": before.source.origin, "sha256": before.source.sha256}
+    return {"change": op_name(op), **named, "found": "to-compile"}
 
 
 def _refused(reason: str, facts: Mapping[str, Any], hint: str = "") -> Unstaged:
@@ -191,11 +191,10 @@ class _PullStage:
     after: Built
     laid: Laid
     ops: Sequence[Mapping[str, Any]]
-    archive: Mapping[str, str]
 
     def planned(self, judged: Sequence[Judged]) -> Work | Present | Unstaged:
         """What becomes of it."""
-        facts = _facts(self.ops[-1], self.archive)
+        facts = _facts(self.ops[-1], self.before)
         other = [path for path in _paths(self.ops[-1]) if not path.startswith(_READ)]
         if other:
             return _refused(f"{_some(other)} reach the wheel by another compiler than nvcc", facts)
@@ -204,7 +203,7 @@ class _PullStage:
             return _nothing(self.before, list(_paths(self.ops[-1])), facts)
         found, reason = verdict(counting)
         if found in (DRIFT, AMBIGUOUS):
-            said = f"{reason} (in {self.archive['filename']})"
+            said = f"{reason} (in {facts['filename']})"
             return Unstaged(found, said, {**facts, "found": "conflict"})
         if found == POST and self._released(counting):
             return Present(self._extensions(counting), {**facts, "found": "there"})
