@@ -106,7 +106,6 @@ class Stages:
         """Compile with what ``find_compiler`` finds; ``nvcc`` or ``toolkit`` name another one."""
         self._index = index
         self._toolkit = toolkit
-        self._toolkit = toolkit
         self._forges = forges
         self._nvcc = nvcc
         #: by the digest of what is asked for: what was decided
@@ -194,27 +193,26 @@ class Stages:
     ) -> Unstaged:
         """The sources have the change: a binary that the release was made of has it too."""
         name = found.sources["filename"]
-        if Version(release).is_devrelease:
-            reason = f"{name} has it already, and what of it this base was built of cannot be told"
-            return Unstaged(NEEDS_REBUILD, reason, found.sources)
-        platform = Platform.parse(target.platform, target.python)
-        wheel = RemoteWheel(self._index.choose("vllm", release, platform), self._index)
         for extension in found.extensions:
             path = f"vllm/{extension}"
             ours = module(path)
-            theirs = {m.sha256 for p, m in wheel.members.items() if p.startswith(f"{path}.")}
-            if ours not in theirs:
+            if ours not in self._released(path, release, target):
                 reason = (
-                    f"{name} has it already, but {path} of this base is not the one of the "
-                    f"released wheel ({ours[:12] or 'there is none'}): what that was built of "
-                    "cannot be told"
+                    f"{name} has it already, but {path} of this base is not the one of a released "
+                    f"wheel ({ours[:12] or 'there is none'}): what that was built of cannot be told"
                 )
-                return Unstaged(
-                    NEEDS_REBUILD, reason, found.sources, (f"--base pypi:vllm=={release} has it",)
-                )
+                return Unstaged(NEEDS_REBUILD, reason, found.sources)
         built = ", ".join(f"vllm/{extension}" for extension in found.extensions)
         reason = f"{name} has it, and {built} of this base is as released, built from it"
         return Unstaged(UPSTREAM, reason, found.sources, since=f"vLLM {release}")
+
+    def _released(self, path: str, release: str, target: Target) -> set[str | None]:
+        """The sha256 of an extension in the released wheel; none of what is no release."""
+        if Version(release).is_devrelease:
+            return set()
+        platform = Platform.parse(target.platform, target.python)
+        wheel = RemoteWheel(self._index.choose("vllm", release, platform), self._index)
+        return {m.sha256 for name, m in wheel.members.items() if name.startswith(f"{path}.")}
 
     def _request(
         self,
