@@ -109,6 +109,10 @@ def run_tests(bindir: Path, arguments: list[str]) -> int:
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         if code != 0:
             return code
+    compilers = [python, "-m", "tests.compilers"]
+    made = subprocess.run(compilers, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if nvcc := made.stdout.strip().rpartition("\n")[2]:
+        os.environ["PATH"] += os.pathsep + nvcc
     # the engine and its base image are made while the other tests run
     warm = subprocess.Popen([python, "-m", "tests.engine.prepare"], cwd=ROOT)
     try:
