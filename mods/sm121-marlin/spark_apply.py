@@ -2757,7 +2757,7 @@ def refuse(outcome: Outcome) -> None:
             f"spark-build layers show {outcome.layer}",
         )
     if outcome.state == NEEDS_REBUILD:
-        hint = "spark-build image --compile, on a machine with nvcc" if outcome.compiled else ""
+        hint = "spark-build image --compile, on a machine with g++" if outcome.compiled else ""
         raise ApplyError(
             f"layer {outcome.layer}: needs a rebuild: {outcome.reason}", EXIT_REBUILD, hint
         )
