@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import base, machine, support, toolkit
+from . import machine, support
 from .support import PROFILE, Built, Cli, Done, tags
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _tidy(engine: machine.Engine) -> None:
     held = support.containers(engine)
     if held:
         engine.run("rm", "--force", *sorted(held))
-    kept = (f"{base.REPOSITORY}:", f"{toolkit.REPOSITORY}:")
-    made = [name for name in tags(engine) if not name.startswith(kept)]
+    made = [name for name in tags(engine) if not name.startswith(machine.KEPT)]
     if made:
         engine.run("image", "rm", *made)
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+#: Images that stay in the engine from one run to the next, by how their names begin.
+KEPT = (f"{base.REPOSITORY}:", f"{toolkit.REPOSITORY}:")
 ENGINE_SUITE = "trixie"
 ENGINE_PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd", "tini")
 # runc of newer suites wants a newer C library than Debian 12 has.

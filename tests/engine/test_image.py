@@ -227,7 +227,7 @@ def test_base_image_is_as_it_was(engine: machine.Engine, built: Done, base_image
 def test_nothing_else_is_left_in_the_engine(
     engine: machine.Engine, built: Done, base_image: str
 ) -> None:
-    others = (f"{base.REPOSITORY}:", "broken:")
+    others = (*machine.KEPT, "broken:")
     names = {name for name in support.tags(engine) if not name.startswith(others)}
     assert names == {built.json["image"]}
     assert not support.containers(engine)
