@@ -44,14 +44,20 @@ def same_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     """This process sees the engine, and nothing is left in it."""
     for name in ("DOCKER_HOST", "DOCKER_CONFIG", "PATH"):
         monkeypatch.setenv(name, engine.env[name])
+    before = support.containers(engine)
     yield
     assert not [name for name in support.tags(engine) if name.startswith("spark-build-base:")]
-    assert not support.containers(engine)
+    assert support.containers(engine) == before
 
 
 def inside(request: CompanionRequest, container: Container, site: Path) -> CompanionRequest:
+    found = container.toolkit
     tools = replace(
-        request.tools, nvcc=container.nvcc, cuda=container.toolkit.cuda, where=container
+        request.tools,
+        nvcc=container.nvcc,
+        cuda=found.cuda,
+        where=container,
+        versions=found.versions,
     )
     return replace(request, tools=tools, base=NativeBase(DirTree(site), container.libraries))
 
