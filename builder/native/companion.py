@@ -77,7 +77,6 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
     path = request.base.module(plan.module)
     mark = f"spark-build/{request.change.name}/{source.version}"
     began = time.monotonic()
-    between: list[BuiltUnit] = []
     while True:
         inner = replace(
             request,

@@ -108,6 +108,7 @@ class Stages:
         self._toolkit = toolkit
         self._forges = forges
         self._nvcc = nvcc
+        self._compilers: dict[str, Compiler] = {}
         #: by the digest of what is asked for: what was decided
         self._decided: dict[str, Work | Present | Unstaged] = {}
         #: by the digest of a request: what it is compiled of
@@ -142,7 +143,7 @@ class Stages:
         """
         vllm = packages["vllm"]
         release = Version(vllm).public
-        compiler = find_compiler(self._index, target.platform, self._nvcc, self._toolkit)
+        compiler = self._compiler(target.platform)
         key = _digest([list(ops), vllm, compiler.cuda])
         if key not in self._decided:
             with console.step(f"sources of vllm {release}"):
@@ -160,6 +161,13 @@ class Stages:
         self._work[_digest(request)] = decided, compiler
         sources = {} if "change" in ops[-1] else decided.sources  # what it is, the layer says
         return Stage(request, self._made(request), sources, decided.refusal)
+
+    def _compiler(self, platform: str) -> Compiler:
+        """Found once: it asks compilers for their versions, or where the tag of an image leads."""
+        if platform not in self._compilers:
+            found = find_compiler(self._index, platform, self._nvcc, self._toolkit)
+            self._compilers[platform] = found
+        return self._compilers[platform]
 
     def _decide(
         self, ops: Sequence[Mapping[str, Any]], vllm: str, cuda: str
