@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.bases import BaseRequest, identify
-from builder.cli.compile import jobs_of, source_tree
+from builder.cli.compile import source_tree
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import EngineError, UsageError
@@ -155,7 +155,7 @@ def _say_plan(
     plan: CompanionPlan, source: SourceTree, options: WheelOptions, compiler: Compiler
 ) -> None:
     paths = [unit.path for unit in (*plan.rebuilt, *plan.siblings)]
-    cost = cost_of_units(paths, jobs=jobs_of(options.jobs, compiler))
+    cost = cost_of_units(paths, jobs=compiler.at_once(options.jobs))
     if options.json:
         print_json(
             {

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from builder.native.changes import SourceChange
     from builder.native.cmake import Unit
-    from builder.native.compiler import Compiler
     from builder.native.container import ToolkitChoice
     from builder.native.outcome import Outcome
     from builder.native.survey import Row
@@ -126,11 +125,6 @@ class RunOptions:
     json: bool
 
 
-def jobs_of(jobs: int | None, compiler: Compiler) -> int | None:
-    """How many units are compiled at once: one, where memory is not known; None: by memory."""
-    return jobs or (1 if compiler.elsewhere else None)
-
-
 def run_command(options: RunOptions) -> None:
     """Compile what a change reaches, and read the machine code; exit 5 when it is a trap."""
     if sum(map(bool, (options.change, options.patch, options.units))) != 1:
@@ -153,7 +147,7 @@ def run_command(options: RunOptions) -> None:
         )
     units = _units(sources, found, change, options.units)
     if options.dry_run:
-        cost = cost_of_units([unit.path for unit in units], jobs=jobs_of(options.jobs, compiler))
+        cost = cost_of_units([unit.path for unit in units], jobs=compiler.at_once(options.jobs))
         _say_plan(found, units, cost, json=options.json)
         return
     torch = options.torch or torch_headers(index, pinned_torch(tree.root))

@@ -68,6 +68,7 @@ def compile_units(
     host = [unit.path for unit in units if not unit.gencodes]
     if host and not with_host:
         raise UsageError(f"{', '.join(host)} is host code, which is not compiled for a GPU")
+    where = tools.compiler.where
     texts = dict(change.texts) if change else {}
     # a header that the build generates counts where one of the units includes it
     reached = frozenset[str]().union(*(sources.closure(unit.path) for unit in units))
@@ -78,22 +79,22 @@ def compile_units(
             [
                 {path: sha256_hex(text) for path, text in counted.items()},
                 [command(recipe, unit, tools, Path()) for unit in units],
-                *tools.where.identity(tools.includes),
+                *where.identity(tools.includes),
             ]
         )
     )
     work = cache_dir() / "objects" / key[:24]
     with locked(f"objects {key}"):
         _lay_out(work / SOURCE, sources, texts)
-        at_once = jobs or (1 if tools.where.alone else None)
+        at_once = tools.compiler.at_once(jobs)
         cost = cost_of_units([unit.path for unit in units], jobs=at_once)
         console.say(f"  {cost.brief}")
-        source = tools.where.source(work)
+        source = where.source(work)
         batch = [
             Compilation(path=unit.path, words=tuple(command(recipe, unit, tools, source)))
             for unit in units
         ]
-        seconds = tools.where.compile(work, batch, cost.jobs, tools.includes)
+        seconds = where.compile(work, batch, cost.jobs, tools.includes)
     return [
         BuiltUnit(unit=unit, object=work / one.object, seconds=seconds.get(one.object, 0.0))
         for unit, one in zip(units, batch, strict=True)
@@ -102,9 +103,9 @@ def compile_units(
 
 def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> list[str]:
     """The compiler's words for one unit, without input and output."""
-    extension = recipe.extensions[unit.extension]
-    headers = tools.where.folders(tools.includes)
-    words = [str(tools.nvcc), *tools.where.host.words, *FLAGS]
+    extension, where = recipe.extensions[unit.extension], tools.compiler.where
+    headers = where.folders(tools.includes)
+    words = [str(tools.compiler.nvcc), *where.host.words, *FLAGS]
     words += [flag for flag in recipe.flags if flag.startswith("-D")]
     words += [f"-D{name}" for name in extension.definitions]
     for virtual, real in unit.gencodes:
@@ -113,7 +114,7 @@ def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> 
     if unit.path.endswith(HOST_SUFFIXES):  # the release compiles these without nvcc
         words += ["-Xcompiler", "-U__NVCC__"]
     # messages hold file names: what is compiled must not depend on whose cache it was in
-    return [*words, "-Xcompiler", f"-fmacro-prefix-map={tools.where.root}/="]
+    return [*words, "-Xcompiler", f"-fmacro-prefix-map={where.root}/="]
 
 
 def _lay_out(folder: Path, sources: Sources, texts: dict[str, bytes]) -> None:

@@ -24,7 +24,6 @@ from builder.native.companionplan import plan_companion, with_definers
 from builder.native.companionrequest import agreed_torch
 from builder.native.companionsources import companion_texts
 from builder.native.companionwheel import WheelNames, wheel_bytes
-from builder.native.executor import Machine
 from builder.native.includes import Sources
 from builder.native.kernelproof import KernelProof, instructions_of, prove_kernels
 from builder.native.link import link
@@ -70,8 +69,9 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
         RemoteError: the package index does not answer.
     """
     source, tools = request.source, request.tools
+    compiler = tools.compiler
     plan = request.plan or plan_companion(
-        source, request.change, request.arch_list, tools.cuda, request.operators
+        source, request.change, request.arch_list, compiler.cuda, request.operators
     )
     torch = agreed_torch(request.base, source.version, tools)
     path = request.base.module(plan.module)
@@ -98,7 +98,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
         compiled = time.monotonic()
         with console.step("link, and hold the library against the base"):
             objects = [one.object for one in (*built, *between)]
-            linked = link(objects, request.base, path, tools.nvcc, tools.cuda, tools.where)
+            linked = link(objects, request.base, path, compiler.nvcc, compiler.cuda, compiler.where)
         wider = with_definers(plan, request.change, source.version, linked.proof.open)
         if wider is None:
             break
@@ -133,7 +133,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
             "compile": round(compiled - began, 1),
             "link_and_proof": round(time.monotonic() - compiled, 1),
         },
-        "peak_memory_gb": _peak_memory() if isinstance(tools.where, Machine) else None,
+        "peak_memory_gb": _peak_memory() if compiler.container is None else None,
         "passed": True,
     }
     return Companion(path=target, sha256=report["sha256"], report=report)
@@ -232,9 +232,9 @@ def _provenance(
         "change": request.change.name,
         "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
         "torch": torch,
-        "cuda": request.tools.cuda,
-        "compilers": request.tools.compilers,
-        "toolkit": list(request.tools.pins),
+        "cuda": request.tools.compiler.cuda,
+        "compilers": request.tools.compiler.versions,
+        "toolkit": list(request.tools.compiler.pins),
         "cuda_runtime": linked.runtime,
         "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
         "flags_between": list(_between_recipe(plan).flags),

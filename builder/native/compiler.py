@@ -75,10 +75,9 @@ class Compiler:
             return self.container.toolkit.library_headers
         return has_library_headers(self.nvcc)
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether it runs on another machine, whose memory is not known."""
-        return self.container is not None and self.container.alone
+    def at_once(self, jobs: int | None) -> int | None:
+        """How many units are compiled at once: one, where memory is not known; None: by memory."""
+        return jobs or (1 if self.where.alone else None)
 
     @property
     def pins(self) -> list[dict[str, str]]:

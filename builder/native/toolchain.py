@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +21,16 @@ from builder.console import console
 from builder.errors import EngineError, UsageError
 from builder.locks import locked
 from builder.model import Platform
-from builder.native.executor import Machine
 from builder.native.host import NATIVE
 from builder.native.toolkit import toolkit_parts
 from builder.paths import cache_dir
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
     from builder.index import PackageIndex
     from builder.native.compiler import Compiler
-    from builder.native.executor import Executor
     from builder.native.host import HostCompiler
 
 #: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
@@ -50,22 +48,10 @@ _MACROS_TEXT = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """Compilers and where headers are.  ``cuda`` is the version of nvcc, such as ``13.0``."""
+    """A compiler, and where headers are."""
 
-    nvcc: Path
-    cuda: str
+    compiler: Compiler
     includes: tuple[Path, ...]
-    #: where the compiler runs, and its linker
-    where: Executor = field(default_factory=Machine)
-    #: exact versions of nvcc and of the host compiler; of this machine's where none are given
-    versions: Mapping[str, str] = field(default_factory=dict)
-    #: the wheels that the compiler comes from; none where it is installed
-    pins: Sequence[Mapping[str, str]] = ()
-
-    @property
-    def compilers(self) -> dict[str, str]:
-        """The exact versions of nvcc and of the host compiler that it calls."""
-        return dict(self.versions) or compiler_versions(self.nvcc, self.where.host)
 
 
 def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
@@ -153,14 +139,7 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
     includes += [cutlass / prefix for prefix in _CUTLASS]
     if not compiler.has_library_headers:
         includes += _library_headers(index, compiler.cuda)
-    return Toolchain(
-        nvcc=compiler.nvcc,
-        cuda=compiler.cuda,
-        includes=tuple(includes),
-        where=compiler.where,
-        versions=compiler.versions,
-        pins=compiler.pins,
-    )
+    return Toolchain(compiler=compiler, includes=tuple(includes))
 
 
 def pinned_torch(root: Path) -> str:

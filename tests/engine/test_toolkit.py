@@ -15,6 +15,7 @@ from builder.errors import BuildFailed, Exit
 from builder.native.base import NativeBase
 from builder.native.changes import SourceChange
 from builder.native.companion import build_companion
+from builder.native.compiler import Compiler
 from builder.native.container import Container, open_toolkit
 from builder.native.executor import Compilation, Step
 from builder.runtime.spark_apply import DirTree
@@ -52,13 +53,10 @@ def same_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 def inside(request: CompanionRequest, container: Container, site: Path) -> CompanionRequest:
     found = container.toolkit
-    tools = replace(
-        request.tools,
-        nvcc=container.nvcc,
-        cuda=found.cuda,
-        where=container,
-        versions=found.versions,
+    compiler = Compiler(
+        nvcc=container.nvcc, cuda=found.cuda, versions=found.versions, container=container
     )
+    tools = replace(request.tools, compiler=compiler)
     return replace(request, tools=tools, base=NativeBase(DirTree(site), container.libraries))
 
 

@@ -22,10 +22,10 @@ from builder.native.changes import SourceChange
 from builder.native.companion import build_companion
 from builder.native.companionplan import plan_companion
 from builder.native.companionrequest import CompanionRequest
-from builder.native.link import toolkit_libraries
+from builder.native.compiler import Compiler
 from builder.native.registration import load_operators
 from builder.native.source import SourceTree
-from builder.native.toolchain import Toolchain, find_nvcc
+from builder.native.toolchain import Toolchain, compiler_versions, find_nvcc
 from builder.runtime.spark_apply import DirTree
 from tests.documents import validated
 
@@ -130,7 +130,8 @@ def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -
     """A request of everything that a companion is made of, with the cure as its change."""
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(objects))
     nvcc, cuda = find_nvcc()
-    return make_request(tmp_path, objects, Toolchain(nvcc=nvcc, cuda=cuda, includes=()))
+    compiler = Compiler(nvcc=nvcc, cuda=cuda, versions=compiler_versions(nvcc))
+    return make_request(tmp_path, objects, Toolchain(compiler=compiler, includes=()))
 
 
 def make_request(
@@ -156,10 +157,10 @@ def make_request(
             "torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0+cu130\n",
         },
     )
-    toolkit = toolkit_libraries(tools.nvcc, tools.where.host)
-    command, torch = tools.where.host.command, site / "torch/lib/libc10.so"
+    toolkit = tools.compiler.libraries
+    command, torch = tools.compiler.host.command, site / "torch/lib/libc10.so"
     shared(torch, "int from_torch() { return 1; }", command=command)
-    runtime = toolkit / f"libcudart.so.{tools.cuda.partition('.')[0]}"
+    runtime = toolkit / f"libcudart.so.{tools.compiler.cuda.partition('.')[0]}"
     shared(site / "vllm/_C.abi3.so", EXTENSION, str(torch), str(runtime), command=command)
     return CompanionRequest(
         source=SourceTree(root=source, version="1.0", sha256="0" * 64),
@@ -208,7 +209,7 @@ def test_an_image_is_a_base_like_any_other(request_of: CompanionRequest, tmp_pat
     put_image(tmp_path / "image", *layers, architecture=architecture, config=CONFIG)
     ref = f"oci:{tmp_path / 'image'}"
     found = identify(BaseRequest(ref=ref, pins={}, index=PackageIndex(), tracked=DISTRIBUTIONS))
-    base = NativeBase(found.tree, toolkit_libraries(request_of.tools.nvcc))
+    base = NativeBase(found.tree, request_of.tools.compiler.libraries)
     made = build_companion(replace(request_of, base=base), tmp_path / "image-out")
     found.close()
     assert made.path.read_bytes() == build_companion(request_of, tmp_path / "out").path.read_bytes()

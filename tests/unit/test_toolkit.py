@@ -418,7 +418,9 @@ def test_the_same_wheel_as_here(
     container = replace(contained(containers, libraries), toolkit=toolkit)
     there = replace(
         request_of,
-        tools=replace(request_of.tools, where=container),
+        tools=replace(
+            request_of.tools, compiler=replace(request_of.tools.compiler, container=container)
+        ),
         base=NativeBase(DirTree(tmp_path / "site"), libraries),
     )
     made = build_companion(there, tmp_path / "there")

@@ -172,9 +172,7 @@ def test_from_sources_to_a_wheel_for_the_other_architecture(
     made = []
     for one, machine in ((compiler, "aarch64"), (find_compiler(index, HERE, "wheels"), "x86_64")):
         one.ready(index)
-        tools = Toolchain(
-            nvcc=one.nvcc, cuda=one.cuda, includes=(), where=one.where, pins=tuple(one.pins)
-        )
+        tools = Toolchain(compiler=one, includes=())
         place = tmp_path / machine
         companion = build_companion(make_request(place, place / "cache", tools, machine), place)
         assert companion.path.name.endswith(f"-py3-none-linux_{machine}.whl")
