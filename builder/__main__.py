@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import signal
+import errno
+import shlex
 import sys
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any
 
+from builder import ending, streams
 from builder.errors import Exit
+from builder.hints import again, of_the_system, running
 
-_INTERRUPTED = "interrupted; nothing half-written was left"
+#: How a run that was ended from outside exits: as a shell shows a program that a signal ended.
+_ENDED = {"SIGHUP": Exit.HUNG_UP, "SIGTERM": Exit.TERMINATED}
 
 
 def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
     from builder.console import console
 
+    with suppress(ImportError):  # what could not be imported is the error
+        from builder.cli.nexttry import next_try
+
+        hint = next_try(hint, code)
     if "--json" in words:  # one document: what was found out, and why that is not all
         problem = {"code": code, "message": message, "hint": hint}
         _print_document({**(console.document or {"schema": 1}), "error": problem})
@@ -26,10 +35,6 @@ def _print_document(document: dict[str, Any]) -> None:
     import json
 
     print(json.dumps(document, indent=2))
-
-
-def _on_terminate(_signum: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 #: Options of the program that people also write after the command.
@@ -45,11 +50,33 @@ def _common_first(words: list[str]) -> list[str]:
 def run(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code."""
     words = _common_first(sys.argv[1:] if argv is None else argv)
+    before = (sys.stdout, sys.stderr)
+    try:
+        code = _run(words)
+    except OSError:  # nobody takes what was to be said of an error
+        if streams.lost() is None:
+            raise
+        code = Exit.USAGE
+    sys.stdout, sys.stderr = before  # which typer replaces when a pipe breaks
+    lost = streams.lost()
+    streams.silence()
+    if lost is None or code in {*_ENDED.values(), Exit.INTERRUPTED}:
+        return code
+    if lost.errno == errno.EPIPE:
+        return Exit.BROKEN_PIPE
+    with suppress(OSError):  # to stderr also with --json: the document has no place to go to
+        hint = f"{again()} > FILE, on a disk that has room"
+        _report([], Exit.USAGE, f"cannot write what this prints: {lost.strerror}", hint)
+    return Exit.USAGE
+
+
+def _run(words: list[str]) -> int:
     try:
         from builder.cli.app import app
         from builder.console import console
 
         console.document = None
+        running(words)
         result = app(args=words, prog_name="spark-build", standalone_mode=False)
         if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
             return _interrupted(words)
@@ -57,22 +84,27 @@ def run(argv: list[str] | None = None) -> int:
             _print_document(console.document)
     except KeyboardInterrupt:
         return _interrupted(words)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return Exit.OK
+    except SystemExit as error:  # what typer makes of a broken pipe, whosever it is
+        if not isinstance(error.__context__, OSError):
+            raise
+        return _unexpected(words, error.__context__)
     except Exception as error:
         return _unexpected(words, error)
     return int(result or 0)
 
 
 def _interrupted(words: list[str]) -> int:
-    """By the user, or by a limit on the time."""
+    """By the user, by a limit on the time, or by who ends the program."""
     from builder.deadline import limit_over
 
     if said := limit_over():
         hint = "a longer --time-limit; what was read and finished so far is kept in the cache"
         return _report(words, Exit.BUILD_FAILED, said, hint)
-    return _report(words, Exit.INTERRUPTED, _INTERRUPTED)
+    by = ending.ended_by()
+    name = by.name if by else ""
+    what = f"ended by {name}" if name in _ENDED else "interrupted"
+    code = _ENDED.get(name, Exit.INTERRUPTED)
+    return _report(words, code, f"{what}; nothing half-written was left", again())
 
 
 def _is_interruption(error: BaseException | None) -> bool:
@@ -89,6 +121,8 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 
 def _unexpected(words: list[str], error: Exception) -> int:
+    if isinstance(error, OSError) and streams.lost():
+        raise error  # not ours
     if _is_interruption(error) or type(error).__name__ == "Abort":  # typer's KeyboardInterrupt
         return _interrupted(words)
     code, hint = getattr(error, "code", None), getattr(error, "hint", None)
@@ -104,6 +138,8 @@ def _unexpected(words: list[str], error: Exception) -> int:
         return _report(words, Exit.USAGE, str(format_message()), f"{command} --help")
     if "--debug" in words:
         raise error
+    if said := of_the_system(error):
+        return _report(words, Exit.USAGE, *said)
     kind = type(error).__name__
     return _report(
         words, Exit.BUG, f"a bug of spark-build: {kind}: {error}", "the same with --debug"
@@ -112,10 +148,14 @@ def _unexpected(words: list[str], error: Exception) -> int:
 
 def main() -> None:
     """Console entry point."""
-    signal.signal(signal.SIGTERM, _on_terminate)
-    code = run()
-    for number in (signal.SIGINT, signal.SIGTERM):  # all is done; nothing is left to interrupt
-        signal.signal(number, signal.SIG_IGN)
+    ending.handle_signals()
+    if streams.watch():
+        hint = shlex.join(["spark-build", *sys.argv[1:]]) + " > /dev/null, if nobody reads it"
+        sys.exit(_report([], Exit.USAGE, "stdout is closed, and the result goes there", hint))
+    with ending.own_temporary_folder():
+        code = run()
+        ending.end_what_we_started()
+        ending.ignore_signals()
     sys.exit(code)
 
 

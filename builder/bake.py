@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from builder import __version__
 from builder.devicedata import device_data
 from builder.errors import UsageError
+from builder.model import PLAN_SCHEMA
 from builder.paths import package_file
 from builder.registry.reference import parse_reference
 from builder.runtime import IMAGE_VERIFIER
@@ -27,6 +26,8 @@ SHARE = "/usr/share/spark-build"
 LABEL_PREFIX = "io.github.spark-build"
 PLAN_LABEL = f"{LABEL_PREFIX}.plan"
 BASE_LABEL = f"{LABEL_PREFIX}.base"
+#: What the manifest of an overlay says it is: no image that runs.
+OVERLAY_TYPE = "application/vnd.spark-build.overlay.v1"
 
 _VERIFY = """#!/bin/sh
 # Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
@@ -39,7 +40,7 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     layers = [d.layer for d in plan.decisions]
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
     files = {
-        f"{SHARE}/plan.json": _json(plan.as_json()),
+        f"{SHARE}/plan.json": _json(_lasting(plan)),
         f"{SHARE}/device.json": _json(device_data(plan.as_json())),
         f"{SHARE}/layers.json": _json(layers),
         f"{SHARE}/serve-flags.json": _json(flags),
@@ -56,6 +57,11 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     script = _VERIFY.format(interpreter=interpreter, share=SHARE).encode()
     contents["/usr/local/bin/spark-verify"] = Content.of(script, 0o755)
     return {placed(path, plan.base.links): contents[path] for path in sorted(contents)}
+
+
+def _lasting(plan: BuildPlan) -> dict[str, Any]:
+    """The plan without what is said to people: that changes while the image does not."""
+    return replace(plan, hints=(), pulls=()).as_json()
 
 
 def restored(plan: BuildPlan) -> dict[str, list[int]]:
@@ -83,7 +89,21 @@ def placed(path: str, links: Mapping[str, str]) -> str:
 
 
 #: Without these, nothing can be held against a plan.
-_PLAN_KEYS = {"plan_digest", "base", "layers", "env", "serve_flags", "moe_serve_flags", "expect"}
+_PLAN_KEYS = {
+    "schema",
+    "plan_digest",
+    "base",
+    "layers",
+    "env",
+    "serve_flags",
+    "moe_serve_flags",
+    "expect",
+}
+
+
+def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
+    """Whether an image of ours is a mere overlay; older ones have no artifact type."""
+    return artifact_type == OVERLAY_TYPE or labels.get(BASE_LABEL, "").startswith("pypi:")
 
 
 def read_plan(data: bytes, where: str) -> dict[str, Any]:
@@ -94,12 +114,48 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
     """
     try:
         plan = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
     missing = ", ".join(sorted(_PLAN_KEYS - set(plan if isinstance(plan, dict) else ())))
     if missing:
         raise UsageError(f"{where}: {SHARE}/plan.json is no plan: it lacks {missing}")
+    if plan["schema"] not in range(1, PLAN_SCHEMA + 1):
+        raise UsageError(
+            f"{where}: {SHARE}/plan.json has schema {plan['schema']!r}, and this spark-build reads "
+            f"1 to {PLAN_SCHEMA}: a newer one made it",
+            hint="install a newer spark-build",
+        )
+    if plan["schema"] > 1 and not _says_how(plan.get("build")):
+        raise UsageError(
+            f"{where}: {SHARE}/plan.json is no plan: build is {plan.get('build')!r:.80}"
+        )
     return dict(plan)
+
+
+def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
+    """The layers that were baked in; none where there is no such file.
+
+    Raises:
+        UsageError: it is damaged, or holds something else.
+    """
+    try:
+        layers = json.loads(data or b"[]")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {SHARE}/layers.json is damaged: {error}") from None
+    named = isinstance(layers, list) and all(
+        isinstance(layer, dict) and isinstance(layer.get("name"), str) for layer in layers
+    )
+    if not named:
+        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers with their names")
+    return list(layers)
+
+
+def _says_how(build: object) -> bool:
+    """Whether a plan's part about its image is one that an image can be made by."""
+    if not isinstance(build, dict):
+        return False
+    epoch, single = build.get("epoch"), build.get("single_layer")
+    return isinstance(epoch, int) and 0 <= epoch < 10**11 and isinstance(single, bool)
 
 
 def _json(value: object) -> bytes:
@@ -119,7 +175,7 @@ def build_metadata(plan: BuildPlan) -> bytes:
     }
     args = {"cutlass_dsl_version": packages.get("nvidia-cutlass-dsl", "")}
     ours = {
-        "version": __version__,
+        "version": plan.maker.version,
         "plan_digest": plan.digest,
         "profiles": ",".join(plan.profiles),
         "layers": ",".join(d.name for d in plan.needed),
@@ -157,6 +213,7 @@ def labels(plan: BuildPlan) -> dict[str, str]:
         f"{LABEL_PREFIX}.layers": ",".join(d.name for d in plan.needed),
         f"{LABEL_PREFIX}.states": json.dumps(states, sort_keys=True),
         f"{LABEL_PREFIX}.serve-flags": " ".join(plan.serve_flags),
+        f"{LABEL_PREFIX}.moe-serve-flags": " ".join(plan.moe_serve_flags),
     }
     return dict(sorted(values.items()))
 
@@ -173,23 +230,6 @@ def _base_image(base: BaseIdentity) -> dict[str, str]:
 
 
 def created(plan: BuildPlan) -> str:
-    """:func:`timestamp` as images write it."""
-    moment = datetime.datetime.fromtimestamp(timestamp(plan), datetime.UTC)
+    """The plan's time as images write it."""
+    moment = datetime.datetime.fromtimestamp(plan.epoch, datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def timestamp(plan: BuildPlan) -> int:
-    """Seconds since the epoch for every file and for the image: never this machine's clock.
-
-    ``SOURCE_DATE_EPOCH`` when set, else the base's own time, else the newest layer's
-    ``last-update``.
-    """
-    named = os.environ.get("SOURCE_DATE_EPOCH")
-    if named and named.isdigit():
-        return int(named)
-    if plan.base.created:
-        moment = datetime.datetime.fromisoformat(plan.base.created[:19] + "+00:00")
-        if moment.year > 1980:
-            return int(moment.timestamp())
-    newest = max(str(d.layer["provenance"]["last-update"]) for d in plan.decisions)
-    return int(datetime.datetime.fromisoformat(f"{newest}T00:00:00+00:00").timestamp())

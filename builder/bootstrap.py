@@ -8,6 +8,7 @@ Standard library only; the environment is ``.venv`` in the checkout (or SPARK_BU
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import importlib.util
 import os
@@ -51,9 +52,14 @@ def ensure_venv_module() -> None:
         fail(f"could not install {package}; install it yourself, then run this again")
 
 
+def environment() -> Path:
+    """Where the checkout's virtual environment is, or will be."""
+    return Path(os.environ.get("SPARK_BUILD_VENV", ROOT / ".venv"))
+
+
 def set_up(extra: str) -> Path:
     """Make or refresh the environment; gives its ``bin`` directory."""
-    venv = Path(os.environ.get("SPARK_BUILD_VENV", ROOT / ".venv"))
+    venv = environment()
     stamp = venv / f"spark-build{extra}.stamp"
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -67,11 +73,41 @@ def set_up(extra: str) -> Path:
     return venv / "bin"
 
 
+#: What an ordinary user's pip may be told: where the index is, and how to reach it.
+_ORDINARY_PIP = ("index-url", "cert", "client-cert", "proxy", "trusted-host", "timeout", "retries")
+
+
+def use_ordinary_pip(folder: Path) -> None:
+    """Let pip find packages as a user's pip does: on its index, nowhere else.
+
+    A folder of wheels or a second index in this machine's configuration would give the tests what
+    nobody else has, such as a CPU build of torch.
+    """
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL"):
+        os.environ.pop(name, None)
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    files = [Path.home() / ".pip" / "pip.conf", config / "pip" / "pip.conf"]
+    named = os.environ.get("PIP_CONFIG_FILE")
+    files += [Path(named)] if named and named != os.devnull else []
+    found = configparser.RawConfigParser()
+    found.read(files, encoding="utf-8")
+    ordinary = configparser.RawConfigParser()
+    kept = {k: v for s in found.sections() for k, v in found.items(s) if k in _ORDINARY_PIP}
+    ordinary["global"] = kept
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "ordinary-pip.conf"
+    partial = target.with_suffix(f".{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as stream:
+        ordinary.write(stream)
+    partial.replace(target)
+    os.environ["PIP_CONFIG_FILE"] = str(target)  # pip then reads no file of the user's
+
+
 #: Two lanes that run side by side. In the first, fast ones come first, and the engine's base image
 #: is ready by the time its tests come; the second is long, and told about when it has ended.
 _LANES = (
     tuple(f"tests/{name}" for name in ("unit", "browser", "registry", "actions", "engine")),
-    ("tests/wheels",),
+    ("tests/wheels", "tests/arm64"),
 )
 
 
@@ -151,10 +187,10 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         if arguments[:1] == ["--test"]:
+            use_ordinary_pip(environment())
             return run_tests(set_up("[dev]"), arguments[1:])
-        return subprocess.run(
-            [str(set_up("") / "spark-build"), *(arguments or ["--help"])], check=False
-        ).returncode
+        program = str(set_up("") / "spark-build")
+        os.execv(program, [program, *(arguments or ["--help"])])  # noqa: S606 - it gets our signals
     except subprocess.CalledProcessError as error:
         say(f"error: {' '.join(error.cmd)} exited {error.returncode}")
         return 2

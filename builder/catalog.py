@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.console import console
 from builder.errors import UsageError, did_you_mean
 from builder.layerfile import load_layer
 from builder.paths import data_dir, package_file
@@ -138,6 +139,8 @@ class Catalog:
 
     folders: Mapping[str, Path]
     profile_files: Mapping[str, Path]
+    #: layers that one of the same name, from a folder of the user's, stands in place of
+    shadowed: Mapping[str, Path] = field(default_factory=dict)
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -152,6 +155,7 @@ class Catalog:
         places += [Path(p).expanduser() for p in named.split(os.pathsep) if p]
         places += list(extra)
         folders: dict[str, Path] = {}
+        shadowed: dict[str, Path] = {}
         for place in places:
             if not place.is_dir():
                 raise UsageError(f"patches directory {place} does not exist")
@@ -159,9 +163,18 @@ class Catalog:
             if not found:
                 hint = f"--patches {place.parent}" if (place / "layer.toml").is_file() else ""
                 raise UsageError(f"{place} holds no layer folder (NAME/layer.toml)", hint=hint)
+            shadowed |= {name: folders[name] for name in found if name in folders}
             folders.update(found)
         profiles = {p.stem: p for p in sorted(package_file("profiles").glob("*.toml"))}
-        return cls(folders, profiles)
+        return cls(folders, profiles, shadowed)
+
+    def say_shadows(self, names: Iterable[str] = ()) -> None:
+        """Say which layers (of these, or of all) stand in place of others of their names."""
+        wanted = set(names) or set(self.shadowed)
+        for name in sorted(wanted & set(self.shadowed)):
+            old = self.shadowed[name]
+            what = "the built-in one" if old.parent == data_dir("patches") else f"that of {old}"
+            console.warn(f"layer {name} is {self.folders[name]}, in place of {what}")
 
     def layer(self, name: str) -> Mapping[str, Any]:
         """One rendered layer.
@@ -217,6 +230,7 @@ class Catalog:
                 wanted[word] = None
             else:
                 raise self._unknown("layer or profile", word)
+        self.say_shadows(wanted or ("",))
         return Selection(tuple(order([self.layer(n) for n in wanted])), tuple(profiles))
 
 

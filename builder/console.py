@@ -8,9 +8,18 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from builder.bars import Bar, Bars, megabytes, on_terminal
+from builder.plain import below, plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from builder.bars import Unit
+
+__all__ = ["Console", "console", "megabytes"]
+
+#: A step that took so many seconds says so.
+_LONG = 5.0
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
@@ -24,21 +33,35 @@ class Console:
         self.verbose = False
         #: title of the step that is running, or was when the command ended
         self.running = ""
+        self._bars = Bars()
+        self._data = False
 
-    @staticmethod
-    def _coloured() -> bool:
+    def _coloured(self) -> bool:
         if os.environ.get("NO_COLOR"):
             return False
-        return bool(os.environ.get("CLICOLOR_FORCE")) or sys.stderr.isatty()
+        stream = sys.stdout if self._data else sys.stderr
+        return bool(os.environ.get("CLICOLOR_FORCE")) or stream.isatty()
 
     def style(self, text: str, name: str) -> str:
-        """``text`` in a style, when stderr takes colour."""
+        """``text`` in a style, when the stream that it goes to takes colour."""
         return f"\033[{_STYLES[name]}m{text}\033[0m" if self._coloured() else text
 
     def say(self, message: str = "") -> None:
         """Ordinary talk."""
-        if not self.quiet:
-            print(message, file=sys.stderr, flush=True)
+        message = plain(message, styled=self._coloured())
+        if self._data:
+            print(message)
+        elif not self.quiet:
+            self._bars.say(message)
+
+    @contextmanager
+    def as_data(self) -> Iterator[None]:
+        """What is said meanwhile is the data of the command: on stdout, also in quiet mode."""
+        self._data = True
+        try:
+            yield
+        finally:
+            self._data = False
 
     def detail(self, message: str) -> None:
         """Talk for ``--verbose``."""
@@ -47,13 +70,13 @@ class Console:
 
     def warn(self, message: str) -> None:
         """Something the user should know even in quiet mode."""
-        print(f"{self.style('warning', 'yellow')}: {message}", file=sys.stderr, flush=True)
+        self._bars.say(f"{self.style('warning', 'yellow')}: {below(plain(message))}")
 
     def error(self, message: str, hint: str = "") -> None:
         """The one error of a failed command, and the next command to try."""
-        print(f"{self.style('error', 'red')}: {message}", file=sys.stderr)
+        print(f"{self.style('error', 'red')}: {below(plain(message))}", file=sys.stderr)
         if hint:
-            print(f"  try: {hint}", file=sys.stderr)
+            print(f"  try: {below(plain(hint))}", file=sys.stderr)
         sys.stderr.flush()
 
     @contextmanager
@@ -62,17 +85,51 @@ class Console:
         began = time.monotonic()
         self.running = title
         self.say(self.style(f"• {title}", "bold"))
-        yield
-        self.detail(f"  {title}: {time.monotonic() - began:.1f} s")
+        with self._watched(Bar(title, None, "", whole=True)):
+            yield
+        seconds = time.monotonic() - began
+        tell = self.say if seconds >= _LONG else self.detail
+        tell(self.style(f"  {title}: {seconds:.1f} s", "dim"))
+
+    @contextmanager
+    def _watched(self, bar: Bar) -> Iterator[None]:
+        try:
+            if not self.quiet:
+                self._bars.add(bar)
+            yield
+        finally:
+            self._bars.remove(bar)
+
+    @contextmanager
+    def progress(
+        self,
+        title: str,
+        total: int | None = None,
+        unit: Unit = "bytes",
+        *,
+        said: bool = True,
+        whole: bool = False,
+    ) -> Iterator[Bar]:
+        """Show how far a long work is: ``bar.advance(n)``, of ``total`` bytes or files.
+
+        On a terminal a bar, from the first half second on; elsewhere a line now and then, never a
+        control character.  ``said``: one line stays that names the work, its size, and on a
+        terminal its time.  ``whole``: it has parts that are shown instead.  Any thread may show
+        progress.
+        """
+        bar = Bar(title, total, unit, whole=whole)
+        drawn = on_terminal()
+        if said and not drawn:
+            self.say(f"  {bar.heading()}")
+        with self._watched(bar):
+            yield bar
+        if said and drawn:
+            self.say(f"  {bar.heading()}{self.style(f'  {bar.seconds:.1f} s', 'dim')}")
 
 
 console = Console()
 
 
-def megabytes(size: int) -> str:
-    """A byte count for people, in units of 1000."""
-    if size < 1000:
-        return f"{size} B"
-    if size < 1_000_000:
-        return f"{size / 1e3:.1f} kB"
-    return f"{size / 1e6:.1f} MB"
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from builder.console import console
+from builder.ending import note_what_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ def time_limit(seconds: float, said: str) -> Iterator[None]:
     def stop(_signum: int, _frame: object) -> NoReturn:
         where = f" in the step {console.running!r}" if console.running else ""
         _over.append(f"the time limit of {said} is over{where}; nothing half-made was left")
+        note_what_runs()
         raise KeyboardInterrupt
 
     _over.clear()

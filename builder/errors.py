@@ -6,6 +6,7 @@ to try.  The command line prints both and exits with the code; nothing else catc
 
 from __future__ import annotations
 
+import datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,21 @@ class Exit(IntEnum):
     REMOTE = 8
     STALE = 9
     NEEDS_REBUILD = 10
+    HUNG_UP = 129
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    TERMINATED = 143
+
+
+#: What a value should be, for people who write it.
+KINDS: dict[type, str] = {
+    str: "a text in quotes",
+    int: "a whole number",
+    bool: "true or false",
+    list: "a list in brackets",
+    dict: "a table",
+    datetime.date: "a date such as 2026-11-22",
+}
 
 
 class SparkBuildError(Exception):
@@ -44,6 +59,10 @@ class SparkBuildError(Exception):
 
 class UsageError(SparkBuildError):
     """Wrong input: options, names, configuration, layer files."""
+
+
+class NotServed(UsageError):
+    """A profile that does not serve the release in a base: another profile, or another base."""
 
 
 class RemoteError(SparkBuildError):

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,10 @@ from packaging.version import Version
 
 from builder.console import console
 from builder.errors import RemoteError, UsageError
+from builder.hints import CACHE, ELSEWHERE, again, os_hint
+from builder.network import no_answer, shown
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import normalize
+from builder.runtime.spark_apply import normalize, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,16 +62,28 @@ class WheelFile:
         return normalize(parse_wheel_filename(self.filename)[0])
 
     @property
+    def release(self) -> str:
+        """Name and version, as short as the file name has them."""
+        name = "-".join(self.filename.split("-")[:2])
+        return name.removesuffix(".tar.gz")
+
+    @property
     def version(self) -> str:
         """PEP 440 version."""
         return str(parse_wheel_filename(self.filename)[1])
 
 
 def pip_index_url() -> str | None:
-    """The index that pip is configured with: its variable, then its configuration files."""
-    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
-        if os.environ.get(name):
-            return os.environ[name]
+    """The index that pip is configured with; else uv's, where it has one."""
+    if not os.environ.get("PIP_INDEX_URL") and os.environ.get("UV_DEFAULT_INDEX"):
+        return os.environ["UV_DEFAULT_INDEX"]
+    return pip_setting("index-url")
+
+
+def pip_setting(name: str) -> str | None:
+    """What pip is configured with: its variable, then its configuration files."""
+    if value := os.environ.get(f"PIP_{name.upper().replace('-', '_')}"):
+        return value
     home = Path.home()
     config = os.environ.get("XDG_CONFIG_HOME", str(home / ".config"))
     files = [
@@ -77,13 +92,13 @@ def pip_index_url() -> str | None:
         Path(config) / "pip" / "pip.conf",
         Path(sys.prefix) / "pip.conf",
     ]
-    if os.environ.get("PIP_CONFIG_FILE"):
-        files.append(Path(os.environ["PIP_CONFIG_FILE"]))
+    named = os.environ.get("PIP_CONFIG_FILE")
+    files = [] if named == os.devnull else [*files, *([Path(named)] if named else [])]
     parser = configparser.RawConfigParser()
-    parser.read([file for file in files if str(file) != os.devnull], encoding="utf-8")
+    parser.read(files, encoding="utf-8")
     for section in ("install", "download", "global"):
-        if parser.has_option(section, "index-url"):
-            return parser.get(section, "index-url").strip()
+        if parser.has_option(section, name):
+            return parser.get(section, name).strip()
     return None
 
 
@@ -188,18 +203,32 @@ class PackageIndex:
     def _page(self, name: str, kind: str) -> list[WheelFile]:
         key = name if kind == "wheel" else f"{name}.{kind}"
         if key not in self._pages:
-            self._pages[key] = self._cached_page(name, kind, f"{key}.json")
+            self._pages[key] = self._cached_page(name, kind, f"{key}{self._mark}.json")
         return self._pages[key]
+
+    @cached_property
+    def _endpoint(self) -> str:
+        """The index that is named, or "" for the library's default."""
+        return self._url or pip_index_url() or ""
+
+    @cached_property
+    def _mark(self) -> str:
+        """Tells the kept pages of one index from those of another."""
+        return f".{sha256_hex(self._endpoint.encode())[:12]}" if self._endpoint else ""
 
     def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
         cached = cache_dir() / "index" / cache_name
+        kept = None if self._refresh else _kept_page(cached)
+        if kept is not None and time.time() - cached.stat().st_mtime < PAGE_TTL:
+            return kept
         try:
-            fresh = time.time() - cached.stat().st_mtime < PAGE_TTL
-            if fresh and not self._refresh:
-                return [WheelFile(**row) for row in json.loads(cached.read_bytes())]
-        except (OSError, ValueError, TypeError):
-            pass  # no cache, or one of another form: ask the index
-        files = self._fetch_page(name, kind)
+            files = self._fetch_page(name, kind)
+        except RemoteError as error:
+            if kept is None:
+                raise
+            day = time.strftime("%Y-%m-%d", time.gmtime(cached.stat().st_mtime))
+            console.warn(f"{error}\n  going on with its page of {day}, from the cache")
+            return kept
         write_atomically(cached, json.dumps([asdict(file) for file in files]).encode())
         return files
 
@@ -207,7 +236,7 @@ class PackageIndex:
         import requests
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
 
-        endpoint = self._url or pip_index_url() or PYPI_SIMPLE_ENDPOINT
+        endpoint = self._endpoint or PYPI_SIMPLE_ENDPOINT
         console.detail(f"index: {name}")
         try:
             with PyPISimple(endpoint, session=self.session) as client:
@@ -216,8 +245,9 @@ class PackageIndex:
             raise UsageError(f"package {name!r} is not on the package index") from None
         except requests.RequestException as error:
             raise RemoteError(
-                f"the package index did not answer for {name!r}: {error.__class__.__name__}",
-                hint="check the network and pip's index-url, then run the same command again",
+                f"the package index did not answer for {name!r}: {shown(endpoint)}: "
+                f"{no_answer(error, endpoint)}",
+                hint=f"{again()}   (the index is pip's: pip config list)",
             ) from error
         finally:
             self._session = None  # PyPISimple closes the session it was given
@@ -274,6 +304,13 @@ class PackageIndex:
         return best
 
 
+def _kept_page(cached: Path) -> list[WheelFile] | None:
+    try:
+        return [WheelFile(**row) for row in json.loads(cached.read_bytes())]
+    except (OSError, ValueError, TypeError):  # none, or one of another form
+        return None
+
+
 def _parsed(wheel: WheelFile) -> Version | None:
     try:
         return parse_wheel_filename(wheel.filename)[1]
@@ -312,7 +349,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
         raise UsageError(
             f"cannot write {path}: {error.strerror}",
-            hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+            hint=os_hint(error, CACHE if path.is_relative_to(cache_dir()) else ELSEWHERE),
         ) from error
 
 

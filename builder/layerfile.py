@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from builder.errors import UsageError, did_you_mean
+from builder.errors import KINDS, UsageError, did_you_mean
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.native.cmake import gencode_flags
@@ -183,7 +183,7 @@ class _Reader:
                 if required:
                     raise self.fail(where, f"key {key!r} is missing", file)
             elif not _is_a(value[key], kind):
-                raise self.fail(where, f"{key!r} should be a {kind.__name__}", file)
+                raise self.fail(where, f"{key!r} should be {KINDS[kind]}", file)
         return value
 
     def text(self, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.console import console
 from builder.errors import UsageError
+from builder.hints import CACHE, os_hint
 from builder.paths import cache_dir, in_use_lock
 from builder.runtime.spark_apply import sha256_hex
 
@@ -41,7 +42,7 @@ def locked(subject: str, *, wait: bool = True) -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"cannot write below {path.parent}: {error.strerror}",
-            hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+            hint=os_hint(error, CACHE),
         ) from error
     try:
         yield

@@ -20,7 +20,8 @@ from builder.runtime.spark_apply import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PLAN_SCHEMA = 1
+#: 2: a plan says by which spark-build, at which time and in what form its image is made.
+PLAN_SCHEMA = 2
 #: What images call a base that was a layout on somebody's disk.
 LAYOUT = "oci:layout"
 
@@ -179,6 +180,14 @@ class LayerDecision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Maker:
+    """A spark-build: its version, and the digest of what it puts into every image."""
+
+    version: str
+    files: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Everything that decides an image.  Its canonical JSON is the plan; its sha256 the digest."""
 
@@ -187,8 +196,14 @@ class BuildPlan:
     base: BaseIdentity
     decisions: tuple[LayerDecision, ...]
     expect: tuple[Mapping[str, str], ...]
+    maker: Maker
+    #: seconds since 1970, for every file and for the image
+    epoch: int
+    #: all that is added in one layer of the image
+    single_layer: bool = False
+    #: for people; no part of the image
     hints: tuple[str, ...] = ()
-    #: reports on pull requests; like the hints, they can change while the image does not
+    #: reports on pull requests; no part of the image either
     pulls: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -242,6 +257,12 @@ class BuildPlan:
             "serve_flags": self.serve_flags,
             "moe_serve_flags": self.moe_serve_flags,
             "expect": [dict(e) for e in self.expect],
+            "build": {
+                "version": self.maker.version,
+                "files": self.maker.files,
+                "epoch": self.epoch,
+                "single_layer": self.single_layer,
+            },
         }
 
     @property

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.maker import maker
 from builder.model import BuildPlan, LayerDecision
 from builder.native.changes import compile_ops, estimate_of
 from builder.native.host import where_to_compile
@@ -20,18 +24,32 @@ from builder.runtime.spark_apply import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from builder.bases import Base
     from builder.catalog import Selection
-    from builder.runtime.spark_apply import Sources
+    from builder.model import BaseIdentity
+    from builder.runtime.spark_apply import Layer, Sources
+
+#: Seconds since 1970, up to the year 9999 or so.
+_SECONDS = re.compile("[0-9]{1,11}")
 
 
-def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
-    """Judge every layer; nothing is written and nothing is refused here.
+def make_plan(
+    base: Base,
+    selection: Selection,
+    sources: Sources,
+    *,
+    epoch: int | None = None,
+    single_layer: bool = False,
+) -> BuildPlan:
+    """Judge every layer; nothing is written and no layer is refused here.
+
+    ``epoch`` is the image's time where it is known; else :func:`epoch_for` finds it.
 
     Raises:
         ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+        UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
     """
     identity = base.identity
     steps = judge_in_order(
@@ -50,8 +68,39 @@ def make_plan(base: Base, selection: Selection, sources: Sources) -> BuildPlan:
         base=identity,
         decisions=tuple(decisions),
         expect=tuple(expect),
+        maker=maker(),
+        epoch=epoch_for(identity, selection.layers) if epoch is None else epoch,
+        single_layer=single_layer,
         hints=tuple(hints(selection, decisions, identity.packages)),
     )
+
+
+def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
+    """Seconds since 1970 for every file and for the image: never this machine's clock.
+
+    ``SOURCE_DATE_EPOCH`` when set, else the base's own time, else the newest layer's
+    ``last-update``.
+
+    Raises:
+        UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
+    """
+    named = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if named:
+        if not _SECONDS.fullmatch(named):
+            raise UsageError(
+                f"SOURCE_DATE_EPOCH is {named!r}, not a number of seconds since 1970",
+                hint="export SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)",
+            )
+        return int(named)
+    try:
+        moment = datetime.fromisoformat(f"{base.created[:19]}+00:00")
+    except ValueError:
+        moment = datetime.min.replace(tzinfo=UTC)
+    if moment.year > 1980:
+        return int(moment.timestamp())
+    days = [str(layer["provenance"]["last-update"]) for layer in layers]
+    newest = max(days, default="1980-01-01")
+    return int(datetime.fromisoformat(f"{newest}T00:00:00+00:00").timestamp())
 
 
 def hints(
@@ -61,6 +110,7 @@ def hints(
     if any(d.outcome.state == NEEDS_REBUILD for d in decisions):
         return []
     patched = [d for d in decisions if d.needed and (d.outcome.changes or d.outcome.pending)]
+    before = any(d.outcome.state == APPLIED for d in decisions)
     found = []
     for profile in selection.profiles:
         if patched and profile.clean_from:
@@ -68,7 +118,7 @@ def hints(
                 f"vllm {profile.clean_from} and later need no patch for {profile.name}, only "
                 f"settings: --base pypi:vllm=={profile.clean_from}"
             )
-        elif not patched and profile.layers:
+        elif not patched and not before and profile.layers:
             found.append(
                 f"vllm {packages.get('vllm')} needs no patch for {profile.name}, only settings"
             )
@@ -123,19 +173,24 @@ def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = Fa
     """Raise when a profile does not serve this base, or no layer concerns it.
 
     Raises:
+        NotServed: a profile does not serve this base (exit 2).
         SparkBuildError: there is nothing to do (exit 3).
     """
     for profile in selection.profiles:
         if profile.needs and not all_match(profile.needs, plan.base.packages):
             wanted = ", ".join(f"{name} {spec}" for name, spec in profile.needs.items())
-            raise SparkBuildError(
+            raise NotServed(
                 f"profile {profile.name} needs {wanted}; the base has vllm "
                 f"{plan.base.packages.get('vllm')}: {profile.needs_reason}",
-                Exit.NOTHING_TO_DO,
-                hint="spark-build layers list",
+                hint=f"spark-build plan --layers {profile.name} --base {profile.pypi}",
             )
     idle = all(d.outcome.state == NOT_APPLICABLE for d in plan.decisions)
     done = all(d.outcome.state in (APPLIED, UPSTREAM, NOT_APPLICABLE) for d in plan.decisions)
     if idle or (building and done):
         reasons = "\n  ".join(f"layer {d.name}: {d.outcome.reason}" for d in plan.decisions)
-        raise SparkBuildError(f"nothing to do:\n  {reasons}", Exit.NOTHING_TO_DO)
+        names = ",".join(d.name for d in plan.decisions)
+        raise SparkBuildError(
+            f"nothing to do:\n  {reasons}",
+            Exit.NOTHING_TO_DO,
+            hint=f"spark-build matrix --layers {names}   (where there is something to do)",
+        )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from builder.console import console, megabytes
 from builder.errors import BuildFailed
+from builder.hints import CACHE, OUTPUT, TEMPORARY
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 #: What helps, by what lies in a place.
-_OUTPUT = "choose another disk with --output oci:DIR; --thin leaves the base's blobs out"
-_TEMPORARY = "free some space, or set TMPDIR to another disk"
-_CACHE = "spark-build cache prune, or set SPARK_BUILD_CACHE or XDG_CACHE_HOME to another disk"
+_OUTPUT = f"{OUTPUT}; --thin leaves the base's blobs out"
+_TEMPORARY = f"free some space, or {TEMPORARY}"
+_CACHE = f"spark-build cache prune, or cache clean; or {CACHE}"
 _ENGINE = "docker system prune, or --engine oci, which needs no Docker Engine"
 #: Bytes of an image's layers in an engine for one byte of them in a registry, at least: measured
 #: 4.1 on a vLLM image (1202 MB packed), and an engine with the containerd store keeps both.

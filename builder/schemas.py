@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _SHARED = "definitions"
 _REFERENCE = f"{_SHARED}.json#/$defs/"
 _LOCAL = "#/$defs/"
+_HEAD = ("$schema", "$id", "title")
+#: What a command prints in place of its own document, with --all-platforms or --dry-run.
+_INSTEAD = {
+    "image": "image-index",
+    "compile-run": "compile-show",
+    "compile-wheel": "compile-wheel-plan",
+}
 
 
 def names() -> list[str]:
@@ -38,6 +45,10 @@ def schema(name: str) -> dict[str, Any]:
             f"no schema {name!r}{did_you_mean(name, known)}", hint=f"schemas: {', '.join(known)}"
         )
     value = _read(name)
+    if name in _INSTEAD:
+        head = {key: value.pop(key) for key in _HEAD}
+        other = _read(_INSTEAD[name])
+        value = {**head, "anyOf": [value, {k: v for k, v in other.items() if k not in _HEAD}]}
     shared = _read(_SHARED)["$defs"]
     needed: dict[str, Any] = {}
     pending = list(_references(value))

@@ -13,12 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from builder.bars import Bar
 from builder.console import console, megabytes
-from builder.errors import BuildFailed, RemoteError, UsageError
-from builder.index import PackageIndex, WheelFile, write_atomically
-from builder.locks import locked
+from builder.download import download
+from builder.errors import RemoteError, UsageError
+from builder.hints import TEMPORARY, os_hint
+from builder.index import write_atomically
+from builder.network import no_answer
 from builder.paths import cache_dir
-from builder.room import Need, check_room
 from builder.runtime.spark_apply import (
     Distribution,
     Member,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.index import PackageIndex, WheelFile
     from builder.native.stage import Stages
     from builder.runtime.spark_apply import Stage, Target, Tree, Unstaged
 
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 _TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
 #: Neighbours closer than this are fetched in one range: cheaper than another round trip.
 _GAP = 256 << 10
-#: A large file is read in ranges of this many bytes.
-_PIECE = 16 << 20
+#: Bytes of a range of a large file, and between two looks at how far a download is.
+_PIECE, _STEP = 16 << 20, 256 << 10
 
 
 class RemoteWheel:
@@ -51,6 +54,8 @@ class RemoteWheel:
         self._index = index
         self._cache = cache_dir() / "wheels" / file.sha256
         self._memory: dict[str, bytes] = {}
+        #: of what is being read just now
+        self._bar = Bar("", None, "bytes")
 
     # -- the archive
 
@@ -58,19 +63,24 @@ class RemoteWheel:
         import requests
 
         headers = {"Range": f"bytes={start}-{stop - 1}"}
+        pieces = []
+        url = self._index.address(self.file)
         try:
-            url = self._index.address(self.file)
-            response = self._index.session.get(url, headers=headers, timeout=120)
-            data = response.content
+            session = self._index.session
+            with session.get(url, headers=headers, stream=True, timeout=120) as response:
+                for piece in response.iter_content(_STEP) if response.status_code == 206 else ():
+                    pieces.append(piece)
+                    self._bar.advance(len(piece))
         except requests.RequestException as error:
             raise RemoteError(
-                f"{self.file.filename}: the download broke off ({error.__class__.__name__})",
+                f"{self.file.filename}: the download broke off: {no_answer(error, url)}",
                 hint="run the same command again; what was read is kept",
             ) from error
+        data = b"".join(pieces)
         if response.status_code != 206 or len(data) != stop - start:
             raise RemoteError(
                 f"{self.file.filename}: the index answered {response.status_code} with "
-                f"{len(data)} bytes where {stop - start} were asked for"
+                f"{len(data)} bytes of the {stop - start} that were asked for"
             )
         self._index.bytes_read += len(data)
         return data
@@ -82,17 +92,22 @@ class RemoteWheel:
             return self.file.size
         import requests
 
+        kept = self._cache / "size"
+        with contextlib.suppress(OSError, ValueError):
+            return int(kept.read_bytes())
+        url = self._index.address(self.file)
         try:
-            url = self._index.address(self.file)
             response = self._index.session.head(url, timeout=60, allow_redirects=True)
         except requests.RequestException as error:
             raise RemoteError(
-                f"{self.file.filename}: the index does not say how large it is "
-                f"({error.__class__.__name__})"
+                f"{self.file.filename}: the index does not say how large it is: "
+                f"{no_answer(error, url)}"
             ) from error
         if not response.ok or "Content-Length" not in response.headers:
             raise RemoteError(f"{self.file.filename}: the index does not say how large it is")
-        return int(response.headers["Content-Length"])
+        size = int(response.headers["Content-Length"])
+        write_atomically(kept, b"%d" % size)
+        return size
 
     @cached_property
     def _stream(self) -> RangeFile:
@@ -153,16 +168,20 @@ class RemoteWheel:
         if missing:
             self._prefetch(missing)
         for path in missing:
-            try:
-                data = self._archive.read(path)
-            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-                raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
-            if sha256_hex(data) != self.members[path].sha256:
-                raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+            data = self._checked(path)
             write_atomically(self._cache / "files" / quote(path, safe=""), data)
             self._memory[path] = data
 
-    def _prefetch(self, paths: Sequence[str]) -> None:
+    def _checked(self, path: str) -> bytes:
+        try:
+            data = self._archive.read(path)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
+        if sha256_hex(data) != self.members[path].sha256:
+            raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+        return data
+
+    def _prefetch(self, paths: Sequence[str], bar: Bar | None = None) -> None:
         infos = sorted((self._archive.getinfo(p) for p in paths), key=lambda i: i.header_offset)
         runs: list[tuple[int, int]] = []
         for info in infos:
@@ -173,8 +192,11 @@ class RemoteWheel:
                 runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
             else:
                 runs.append((start, stop))
-        for start, stop in runs:
-            self._stream.prefetch(start, stop)
+        title, total = f"reading {self.file.release}", sum(stop - start for start, stop in runs)
+        own = console.progress(title, total, said=False)
+        with own if bar is None else contextlib.nullcontext(bar) as self._bar:
+            for start, stop in runs:
+                self._stream.prefetch(start, stop)
 
     def extract(self, path: str, target: Path) -> None:
         """Write one large file to disk, in pieces; neither memory nor the cache keeps it.
@@ -182,10 +204,12 @@ class RemoteWheel:
         Raises:
             RemoteError: the download breaks off, or the bytes are not what RECORD says.
         """
+        title = f"reading {path.rpartition('/')[2]} out of {self.file.release}"
+        with console.progress(title, self.packed_size(path)) as self._bar:
+            self._extract(path, target)
+
+    def _extract(self, path: str, target: Path) -> None:
         info = self._archive.getinfo(path)
-        console.say(
-            f"  reading {path} out of {self.file.filename} ({megabytes(info.compress_size)})"
-        )
         head = self._fetch(info.header_offset, info.header_offset + 30)
         start = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
         stop = start + info.compress_size
@@ -204,10 +228,33 @@ class RemoteWheel:
         except OSError as error:
             raise UsageError(
                 f"cannot write {path} to {target.parent}: {error.strerror}",
-                hint="free some space, or set TMPDIR to another disk",
+                hint=os_hint(error, TEMPORARY),
             ) from error
         if digest.hexdigest() != self.members[path].sha256:
             raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+
+    def packed_size(self, path: str) -> int:
+        """Bytes that one file takes in the wheel."""
+        return self._archive.getinfo(path).compress_size
+
+    def unpack(self, paths: Iterable[str], folder: Path, bar: Bar) -> None:
+        """Write files below a folder, each checked against RECORD; the cache keeps none of them.
+
+        ``bar`` counts the bytes of the wheel.
+
+        Raises:
+            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+        """
+        ordered = sorted(paths, key=lambda path: self.members[path].size)
+        self._prefetch([path for path in ordered if self.members[path].size <= _PIECE], bar)
+        for path in ordered:
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if self.members[path].size > _PIECE:
+                self._extract(path, target)
+            else:
+                target.write_bytes(self._checked(path))
+            target.chmod(self.members[path].mode)
 
     def download(self) -> Path:
         """The whole wheel on disk, checked against its sha256; shows progress.
@@ -216,62 +263,6 @@ class RemoteWheel:
             RemoteError: the download breaks off or has another digest.
         """
         return download(dataclasses.replace(self.file, size=self.size), self._index)
-
-
-def download(file: WheelFile, index: PackageIndex) -> Path:
-    """Fetch a whole wheel into the cache, resuming a partial one.
-
-    Raises:
-        RemoteError: the download breaks off or has another digest.
-    """
-    import requests
-
-    target = cache_dir() / "wheels" / file.sha256 / file.filename
-    with locked(file.filename):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_file():
-            return target
-        partial = target.with_suffix(".part")
-        have = partial.stat().st_size if partial.exists() else 0
-        if have >= file.size:  # whole, or not of this file: there is nothing after it to ask for
-            have = 0
-        _check_room(file, have)
-        size = f" ({megabytes(file.size)})" if file.size else ""
-        console.say(f"  downloading {file.filename}{size}")
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        try:
-            url = index.address(file)
-            with index.session.get(url, headers=headers, stream=True, timeout=120) as answer:
-                answer.raise_for_status()
-                with partial.open("ab" if answer.status_code == 206 else "wb") as out:
-                    for chunk in answer.iter_content(1 << 20):
-                        out.write(chunk)
-                        index.bytes_read += len(chunk)
-        except requests.RequestException as error:
-            raise RemoteError(
-                f"{file.filename}: the download broke off ({error.__class__.__name__})",
-                hint="run the same command again; it goes on where this one stopped",
-            ) from error
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise UsageError(
-                f"{file.filename}: cannot write to {target.parent}: {error.strerror}",
-                hint="free some space, or set SPARK_BUILD_CACHE to another disk",
-            ) from error
-        with partial.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest != file.sha256:
-            partial.unlink()
-            raise RemoteError(f"{file.filename}: sha256 is {digest}, pinned is {file.sha256}")
-        partial.replace(target)
-    return target
-
-
-def _check_room(file: WheelFile, have: int) -> None:
-    try:
-        check_room([Need.cache(max(0, file.size - have), file.filename)])
-    except BuildFailed as error:  # what is fetched is an input: nothing is being built yet
-        raise UsageError(str(error), hint=error.hint) from None
 
 
 class WheelTree:

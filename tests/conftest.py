@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.bootstrap import environment, use_ordinary_pip
 from tests.documents import watch
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a background job ignores SIGINT, and so would every program that a test starts to interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+use_ordinary_pip(environment())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,17 +20,7 @@ def document_of(words: Sequence[str]) -> str:
     """The document that a command line prints, by the name of its schema."""
     plain = [word for word in words if not word.startswith("-")]
     known = names()
-    name = next((n for n in ("-".join(plain[:2]), plain[0]) if n in known), "error")
-    if name == "image" and {"--all-platforms", "--others"} & {*words}:
-        return "image-index"
-    if {"--dry-run", "-n"} & {*words}:
-        planned = {
-            "image": "plan",
-            "compile-run": "compile-show",
-            "compile-wheel": "compile-wheel-plan",
-        }
-        name = planned.get(name, name)
-    return name
+    return next((n for n in ("-".join(plain[:2]), plain[0]) if n in known), "error")
 
 
 @functools.cache
@@ -60,7 +50,8 @@ def watch(patch: pytest.MonkeyPatch) -> None:
 
     def shown(document: dict[str, Any]) -> None:
         words = running[-1]
-        show(document if "schema" in words[:2] else validated(document_of(words), document))
+        published = "schema" in words[:2] and "$schema" in document
+        show(document if published else validated(document_of(words), document))
 
     patch.setattr(main, "_common_first", ordered)
     patch.setattr(main, "_print_document", shown)

@@ -21,6 +21,10 @@ def jobs(wanted: dict[str, list[str]], only: str = "") -> dict[str, list[dict[st
         name = f"{profile}-{re.sub(r'[^A-Za-z0-9.]+', '-', base.rpartition('/')[2])}"
         lane = "docker" if profile in wanted["docker"] else "thin"
         chosen[lane].append({"name": name, "profile": profile, "base": base})
+        # no two jobs move the same tag; a profile's own name follows the last base of the list
+        version = re.sub(r"[^A-Za-z0-9.]+", "-", base.rpartition(":")[2]).removeprefix("v")
+        tags = [f"{version}-{profile}", *([profile] if base == wanted["bases"][-1] else [])]
+        chosen[lane][-1]["tags"] = " ".join(tags)
     return chosen
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError, UsageError, did_you_mean
+from builder.forms import refuse_other_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +111,7 @@ def identify(request: BaseRequest) -> Base:
         RemoteError: the package index or the registry does not answer.
         EngineError: a Docker Engine was asked for and none answers.
     """
+    refuse_other_form(request.ref)
     scheme, rest = scheme_of(request.ref)
     if scheme == "pypi":
         from builder.bases.pypi import identify_pypi

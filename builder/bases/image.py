@@ -11,6 +11,7 @@ import shutil
 from typing import IO, TYPE_CHECKING, Any
 
 from builder.bases.imagetree import ImageFacts, image_base
+from builder.bases.records import check_vllm
 from builder.engines import docker as engine
 from builder.errors import BuildFailed, UsageError
 from builder.paths import package_file
@@ -78,10 +79,12 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
         client.close()
 
     try:
-        return image_base(facts, answer, _ContainerFiles(container), close)
+        base = image_base(facts, answer, _ContainerFiles(container), close)
+        check_vllm(base.tree, base.identity.site_packages)
     except BaseException:
         close()
         raise
+    return base
 
 
 def _ask(client: Any, ref: str, request: BaseRequest) -> dict[str, Any]:

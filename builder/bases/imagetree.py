@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from builder.bases import Base
 from builder.errors import UsageError
+from builder.hints import TEMPORARY, os_hint
 from builder.model import BaseIdentity, Platform
 from builder.runtime.spark_apply import ENV_PTH, Distribution, distribution_of, env_of
 
@@ -64,7 +65,7 @@ class ImageTree:
         except OSError as error:
             raise UsageError(
                 f"cannot write {path} to {target.parent}: {error.strerror}",
-                hint="free some space, or set TMPDIR to another disk",
+                hint=os_hint(error, TEMPORARY),
             ) from error
         if not found:
             raise UsageError(f"{path} is not in the image")

@@ -47,6 +47,13 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
     return named
 
 
+def requirements_of(metadata: bytes) -> Iterator[Requirement]:
+    """What a distribution's METADATA requires, whatever the markers say."""
+    text = metadata.decode("utf-8", "replace")
+    lines = email.parser.Parser().parsestr(text, headersonly=True).get_all("Requires-Dist", [])
+    yield from map(Requirement, lines)
+
+
 class _Resolver:
     """Follows Requires-Dist from vLLM through the tracked distributions; no dependency solve."""
 
@@ -91,10 +98,7 @@ class _Resolver:
             self.order.append(name)
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
-        text = wheel.read(f"{wheel.info_dir}/METADATA").decode("utf-8", "replace")
-        metadata = email.parser.Parser().parsestr(text, headersonly=True)
-        for line in metadata.get_all("Requires-Dist", []):
-            requirement = Requirement(line)
+        for requirement in requirements_of(wheel.read(f"{wheel.info_dir}/METADATA")):
             marker = requirement.marker
             if marker is None or any(
                 marker.evaluate({**self._env, "extra": extra}) for extra in ("", *extras)

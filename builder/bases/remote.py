@@ -7,13 +7,13 @@ Engine runs it (``runtime/identify_probe.py``).
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import email.parser
 from typing import TYPE_CHECKING, Any
 
 from builder.bases import OpenedImage
 from builder.bases.imagetree import ImageFacts, env_of_config, image_base
+from builder.bases.records import recorded
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
 from builder.model import Platform
@@ -24,7 +24,7 @@ from builder.rootfs.python import interpreters
 from builder.rootfs.tar import DIR, FILE, SYMLINK
 from builder.rootfs.view import Rootfs
 from builder.runtime import identify_probe as probe
-from builder.runtime.spark_apply import distribution_of, parse_record
+from builder.runtime.spark_apply import distribution_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,7 +60,8 @@ def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> Open
     try:
         notes = Facts([layer.digest for layer in image.layers]) if noting else None
         facts = facts_of(image.layers)
-        return OpenedImage(image, Rootfs(image.layers, LayerCache(image.source), facts, notes))
+        cache = LayerCache(image.source, diff_ids=image.diff_ids)
+        return OpenedImage(image, Rootfs(image.layers, cache, facts, notes))
     except BaseException:
         image.close()
         raise
@@ -143,22 +144,18 @@ def _distributions(
                 continue
             metadata = view.read(f"{root}/{info}/METADATA")
             if metadata is not None:
-                record = view.read(f"{root}/{info}/RECORD") or b""
-                found[dist.name] = (root, *_described_by(f"{root}/{info}", metadata, record))
+                record = view.read(f"{root}/{info}/RECORD")
+                owned = probe.top_levels(recorded(record, f"{root}/{info}"))
+                found[dist.name] = (root, _version_in(metadata, f"{root}/{info}"), owned)
     return found
 
 
-def _described_by(where: str, metadata: bytes, record: bytes) -> tuple[str, set[str]]:
-    """Version and top-level names of a distribution."""
+def _version_in(metadata: bytes, where: str) -> str:
     headers = email.parser.BytesParser().parsebytes(metadata, headersonly=True)
-    try:
-        rows = [row.path for row in parse_record(record)]
-    except (ValueError, csv.Error) as error:
-        raise UsageError(f"{where}/RECORD is damaged: {error}") from None
     version = str(headers["Version"] or "")
     if not version:
         raise UsageError(f"{where}/METADATA names no version")
-    return version, probe.top_levels(rows)
+    return version
 
 
 class _LayerDisk:

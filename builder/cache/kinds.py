@@ -29,7 +29,7 @@ class Kind:
 
     @property
     def prunable(self) -> bool:
-        """Whether ``cache prune`` may remove entries."""
+        """Whether ``cache prune`` and ``cache clean`` may remove entries."""
         return self.entry is not None
 
 

@@ -1,45 +1,52 @@
-"""The typer application.  Each command's module is imported when the command runs."""
+"""The typer application.  Each command's module is imported when the command runs.
 
-from __future__ import annotations
+Here and in the other modules of options annotations are no strings: typer would evaluate each of
+them at every start, which takes a tenth of ``--help``.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from builder.cli import complete
 from builder.cli import options as opt
+from builder.cli.applyapp import apply_app
 from builder.cli.cacheapp import cache_app
 from builder.cli.compileapp import compile_app
+from builder.cli.developapp import config_app, develop_app, mods_app
 from builder.cli.dispatch import app as dispatch_app
+from builder.cli.help import BUILD, CONTEXT, DEVELOP, INSPECT, MAINTAIN, App, examples
 from builder.cli.layersapp import layers_app
 from builder.cli.lockapp import LOCK_EXAMPLES, lock
 from builder.cli.publishapp import publish_app
 from builder.console import console
 
-app = typer.Typer(
+app = App(
     name="spark-build",
-    help="Container images that run NVFP4 models at full speed on NVIDIA DGX Spark (GB10, SM121): "
-    "patch a vLLM release, prove which kernels it selects, publish it.",
-    epilog="Exit codes: 0 ok, 2 usage, 3 nothing to do, 4 drift, 5 verification failed, 6 engine "
-    "missing, 7 build failed, 8 remote failed, 9 stale, 10 needs a rebuild, 130 interrupted.",
-    no_args_is_help=True,
+    help="Container images that run NVFP4 models on NVIDIA DGX Spark (GB10, SM121): patch a vLLM "
+    "release, prove without a GPU which kernels it selects, publish it.",
+    epilog=examples(
+        "spark-build plan -l b12x-full -b pypi:vllm==0.20.1",
+        "spark-build image -l b12x-full",
+        "docker logs NAME 2>&1 | spark-build diagnose -",
+        note="Exit codes: 0 ok, 2 usage, 3 nothing to do, 4 drift, 5 verification failed, 6 engine "
+        "missing, 7 build failed, 8 remote failed, 9 stale, 10 needs a rebuild, 130 interrupted, "
+        "143 terminated.",
+    ),
+    context_settings=CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-mods_app = typer.Typer(help="Layers as start-time mods for sparkrun and spark-vllm-docker.")
-config_app = typer.Typer(help="What spark-build would use, and where each value comes from.")
+app.add_typer(apply_app)
 app.add_typer(publish_app)
-app.add_typer(layers_app, name="layers")
-app.add_typer(dispatch_app, name="dispatch", no_args_is_help=True)
-app.add_typer(cache_app, name="cache", no_args_is_help=True)
-app.add_typer(mods_app, name="mods", no_args_is_help=True)
-app.add_typer(config_app, name="config", no_args_is_help=True)
-app.add_typer(compile_app, name="compile", no_args_is_help=True)
-
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")
-]
-Directory = Annotated[Path, typer.Argument(help="site-packages, or a virtual environment.")]
+app.add_typer(develop_app)
+app.add_typer(layers_app, name="layers", rich_help_panel=DEVELOP)
+app.add_typer(dispatch_app, name="dispatch", rich_help_panel=DEVELOP)
+app.add_typer(cache_app, name="cache", rich_help_panel=MAINTAIN)
+app.add_typer(mods_app, name="mods", rich_help_panel=DEVELOP)
+app.add_typer(config_app, name="config", rich_help_panel=MAINTAIN)
+app.add_typer(compile_app, name="compile", rich_help_panel=DEVELOP)
 
 
 def _version(value: bool) -> None:
@@ -53,10 +60,15 @@ def _version(value: bool) -> None:
 @app.callback()
 def common(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every command run.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks for bugs of ours.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every detail.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Tracebacks for unexpected errors.")
+    ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Set how much is said."""
@@ -65,9 +77,12 @@ def common(
 
 
 @app.command(
-    epilog="Examples:  spark-build plan --layers b12x-full --base pypi:vllm==0.20.1   |   "
-    "spark-build plan -l b12x-full -b vllm/vllm-openai:v0.20.1 --json   |   spark-build plan "
-    "--with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0"
+    rich_help_panel=BUILD,
+    epilog=examples(
+        "spark-build plan --layers b12x-full --base pypi:vllm==0.20.1",
+        "spark-build plan -l b12x-full -b vllm/vllm-openai:v0.20.1 --json",
+        "spark-build plan --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
+    ),
 )
 def plan(
     layers: opt.LayersOrPulls = None,
@@ -86,7 +101,7 @@ def plan(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Show what each layer would do to a base, and why.  Changes nothing."""
+    """Show what each layer would do to a base; change nothing."""
     from builder.cli.plan import plan_command
 
     plan_command(
@@ -105,9 +120,15 @@ def plan(
 
 
 @app.command(
-    epilog="Examples:  spark-build image --layers b12x-full   |   spark-build image -l b12x-full "
-    "--engine oci --output oci:out   |   IMG=$(spark-build image -l marlin -q)   |   spark-build "
-    "image -l b12x-full -b docker://HOST/vllm:1 --builder tcp://buildkitd:1234 --push -t HOST/me:1"
+    rich_help_panel=BUILD,
+    epilog=examples(
+        "spark-build image --layers b12x-full",
+        "spark-build image -l b12x-full -b vllm/vllm-openai:v0.33.0 -t vllm-spark",
+        "spark-build image -l b12x-full --engine oci --output oci:out",
+        "spark-build image -l b12x-full -b docker://HOST/vllm:1 --push -t HOST/me:1",
+        "spark-build image -l b12x-full --builder tcp://buildkitd:1234 -t vllm-spark",
+        "IMG=$(spark-build image -l marlin -q)",
+    ),
 )
 def image(
     layers: opt.LayersOrPulls = None,
@@ -118,7 +139,12 @@ def image(
     site_packages: opt.SitePackages = None,
     patches: opt.Patches = None,
     engine: Annotated[
-        str, typer.Option(help="auto (Docker when it answers), buildkit, or oci (no daemon).")
+        str,
+        typer.Option(
+            help="auto (Docker when it answers), buildkit, or oci (no daemon).",
+            metavar="|".join(complete.ENGINES),
+            autocompletion=complete.one_of(*complete.ENGINES),
+        ),
     ] = "auto",
     builder: opt.Builder = None,
     cache_from: Annotated[
@@ -136,9 +162,19 @@ def image(
             metavar="CACHE",
         ),
     ] = None,
-    tag: Annotated[str | None, typer.Option("--tag", "-t", help="Name of the image.")] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", "-t", help="Name of the image.", metavar="[HOST/]NAME[:TAG]"),
+    ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="docker, oci:DIR, or registry.")
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where the image goes: a Docker Engine, an OCI layout, or its registry.",
+            metavar="docker|oci:DIR|registry",
+            autocompletion=complete.one_of("docker", "oci:", "registry"),
+        ),
     ] = None,
     push: Annotated[bool, typer.Option("--push", help="Push the image after it is built.")] = False,
     thin: Annotated[
@@ -152,7 +188,11 @@ def image(
     ] = False,
     others: Annotated[
         str,
-        typer.Option(metavar="keep|drop", help="Entries of the base's index that are not patched."),
+        typer.Option(
+            metavar="keep|drop",
+            help="Entries of the base's index that are not patched.",
+            autocompletion=complete.one_of("keep", "drop"),
+        ),
     ] = "drop",
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
@@ -177,7 +217,10 @@ def image(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Build the patched image, and verify it.  The last line of stdout names it by digest."""
+    """Build the patched image, and verify it.
+
+    The last line of stdout names the image by digest.
+    """
     from builder.cli.image import ImageOptions, image_command
 
     image_command(
@@ -213,29 +256,42 @@ def image(
 
 
 @app.command(
-    epilog="Examples:  spark-build verify oci:out   |   spark-build verify my/image:tag --level "
-    "dispatch   |   spark-build verify pypi:vllm==0.20.1 --layers b12x-full   (fails: unpatched)"
+    rich_help_panel=INSPECT,
+    epilog=examples(
+        "spark-build verify oci:out",
+        "spark-build verify my/image:tag --level dispatch --html evidence.html",
+        "spark-build verify my/image:tag --prove-necessary",
+        "spark-build verify pypi:vllm==0.33.0 --layers b12x-full",
+    ),
 )
 def verify(
     target: Annotated[
-        str, typer.Argument(help="IMAGE, oci:DIR, pypi:vllm==VERSION, or dir:SITE_PACKAGES.")
+        str,
+        typer.Argument(
+            help="IMAGE, oci:DIR, pypi:vllm==VERSION, or dir:SITE_PACKAGES.", metavar="TARGET"
+        ),
     ],
     layers: opt.OptionalLayers = None,
     with_pr: opt.WithPr = None,
-    level: Annotated[
+    level: opt.Level = None,
+    require: Annotated[
         list[str] | None,
         typer.Option(
-            help="static, imports, dispatch (these by default), codegen, binaries, device, serve."
+            "--require",
+            help="Run these levels too, and they must run.",
+            metavar="LEVEL[,LEVEL...]",
+            autocompletion=complete.levels,
         ),
     ] = None,
-    require: Annotated[
-        list[str] | None, typer.Option("--require", help="Levels that must have run.")
-    ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write the evidence as one self-contained page too.")
+        Path | None,
+        typer.Option(help="Write the evidence as one self-contained page too.", metavar="FILE"),
     ] = None,
     summary: Annotated[
-        Path | None, typer.Option(help="Append the evidence as Markdown, as CI summaries show it.")
+        Path | None,
+        typer.Option(
+            help="Append the evidence as Markdown, as CI summaries show it.", metavar="FILE"
+        ),
     ] = None,
     prove_necessary: Annotated[
         bool,
@@ -248,13 +304,18 @@ def verify(
         bool, typer.Option("--bench", help="Level serve: measure tokens/s and first token too.")
     ] = False,
     against: Annotated[
-        Path | None, typer.Option(help="Evidence (JSON) with a bench to compare this one with.")
+        Path | None,
+        typer.Option(help="Evidence (JSON) with a bench to compare this one with.", metavar="FILE"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Level serve: this model, not the tiny generated ones.")
+        str | None,
+        typer.Option(help="Level serve: this model, not the tiny generated ones.", metavar="MODEL"),
     ] = None,
     serve_args: Annotated[
-        str, typer.Option(help="Level serve: more arguments for vllm serve, as one text.")
+        str,
+        typer.Option(
+            help="Level serve: more arguments for vllm serve, as one text.", metavar="ARGS"
+        ),
     ] = "",
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
@@ -264,7 +325,7 @@ def verify(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Prove what a target is: files, imports, and the kernels that its own vLLM selects."""
+    """Prove what an image is, and which kernels it selects."""
     from builder.cli.verify import verify_command
     from builder.verify.ongpu import GpuOptions
 
@@ -285,159 +346,34 @@ def verify(
     )
 
 
-@app.command(epilog="Example:  spark-build apply ~/vllm-env --layers b12x-full --dry-run")
-def apply(
-    directory: Directory,
-    layers: opt.LayersOrPulls = None,
-    with_pr: opt.WithPr = None,
-    patches: opt.Patches = None,
-    forge_clone: opt.ForgeClone = None,
-    locked: opt.Locked = False,
-    compile_here: opt.Compile = False,
-    toolkit: opt.Toolkit = None,
-    builder: opt.Builder = None,
-    dry_run: DryRun = False,
-    json: opt.Json = False,
-) -> None:
-    """Apply layers to an installed environment, all or nothing per layer."""
-    from builder.cli.apply import apply_command
-
-    apply_command(
-        directory=directory,
-        layers=layers,
-        pulls=opt.pull_options(with_pr, forge_clone, locked),
-        patches=patches,
-        compile_here=compile_here,
-        toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
-        dry_run=dry_run,
-        json=json,
-    )
-
-
-@app.command(epilog="Example:  spark-build revert ~/vllm-env --layers b12x-full")
-def revert(
-    directory: Directory,
-    layers: opt.OptionalLayers = None,
-    patches: opt.Patches = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Put originals back over later edits too.")
-    ] = False,
-    dry_run: DryRun = False,
-    json: opt.Json = False,
-) -> None:
-    """Put back the exact bytes from before (all layers, unless some are named)."""
-    from builder.cli.apply import revert_command
-
-    revert_command(
-        directory=directory,
-        layers=layers,
-        patches=patches,
-        force=force,
-        dry_run=dry_run,
-        json=json,
-    )
-
-
 @app.command(
-    epilog="Examples:  docker logs NAME 2>&1 | spark-build diagnose -   |   spark-build diagnose "
-    "server.log --vllm 0.25.0   Exit 5: the log shows an error; 0: warnings and notes at most."
+    rich_help_panel=INSPECT,
+    epilog=examples(
+        "docker logs NAME 2>&1 | spark-build diagnose -",
+        "spark-build diagnose server.log --vllm 0.25.0",
+        note="Exit 5: the log shows an error; 0: warnings and notes at most.",
+    ),
 )
 def diagnose(
     log: Annotated[
-        str | None, typer.Argument(help="A log of vLLM or TensorRT-LLM; - is standard input.")
+        str | None,
+        typer.Argument(help="A log of vLLM or TensorRT-LLM; - is standard input.", metavar="LOG"),
     ] = None,
     vllm: Annotated[
         str | None,
-        typer.Option(help="The vLLM release that wrote it (default: what the log says)."),
+        typer.Option(
+            help="The vLLM release that wrote it (default: what the log says).", metavar="VERSION"
+        ),
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Say which kernels a log selected, what is wrong, and what to do in that release."""
+    """Say what a server log shows, what is wrong, what to do.
+
+    Which kernels were selected, and the cure in the release that wrote the log.
+    """
     from builder.cli.diagnose import diagnose_command
 
     diagnose_command(log=log, vllm=vllm, json=json)
 
 
-@app.command(epilog="Example:  spark-build matrix -l b12x-full --releases 0.20.1,0.22.1,0.33.0")
-def matrix(
-    layers: opt.Layers,
-    releases: Annotated[
-        str | None,
-        typer.Option(help="vLLM releases, comma-separated (default: every one since 0.17.0)."),
-    ] = None,
-    dispatch: Annotated[
-        bool, typer.Option("--dispatch", help="Also ask each release what it selects on SM121.")
-    ] = False,
-    choices: Annotated[
-        bool, typer.Option("--choices", help="Also ask for every choice that a release offers.")
-    ] = False,
-    evidence: Annotated[
-        Path | None, typer.Option(help="Keep each release's evidence in this directory.")
-    ] = None,
-    platform: opt.PlatformName = None,
-    patches: opt.Patches = None,
-    refresh: opt.Refresh = False,
-    json: opt.Json = False,
-) -> None:
-    """The state of every layer on every vLLM release, from the released wheels."""
-    from builder.cli.matrix import matrix_command
-
-    matrix_command(
-        layers=layers,
-        releases=releases,
-        platform=platform,
-        patches=patches,
-        refresh=refresh,
-        dispatch=dispatch,
-        choices=choices,
-        evidence=evidence,
-        json=json,
-    )
-
-
-app.command(epilog=LOCK_EXAMPLES)(lock)
-
-
-@mods_app.command("export")
-def mods_export(
-    names: Annotated[list[str] | None, typer.Argument(help="Mods (default: all of ours).")] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option("--in", help="Where mods go (default: mods/ of the checkout, or here)."),
-    ] = None,
-    layers: opt.OptionalLayers = None,
-    with_pr: opt.WithPr = None,
-    patches: opt.Patches = None,
-    forge_clone: opt.ForgeClone = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say whether they are stale (exit 9).")
-    ] = False,
-) -> None:
-    """Write self-contained mods/NAME/run.sh from the layers."""
-    from builder.cli.mods import export_command
-
-    pulls = opt.pull_options(with_pr, forge_clone)
-    export_command(names or [], directory, layers, pulls, patches, check)
-
-
-@app.command(
-    epilog="Example:  spark-build schema verify > verify.json; check-jsonschema --schemafile "
-    "verify.json evidence.json"
-)
-def schema(
-    name: Annotated[
-        str | None, typer.Argument(help="A document (default: list those that there are).")
-    ] = None,
-) -> None:
-    """Print the JSON Schema of a document that --json prints."""
-    from builder.cli.schema import schema_command
-
-    schema_command(name)
-
-
-@config_app.command("show")
-def config_show(json: opt.Json = False) -> None:
-    """Effective settings and where each comes from."""
-    from builder.cli.config import show_command
-
-    show_command(json)
+app.command(epilog=LOCK_EXAMPLES, rich_help_panel=MAINTAIN)(lock)

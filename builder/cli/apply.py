@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder.bases.directory import find_site_packages
 from builder.catalog import Catalog
 from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan
-from builder.console import console
+from builder.console import console, counted
 from builder.planner import refuse_nothing, refuse_plan
 from builder.runtime.spark_apply import DirTree, Store, receipts_of
 
@@ -38,7 +39,7 @@ def apply_command(
     if not json:
         show_plan(plan, elsewhere=inputs.elsewhere)
     refuse_nothing(plan, inputs.selection)
-    refuse_plan(plan, inputs.rebuild_command(f"apply {directory}", f"dir:{root}"))
+    refuse_plan(plan, inputs.rebuild_command(f"apply {shlex.quote(str(directory))}", f"dir:{root}"))
     inputs.refuse_stages(plan)
     if not dry_run:
         plan = inputs.compiled(plan, base)
@@ -49,7 +50,7 @@ def apply_command(
         print_json({**plan.as_json(), "directory": str(root), "written": not dry_run})
         return
     word = "would be applied to" if dry_run else "applied to"
-    print(f"{len(plan.needed)} layers {word} {root}")
+    print(f"{counted(len(plan.needed), 'layer')} {word} {root}")
     if plan.serve_flags:
         console.say(f"start vLLM with: {' '.join(plan.serve_flags)}")
 
@@ -84,4 +85,4 @@ def revert_command(
         return
     for name in going:
         console.say(f"  {'would revert' if dry_run else 'reverted'}  {name}")
-    print(f"{len(going)} layers {'would be ' if dry_run else ''}reverted in {root}")
+    print(f"{counted(len(going), 'layer')} {'would be ' if dry_run else ''}reverted in {root}")

@@ -1,21 +1,26 @@
-"""``spark-build cache show`` and ``cache prune``."""
+"""``spark-build cache show``, ``cache prune`` and ``cache clean``."""
 
 from __future__ import annotations
 
 import datetime
+import sys
 from typing import TYPE_CHECKING, Any
 
 from builder.cache.kinds import KINDS, OTHER, Kind, kinds_named
-from builder.cache.prune import IN_USE, Wish, prune
+from builder.cache.prune import IN_USE, Pruned, Wish, prune
 from builder.cache.scan import Entry, entries, unknown
 from builder.cli.show import print_json
 from builder.cli.units import bytes_of, seconds_of
 from builder.console import console, megabytes
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.hints import again
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+#: What ``cache prune`` leaves alone where neither an age nor a size is given.
+_PRUNE_AGE = "30d"
 
 
 def _moment(seconds: float) -> str:
@@ -65,26 +70,74 @@ def prune_command(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Remove, and say what; nothing to remove ends with exit 3.
+    """Remove what was not used for long, and say what; nothing to remove ends with exit 3.
 
     Raises:
         UsageError: an option is malformed, or the directory is not a cache of ours.
         SparkBuildError: there is nothing to do.
     """
+    if older_than is None and keep_bytes is None:
+        older_than = _PRUNE_AGE
     wish = Wish(
         kinds=kinds_named(kinds),
         older_than=None if older_than is None else seconds_of(older_than),
         keep_bytes=None if keep_bytes is None else bytes_of(keep_bytes),
     )
+    done = prune(cache_dir(), wish, dry_run=dry_run)
+    kept = f"; the other {megabytes(done.kept_bytes)} are kept" if done.kept_bytes else ""
+    if older_than is not None:
+        nothing = f"nothing in it was unused for {older_than}{kept}"
+    else:
+        nothing = f"it holds no more than {keep_bytes} of what can be removed"
+    _tell(done, nothing, "spark-build cache clean", dry_run=dry_run, json=json)
+
+
+def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool) -> None:
+    """Remove all that other runs do not use, after a question; nothing there ends with exit 3.
+
+    Raises:
+        UsageError: there is no terminal to ask on, or the directory is not a cache of ours.
+        SparkBuildError: there is nothing to do, or the answer was no.
+    """
+    wish = Wish(kinds=kinds_named(kinds))
     cache = cache_dir()
-    done = prune(cache, wish, dry_run=dry_run)
+    done = prune(cache, wish, dry_run=True)
+    if done.removed and not dry_run:
+        if not yes:
+            _ask(f"remove {megabytes(done.freed)} of {cache}")
+        done = prune(cache, wish)
+    _tell(done, "it is empty", "spark-build cache show", dry_run=dry_run, json=json)
+
+
+def _ask(action: str) -> None:
+    """Go on only after a yes on the terminal.
+
+    Raises:
+        UsageError: there is no terminal.
+        SparkBuildError: the answer was no.
+    """
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"this would {action}, and there is no terminal to ask on",
+            hint=again("--yes"),
+        )
+    console.warn(f"this will {action}; what is needed again is fetched or made again")
+    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise SparkBuildError("nothing was removed", Exit.NOTHING_TO_DO, hint=again("--yes"))
+
+
+def _tell(done: Pruned, nothing: str, hint: str, *, dry_run: bool, json: bool) -> None:
+    """Say what was removed.
+
+    Raises:
+        SparkBuildError: nothing was.
+    """
+    cache = cache_dir()
     busy = f"{done.in_use} stay because other runs may be using them" if done.in_use else ""
     if not done.removed:
-        reason = busy or "nothing in the cache is what this is about"
         raise SparkBuildError(
-            f"nothing to prune in {cache}: {reason}",
-            Exit.NOTHING_TO_DO,
-            hint="spark-build cache show",
+            f"nothing to remove in {cache}: {busy or nothing}", Exit.NOTHING_TO_DO, hint=hint
         )
     if json:
         rows = [

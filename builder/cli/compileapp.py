@@ -1,22 +1,40 @@
 """The options of ``spark-build compile``; what its commands do is imported when they run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from builder.cli import complete
 from builder.cli import options as opt
+from builder.cli.help import App, examples
 
-compile_app = typer.Typer(help="What a release's own build makes of its CUDA sources.")
+compile_app = App(
+    help="Compile what a prebuilt release lacks on SM121.",
+    epilog=examples("spark-build compile show --vllm 0.19.1"),
+)
 
-Change = Annotated[str | None, typer.Option(help="A change that is known by name: sm120-family.")]
-Patch = Annotated[Path | None, typer.Option(help="A unified diff on the source tree.")]
-SourceTree = Annotated[
-    Path | None, typer.Option(help="A source tree of your own instead of the released one.")
+Change = Annotated[
+    str | None,
+    typer.Option(
+        help="A change that is known by name: sm120-family.",
+        metavar="NAME",
+        autocompletion=complete.one_of("sm120-family"),
+    ),
 ]
-ArchList = Annotated[str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.")]
+Patch = Annotated[
+    Path | None, typer.Option(help="A unified diff on the source tree.", metavar="FILE")
+]
+Release = Annotated[
+    str, typer.Option("--vllm", help="Release, or VERSION.devN+gCOMMIT.", metavar="VERSION")
+]
+SourceTree = Annotated[
+    Path | None,
+    typer.Option(help="A source tree of your own instead of the released one.", metavar="DIR"),
+]
+ArchList = Annotated[
+    str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.", metavar="ARCH[;ARCH...]")
+]
 Nvcc = Annotated[
     str | None,
     typer.Option(
@@ -26,10 +44,15 @@ Nvcc = Annotated[
 ]
 Platform = Annotated[
     str | None,
-    typer.Option(help="linux/arm64 or linux/amd64 (default: this machine's)."),
+    typer.Option(
+        help="linux/arm64 or linux/amd64 (default: this machine's).",
+        metavar="PLATFORM",
+        autocompletion=complete.one_of(*complete.PLATFORMS),
+    ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.")
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.", metavar="N"),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
@@ -38,23 +61,31 @@ DryRun = Annotated[
 
 @compile_app.command(
     "show",
-    epilog="Examples:  spark-build compile show --vllm 0.19.1   |   spark-build compile show "
-    "--vllm 0.20.1 --operators",
+    epilog=examples(
+        "spark-build compile show --vllm 0.19.1",
+        "spark-build compile show --vllm 0.20.1 --operators",
+    ),
 )
 def compile_show(
-    vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
+    vllm: Release,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
-    cuda: Annotated[str, typer.Option(help="CUDA version of the build.")] = "13.0",
+    cuda: Annotated[
+        str, typer.Option(help="CUDA version of the build.", metavar="VERSION")
+    ] = "13.0",
     changed: Annotated[
-        list[str] | None, typer.Option(help="A source file that changes; repeatable.")
+        list[str] | None,
+        typer.Option(help="A source file that changes; may be repeated.", metavar="FILE"),
     ] = None,
     operators: Annotated[
         bool, typer.Option("--operators", help="Which torch operators stand behind each unit.")
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Show which architectures a build keeps, what runs on SM121, and what a change rebuilds."""
+    """Show what a build of the sources would give on SM121.
+
+    Which architectures it keeps, what runs there, and what a change rebuilds.
+    """
     from builder.cli.compile import show_command
 
     show_command(
@@ -70,21 +101,24 @@ def compile_show(
 
 @compile_app.command(
     "run",
-    epilog="Examples:  spark-build compile run --vllm 0.19.1 --change sm120-family   |   "
-    "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
+    epilog=examples(
+        "spark-build compile run --vllm 0.19.1 --change sm120-family",
+        "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
+    ),
 )
 def compile_run(
-    vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
+    vllm: Release,
     change: Change = None,
     patch: Patch = None,
     unit: Annotated[
-        list[str] | None, typer.Option(help="A unit to compile as it is; repeatable.")
+        list[str] | None,
+        typer.Option(help="A unit to compile as it is; may be repeated.", metavar="FILE"),
     ] = None,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     torch: Annotated[
         Path | None,
-        typer.Option(help="site-packages with torch; default: what vLLM pins."),
+        typer.Option(help="site-packages with torch; default: what vLLM pins.", metavar="DIR"),
     ] = None,
     nvcc: Nvcc = None,
     toolkit: opt.Toolkit = None,
@@ -94,7 +128,10 @@ def compile_run(
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Compile only what a source change reaches, and read the machine code: no GPU needed."""
+    """Compile what a source change reaches; read the machine code.
+
+    No GPU is needed.
+    """
     from builder.cli.compile import RunOptions, run_command
 
     run_command(
@@ -118,37 +155,46 @@ def compile_run(
 
 @compile_app.command(
     "wheel",
-    epilog="Examples:  spark-build compile wheel --vllm 0.19.1 --change sm120-family   |   "
-    "spark-build compile wheel --vllm 0.19.1 --change sm120-family --base dir:/opt/venv -o dist",
+    epilog=examples(
+        "spark-build compile wheel --vllm 0.19.1 --change sm120-family",
+        "spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
+    ),
 )
 def compile_wheel(
-    vllm: Annotated[str, typer.Option(help="Release, or VERSION.devN+gCOMMIT.")],
+    vllm: Release,
     change: Change = None,
     patch: Patch = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Where it will be installed; default: the released wheels."),
+        typer.Option(
+            help="Where it will be installed; default: the released wheels.", metavar="BASE"
+        ),
     ] = None,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     cuda: Annotated[
-        str | None, typer.Option(help="CUDA version that nvcc must be of; default: any.")
+        str | None,
+        typer.Option(help="CUDA version that nvcc must be of; default: any.", metavar="VERSION"),
     ] = None,
     torch: Annotated[
-        Path | None, typer.Option(help="site-packages with torch's headers; default: the base's.")
+        Path | None,
+        typer.Option(
+            help="site-packages with torch's headers; default: the base's.", metavar="DIR"
+        ),
     ] = None,
     nvcc: Nvcc = None,
     toolkit: opt.Toolkit = None,
     builder: opt.Builder = None,
     platform: Platform = None,
     out: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder that the wheel is written to.")
+        Path,
+        typer.Option("--output", "-o", help="Folder that the wheel is written to.", metavar="DIR"),
     ] = Path("dist"),
     jobs: Jobs = None,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Compile what a change reaches, and make a wheel of it that goes beside a prebuilt vLLM."""
+    """Compile what a change reaches, as a wheel beside vLLM."""
     from builder.cli.companion import WheelOptions, wheel_command
 
     wheel_command(

@@ -21,7 +21,7 @@ _VARIABLES = {
     "SPARK_BUILD_TORCH_INDEX": "package index with CPU builds of torch",
     "SPARK_BUILD_REAL_EXTENSIONS": "1: sandboxes load vLLM's real operator library",
     "SPARK_BUILD_KEEP_CONTAINER": "do not remove containers (to look inside)",
-    "SOURCE_DATE_EPOCH": "timestamp of everything in an image",
+    "SOURCE_DATE_EPOCH": "timestamp of everything in an image; stands in the plan",
     "SPARK_BUILD_LOCK": "the lock file, instead of the project's",
     "SPARK_BUILD_FORGE": "host or API address of the forge (default: GitHub)",
     "SPARK_BUILD_FORGE_CLONE": "local clones that answer for their repositories",

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, counted
 from builder.diagnose import diagnose
 from builder.diagnose.dispatch import LABELS
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.hints import os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,9 @@ def diagnose_command(log: str | None, vllm: str | None, json: bool) -> None:
         with _opened(log) as stream:
             result = diagnose(stream, vllm)
     except OSError as error:
-        raise UsageError(f"cannot read {log}: {error.strerror or error}", hint=_PIPE) from None
+        raise UsageError(
+            f"cannot read {log}: {error.strerror or error}", hint=os_hint(error, _PIPE)
+        ) from None
     if json:
         print_json(result.as_json())
     else:
@@ -61,7 +64,7 @@ def _show(result: Diagnosis) -> None:
     if not result.lines:
         print("nothing found: the log is empty")
         return
-    print(f"{_engine(result)}, {result.lines} lines")
+    print(f"{_engine(result)}, {counted(result.lines, 'line')}")
     if len(result.releases) > 1:
         others = ", ".join(v for v in result.releases if v != result.vllm)
         console.warn(f"the log also names vLLM {others}; judged as {result.vllm}")

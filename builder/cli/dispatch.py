@@ -1,7 +1,5 @@
 """``spark-build dispatch ask|table``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +7,13 @@ from typing import Annotated
 import typer
 
 from builder.cli import options as opt
-from builder.console import console
+from builder.cli.help import App, examples
+from builder.console import console, counted
 
-app = typer.Typer(help="What each vLLM release selects on SM121: ask them, and the table of it.")
+app = App(
+    help="What each vLLM release selects on SM121.",
+    epilog=examples("spark-build dispatch ask --releases 0.33.0", "spark-build dispatch table"),
+)
 
 _DOCS = Path("docs")
 
@@ -20,12 +22,9 @@ Evidence = Annotated[
 ]
 
 
-@app.command(epilog="Example:  spark-build dispatch ask --releases 0.20.1,0.33.0")
+@app.command(epilog=examples("spark-build dispatch ask --releases 0.20.1,0.33.0"))
 def ask(
-    releases: Annotated[
-        str | None,
-        typer.Option(help="vLLM releases, comma-separated (default: every one since 0.17.0)."),
-    ] = None,
+    releases: opt.Releases = None,
     evidence: Evidence = _DOCS / "evidence",
     real_extensions: Annotated[
         bool,
@@ -38,7 +37,10 @@ def ask(
     refresh: opt.Refresh = False,
     json: opt.Json = False,
 ) -> None:
-    """Ask releases by default, with every choice, and with each profile; keep what they say."""
+    """Ask releases what they select, and keep their answers.
+
+    By default, with every choice that they offer, and with each profile.
+    """
     from builder.catalog import Catalog
     from builder.cli.show import print_json
     from builder.dispatch.record import Asking, file_of, record_bytes, record_of
@@ -68,16 +70,19 @@ def ask(
         print(f"{len(written)} records in {evidence}")
 
 
-@app.command(epilog="Example:  spark-build dispatch table --check")
+@app.command(epilog=examples("spark-build dispatch table", "spark-build dispatch table --check"))
 def table(
     evidence: Evidence = _DOCS / "evidence",
-    to: Annotated[Path, typer.Option(help="The file to write.")] = _DOCS / "dispatch.md",
+    to: Annotated[Path, typer.Option(help="The file to write.", metavar="FILE")] = _DOCS
+    / "dispatch.md",
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether anything is stale (exit 9).")
     ] = False,
+    json: opt.Json = False,
 ) -> None:
-    """Write the release table from the records, or check that both are of today."""
+    """Write the release table from the records, or check it."""
     from builder.catalog import Catalog
+    from builder.cli.show import print_json
     from builder.dispatch.record import read_records, stale_records
     from builder.dispatch.table import render
     from builder.errors import Exit, SparkBuildError
@@ -86,9 +91,12 @@ def table(
     catalog = Catalog.discover()
     records = read_records(evidence)
     text = render(records, catalog)
+    if json:
+        print_json({"schema": 1, "file": str(to), "releases": len(records), "written": not check})
     if not check:
         write_atomically(to, text.encode())
-        print(f"{len(records)} releases in {to}")
+        if not json:
+            print(f"{counted(len(records), 'release')} in {to}")
         return
     stale = stale_records(records, catalog)
     if stale:
@@ -104,4 +112,5 @@ def table(
             Exit.STALE,
             hint="spark-build dispatch table",
         )
-    print(f"{to} is up to date")
+    if not json:
+        print(f"{to} is up to date")

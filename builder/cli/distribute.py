@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.cli.show import print_json
-from builder.console import console, megabytes
+from builder.console import console, counted, megabytes
 from builder.distribute.node import Node
 from builder.distribute.run import Delivery, Distribution
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.publish.overlays import how_to_run
 from builder.publish.sources import EngineImage, StoredImage, open_source
 from builder.registry.locations import Locations
 from builder.registry.reference import parse_reference
@@ -40,6 +41,9 @@ def distribute_command(
                 hint="publish it and name it by its registry, or build it with --output oci:DIR",
             )
         name = name_on_nodes(opened, image, tag)
+        if opened.overlay:
+            said, _ = how_to_run(opened)
+            console.warn(f"{image} is an overlay, which does not run alone.\n{said}")
         with console.step(f"distribute {opened.subject.digest} as {name}"):
             distribution = Distribution(opened, name, dry_run=dry_run)
             deliveries = distribution.run(nodes, jobs)
@@ -85,5 +89,5 @@ def _report(deliveries: Sequence[Delivery]) -> None:
     for delivery in deliveries:
         console.say(
             f"  {delivery.host}: {delivery.status}, {megabytes(delivery.sent_bytes)} in "
-            f"{delivery.sent_blobs} blobs, {delivery.seconds:.1f} s"
+            f"{counted(delivery.sent_blobs, 'blob')}, {delivery.seconds:.1f} s"
         )

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builder.beside import beside
 from builder.cli.builders import check_builder, of_registry
 from builder.cli.inputs import Inputs
-from builder.cli.place import place_of
-from builder.cli.show import print_json, show_plan, show_report
+from builder.cli.place import check_base_options, check_place, place_of
+from builder.cli.show import CheckLines, print_json, show_plan, show_report, show_verdict
 from builder.cli.units import seconds_of
 from builder.console import console
 from builder.deadline import time_limit
-from builder.engines import BuildRequest, get_engine
-from builder.errors import EngineError, Exit, SparkBuildError, UsageError
+from builder.engines import BuildRequest
+from builder.engines.choice import check_docker_host, engine_for, wanted_engine
+from builder.engines.overlay import write_dockerfile
+from builder.engines.runit import run_it
+from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.planner import refuse_nothing, refuse_plan
 from builder.room import check_room
 from builder.verify import DEFAULT_LEVELS, Report, verify
 from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from builder.bases import Base, FactsOf
@@ -75,6 +81,10 @@ class ImageOptions:
         asked = self.builder or self.cache_from or self.cache_to
         return replace(self, engine="buildkit") if asked and self.engine == "auto" else self
 
+    def engine_for(self, plan: BuildPlan, base: Base) -> tuple[Engine, str]:
+        """The engine, and why ``auto`` is this one."""
+        return engine_for(plan, base, self.engine, self.output, self.builder)
+
 
 def image_command(options: ImageOptions) -> None:
     """Build an image; the last line of stdout is its name with its digest."""
@@ -91,8 +101,13 @@ def image_command(options: ImageOptions) -> None:
 def _image(options: ImageOptions) -> None:
     options = options.settled()
     if options.engine not in ("auto", "buildkit", "oci"):
-        raise UsageError(f"unknown engine {options.engine!r}; engines: auto, buildkit, oci")
+        engines = ("auto", "buildkit", "oci")
+        guess = did_you_mean(options.engine, engines)
+        raise UsageError(f"unknown engine {options.engine!r}; engines: {', '.join(engines)}{guess}")
     check_builder(options)
+    check_place(options, wanted_engine(options.engine, options.output))
+    if options.base:
+        check_base_options(options, options.base)
     if options.all_platforms or options.others != "drop":
         from builder.cli.image_index import index_command
 
@@ -105,13 +120,16 @@ def _image(options: ImageOptions) -> None:
         refresh=options.refresh,
         compile_here=options.compile_here,
         toolkit=options.toolkit,
+        single_layer=options.single_layer,
     )
     timings: dict[str, float] = {}
     began = time.monotonic()
     with console.step("base"):
-        engine = _wanted_engine(options)
+        engine = wanted_engine(options.engine, options.output)
+        check_docker_host(engine, options.base, options.builder)
         pull = not (options.dry_run or options.builder)
         ref = inputs.base_ref(options.base, engine, pull=pull)
+        check_base_options(options, ref)
         with of_registry(ref, options.builder):
             base = inputs.identify(
                 ref,
@@ -133,12 +151,14 @@ def _image(options: ImageOptions) -> None:
             _print_dry_run(plan, options)
             return
         if plan.pending and not options.print_dockerfile:
-            _engine_for(plan, base, options)  # what cannot be built is not compiled for
+            options.engine_for(plan, base)  # what cannot be built is not compiled for
             compiling = time.monotonic()
             plan = inputs.compiled(plan, base)
             timings["compile"] = time.monotonic() - compiling
         if options.print_dockerfile:
-            print(inputs.stage_dockerfiles(plan), end="")
+            engine_text = options.engine_for(plan, base)[0].render(plan)
+            _print_dockerfile(plan, inputs.stage_dockerfiles(plan) + engine_text, options)
+            return
         opened = Opened(inputs.index, inputs.sources, inputs.facts.of)
         _build_and_verify(plan, base, options, timings, opened)
     finally:
@@ -161,6 +181,13 @@ def _print_dry_run(plan: BuildPlan, options: ImageOptions) -> None:
         print(plan.digest)
 
 
+def _print_dockerfile(plan: BuildPlan, text: str, options: ImageOptions) -> None:
+    if options.json:
+        print_json({"schema": 1, "plan_digest": plan.digest, "dockerfile": text})
+    else:
+        print(text, end="")
+
+
 def _build_and_verify(
     plan: BuildPlan,
     base: Base,
@@ -168,49 +195,38 @@ def _build_and_verify(
     timings: dict[str, float],
     opened: Opened,
 ) -> None:
-    engine = _engine_for(plan, base, options)
-    if options.print_dockerfile:
-        print(engine.render(plan), end="")
-        return
+    engine, why = options.engine_for(plan, base)
+    if why:
+        console.say(f"engine  {engine.name}, because {why}")
     request = _request(plan, base, options, engine)
-    check_room([*engine.needs(request), *(sandbox_needs(plan) if options.verify else ())])
-    began = time.monotonic()
-    with console.step(f"build with {engine.name}"):
-        built = engine.build(request)
-    timings["build"] = time.monotonic() - began
+    check_room(
+        [
+            *engine.needs(request),
+            *(sandbox_needs(plan.base.packages, base.tree) if options.verify else ()),
+        ]
+    )
     report: Report | None = None
-    if options.verify:
+    with beside(_sandbox_for(plan, base, options, request)):
         began = time.monotonic()
-        with console.step("verify"):
-            report = _verify(built, opened)
-            show_report(report)
-        timings["verify"] = time.monotonic() - began
+        with console.step(f"build with {engine.name}"):
+            built = engine.build(request)
+        timings["build"] = time.monotonic() - began
+        if options.verify:
+            began = time.monotonic()
+            with console.step("verify"):
+                report = _verify(built, opened)
+            timings["verify"] = time.monotonic() - began
     _print_result(plan, built, report, timings, options)
+    if report is not None and report.passed():
+        show_verdict(report.verdict())
     if report is not None and not report.passed():
         failed = report.of("fail")
         raise SparkBuildError(
             f"{built.pinned} was built, but verification failed: "
             + "; ".join(f"{c.name}: expected {c.expected!r}, seen {c.seen!r}" for c in failed),
             Exit.VERIFY_FAILED,
-            hint=f"spark-build verify {built.target or built.ref}",
+            hint=f"spark-build verify {shlex.quote(built.target or built.ref)}",
         )
-
-
-def _wanted_engine(options: ImageOptions) -> str:
-    """A layout is what the oci engine writes, so whoever asks for one has chosen it."""
-    layout = options.output is not None and options.output.startswith("oci:")
-    return "oci" if options.engine == "auto" and layout else options.engine
-
-
-def _engine_for(plan: BuildPlan, base: Base, options: ImageOptions) -> Engine:
-    wanted = _wanted_engine(options)
-    if wanted == "auto" and base.opened is not None:  # no Docker Engine has the base
-        wanted = "oci"
-    engine = get_engine(wanted, options.builder)
-    refusal = engine.refuses(plan)
-    if refusal:
-        raise EngineError(refusal, hint="--engine buildkit, with a Docker Engine that answers")
-    return engine
 
 
 def _request(plan: BuildPlan, base: Base, options: ImageOptions, engine: Engine) -> BuildRequest:
@@ -222,10 +238,19 @@ def _request(plan: BuildPlan, base: Base, options: ImageOptions, engine: Engine)
         push=place.push,
         base=base,
         thin=options.thin,
-        single_layer=options.single_layer,
         cache_from=options.cache_from,
         cache_to=options.cache_to,
     )
+
+
+def _sandbox_for(
+    plan: BuildPlan, base: Base, options: ImageOptions, request: BuildRequest
+) -> Callable[[], object] | None:
+    """What makes the sandbox, where verification will need one: an engine's image is its own."""
+    from builder.verify.targets import sandbox_maker
+
+    in_engine = request.output is None and not request.push
+    return None if in_engine or not options.verify else sandbox_maker(plan, base.tree)
 
 
 def _verify(built: BuiltImage, opened: Opened) -> Report:
@@ -237,9 +262,11 @@ def _verify(built: BuiltImage, opened: Opened) -> Report:
         Opening(index=opened.index, sources=opened.sources, facts_of=opened.facts_of),
     )
     try:
-        return verify(target, DEFAULT_LEVELS)
+        report = verify(target, DEFAULT_LEVELS, CheckLines())
+        show_report(report)
     finally:
         target.close()
+    return report
 
 
 def layer_rows(plan: BuildPlan, built: BuiltImage) -> list[dict[str, Any]]:
@@ -270,16 +297,17 @@ def _print_result(
         "verify": report.as_json() if report else {"passed": False, "checks": [], "not_run": 1},
         "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
     }
+    started = run_it(plan, built, write_dockerfile(plan, built))
+    value["run"] = started.as_json()
+    if plan.base.kind == "pypi":
+        value["overlay"] = True
     if options.json:
         print_json(value)
         return
-    if plan.base.kind == "pypi":
-        from builder.engines.overlay import overlay_recipe
-
-        console.say("\nOn the Spark, put it onto the official image with this Dockerfile:\n")
-        for line in overlay_recipe(plan, built.ref).splitlines():
-            console.say(f"    {line}")
-        console.say("")
+    if report is None or report.passed():
+        console.say(f"\n{started.text()}\n")
     if not options.verify:
-        console.warn("not verified (--no-verify)")
-    print(built.pinned)
+        console.warn(
+            f"not verified (--no-verify); try: spark-build verify {built.target or built.ref}"
+        )
+    print(built.pinned, flush=True)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builder.beside import beside
 from builder.cli.image import layer_rows
 from builder.cli.inputs import Inputs
 from builder.cli.place import Place, place_of
-from builder.cli.show import print_json, show_plan, show_report
+from builder.cli.show import CheckLines, print_json, show_plan, show_report, show_verdict
 from builder.console import console
 from builder.engines import BuildRequest
 from builder.engines.multi import IndexRequest, build_index
 from builder.engines.oci import OciEngine
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.engines.runit import run_it
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.planner import refuse_nothing, refuse_plan
 from builder.registry.locations import Locations
 from builder.registry.manifests import is_index
@@ -56,7 +59,13 @@ def index_command(options: ImageOptions) -> None:
         )
     if options.engine == "buildkit":
         raise UsageError("the buildkit engine builds for one platform", hint="--engine oci")
-    inputs = Inputs(options.layers, options.patches, options.pulls, refresh=options.refresh)
+    inputs = Inputs(
+        options.layers,
+        options.patches,
+        options.pulls,
+        refresh=options.refresh,
+        single_layer=options.single_layer,
+    )
     began = time.monotonic()
     planned: list[Planned] = []
     try:
@@ -108,7 +117,7 @@ def _plan(platform: str, options: ImageOptions, inputs: Inputs) -> Planned | Non
             refuse_plan(plan, inputs.rebuild_command("image", options.base))
         except SparkBuildError as error:
             base.close()
-            if error.code != Exit.NOTHING_TO_DO:
+            if error.code != Exit.NOTHING_TO_DO and not isinstance(error, NotServed):
                 raise
             console.say(f"  {platform} is not patched: {error}")
             return None
@@ -131,7 +140,6 @@ def _build(
                 plan=one.plan,
                 tag=place.tag,
                 base=one.base,
-                single_layer=options.single_layer,
                 output=place.output,
                 push=place.push,
                 thin=options.thin,
@@ -146,27 +154,43 @@ def _build(
     )
     engine = OciEngine()
     needs = [need for single in request.requests for need in engine.needs(single)]
-    check_room([*needs, *(sandbox_needs(planned[0].plan) if options.verify else ())])
-    began = time.monotonic()
-    with console.step("build with oci"):
-        built = build_index(request)
-    timings["build"] = time.monotonic() - began
+    check_room(
+        [
+            *needs,
+            *(
+                sandbox_needs(planned[0].plan.base.packages, planned[0].base.tree)
+                if options.verify
+                else ()
+            ),
+        ]
+    )
+    from builder.verify.targets import sandbox_maker
+
+    first = planned[0]
     reports: list[Report] = []
-    if options.verify:
+    ahead = sandbox_maker(first.plan, first.base.tree) if options.verify else None
+    with beside(ahead):
         began = time.monotonic()
-        for one in planned:
-            with console.step(f"verify {one.platform}"):
-                reports.append(_verify(one, built, inputs))
-        timings["verify"] = time.monotonic() - began
-    else:
-        console.warn("not verified (--no-verify)")
+        with console.step("build with oci"):
+            built = build_index(request)
+        timings["build"] = time.monotonic() - began
+        if options.verify:
+            began = time.monotonic()
+            for one in planned:
+                with console.step(f"verify {one.platform}"):
+                    reports.append(_verify(one, built, inputs))
+            timings["verify"] = time.monotonic() - began
+        else:
+            console.warn("not verified (--no-verify)")
     _print(options, planned, built, reports, timings)
+    for one, report in zip(planned, reports, strict=False):
+        show_verdict(report.verdict(), one.platform)
     failed = [r.target for r in reports if not r.passed()]
     if failed:
         raise SparkBuildError(
             f"{built.image.pinned} was built, but verification failed for {', '.join(failed)}",
             Exit.VERIFY_FAILED,
-            hint=f"spark-build verify {failed[0]}",
+            hint=f"spark-build verify {shlex.quote(failed[0])}",
         )
 
 
@@ -195,10 +219,10 @@ def _verify(one: Planned, built: BuiltIndex, inputs: Inputs) -> Report:
     opening = Opening(index=inputs.index, sources=inputs.sources, facts_of=inputs.facts.of)
     target = open_target(name, opening)
     try:
-        report = verify(target, DEFAULT_LEVELS)
+        report = verify(target, DEFAULT_LEVELS, CheckLines())
+        show_report(report)
     finally:
         target.close()
-    show_report(report)
     return report
 
 
@@ -209,8 +233,11 @@ def _print(
     reports: list[Report],
     timings: dict[str, float],
 ) -> None:
+    started = None if built is None else run_it(planned[0].plan, built.image)
     if not options.json:
-        print(_digest(planned) if built is None else built.image.pinned)
+        if started is not None and all(report.passed() for report in reports):
+            console.say(f"\n{started.text()}\n")
+        print(_digest(planned) if built is None else built.image.pinned, flush=True)
         return
     value: dict[str, Any] = {
         "schema": 1,
@@ -218,7 +245,7 @@ def _print(
         "plans": [one.plan.as_json() for one in planned],
         "timings": {name: round(seconds, 3) for name, seconds in timings.items()},
     }
-    if built is not None:
+    if built is not None and started is not None:
         checks = [check.as_json() for report in reports for check in report.checks]
         passed = bool(reports) and all(report.passed() for report in reports)
         value |= {
@@ -231,6 +258,14 @@ def _print(
                 for one in planned
                 for row in layer_rows(one.plan, built.image)
             ],
-            "verify": {"passed": passed, "checks": checks},
+            "verify": {
+                "passed": passed,
+                "checks": checks,
+                "verdicts": {
+                    one.platform: report.verdict().as_json()
+                    for one, report in zip(planned, reports, strict=False)
+                },
+            },
+            "run": started.as_json(),
         }
     print_json(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,9 @@ class Inputs:
         upgrade: bool = False,
         compile_here: bool = False,
         toolkit: ToolkitChoice | None = None,
+        single_layer: bool = False,
     ) -> None:
+        self.single_layer = single_layer
         words = (word.strip() for name in layers or () for word in name.split(","))
         self.layers = tuple(word for word in words if word)
         self.with_pr = tuple(str(parse_pull(text)) for text in pulls.with_pr)
@@ -112,11 +115,14 @@ class Inputs:
     @property
     def lock_command(self) -> str:
         """The command that locks this request."""
-        words = ["spark-build lock"]
-        words += [f"--layers {','.join(self.layers)}"] if self.layers else []
-        words += [f"--with-pr '{request}'" for request in self.with_pr]
-        words += [f"--base {self.request.base}"] if self.request else []
-        return " ".join(words)
+        words = ["spark-build", "lock", *self._named()]
+        words += ["--base", self.request.base] if self.request else []
+        return shlex.join(words)
+
+    def _named(self) -> list[str]:
+        """The options that name layers and pull requests."""
+        words = ["--layers", ",".join(self.layers)] if self.layers else []
+        return [*words, *(word for request in self.with_pr for word in ("--with-pr", request))]
 
     # -- the base
 
@@ -160,6 +166,12 @@ class Inputs:
         Raises:
             RemoteError: the locked image is gone.
         """
+        for name, value in (("--python", python), ("--site-packages", site_packages)):
+            if value is not None and not ref.startswith("pypi:"):
+                raise UsageError(
+                    f"{name} is for a pypi: base; {ref} says itself which it has",
+                    hint=f"leave {name} out",
+                )
         self.request = Request(
             layers=self.layers,
             with_pr=self.with_pr,
@@ -284,16 +296,13 @@ class Inputs:
         wheels = re.match(r"pypi:vllm==([^,]+)", base)
         if wheels and platform == "linux/arm64":
             base = image_of(wheels[1])
-        words = [f"spark-build {command}"]
-        words += [f"--layers {','.join(self.layers)}"] if self.layers else []
-        words += [f"--with-pr '{request}'" for request in self.with_pr]
-        words += [] if base.startswith("dir:") else [f"--base {base}"]
-        words += [f"--platform {platform}"] if platform not in (_OWN, "linux/arm64") else []
-        return " ".join([*words, "--compile"])
+        words = self._named() if base.startswith("dir:") else [*self._named(), "--base", base]
+        words += ["--platform", platform] if platform not in (_OWN, "linux/arm64") else []
+        return f"spark-build {command} {shlex.join([*words, '--compile'])}"
 
     def unchecked_plan(self, base: Base) -> BuildPlan:
         """The plan, with a report on each pull request."""
-        plan = make_plan(base, self.selection, self.sources)
+        plan = make_plan(base, self.selection, self.sources, single_layer=self.single_layer)
         if not self.resolved.pulled:
             return plan
         misfits = self.stages.misfits if self.stages else {}

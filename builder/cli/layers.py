@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import re
 from typing import TYPE_CHECKING, Any
 
 from builder.catalog import Catalog, order
 from builder.cli.frompull import print_pulls, pulls_of, write_layer
 from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, counted
 from builder.errors import UsageError
+from builder.layercheck import check_layer, check_name
 from builder.layerfile import description
-from builder.pulls.pinning import refuse_unpinned
 from builder.runtime.dispatch_expect import describe
 from builder.runtime.spark_apply import layer_digest
 
@@ -25,6 +24,7 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
     catalog = Catalog.discover(patches or ())
     profiles = [catalog.profile(name) for name in catalog.profile_files]
     layers = order([catalog.layer(name) for name in catalog.folders])
+    catalog.say_shadows()
     if json:
         print_json(
             {
@@ -52,6 +52,7 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
         _show_profile(catalog, name, json)
         return
     layer = catalog.layer(name)
+    catalog.say_shadows([name])
     pulls = pulls_of(layer, refresh=refresh)
     if json:
         value = {"schema": 1, "digest": layer_digest(layer), "layer": layer}
@@ -102,18 +103,20 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
 
 
 def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:
-    """Load every layer; the first malformed one is the error."""
+    """Load every layer; the first that no base could take is the error."""
     catalog = Catalog.discover(patches or ())
+    catalog.say_shadows(names)
     checked = names or list(catalog.folders)
     layers = [catalog.layer(name) for name in checked]
     for layer in layers:  # grows: what a layer comes after is checked too
         layers += [o for n in layer["after"] if (o := catalog.layer(n)) not in layers]
-        refuse_unpinned(layer)
+        check_name(str(layer["name"]), catalog.profile_files)
+        check_layer(layer)
     order(layers)
     if json:
         print_json({"schema": 1, "checked": checked})
     else:
-        print(f"{len(checked)} layers are well-formed")
+        print(f"{counted(len(checked), 'layer')} well-formed")
 
 
 _TEMPLATE = '''\
@@ -151,7 +154,13 @@ count = 1
 
 
 def new_command(
-    name: str, directory: Path, package: str, pull: str | None, forge_clone: list[str] | None
+    name: str,
+    directory: Path,
+    package: str,
+    pull: str | None,
+    forge_clone: list[str] | None,
+    *,
+    json: bool,
 ) -> None:
     """Write a layer folder: with an example to edit, or with a pull request.
 
@@ -159,8 +168,7 @@ def new_command(
         UsageError: the name is not usable, or the folder exists.
         RemoteError: the forge does not answer, or does not know the pull request.
     """
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9.]+)*", name):
-        raise UsageError(f"{name!r} is not a layer name: lower-case words joined by '-'")
+    check_name(name, Catalog.discover().profile_files)
     folder = directory / name
     if folder.exists():
         raise UsageError(f"{folder} exists")
@@ -174,11 +182,19 @@ def new_command(
     console.say(
         f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} --patches {directory}"
     )
-    print(folder)
+    if json:
+        print_json({"schema": 1, "name": name, "directory": str(folder)})
+    else:
+        print(folder)
 
 
 def pin_command(
-    name: str, patches: list[Path] | None, refresh: bool, forge_clone: list[str] | None
+    name: str,
+    patches: list[Path] | None,
+    refresh: bool,
+    forge_clone: list[str] | None,
+    *,
+    json: bool,
 ) -> None:
     """Write ``pins.toml`` from the package index and the forge."""
     from builder.forge.store import Forges, PullStore
@@ -189,4 +205,8 @@ def pin_command(
     layer = catalog.layer(name)
     store = PullStore(Forges(forge_clone or ()))
     count = write_pins(catalog.folders[name], layer, PackageIndex(refresh=refresh), store)
-    print(f"{catalog.folders[name] / 'pins.toml'}: {count} inputs pinned")
+    file = catalog.folders[name] / "pins.toml"
+    if json:
+        print_json({"schema": 1, "name": name, "file": str(file), "inputs": count})
+    else:
+        print(f"{file}: {count} inputs pinned")

@@ -1,29 +1,40 @@
 """The options of ``spark-build layers``; what its commands do is imported when they run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from builder.cli import options as opt  # noqa: TC001 - typer reads annotations when it runs
+from builder.cli import complete
+from builder.cli import options as opt
+from builder.cli.help import App, examples
 
-layers_app = typer.Typer(help="Look at layers, check them, start a new one.", no_args_is_help=True)
+layers_app = App(
+    help="Look at layers, check them, start a new one.",
+    epilog=examples("spark-build layers list", "spark-build layers show b12x-full"),
+)
 
 
-@layers_app.command("list")
+@layers_app.command("list", epilog=examples("spark-build layers list"))
 def layers_list(patches: opt.Patches = None, json: opt.Json = False) -> None:
-    """Profiles and layers, a line each."""
+    """List profiles and layers, a line each."""
     from builder.cli.layers import list_command
 
     list_command(patches, json)
 
 
-LayerName = Annotated[str, typer.Argument(help="Name of a layer or profile.")]
+LayerName = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a layer or profile.", metavar="NAME", autocompletion=complete.layer
+    ),
+]
 
 
-@layers_app.command("show")
+@layers_app.command(
+    "show",
+    epilog=examples("spark-build layers show b12x-full", "spark-build layers show b12x-env --json"),
+)
 def layers_show(
     name: LayerName,
     patches: opt.Patches = None,
@@ -32,15 +43,25 @@ def layers_show(
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """What a layer does, for which versions, and where it came from."""
+    """Show what a layer or profile does, and for which versions."""
     from builder.cli.layers import show_command
 
     show_command(name, patches, refresh, json)
 
 
-@layers_app.command("check")
+@layers_app.command(
+    "check",
+    epilog=examples(
+        "spark-build layers check", "spark-build layers check my-fix --patches my-layers"
+    ),
+)
 def layers_check(
-    names: Annotated[list[str] | None, typer.Argument(help="Layers (default: all).")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Layers (default: all).", metavar="NAME", autocompletion=complete.layer
+        ),
+    ] = None,
     patches: opt.Patches = None,
     json: opt.Json = False,
 ) -> None:
@@ -50,31 +71,48 @@ def layers_check(
     check_command(names or [], patches, json)
 
 
-@layers_app.command("new")
+@layers_app.command(
+    "new",
+    epilog=examples(
+        "spark-build layers new my-fix --in my-layers",
+        "spark-build layers new my-fix --from-pr vllm-project/vllm#40082",
+    ),
+)
 def layers_new(
-    name: Annotated[str, typer.Argument(help="Name of the new layer; also its folder.")],
-    directory: Annotated[Path, typer.Option("--in", help="Where to make it.")] = Path(),
-    package: Annotated[str, typer.Option(help="The distribution it changes.")] = "vllm",
+    name: Annotated[
+        str, typer.Argument(help="Name of the new layer; also its folder.", metavar="NAME")
+    ],
+    directory: Annotated[
+        Path, typer.Option("--in", help="Where to make it.", metavar="DIR")
+    ] = Path(),
+    package: Annotated[
+        str, typer.Option(help="The distribution it changes.", metavar="PACKAGE")
+    ] = "vllm",
     from_pr: Annotated[
         str | None,
         typer.Option(help="Make it of a pull request or commit, pinned.", metavar="PULL"),
     ] = None,
     forge_clone: opt.ForgeClone = None,
+    json: opt.Json = False,
 ) -> None:
     """Start a layer folder of your own."""
     from builder.cli.layers import new_command
 
-    new_command(name, directory, package, from_pr, forge_clone)
+    new_command(name, directory, package, from_pr, forge_clone, json=json)
 
 
-@layers_app.command("pin")
+@layers_app.command("pin", epilog=examples("spark-build layers pin my-fix --patches my-layers"))
 def layers_pin(
     name: LayerName,
     patches: opt.Patches = None,
     refresh: opt.Refresh = False,
     forge_clone: opt.ForgeClone = None,
+    json: opt.Json = False,
 ) -> None:
-    """Write a layer's pins.toml: sha256 of every wheel, donor file and pull request it can need."""
+    """Write a layer's pins.toml: sha256 of what it can need.
+
+    Of every wheel, donor file and pull request.
+    """
     from builder.cli.layers import pin_command
 
-    pin_command(name, patches, refresh, forge_clone)
+    pin_command(name, patches, refresh, forge_clone, json=json)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from builder.model import BuildPlan
 
 
+#: What ``--check`` says of a request that the lock does not have.
+_NEW = "not locked yet"
+
+
 def lock_command(
     *,
     layers: list[str] | None,
@@ -61,6 +65,8 @@ def lock_command(
         if check:
             _report_check(path, found, made, json)
             return
+        for lines in found.values():
+            lines[:] = ["new" if line == _NEW else line for line in lines]
         fresh = Lock(path, dict(kept.pulls), dict(kept.entries))
         for one in made:
             fresh.entries[one.key] = one.entry
@@ -185,7 +191,7 @@ def _compare(kept: Lock, made: list[Made]) -> dict[str, list[str]]:
     changes = {}
     for one in made:
         old = kept.entries.get(one.key)
-        found = differences(old, one.entry) if old else ["not locked yet"]
+        found = differences(old, one.entry) if old else [_NEW]
         if old and not found:
             found += _compare_facts(kept, old, one)
         for request, pin in one.inputs.resolved.pins.items():

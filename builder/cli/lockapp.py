@@ -1,17 +1,17 @@
 """The options of ``spark-build lock``; what it does is imported when it runs."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
 from builder.cli import options as opt
+from builder.cli.help import examples
 
-LOCK_EXAMPLES = (
-    "Examples:  spark-build lock -l b12x-full,my-fix -b pypi:vllm==0.20.1   |   "
-    "spark-build lock --upgrade   |   spark-build lock --check   |   "
-    "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0"
+LOCK_EXAMPLES = examples(
+    "spark-build lock -l b12x-full -b pypi:vllm==0.20.1",
+    "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
+    "spark-build lock --check",
+    "spark-build lock --upgrade",
 )
 
 
@@ -32,7 +32,9 @@ def lock(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Write spark-build.lock: base digest, versions, and sha256 of every input.
+    """Pin everything that a build is made of.
+
+    Writes spark-build.lock: base digest, versions, and sha256 of every input.
 
     Without --layers and --with-pr, what the lock has is locked once more.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from builder.cli import options as opt
 from builder.cli.show import print_json
 from builder.console import console
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex, vllm_releases
 from builder.planner import make_plan
 from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, all_match
@@ -30,6 +30,8 @@ _SHORT = {
     "ambiguous": "AMBIGUOUS",
 }
 
+_DRIFTED = (DRIFT, AMBIGUOUS)
+
 
 def matrix_command(
     *,
@@ -44,6 +46,10 @@ def matrix_command(
     json: bool,
 ) -> None:
     """Print the table; exit 4 when a layer drifted anywhere, 5 when a kernel is not selected."""
+    if evidence is not None and not dispatch:
+        raise UsageError(
+            "--evidence keeps what dispatch answers, and none is asked for", hint="--dispatch"
+        )
     _, selection = opt.select(layers, patches)
     index = PackageIndex(refresh=refresh)
     sources = IndexSources(index)
@@ -76,10 +82,12 @@ def matrix_command(
         f"{name} on vllm {row['vllm']}: {row['reasons'][name]}"
         for row in rows
         for name in names
-        if row["states"][name] in (DRIFT, AMBIGUOUS)
+        if row["states"][name] in _DRIFTED
     ]
     if drifted:
-        raise SparkBuildError("\n  ".join(drifted), Exit.DRIFT, hint="spark-build layers show NAME")
+        name = next(n for n in names if any(row["states"][n] in _DRIFTED for row in rows))
+        hint = f"spark-build layers show {name}"
+        raise SparkBuildError("\n  ".join(drifted), Exit.DRIFT, hint=hint)
     failed = [
         f"vllm {row['vllm']}: {check['name']}: {check['seen']}"
         for row in rows
@@ -108,14 +116,15 @@ def _dispatch(
 
 
 def _print_dispatch(rows: list[dict[str, Any]]) -> None:
-    print(f"\n{'vllm':<10}{'':<9}{'kind':<15}{'by default':<40}as planned")
+    print(f"\n{'vllm':<10}{'':<18}{'kind':<15}{'by default':<40}as planned")
     for row in rows:
         if not row["served"]:
             print(f"{row['vllm']:<10}the profile does not serve this release")
         for check in row.get("dispatch", ()):
             default = check["reason"].rpartition(": ")[2]
             line = check["seen"].split(" out of ")[0]
-            print(f"{row['vllm']:<10}{check['status']:<9}{check['name']:<15}{default:<40}{line}")
+            word = "expected refusal" if "refusal" in check else check["status"]
+            print(f"{row['vllm']:<10}{word:<18}{check['name']:<15}{default:<40}{line}")
 
 
 def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from builder.catalog import Catalog, Selection
 from builder.cli.options import PullOptions, without_pulls
+from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.lock import lock_path, read_lock
@@ -19,7 +20,9 @@ def export_command(
     layers: list[str] | None,
     pulls: PullOptions,
     patches: list[Path] | None,
+    *,
     check: bool,
+    json: bool,
 ) -> None:
     """Write mods, or with ``check`` only compare.
 
@@ -54,6 +57,11 @@ def export_command(
         raise SparkBuildError(
             f"stale below {root}: {', '.join(stale)}", Exit.STALE, hint="spark-build mods export"
         )
+    if json:
+        print_json(
+            {"schema": 1, "directory": str(root), "mods": list(wanted), "written": not check}
+        )
+        return
     print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from builder.cli import complete
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,35 +26,13 @@ if TYPE_CHECKING:
     Identify = Callable[[str], Base]
 
 
-def complete_layers(incomplete: str) -> list[str]:
-    """Shell completion for ``--layers``; reads folder names only."""
-    from builder.catalog import Catalog
-
-    done, _, last = incomplete.rpartition(",")
-    prefix = f"{done}," if done else ""
-    return [prefix + name for name in Catalog.discover().names if name.startswith(last)]
-
-
-def complete_builders(incomplete: str) -> list[str]:
-    """Shell completion for ``--builder``: what buildx knows, if there is one."""
-    import subprocess
-
-    words = ("docker", "buildx", "ls", "--format", "{{.Name}}")
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=3, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    names = dict.fromkeys(line.strip().rstrip("*") for line in done.stdout.splitlines())
-    return [name for name in names if name and name.startswith(incomplete)]
-
-
 Layers = Annotated[
     list[str],
     typer.Option(
         "--layers",
         "-l",
         help="Profiles and layers, comma-separated; may be repeated.",
-        autocompletion=complete_layers,
+        autocompletion=complete.layers,
         metavar="L[,L...]",
     ),
 ]
@@ -63,7 +42,7 @@ LayersOrPulls = Annotated[
         "--layers",
         "-l",
         help="Profiles and layers, comma-separated; may be repeated; or --with-pr.",
-        autocompletion=complete_layers,
+        autocompletion=complete.layers,
         metavar="L[,L...]",
     ),
 ]
@@ -94,7 +73,7 @@ OptionalLayers = Annotated[
         "--layers",
         "-l",
         help="Profiles and layers that the target should have (default: what its plan says).",
-        autocompletion=complete_layers,
+        autocompletion=complete.layers,
         metavar="L[,L...]",
     ),
 ]
@@ -110,14 +89,35 @@ BaseRef = Annotated[
 ]
 PlatformName = Annotated[
     str | None,
-    typer.Option(help="linux/arm64 or linux/amd64 (default: arm64, or the image's own)."),
+    typer.Option(
+        help="linux/arm64 or linux/amd64 (default: arm64, or the image's own).",
+        metavar="PLATFORM",
+        autocompletion=complete.one_of(*complete.PLATFORMS),
+    ),
 ]
 PythonVersion = Annotated[
-    str | None, typer.Option("--python", help="Python of a pypi: base (default: 3.12).")
+    str | None,
+    typer.Option("--python", help="Python of a pypi: base (default: 3.12).", metavar="VERSION"),
 ]
 SitePackages = Annotated[
     str | None,
-    typer.Option(help="Where the overlay's files go in the image it is meant for."),
+    typer.Option(help="Where the overlay's files go in the image it is meant for.", metavar="DIR"),
+]
+Level = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="static, imports, dispatch (by default), codegen, binaries, device, serve. "
+        "One that is named must run.",
+        metavar="LEVEL[,LEVEL...]",
+        autocompletion=complete.levels,
+    ),
+]
+Releases = Annotated[
+    str | None,
+    typer.Option(
+        help="vLLM releases, comma-separated (default: every one since 0.17.0).",
+        metavar="VERSION[,...]",
+    ),
 ]
 Patches = Annotated[
     list[Path] | None,
@@ -169,7 +169,7 @@ Builder = Annotated[
         help="Build on this buildx builder, or on the BuildKit daemon at tcp://HOST:PORT, "
         "unix://SOCKET, docker-container://NAME or kube-pod://POD.",
         metavar="NAME|ADDRESS",
-        autocompletion=complete_builders,
+        autocompletion=complete.builders,
     ),
 ]
 Refresh = Annotated[
@@ -254,7 +254,8 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
 
         try:
             client = docker.connect()
-        except SparkBuildError:
+        except SparkBuildError as error:
+            console.say(f"  {error}; the base is {profile.pypi}")
             return profile.pypi
         try:
             name = profile.image.removeprefix("docker://")

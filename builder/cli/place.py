@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
+from builder.registry.adding import check_place as check_folder
+from builder.registry.locations import layout_place
+from builder.registry.reference import is_digest
 
 if TYPE_CHECKING:
     from builder.cli.image import ImageOptions
     from builder.model import BuildPlan
+
+_TAG = re.compile(r"[a-z0-9][a-zA-Z0-9._/:-]*")
 
 
 def default_tag(plan: BuildPlan) -> str:
@@ -29,19 +34,38 @@ class Place:
     push: bool
 
 
-def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
-    """What ``--tag``, ``--output`` and ``--push`` come to.
+def check_place(options: ImageOptions, engine: str) -> Place:
+    """What ``--tag``, ``--output`` and ``--push`` come to, as far as it is known without a base.
 
     Raises:
-        UsageError: they contradict each other, or the engine does not make that.
+        UsageError: they contradict each other, have no effect, or the engine does not make that.
     """
-    tag = options.tag or default_tag(plan)
-    if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9._/:-]*", tag):
-        raise UsageError(f"--tag {tag!r} is not an image name")
     output = options.output or ("docker" if engine == "buildkit" else "")
     push = options.push or output == "registry"
     if output not in ("", "docker", "registry") and not output.startswith("oci:"):
-        raise UsageError(f"--output {output!r} is not docker, oci:DIR or registry")
+        near = f"oci:{output}" if "/" in output or Path(output).is_dir() else "oci:DIR"
+        raise UsageError(
+            f"--output {output!r} is not docker, oci:DIR or registry", hint=f"--output {near}"
+        )
+    folder: Path | None = None
+    name = ""
+    if output.startswith("oci:"):
+        folder, name = layout_place(output)
+        check_folder(folder.absolute())
+    if is_digest(name):
+        raise UsageError(f"--output {output!r}: a new image gets a name, and its digest follows")
+    if name and options.tag not in (None, name):
+        raise UsageError(
+            f"--output {output!r} and --tag {options.tag!r} are two names; one of them"
+        )
+    tag = options.tag or name
+    if tag and not _TAG.fullmatch(tag):
+        raise UsageError(f"--tag {tag!r} is not an image name")
+    _refuse_contradictions(options, engine, output, push=push)
+    return Place(tag, folder, push)
+
+
+def _refuse_contradictions(options: ImageOptions, engine: str, output: str, *, push: bool) -> None:
     if engine == "buildkit" and output.startswith("oci:") and not options.builder:
         raise UsageError(
             f"--output {output!r} is not what the buildkit engine makes",
@@ -49,12 +73,39 @@ def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
         )
     if push and output.startswith("oci:"):
         raise UsageError("--push and --output oci:DIR are two places; one at a time")
-    if push and (engine == "oci" or options.builder) and options.tag is None:
+    if push and options.tag is None:
         raise UsageError("nothing says where to push", hint="--tag HOST/NAME:TAG")
-    folder: Path | None = None
-    if engine == "buildkit" and output.startswith("oci:"):
-        folder = Path(output.removeprefix("oci:"))
-    if engine == "oci" and not push and output != "docker":
+    if options.thin and (engine == "buildkit" or push or output == "docker"):
+        raise UsageError(
+            "--thin leaves the base's blobs out of an OCI layout, and none is written",
+            hint="--output oci:DIR",
+        )
+    if options.single_layer and engine == "buildkit":
+        raise UsageError("--single-layer is for the oci engine", hint="--engine oci")
+
+
+def check_base_options(options: ImageOptions, ref: str) -> None:
+    """Refuse options that say nothing about this kind of base.
+
+    Raises:
+        UsageError: that.
+    """
+    if options.thin and ref.startswith("pypi:"):
+        raise UsageError(
+            "--thin leaves the base's blobs out, and released wheels have none",
+            hint="leave --thin out, or name an image: --base docker://IMAGE",
+        )
+
+
+def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
+    """What ``--tag``, ``--output`` and ``--push`` come to.
+
+    Raises:
+        UsageError: as for :func:`check_place`.
+    """
+    place = check_place(options, engine)
+    folder = place.output
+    if folder is None and engine == "oci" and not place.push and options.output != "docker":
         vllm = plan.base.packages.get("vllm", "unknown")
-        folder = Path(output.removeprefix("oci:") or f"spark-build-{plan.name}-{vllm}")
-    return Place(tag, folder, push)
+        folder = Path(f"spark-build-{plan.name}-{vllm}")
+    return Place(place.tag or default_tag(plan), folder, place.push)

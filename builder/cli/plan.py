@@ -43,7 +43,8 @@ def plan_command(
     if json:
         print_json(made.as_json())
     else:
-        show_plan(made, elsewhere=inputs.elsewhere)
+        with console.as_data():
+            show_plan(made, elsewhere=inputs.elsewhere)
     console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
     refuse_nothing(made, inputs.selection)
     refuse_plan(made, inputs.rebuild_command("image", ref))

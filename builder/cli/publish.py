@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.show import print_json, show_report
-from builder.console import console, megabytes
+from builder.cli.show import CheckLines, print_json, show_report
+from builder.console import console, counted, megabytes
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.publish.evidence import REQUIRED, Evidence, read_evidence
+from builder.publish.overlays import check_overlay
 from builder.publish.prove import prove
 from builder.publish.repository import PublishRepository, parse_target
 from builder.publish.rollback import roll_back
@@ -39,6 +40,7 @@ class PublishOptions:
     mirror_base: bool
     rollback: str | None
     force: bool
+    overlay: bool
     dry_run: bool
     json: bool
 
@@ -85,14 +87,20 @@ def _work(
     if options.rollback is not None:
         tag = options.rollback
         _refuse_with_rollback(options)
-        return lambda repository: roll_back(repository, tag, dry_run=options.dry_run)
+        return lambda repository: roll_back(
+            repository, tag, dry_run=options.dry_run, overlay=options.overlay
+        )
     if options.source is None:
         raise UsageError("no image is named", hint="spark-build publish oci:DIR --to HOST/REPO")
     with console.step(f"read {options.source}"):
         opened = stack.enter_context(open_source(options.source, places))
         name = opened.name
+        to = [word for name in options.to for word in ("--to", name)]
+        moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
+        check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
         proofs = _proofs(options, opened, targets)
     document["plan_digest"] = name.plan_digest
+    document["overlay"] = opened.overlay
     document["verified"] = all(proof.verified for proof in proofs.values())
     document["evidence"] = [
         {
@@ -157,7 +165,7 @@ def _verify_now(opened: Opened, claim: Claim) -> Evidence:
     target = opened.verify_target(claim.digest, opening)
     try:
         with console.step(f"verify {target.name}"):
-            report = verify(target, DEFAULT_LEVELS)
+            report = verify(target, DEFAULT_LEVELS, CheckLines())
             show_report(report)
     finally:
         target.close()
@@ -184,7 +192,8 @@ def _say(result: Result) -> None:
     for tag, previous in result.moved.items():
         was = f", was {previous}" if previous else ""
         console.say(f"  {result.repository}:{tag} -> {result.digest}{was}")
-    sent = f"{megabytes(result.streamed_bytes)} of layers sent, {result.mounted} blobs mounted"
+    mounted = f"{counted(result.mounted, 'blob')} mounted"
+    sent = f"{megabytes(result.streamed_bytes)} of layers sent, {mounted}"
     console.say(f"  {result.repository}: {result.status} ({sent})")
 
 

@@ -1,21 +1,24 @@
 """The options of what publishes images; what its commands do is imported when they run."""
 
-from __future__ import annotations
-
-from pathlib import Path  # noqa: TC003 - typer reads annotations when it runs
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from builder.cli import options as opt  # noqa: TC001 - typer reads annotations when it runs
+from builder.cli import complete
+from builder.cli import options as opt
+from builder.cli.help import PUBLISH, App, examples
 
-publish_app = typer.Typer()
+publish_app = App()
 
 
 @publish_app.command(
-    epilog="Examples:  spark-build publish oci:out --to ghcr.io/me/vllm-spark --dry-run   |   "
-    "spark-build publish oci:out --to ghcr.io/me/vllm-spark --move-tag latest   |   "
-    "spark-build publish --rollback latest --to ghcr.io/me/vllm-spark"
+    rich_help_panel=PUBLISH,
+    epilog=examples(
+        "spark-build publish oci:out --to ghcr.io/me/vllm-spark --dry-run",
+        "spark-build publish oci:out --to ghcr.io/me/vllm-spark --move-tag latest",
+        "spark-build publish --rollback latest --to ghcr.io/me/vllm-spark",
+    ),
 )
 def publish(
     to: Annotated[
@@ -24,29 +27,46 @@ def publish(
     ],
     source: Annotated[
         str | None,
-        typer.Argument(help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine."),
+        typer.Argument(
+            help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine.", metavar="IMAGE"
+        ),
     ] = None,
     move_tag: Annotated[
         list[str] | None,
-        typer.Option(help="A moving tag to give to this image, such as latest; may be repeated."),
+        typer.Option(
+            help="A moving tag to give to this image, such as latest; may be repeated.",
+            metavar="TAG",
+        ),
     ] = None,
     evidence: Annotated[
         list[Path] | None,
-        typer.Option(help="What 'verify --json' wrote about this image (default: find, or verify)"),
+        typer.Option(
+            help="What 'verify --json' wrote about this image (default: find, or verify).",
+            metavar="FILE",
+        ),
     ] = None,
     require: Annotated[
         list[str] | None,
-        typer.Option(help="Levels that must have passed (default: static, imports, dispatch)."),
+        typer.Option(
+            help="Levels that must have passed (default: static, imports, dispatch).",
+            metavar="LEVEL[,LEVEL...]",
+            autocompletion=complete.levels,
+        ),
     ] = None,
     mirror_base: Annotated[
         bool, typer.Option("--mirror-base", help="Keep a copy of the base image beside it.")
     ] = False,
     rollback: Annotated[
-        str | None, typer.Option(help="Give this moving tag back to its previous image.")
+        str | None,
+        typer.Option(help="Give this moving tag back to its previous image.", metavar="TAG"),
     ] = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Publish what is not verified, with that in its tag."),
+    ] = False,
+    overlay: Annotated[
+        bool,
+        typer.Option("--overlay", help="Publish an overlay, which is no image that runs, as one."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be done; write nothing.")
@@ -54,7 +74,10 @@ def publish(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Publish a verified image under an immutable tag, with what proves it."""
+    """Publish a verified image, with what proves it.
+
+    It gets a tag that never moves, evidence, provenance and a bill of materials.
+    """
     from builder.cli.publish import PublishOptions, publish_command
 
     publish_command(
@@ -67,6 +90,7 @@ def publish(
             mirror_base=mirror_base,
             rollback=rollback,
             force=force,
+            overlay=overlay,
             dry_run=dry_run,
             json=json,
         )
@@ -74,17 +98,21 @@ def publish(
 
 
 @publish_app.command(
-    epilog="Examples:  spark-build tags ghcr.io/me/vllm-spark   |   "
-    "spark-build tags ghcr.io/me/vllm-spark --prune --keep 5 --dry-run"
+    rich_help_panel=PUBLISH,
+    epilog=examples(
+        "spark-build tags ghcr.io/me/vllm-spark",
+        "spark-build tags ghcr.io/me/vllm-spark --prune --keep 5 --dry-run",
+    ),
 )
 def tags(
     repository: Annotated[str, typer.Argument(help="HOST/REPO", metavar="HOST/REPO")],
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Delete what is older; never what a moving tag names."),
+        typer.Option("--prune", help="Delete what is older; never what another tag names."),
     ] = False,
     keep: Annotated[
-        int | None, typer.Option(help="Images of each profile that stay, the newest first.")
+        int | None,
+        typer.Option(help="Images of each profile that stay, the newest first.", metavar="N"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be deleted.")
@@ -92,25 +120,34 @@ def tags(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """List what was published: plan, base, layers, date, proof and size of each image."""
+    """List what was published, and delete what is old.
+
+    Of each image: plan, base, layers, date, proof and size.
+    """
     from builder.cli.tags import tags_command
 
     tags_command(repository=repository, prune_old=prune, keep=keep, dry_run=dry_run, json=json)
 
 
 Key = Annotated[
-    str | None, typer.Option("--key", help="Key file or KMS address (default: keyless).")
+    str | None,
+    typer.Option("--key", help="Key file or KMS address (default: keyless).", metavar="KEY"),
 ]
 Log = Annotated[
     bool,
     typer.Option("--log", help="Use the public transparency log with a key, too."),
 ]
-Published = Annotated[str, typer.Argument(help="HOST/NAME:TAG or HOST/NAME@sha256:...")]
+Published = Annotated[
+    str, typer.Argument(help="HOST/NAME:TAG or HOST/NAME@sha256:...", metavar="IMAGE")
+]
 
 
 @publish_app.command(
-    epilog="Example:  COSIGN_PASSWORD=... spark-build sign ghcr.io/me/vllm-spark:latest "
-    "--key cosign.key"
+    rich_help_panel=PUBLISH,
+    epilog=examples(
+        "spark-build sign ghcr.io/me/vllm-spark:latest --key cosign.key",
+        note="cosign reads the key's password from COSIGN_PASSWORD, or asks for it.",
+    ),
 )
 def sign(
     image: Published,
@@ -127,22 +164,27 @@ def sign(
 
 @publish_app.command(
     "verify-signature",
-    epilog="Example:  spark-build verify-signature ghcr.io/me/vllm-spark:latest --key cosign.pub",
+    rich_help_panel=PUBLISH,
+    epilog=examples("spark-build verify-signature ghcr.io/me/vllm-spark:latest --key cosign.pub"),
 )
 def verify_signature(
     image: Published,
     key: Key = None,
     identity: Annotated[
-        str | None, typer.Option(help="Keyless: who signed, such as a workflow's address.")
+        str | None,
+        typer.Option(help="Keyless: who signed, such as a workflow's address.", metavar="IDENTITY"),
     ] = None,
     issuer: Annotated[
-        str | None, typer.Option(help="Keyless: who vouches for that identity.")
+        str | None, typer.Option(help="Keyless: who vouches for that identity.", metavar="URL")
     ] = None,
     log: Log = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Check who signed an image, with cosign; exit 5 when no signature matches."""
+    """Check who signed an image, with cosign.
+
+    Exit 5: no signature matches.
+    """
     from builder.cli.sign import verify_signature_command
 
     verify_signature_command(
@@ -151,49 +193,79 @@ def verify_signature(
 
 
 @publish_app.command(
-    epilog="Examples:  spark-build rebuild oci:out   |   "
-    "spark-build rebuild ghcr.io/me/vllm@sha256:...   Exit 0: the same digest; 5: it differs."
+    rich_help_panel=PUBLISH,
+    epilog=examples(
+        "spark-build rebuild oci:out",
+        "spark-build rebuild ghcr.io/me/vllm@sha256:...",
+        note="Exit 0: the same digest; 5: it differs.",
+    ),
 )
 def rebuild(
     image: Annotated[
-        str, typer.Argument(help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine.")
+        str,
+        typer.Argument(
+            help="oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine.", metavar="IMAGE"
+        ),
     ],
-    engine: Annotated[str, typer.Option(help="oci, the one that gives the same bytes.")] = "oci",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="oci, the one that gives the same bytes.",
+            metavar="oci",
+            autocompletion=complete.one_of("oci"),
+        ),
+    ] = "oci",
     base: Annotated[
         str | None,
-        typer.Option(help="Where the base image is kept now (default: where the plan had it)."),
+        typer.Option(
+            help="Where the base image is kept now (default: where the plan had it).",
+            metavar="BASE",
+        ),
     ] = None,
     refresh: opt.Refresh = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Make an image again from the plan and layers that it carries, and compare byte for byte."""
+    """Make an image again from what it carries, and compare.
+
+    Byte for byte, from the plan and layers that are baked in.
+    """
     from builder.cli.rebuild import rebuild_command
 
     rebuild_command(image=image, engine=engine, base=base, refresh=refresh, json=json)
 
 
 @publish_app.command(
-    epilog="Examples:  spark-build distribute oci:out spark-1 spark-2   |   "
-    "spark-build distribute ghcr.io/me/vllm@sha256:... me@spark-1 --tag vllm-spark:b12x --dry-run"
+    rich_help_panel=PUBLISH,
+    epilog=examples(
+        "spark-build distribute oci:out spark-1 spark-2",
+        "spark-build distribute oci:out me@spark-1 --tag vllm-spark:b12x --dry-run",
+    ),
 )
 def distribute(
-    image: Annotated[str, typer.Argument(help="oci:DIR (--thin, too), or HOST/NAME@sha256:...")],
-    hosts: Annotated[
-        list[str], typer.Argument(help="Nodes, as SSH knows them.", metavar="HOST...")
+    image: Annotated[
+        str,
+        typer.Argument(help="oci:DIR (--thin, too), or HOST/NAME@sha256:...", metavar="IMAGE"),
     ],
+    hosts: Annotated[list[str], typer.Argument(help="Nodes, as SSH knows them.", metavar="HOST")],
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", help="What to call it on the nodes.")
+        str | None,
+        typer.Option("--tag", "-t", help="What to call it on the nodes.", metavar="NAME[:TAG]"),
     ] = None,
-    ssh: Annotated[str, typer.Option(help="The SSH program, with options of yours.")] = "ssh",
-    jobs: Annotated[int, typer.Option(help="Nodes served at once.")] = 4,
+    ssh: Annotated[
+        str, typer.Option(help="The SSH program, with options of yours.", metavar="COMMAND")
+    ] = "ssh",
+    jobs: Annotated[int, typer.Option(help="Nodes served at once.", metavar="N")] = 4,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only ask each node what it lacks.")
     ] = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Bring an image to machines over SSH: each fetches only the layers that it lacks."""
+    """Bring an image to machines over SSH.
+
+    Each fetches only the layers that it lacks.
+    """
     from builder.cli.distribute import distribute_command
 
     distribute_command(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder import __version__
-from builder.bake import SHARE
 from builder.cli import options as opt
 from builder.cli.inputs import stages_of
 from builder.cli.show import print_json
@@ -42,7 +42,7 @@ def rebuild_command(
     if engine != "oci":
         raise UsageError(
             f"--engine {engine} does not give the same bytes every time; rebuild uses oci",
-            hint=f"spark-build rebuild {image}",
+            hint=f"spark-build rebuild {shlex.quote(image)}",
         )
     index = PackageIndex(refresh=refresh)
     compiled = False
@@ -142,6 +142,6 @@ def _hint(wrong: Rebuilt) -> str:
     """Another spark-build puts other files of its own into an image."""
     if wrong.made_by != __version__:
         return f"rebuild it with spark-build {wrong.made_by}, which made it; this is {__version__}"
-    if all(difference.where.startswith(f"{SHARE}/") for difference in wrong.differences):
-        return f"another state of spark-build {__version__} made it: only files of its own differ"
+    if any((d.blob, d.where) == ("plan", "build.files") for d in wrong.differences):
+        return f"another state of spark-build {__version__} made it: its own files differ"
     return ""

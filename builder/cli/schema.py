@@ -6,9 +6,11 @@ from builder.cli.show import print_json
 from builder.schemas import names, schema
 
 
-def schema_command(name: str | None) -> None:
+def schema_command(name: str | None, json: bool) -> None:
     """Print one schema as JSON, or the names of all."""
-    if name is None:
+    if name is None and json:
+        print_json({"schema": 1, "names": names()})
+    elif name is None:
         print("\n".join(names()))
     else:
         print_json(schema(name))

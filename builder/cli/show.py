@@ -6,15 +6,16 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console
+from builder.console import console, counted
 from builder.runtime.dispatch_expect import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.model import BuildPlan, LayerDecision
-    from builder.verify import Report
+    from builder.verify import Check, Report
     from builder.verify.necessity import Necessity
+    from builder.verify.verdict import Verdict
 
 _STATE_STYLE = {
     "needed": "green",
@@ -34,7 +35,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
-    """A plan as a table on stderr; ``elsewhere``: another machine compiles what it takes."""
+    """A plan as a table; ``elsewhere``: another machine compiles what it takes."""
     base = plan.base
     listed = ", ".join(f"{name} {version}" for name, version in sorted(base.packages.items()))
     console.say(f"base  {base.ref}  ({base.platform.oci}, {base.digest[:19]})")
@@ -105,30 +106,92 @@ def _wrapped(text: str) -> str:
     )
 
 
-def show_report(report: Report) -> None:
-    """A verification report on stderr."""
-    for check in report.checks:
-        word, style = _MARK[check.status]
-        console.say(f"  {console.style(f'{word:<8}', style)}{check.level:<9}{check.name}")
-        if check.status == "pass":
-            console.say(console.style(f"  {'':<17}{check.seen}", "dim"))
-            if check.reason:
-                console.say(console.style(f"  {'':<17}{check.reason}", "dim"))
-            continue
-        console.say(f"  {'':<17}expected: {check.expected}")
-        if check.seen:
-            console.say(f"  {'':<17}seen:     {check.seen}")
+class CheckLines:
+    """Checks on stderr, as they come; the passes of a level are one line, unless ``--verbose``.
+
+    What vLLM answered is the headline, so every check of ``dispatch`` is shown.
+    """
+
+    def __init__(self) -> None:
+        self._level, self._passed = "", 0
+        self._reason = ""
+
+    def __call__(self, check: Check) -> None:
+        self._level = check.level
+        if check.status == "pass" and check.level != "dispatch" and not console.verbose:
+            self._passed += 1
+        else:
+            _show_check(check, again=check.reason == self._reason)
+        self._reason = check.reason if check.status == "not-run" else ""
+
+    def end(self) -> None:
+        """Of this level there is nothing more to come."""
+        if self._passed:
+            word, style = _MARK["pass"]
+            count = f"{self._passed} check{'s' if self._passed > 1 else ''}"
+            console.say(f"  {console.style(f'{word:<8}', style)}{self._level:<9}{count}")
+        self._passed = 0
+
+
+def _show_check(check: Check, *, again: bool = False) -> None:
+    """A check; ``again``: it did not run for the reason that the one before has told."""
+    if check.refusal:
+        console.say(f"  {console.style('expected refusal', 'blue')} {check.level} {check.name}")
+        console.say(console.style(f"  {'':<17}{check.refusal}", "dim"))
+        console.say(console.style(f"  {'':<17}{check.reason}", "dim"))
+        return
+    word, style = _MARK[check.status]
+    console.say(f"  {console.style(f'{word:<8}', style)}{check.level:<9}{check.name}")
+    if check.status == "pass":
+        console.say(console.style(f"  {'':<17}{check.seen}", "dim"))
         if check.reason:
-            console.say(f"  {'':<17}reason:   {check.reason}")
+            console.say(console.style(f"  {'':<17}{check.reason}", "dim"))
+        return
+    console.say(f"  {'':<17}expected: {check.expected}")
+    if check.seen:
+        console.say(f"  {'':<17}seen:     {check.seen}")
+    if check.reason:
+        console.say(f"  {'':<17}reason:   {'the same' if again else check.reason}")
+
+
+#: What everybody should know to be simulated; ``--verbose`` and the evidence have the rest.
+_MAIN_PARTS = ("device", "torch 2", "model")
+
+
+def show_report(report: Report) -> None:
+    """What there is to say of a report on stderr, after its checks."""
     if report.necessity is not None:
         _show_necessity(report.necessity)
     parts = {text for check in report.checks for text in check.simulated}
     if parts:
         console.say("  simulated:")
-        for part in sorted(parts):
+        main = [part for part in sorted(parts) if part.startswith(_MAIN_PARTS)]
+        shown = sorted(parts) if console.verbose else main
+        for part in shown:
             console.say(console.style(f"    {part}", "dim"))
-    counts = [f"{len(report.of(s))} {_MARK[s][0].lower()}" for s in ("pass", "fail", "not-run")]
-    console.say(f"  {', '.join(counts)}")
+        if more := len(parts) - len(shown):
+            console.say(
+                console.style(f"    and {counted(more, 'part')} of vLLM and torch: -v", "dim")
+            )
+    console.say(f"  {', '.join(report.counts())}")
+
+
+def show_verdict(verdict: Verdict, name: str = "") -> None:
+    """The last words on stderr: what is proven of ``name``, the limits, and what to do next.
+
+    What is not proven is said in quiet mode too; what failed is an error of its own.
+    """
+    about = f"{name}: " if name else ""
+    say = console.warn if verdict.status == "not-proven" else console.say
+    say(f"{about}{verdict.sentence}")
+    for limit in verdict.limits:
+        console.say(f"  limit  {limit.partition(': ')[0]}")
+    for command in verdict.todo:
+        console.say(f"  try    {command}")
+    if verdict.status != "proven":
+        return
+    for what, line in zip(("serve", "MoE  "), verdict.serve, strict=False):
+        console.say(f"  {what}  {line}")
 
 
 _VERDICT = {

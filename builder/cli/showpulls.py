@@ -17,7 +17,7 @@ _STYLE = {"open": "yellow", "merged": "green", "closed": "red"}
 
 
 def show_pulls(reports: Sequence[Mapping[str, Any]]) -> None:
-    """A report on each pull request of a plan, on stderr."""
+    """A report on each pull request of a plan."""
     for report in reports:
         console.say(f"  {report['request']}  {state_of(report)}  {report['commit'][:12]}")
         if report.get("title"):

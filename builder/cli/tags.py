@@ -8,13 +8,14 @@ from builder.cli.show import print_json
 from builder.console import console, megabytes
 from builder.errors import UsageError
 from builder.publish.inventory import Held, take_inventory
-from builder.publish.prune import judge, prune
+from builder.publish.named import Names
+from builder.publish.prune import Pruned, judge, prune, removals
 from builder.publish.repository import PublishRepository, parse_target
 from builder.registry.locations import Locations
 
 if TYPE_CHECKING:
     from builder.publish.inventory import Inventory
-    from builder.publish.prune import Verdict
+    from builder.publish.prune import Removal, Verdict
 
 _PROOF = {True: "verified", False: "UNVERIFIED", None: "-"}
 
@@ -35,19 +36,29 @@ def tags_command(
         if keep is None:
             _show(inventory, json=json)
             return
-        verdicts = judge(inventory, keep)
+        names = Names(opened)
+        named = names.look()
+        verdicts = judge(inventory, keep, named)
+        wanted, done = removals(opened, inventory, verdicts, named), Pruned()
         document: dict[str, Any] = {
             "schema": 1,
             "repository": inventory.repository,
             "keep": keep,
             "dry_run": dry_run,
             "images": [verdict.as_json() for verdict in verdicts],
+            "removals": [removal.as_json() for removal in wanted],
+            "deleted": done.deleted,
+            "spared": done.spared,
         }
         if json:
             print_json(document)
-        document["deleted"] = [] if dry_run else prune(opened, inventory, verdicts)
-        if not json:
-            _show_verdicts(verdicts, dry_run=dry_run)
+        try:
+            if not dry_run:
+                prune(opened, wanted, names, done)
+        finally:
+            if not json:
+                _show_verdicts(verdicts)
+                _show_removals(wanted, None if dry_run else done)
 
 
 def _show(inventory: Inventory, *, json: bool) -> None:
@@ -72,6 +83,9 @@ def _show_held(held: Held) -> None:
     proof = _PROOF[held.verified] + (f" ({', '.join(held.levels)})" if held.levels else "")
     added = "-" if held.added is None else megabytes(held.added)
     plans = [f"{image.plan_digest}  {image.platform}" for image in held.images]
+    if held.overlay:
+        vllm = row["version"]
+        print(f"  is         an overlay: it runs on vllm/vllm-openai:v{vllm}, not alone")
     for key, value in (
         ("plan", "\n             ".join(plans)),
         ("base", row["base"]),
@@ -83,9 +97,21 @@ def _show_held(held: Held) -> None:
         print(f"  {key:<10} {value}")
 
 
-def _show_verdicts(verdicts: list[Verdict], *, dry_run: bool) -> None:
+def _show_verdicts(verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
-        word = "keep" if verdict.keep else "would delete" if dry_run else "deleted"
+        word = "keep" if verdict.keep else "old"
         print(f"{word:<13}{', '.join(verdict.held.tags)}  ({verdict.reason})")
-    if not dry_run and not all(verdict.keep for verdict in verdicts):
+
+
+def _show_removals(wanted: list[Removal], done: Pruned | None) -> None:
+    """What a dry run would delete, or what became of it, also where the run ended early."""
+    if done is None:
+        for removal in wanted:
+            print(f"{'would delete':<13}{removal}")
+        return
+    spared = {row["digest"]: f"  ({row['reason']})" for row in done.spared}
+    for removal in wanted:
+        word = "deleted" if removal.digest in done.deleted else "left"
+        print(f"{word:<13}{removal}{spared.get(removal.digest, '')}")
+    if done.deleted:
         console.say("  the registry frees the space when its garbage collection runs")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.cli.show import print_json, show_report
+from builder.cli.show import CheckLines, print_json, show_report, show_verdict
 from builder.cli.targetinputs import TargetInputs
 from builder.console import console
 from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
+from builder.places import refuse_place
 from builder.verify import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels, verify
 from builder.wheels import IndexSources
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from builder.cli.options import PullOptions
     from builder.verify import Report, VerifyTarget
     from builder.verify.ongpu import GpuOptions
+    from builder.verify.verdict import Verdict
 
 
 def verify_command(
@@ -37,15 +39,18 @@ def verify_command(
     gpu: GpuOptions,
     json: bool,
 ) -> None:
-    """Verify a target; exit 5 when a check failed or a required level did not run."""
+    """Verify a target; exit 5 when a check failed or a level that was named did not run."""
     from builder.verify.html import render_html
     from builder.verify.summary import render_summary
     from builder.verify.targets import Opening, open_target
 
-    gpu.evidence()  # wrong input is said before anything runs
     chosen = parse_levels(levels, default=PROOF_LEVELS if prove_necessary else DEFAULT_LEVELS)
-    required = parse_levels(require, default=())
+    required = parse_levels([*levels, *require], default=())  # asked for by name: it must run
     chosen = tuple(dict.fromkeys([*chosen, *required]))
+    gpu.check(chosen)  # wrong input is said before anything runs
+    for file in (html, summary):
+        if file is not None:
+            refuse_place(file)
     inputs = TargetInputs(layers, patches, pulls, refresh=refresh)
     opening = Opening(
         index=inputs.index,
@@ -56,9 +61,11 @@ def verify_command(
         facts_of=inputs.facts.of,
     )
     opened = open_target(target, opening)
+    told = None if json else CheckLines()
     try:
         inputs.check(opened.plan)
-        report = _proven(opened, chosen) if prove_necessary else _verified(opened, chosen)
+        run = _proven if prove_necessary else _verified
+        report = run(opened, chosen, told)
     finally:
         opened.close()
     if html is not None:
@@ -67,30 +74,44 @@ def verify_command(
     if summary is not None:
         with summary.open("a", encoding="utf-8") as page:
             page.write(render_summary(report, opened.plan, required))
-    if json:
+    if told is None:
         print_json(report.as_json(required))
     else:
         show_report(report)
+    verdict = report.verdict(required)
     if report.passed(required):
         if not json:
-            print(f"verified {target}")
+            print(f"{_WORDS[verdict.status]} {target}", flush=True)
+        show_verdict(verdict)
         return
-    failed = report.of("fail") or report.of("not-run")
+    raise _refusal(target, report, verdict)
+
+
+_WORDS = {"proven": "verified", "not-proven": "NOT PROVEN", "failed": "failed"}
+
+
+def _refusal(target: str, report: Report, verdict: Verdict) -> SparkBuildError:
+    """The error that names what failed or, where nothing did, what had to run and did not."""
+    failed = report.of("fail")
+    if not failed:
+        hint = verdict.todo[0] if verdict.todo else ""
+        return SparkBuildError(f"{target}: {verdict.sentence}", Exit.VERIFY_FAILED, hint)
     lines = [f"{c.level} {c.name}: {c.reason or c.seen}" for c in failed[:6]]
-    message = f"{target}: {len(failed)} checks did not pass:\n  " + "\n  ".join(lines)
-    raise SparkBuildError(message, Exit.VERIFY_FAILED)
+    number = "a check" if len(failed) == 1 else f"{len(failed)} checks"
+    message = f"{target}: {number} failed:\n  " + "\n  ".join(lines)
+    return SparkBuildError(message, Exit.VERIFY_FAILED)
 
 
-def _verified(target: VerifyTarget, levels: Sequence[str]) -> Report:
+def _verified(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
     with console.step(f"verify {target.name}"):
-        return verify(target, levels)
+        return verify(target, levels, told)
 
 
-def _proven(target: VerifyTarget, levels: Sequence[str]) -> Report:
+def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
     """The report on all layers together, then a verdict on each."""
     from builder.verify.necessity import prove, whole
 
     with whole(target) as (full, apart):
-        report = _verified(full, levels)
+        report = _verified(full, levels, told)
         report.necessity = prove(full, apart, report)
     return report

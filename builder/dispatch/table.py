@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from builder.dispatch import KINDS, Outcome
 from builder.paths import package_file
-from builder.runtime.dispatch_expect import describe, found
+from builder.runtime.dispatch_expect import describe, found, limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,20 +57,46 @@ def rows(header: Iterable[str], body: Iterable[Iterable[str]]) -> str:
 
 
 def default_table(records: Sequence[Record]) -> str:
-    """What a release does by itself, a row each."""
-    body = [
-        [record["vllm"], *(Outcome.read(record["default"][kind]).kernel for kind in KINDS)]
-        for record in records
-    ]
+    """What releases do by themselves, a row for each run of equal ones."""
+    cells = [[Outcome.read(r["default"][kind]).kernel for kind in KINDS] for r in records]
+    return _ranged(records, cells)
+
+
+def profile_parts(
+    records: Sequence[Record], profile: Profile
+) -> tuple[str, list[str], list[tuple[str, str]]]:
+    """A profile's table, its limits, and the settings that it uses over ranges of releases."""
+    served = [r for r in records if "kinds" in r["profiles"].get(profile.name, {})]
+    table = _ranged(served, [_cells(record, profile) for record in served])
+    settings = [_settings(record["profiles"].get(profile.name, {})) for record in records]
+    return table, _limits(records, profile), ranges(records, settings)
+
+
+def _ranged(records: Sequence[Record], cells: Sequence[list[str]]) -> str:
+    """A table with a column for each kind, and a row for each run of releases that are alike."""
+    body = [[where, *line] for where, line in ranges(records, cells)]
     return rows(["vLLM", *KINDS.values()], body)
 
 
-def profile_parts(records: Sequence[Record], profile: Profile) -> tuple[str, list[tuple[str, str]]]:
-    """A profile's table, and the settings that it uses over ranges of releases."""
-    served = [r for r in records if "kinds" in r["profiles"].get(profile.name, {})]
-    body = [[record["vllm"], *_cells(record, profile)] for record in served]
-    settings = [_settings(record["profiles"].get(profile.name, {})) for record in records]
-    return rows(["vLLM", *KINDS.values()], body), ranges(records, settings)
+def refused(record: Record, profile: Profile) -> set[str]:
+    """Kinds that a release refuses with a profile, as the profile expects."""
+    expected = [e.as_json() for e in profile.expected(record["base"]["packages"])]
+    return {e["kind"] for e in expected if "refused" in e} - set(unmet(record, profile))
+
+
+def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
+    """Models that will not start with a profile, and in which releases."""
+    kinds = [
+        refused(record, profile) if "kinds" in record["profiles"].get(profile.name, {}) else set()
+        for record in records
+    ]
+    found = []
+    for kind in KINDS:
+        runs = [where for where, is_so in ranges(records, [kind in k for k in kinds]) if is_so]
+        if runs:
+            said = limit({"kind": kind, "refused": ""}, "").partition(":")[0]
+            found.append(f"{said}: {', '.join(runs)}")
+    return found
 
 
 def unmet(record: Record, profile: Profile) -> dict[str, str]:
@@ -88,8 +114,11 @@ def _cells(record: Record, profile: Profile) -> list[str]:
     kinds, wrong = record["profiles"][profile.name]["kinds"], unmet(record, profile)
     expected = {e.kind for e in profile.expected(record["base"]["packages"])}
     cells = []
+    as_expected = refused(record, profile)
     for kind in KINDS:
         kernel = Outcome.read(kinds[kind]).kernel
+        if kind in as_expected:
+            kernel = "expected refusal"
         if kind in wrong:
             kernel = f"{kernel} (EXPECTED {wrong[kind]})"
         cells.append(f"**{kernel}**" if kind in expected else kernel)

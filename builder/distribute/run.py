@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, megabytes
+from builder.console import console, counted, megabytes
 from builder.distribute.endpoint import Endpoint
 from builder.distribute.parts import parts_of
 from builder.errors import RemoteError, SparkBuildError
@@ -108,7 +108,7 @@ class Distribution:
             image = self.image_for(survey)
             sizes = self.missing(image, survey)
             number, size = len(sizes), sum(sizes)
-            console.say(f"  {node.host} lacks {number} layers, {megabytes(size)}")
+            console.say(f"  {node.host} lacks {counted(number, 'layer')}, {megabytes(size)}")
             if survey.free and survey.free < 2 * size:
                 console.warn(
                     f"{node.host} has {megabytes(survey.free)} free; unpacked, these layers may "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,8 +31,6 @@ class BuildRequest:
     base: Base | None = None
     #: leave the base's own blobs out of a layout
     thin: bool = False
-    #: one layer for all patches, not one each
-    single_layer: bool = False
     #: where BuildKit looks for finished steps, and where it leaves them
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
@@ -47,6 +46,8 @@ class BuiltImage:
     engine: str
     #: what ``verify`` is asked for, where that is not ``ref``
     target: str = ""
+    #: what it is called where ``ref`` is a layout
+    name: str = ""
     #: (platform, patch layer) -> whether the layer was taken as an earlier build had left it
     cached: Mapping[tuple[str, str], bool] = field(default_factory=dict)
 
@@ -83,7 +84,7 @@ def get_engine(name: str, builder: str = "") -> Engine:
     ``builder`` is where BuildKit runs, if that is not inside the Docker Engine.
 
     Raises:
-        EngineError: the named engine is not there.
+        EngineError: the named engine is not there, or the one that ``DOCKER_HOST`` names.
     """
     from builder.engines.buildkit import BuildkitEngine
     from builder.engines.oci import OciEngine
@@ -95,6 +96,6 @@ def get_engine(name: str, builder: str = "") -> Engine:
     reason = buildkit.missing()
     if reason is None:
         return buildkit
-    if name == "auto" and not builder:
+    if name == "auto" and not builder and not os.environ.get("DOCKER_HOST"):
         return OciEngine()
     raise EngineError(reason, hint="use --engine oci, or start Docker with BuildKit")

@@ -17,7 +17,7 @@ from builder.engines.builders import ENGINE, cache_words, engine_environment, re
 from builder.engines.client import LINK_SINCE, Cli, find_cli
 from builder.engines.contents import added_bytes, image_layers
 from builder.engines.context import context_of, folder_of
-from builder.engines.deliver import new_layout
+from builder.engines.deliver import in_layout, new_layout
 from builder.engines.dockerfile import render
 from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
@@ -158,28 +158,30 @@ class BuildkitEngine:
             console.say(f"  on builder {builder.said} (driver {builder.driver})")
             self._write(context, plan, self._base_name(plan), links=builder.links)
             with contextlib.ExitStack() as stack:
+                layout: Path | None = None
                 if output is not None:
-                    layout = stack.enter_context(new_layout(output))
+                    layout = stack.enter_context(new_layout(output, request.tag))
                     to = ["--output", f"type=oci,tar=false,name={request.tag},dest={layout}"]
                 else:
                     to = ["--push" if request.push else "--load", "-t", request.tag]
                 cached, digest = self._there(context, request, builder, to)
-        if output is not None:
-            digest = layout_digest(output)
-        elif here:
+                if layout is not None:
+                    digest = layout_digest(layout)
+        if here:
             client = docker.connect()
             try:
                 digest = str(client.images.get(request.tag).id)
             finally:
                 client.close()
-        return BuiltImage(
-            ref=f"oci:{output}" if output is not None else request.tag,
+        built = BuiltImage(
+            ref=request.tag,
             digest=digest,
             added_bytes=added,
             engine=self.name,
             target=f"docker://{request.tag}@{digest}" if request.push else "",
             cached=cached,
         )
+        return built if output is None else in_layout(built, output)
 
     def _there(
         self, context: Path, request: BuildRequest, builder: Builder, to: Sequence[str]
@@ -213,7 +215,7 @@ class BuildkitEngine:
     ) -> dict[tuple[str, str], bool]:
         """Run the build; gives for each patch layer whether it was in the builder's cache."""
         assert self._cli is not None
-        epoch = str(bake.timestamp(request.plan))
+        epoch = str(request.plan.epoch)
         words = [*words, *cache_words(request.cache_from, "from")]
         words += [*cache_words(request.cache_to, "to"), str(context)]
         ran = run_build(self._cli, words, {**env, "SOURCE_DATE_EPOCH": epoch})

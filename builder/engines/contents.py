@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 from builder import bake
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from builder.model import BuildPlan
     from builder.runtime.spark_apply import Content
 
 
 def added_bytes(plan: BuildPlan) -> int:
     """Bytes of all the files that a plan puts into an image, before they are compressed."""
-    layers = image_layers(plan)
-    return sum(file.size for _, files in layers for file in files.values() if file is not None)
+    return sum(content_bytes(files) for _, files in image_layers(plan))
+
+
+def content_bytes(files: Mapping[str, Content | None]) -> int:
+    """Bytes of some files; those that go away have none."""
+    return sum(file.size for file in files.values() if file is not None)
 
 
 def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:

@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder import bake
 from builder.console import console, megabytes
-from builder.engines.contents import image_layers
+from builder.engines.contents import content_bytes, image_layers
 from builder.errors import BuildFailed
+from builder.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from builder.model import BuildPlan
     from builder.runtime.spark_apply import Content
@@ -33,13 +33,19 @@ def context_of(plan: BuildPlan) -> Iterator[tuple[Path, int]]:
         added = 0
         for name, files in image_layers(plan):
             target = Path(folder) / folder_of(name)
-            size = write_context(target, files, bake.timestamp(plan))
+            with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
+                size = write_context(target, files, plan.epoch, bar.advance)
             console.say(f"  {name:<22}{len(files):>5} files {megabytes(size):>10}")
             added += size
         yield Path(folder), added
 
 
-def write_context(root: Path, files: Mapping[str, Content | None], epoch: int) -> int:
+def write_context(
+    root: Path,
+    files: Mapping[str, Content | None],
+    epoch: int,
+    moved: Callable[[int], object] = lambda _size: None,
+) -> int:
     """Write a layer's files below ``root`` with fixed times and modes; gives their bytes.
 
     Raises:
@@ -57,6 +63,7 @@ def write_context(root: Path, files: Mapping[str, Content | None], epoch: int) -
             target.chmod(content.mode)
             os.utime(target, (epoch, epoch))
             size += content.size
+            moved(content.size)
         for folder, _, _ in os.walk(root, topdown=False):
             Path(folder).chmod(0o755)
             os.utime(folder, (epoch, epoch))
@@ -64,6 +71,6 @@ def write_context(root: Path, files: Mapping[str, Content | None], epoch: int) -
         shutil.rmtree(root, ignore_errors=True)
         raise BuildFailed(
             f"cannot write the build context below {root.parent}: {error.strerror}",
-            hint="free some space, or set TMPDIR to another disk",
+            hint=os_hint(error, TEMPORARY),
         ) from error
     return size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from builder.engines import BuiltImage, docker
 from builder.engines.scratch import Scratch
 from builder.errors import BuildFailed, UsageError
-from builder.locks import locked
+from builder.hints import OUTPUT, os_hint
+from builder.registry.adding import Filling, add_image, check_place, work_folder
 from builder.registry.compose import Composed
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs, is_index
@@ -125,56 +125,47 @@ def _to_docker(
 
 
 def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
+    from builder.registry.copy import copy_image
+
     target = output.absolute()
-    _check_target(target, delivery.base)
-    with locked(str(target), wait=False):
-        manifest, added = _replace(target, delivery)
-    return BuiltImage(ref=f"oci:{output}", digest=manifest.digest, added_bytes=added, engine="oci")
+    base = delivery.base
+    if isinstance(base, LayoutDirectory) and base.path.resolve() == target.resolve():
+        raise UsageError(
+            f"{target} holds the base, and a run does not write into what it reads",
+            hint="choose another place with --output oci:DIR",
+        )
+    with new_layout(output, delivery.tag) as layout:
+        scratch = Scratch(layout)
+        manifest, added = delivery.write(scratch)
+        if delivery.base is not None and not delivery.thin:
+            source = _source(layout, delivery)
+            copy_image(source, manifest.digest, Filling(layout, target), manifest.digest)
+        scratch.finish(manifest, delivery.platform, delivery.tag)
+    built = BuiltImage(ref=delivery.tag, digest=manifest.digest, added_bytes=added, engine="oci")
+    return in_layout(built, output)
 
 
-def _replace(target: Path, delivery: Delivery) -> tuple[RawManifest, int]:
-    """Write beside the target, then rename: it is the old layout or the new one, never half."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        with _disk(target):
-            scratch = Scratch(work / "layout")
-            manifest, added = delivery.write(scratch)
-            if delivery.base is not None and not delivery.thin:
-                _complete(scratch.root, delivery, manifest)
-            scratch.finish(manifest, delivery.platform, delivery.tag)
-            _swap(work / "layout", target, work / "previous")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return manifest, added
+def in_layout(built: BuiltImage, output: Path) -> BuiltImage:
+    """An image that went into a layout, where it may not be the only one."""
+    ref = f"oci:{output}"
+    return replace(built, ref=ref, name=built.ref, target=f"{ref}@{built.digest}")
 
 
 @contextlib.contextmanager
-def new_layout(output: Path) -> Iterator[Path]:
-    """A folder beside ``output`` to write a layout to, which takes its place if all goes well.
+def new_layout(output: Path, name: str) -> Iterator[Path]:
+    """A place to write a layout of one image to, which is added to ``output`` if all goes well.
 
     Raises:
-        UsageError: something else is there, or another run is writing it.
+        UsageError: something else is there.
+        RemoteError: a layout is there, and its index is damaged.
         BuildFailed: the disk does not take it.
     """
     target = output.absolute()
-    _check_target(target, None)
-    with locked(str(target), wait=False), _disk(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
+    with _disk(target):
+        check_place(target)
+        with work_folder(target) as work:
             yield work / "layout"
-            _swap(work / "layout", target, work / "previous")
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-
-def _complete(layout: Path, delivery: Delivery, manifest: RawManifest) -> None:
-    """Bring the base's blobs in."""
-    from builder.registry.copy import copy_image
-
-    source = _source(layout, delivery)
-    copy_image(source, manifest.digest, LayoutDirectory(layout), manifest.digest)
+            add_image(work / "layout", target, name)
 
 
 @contextlib.contextmanager
@@ -184,30 +175,5 @@ def _disk(target: Path) -> Iterator[None]:
     except OSError as error:
         raise BuildFailed(
             f"cannot write {target}: {error.strerror}; nothing was left there",
-            hint="free some space, or choose another place with --output oci:DIR",
+            hint=os_hint(error, OUTPUT),
         ) from error
-
-
-def _swap(layout: Path, target: Path, previous: Path) -> None:
-    try:
-        if target.exists():
-            target.rename(previous)
-        layout.rename(target)
-    except BaseException:
-        if previous.exists() and not target.exists():
-            previous.rename(target)
-        raise
-
-
-def _check_target(target: Path, source: ImageSource | None) -> None:
-    ours = (target / "oci-layout").is_file() or not target.exists()
-    if not ours and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(
-            f"{target} exists and is not an OCI layout, so it is not replaced",
-            hint="choose another place with --output oci:DIR",
-        )
-    if isinstance(source, LayoutDirectory) and source.path.absolute() == target:
-        raise UsageError(
-            f"{target} holds the base, so it is not replaced",
-            hint="choose another place with --output oci:DIR",
-        )

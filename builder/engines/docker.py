@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
+    from builder.bars import Bar
+
 
 def connect() -> docker.DockerClient:
     """A client for the engine that ``DOCKER_HOST`` or the current context's default names.
@@ -77,16 +79,36 @@ def find_image(
     from builder.room import check_room, pull_needs
 
     check_room(pull_needs(client, ref, platform))
-    console.say(f"  pulling {ref}")
     try:
-        pulled = client.images.pull(ref, platform=platform)
+        with console.progress(f"pulling {ref}") as bar:
+            _pull(client, ref, platform, bar)
+        return client.images.get(ref)
     except APIError as error:
         raise RemoteError(
             f"image {ref} is not in the Docker Engine and cannot be pulled: "
             f"{error.explanation or error}",
             hint="docker pull it yourself, or use --base pypi:vllm==VERSION",
         ) from None
-    return pulled[0] if isinstance(pulled, list) else pulled
+
+
+def _pull(client: docker.DockerClient, ref: str, platform: str | None, bar: Bar) -> None:
+    """Have the engine pull an image; its layers' sizes become known one after the other."""
+    from docker.errors import APIError
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(ref)
+    layers: dict[str, tuple[int, int]] = {}
+    events = client.api.pull(
+        repository, tag=tag or "latest", platform=platform, stream=True, decode=True
+    )
+    for event in events:
+        if event.get("error"):
+            raise APIError(str(event["error"]))
+        detail = event.get("progressDetail") or {}
+        if event.get("status") == "Downloading" and detail.get("total"):
+            layers[str(event.get("id"))] = (int(detail["current"]), int(detail["total"]))
+            bar.total = sum(total for _, total in layers.values())
+            bar.advance(sum(done for done, _ in layers.values()) - bar.done)
 
 
 @contextlib.contextmanager

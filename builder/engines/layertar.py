@@ -49,6 +49,19 @@ class _Hashed:
         return f"sha256:{self._sha.hexdigest()}"
 
 
+class _Counted(io.BytesIO):
+    """Tells how much is read of it."""
+
+    def __init__(self, data: bytes, moved: Callable[[int], object]) -> None:
+        super().__init__(data)
+        self._moved = moved
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._moved(len(data))
+        return data
+
+
 def _member(data: bytes) -> bytes:
     """One gzip member; its header says nothing about the machine (RFC 1952, section 2.3)."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -106,9 +119,15 @@ class Owners:
 
 
 def tar_layer(
-    out: IO[bytes], files: Mapping[str, Content | None], epoch: int, owners: Owners | None = None
+    out: IO[bytes],
+    files: Mapping[str, Content | None],
+    epoch: int,
+    owners: Owners | None = None,
+    moved: Callable[[int], object] = lambda _size: None,
 ) -> tuple[str, str, int]:
     """Write a gzipped layer tar: ``(digest, diff_id, compressed size)``.
+
+    ``moved`` hears of the bytes of files as they go in.
 
     ``files`` maps absolute paths to content, or None for something that goes away (a whiteout).
     Every folder above them has an entry, so that no runtime has to guess what it is.
@@ -130,7 +149,8 @@ def tar_layer(
                     continue
                 info.mode, info.uid, info.gid = owners.of(path, content)
                 info.size = 0 if content is None else content.size
-                tar.addfile(info, None if content is None else io.BytesIO(content.read()))
+                read = None if content is None else _Counted(content.read(), moved)
+                tar.addfile(info, read)
     return compressed.digest, plain.digest, compressed.size
 
 

@@ -16,6 +16,7 @@ from builder.engines.deliver import Delivery, deliver
 from builder.engines.overlay import overlay_recipe, write_overlay
 from builder.engines.patched import write_patched
 from builder.errors import EngineError, UsageError
+from builder.registry.layout import LayoutDirectory
 from builder.room import Need, engine_needs
 
 if TYPE_CHECKING:
@@ -106,9 +107,13 @@ def opened_of(request: BuildRequest) -> OpenedImage:
 
 
 def base_bytes(request: BuildRequest) -> int:
-    """Packed bytes of the base's layers, where they are at hand."""
+    """Packed bytes of the base's layers, where they are at hand and not in the output already."""
     opened = None if request.base is None else request.base.opened
-    return 0 if opened is None else sum(layer.size for layer in opened.image.layers)
+    if opened is None:
+        return 0
+    there = None if request.output is None else LayoutDirectory(request.output)
+    absent = (d for d in opened.image.layers if there is None or not there.has(d.digest))
+    return sum(layer.size for layer in absent)
 
 
 def load_needs(size: int) -> list[Need]:

@@ -9,31 +9,42 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shlex
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
+from builder.console import console
 from builder.engines.contents import image_layers
 from builder.engines.kept import MadeOf
 from builder.engines.layertar import WHITEOUT
 from builder.engines.scratch import say_layer
-from builder.errors import UsageError
+from builder.errors import RemoteError, UsageError
+from builder.index import write_atomically
+from builder.registry.config import parse_config
+from builder.registry.layout import LayoutDirectory
+from builder.registry.locations import layout_place
+from builder.registry.manifests import blobs, check_manifest, is_index
 from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.engines import BuiltImage
     from builder.engines.scratch import Scratch
     from builder.model import BuildPlan
 
 
 def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
     """Write layers, configuration and manifest; gives the manifest and the layers' bytes."""
-    epoch, created = bake.timestamp(plan), bake.created(plan)
-    blobs, history = [], []
+    epoch, created = plan.epoch, bake.created(plan)
+    made, history = [], []
     for name, files in image_layers(plan):
         blob = scratch.add_layer(files, epoch, MadeOf.of(plan, [name]))
         say_layer(name, len(files), blob)
-        blobs.append(blob)
+        made.append(blob)
         history.append({"created": created, "created_by": f"spark-build layer {name}"})
     config = scratch.add_json(
         {
@@ -44,7 +55,7 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
                 "Env": [f"{k}={v}" for k, v in sorted(plan.env.items())],
                 "Labels": bake.labels(plan),
             },
-            "rootfs": {"type": "layers", "diff_ids": [b.diff_id for b in blobs]},
+            "rootfs": {"type": "layers", "diff_ids": [b.diff_id for b in made]},
             "history": history,
         },
         OCI_CONFIG,
@@ -53,53 +64,132 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
         {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
+            "artifactType": bake.OVERLAY_TYPE,
             "config": config.descriptor(),
-            "layers": [b.descriptor() for b in blobs],
+            "layers": [b.descriptor() for b in made],
             "annotations": bake.labels(plan),
         },
         OCI_MANIFEST,
     )
-    return manifest, sum(b.size for b in blobs)
+    return manifest, sum(b.size for b in made)
 
 
-def layout_digest(layout: Path) -> str:
-    """The manifest digest of a single-image layout.
+def layout_digest(layout: Path, reference: str = "") -> str:
+    """The manifest digest of the image of that name in a layout; ``""`` is the only one.
 
     Raises:
-        UsageError: the directory is not such a layout.
+        UsageError: no one image is meant, or the directory is no layout.
     """
     try:
-        index = json.loads((layout / "index.json").read_bytes())
-        (entry,) = index["manifests"]
-        digest: str = entry["digest"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{layout} is not an OCI layout of one image: {error}") from None
-    return digest
+        return LayoutDirectory(layout).resolve(reference)
+    except RemoteError as error:
+        raise UsageError(f"{layout} is not an OCI layout: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """How an overlay goes onto the image that it is meant for."""
+
+    base: str
+    #: what the image that is made of both is called
+    image: str
+    dockerfile: str
+    #: what builds it, less where the Dockerfile is
+    build: str
+
+    def command(self, dockerfile: Path | None = None) -> str:
+        """The build, of a Dockerfile in a file of that name."""
+        return f"{self.build} - <{shlex.quote(str(dockerfile or 'Dockerfile'))}"
+
+
+def overlay_of(plan: BuildPlan, built: BuiltImage) -> Overlay:
+    """How an overlay that was built goes onto its image."""
+    overlay = (built.target or built.ref).removeprefix("docker://")
+    return overlay_onto(plan.as_json(), bake.labels(plan), overlay)
 
 
 def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
-    """How an overlay (``oci:DIR`` or an image name) goes onto the image it is meant for.
+    """The Dockerfile for an overlay: ``oci:DIR@DIGEST`` or an image name."""
+    return overlay_onto(plan.as_json(), bake.labels(plan), overlay).dockerfile
 
-    Plain Dockerfile lines: copied files, then one step that takes replaced files away and checks
-    the others against their receipts.
+
+def name_of_both(plan: Mapping[str, Any]) -> str:
+    """What the image is called that is made of the overlay of a plan and its base."""
+    return f"spark-build/{plan['name']}:{plan['base']['packages']['vllm'].replace('+', '-')}"
+
+
+def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: str) -> Overlay:
+    """How an overlay (``oci:DIR@DIGEST`` or an image name) with its plan goes onto its image.
+
+    Plain lines: copied files, then one step that takes replaced files away and checks the others
+    against their receipts.  Labels make it an image of ours, which can be published.
     """
-    base = f"vllm/vllm-openai:v{plan.base.packages.get('vllm')}"
-    python, site = plan.base.interpreter, plan.base.site_packages
+    base, image = f"vllm/vllm-openai:v{plan['base']['packages']['vllm']}", name_of_both(plan)
+    python, site = plan["base"]["interpreter"], plan["base"]["site_packages"]
     script = f"{bake.SHARE}/spark_apply.py"
     finish = json.dumps([python, "-B", script, "finish", "--root", site])
-    source, how = overlay, "docker buildx build -t IMAGE -"
+    source, words = overlay, ["docker", "buildx", "build", "--platform", plan["base"]["platform"]]
     if overlay.startswith("oci:"):
-        folder = Path(overlay.removeprefix("oci:")).absolute()
-        how = f"docker buildx build --build-context overlay=oci-layout://{folder} -t IMAGE -"
+        folder, reference = layout_place(overlay)
+        # some releases of buildx read a digest only after a tag, which nothing looks up
+        pinned = f":overlay@{reference}" if reference else ""
         source = "overlay"
+        words += ["--build-context", f"overlay=oci-layout://{folder.absolute()}{pinned}"]
+    build = shlex.join([*words, "-t", image])
+    ours = {**labels, bake.BASE_LABEL: base, f"{bake.LABEL_PREFIX}.base-digest": ""}
     lines = [
-        f"# {how} <this file",
+        f"# {build} - <this file",
         f"FROM {base}",
         f"COPY --from={source} / /",
         f"RUN --network=none {finish}",
-        *(f"ENV {name}={bake.quoted(value)}" for name, value in sorted(plan.env.items())),
+        *(f"ENV {name}={bake.quoted(value)}" for name, value in sorted(plan["env"].items())),
+        *(
+            f"LABEL {bake.quoted(name)}={bake.quoted(value)}"
+            for name, value in sorted(ours.items())
+        ),
     ]
-    return "\n".join(lines) + "\n"
+    dockerfile = "\n".join(lines) + "\n"
+    return Overlay(base=base, image=image, dockerfile=dockerfile, build=build)
+
+
+def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
+    """Write the Dockerfile beside the overlay's layout; gives its path, if it could be written."""
+    if plan.base.kind != "pypi" or not built.ref.startswith("oci:"):
+        return None
+    layout = Path(built.ref.removeprefix("oci:")).absolute()
+    text = f"{_MADE_FOR} {built.name}\n{overlay_of(plan, built).dockerfile}"
+    path, other = _dockerfiles(layout, built.digest)
+    if path.exists() and not _begins(path, f"{_MADE_FOR} {built.name}\n"):
+        path = other  # that one is of another overlay, or the user's
+    try:
+        write_atomically(path, text.encode())
+    except UsageError as error:  # the image is there, and its Dockerfile is printed
+        console.warn(str(error))
+        return None
+    return path
+
+
+def find_dockerfile(layout: Path, digest: str) -> Path | None:
+    """The Dockerfile that was written for an overlay in a layout, if it is still there."""
+    ours = (path for path in _dockerfiles(layout.absolute(), digest) if _begins(path, _MADE_FOR))
+    return next((path for path in ours if f"@{digest}" in path.read_text("utf-8")), None)
+
+
+#: How a Dockerfile that we wrote begins.
+_MADE_FOR = "# spark-build: the image of the overlay"
+
+
+def _dockerfiles(layout: Path, digest: str) -> tuple[Path, Path]:
+    short = digest.removeprefix("sha256:")[:12]
+    first, second = f"{layout.name}.Dockerfile", f"{layout.name}-{short}.Dockerfile"
+    return layout.with_name(first), layout.with_name(second)
+
+
+def _begins(path: Path, words: str) -> bool:
+    try:
+        return path.read_text("utf-8").startswith(words)
+    except (OSError, ValueError):
+        return False
 
 
 def _blob(layout: Path, digest: str) -> bytes:
@@ -112,22 +202,29 @@ def _blob(layout: Path, digest: str) -> bytes:
     return data
 
 
-def _manifest_and_config(layout: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    manifest = json.loads(_blob(layout, layout_digest(layout)))
-    return manifest, json.loads(_blob(layout, manifest["config"]["digest"]))
+def _manifest_and_settings(layout: Path, reference: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    digest = layout_digest(layout, reference)
+    data = _blob(layout, digest)
+    raw = check_manifest(data, content_type="", digest=digest, where=f"{layout}: {digest}")
+    if is_index(raw):  # which no overlay is
+        return raw.json(), {}
+    config = parse_config(_blob(layout, blobs(raw)[0].digest), str(layout))
+    return raw.json(), config.get("config") or {}
 
 
-def labels_of_layout(layout: Path) -> dict[str, str]:
-    """The labels of a layout's image.
+def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
+    """The labels of an image in a layout.
 
     Raises:
-        UsageError: it is not a layout of one image, or a blob is damaged.
+        UsageError: no one image is meant, or a blob is damaged.
     """
-    _, config = _manifest_and_config(layout)
-    return dict(config["config"].get("Labels") or {})
+    _, settings = _manifest_and_settings(layout, reference)
+    return dict(settings.get("Labels") or {})
 
 
-def read_layout(layout: Path) -> tuple[dict[str, Any], dict[str, bytes | None], dict[str, str]]:
+def read_layout(
+    layout: Path, reference: str = ""
+) -> tuple[dict[str, Any], dict[str, bytes | None], dict[str, str]]:
     """An overlay layout as ``(plan, absolute path -> bytes or None for a whiteout, env)``.
 
     Every blob is checked against its digest.
@@ -135,7 +232,7 @@ def read_layout(layout: Path) -> tuple[dict[str, Any], dict[str, bytes | None], 
     Raises:
         UsageError: it is not a layout of ours, or a blob is damaged.
     """
-    manifest, config = _manifest_and_config(layout)
+    manifest, settings = _manifest_and_settings(layout, reference)
     files: dict[str, bytes | None] = {}
     for descriptor in manifest["layers"]:
         data = io.BytesIO(_blob(layout, descriptor["digest"]))
@@ -153,5 +250,5 @@ def read_layout(layout: Path) -> tuple[dict[str, Any], dict[str, bytes | None], 
     plan_bytes = files.get(f"{bake.SHARE}/plan.json")
     if plan_bytes is None:
         raise UsageError(f"{layout} was not made by spark-build: it carries no plan")
-    env = dict(item.split("=", 1) for item in config["config"].get("Env", []))
+    env = dict(item.split("=", 1) for item in settings.get("Env") or [] if "=" in item)
     return bake.read_plan(plan_bytes, str(layout)), files, env

@@ -47,14 +47,14 @@ def write_patched(
     plan, view = request.plan, opened.view
     layers = _layers(request, view)
     groups = [[name] for name, _ in layers]
-    single = request.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
+    single = plan.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
     if single:
         merged: Files = {}
         for _, files in layers:
             merged.update(files)
         groups = [[name for name, _ in layers]]
         layers = [("+".join(groups[0]), merged)]
-    epoch = bake.timestamp(plan)
+    epoch = plan.epoch
     owners = Owners(folder=_folders(view), files=bake.restored(plan))
     blobs = []
     for (name, files), group in zip(layers, groups, strict=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.console import console, megabytes
+from builder.engines.contents import content_bytes
 from builder.engines.kept import KeptLayer, MadeOf, keep, layer_key, take
 from builder.engines.layertar import Owners, tar_layer
 from builder.locks import locked
@@ -68,8 +69,9 @@ class Scratch:
             kept = take(key, partial)
             cached = kept is not None
             if kept is None:
-                with partial.open("wb") as out:
-                    digest, diff_id, size = tar_layer(out, files, epoch, owners)
+                title, total = f"writing {'+'.join(made_of.names)}", content_bytes(files)
+                with console.progress(title, total, said=False) as bar, partial.open("wb") as out:
+                    digest, diff_id, size = tar_layer(out, files, epoch, owners, bar.advance)
                 kept = KeptLayer(digest, diff_id, size)
                 keep(key, kept, partial)
         partial.replace(self._path(kept.digest))

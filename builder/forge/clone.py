@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ class Clone:
         if not head and not merge:
             raise ForgeMissing(
                 f"{ref}: the clone {self.folder} has not fetched it",
-                hint=f"git -C {self.folder} fetch origin pull/{ref.number}/head:"
+                hint=f"git -C {shlex.quote(str(self.folder))} fetch origin pull/{ref.number}/head:"
                 f"refs/pull/{ref.number}/head",
             )
         commit = head or merge
@@ -169,7 +170,7 @@ class Clone:
         if answer.returncode != 0:
             raise ForgeMissing(
                 f"{subject} is not in the clone {self.folder}",
-                hint=f"git -C {self.folder} fetch --all",
+                hint=f"git -C {shlex.quote(str(self.folder))} fetch --all",
             )
         return answer.stdout.decode().strip()
 

@@ -11,6 +11,7 @@ from urllib.parse import urljoin, urlsplit
 
 from builder.console import console
 from builder.errors import RemoteError, UsageError
+from builder.network import through
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +132,7 @@ class ForgeClient:
         except requests.RequestException as error:
             kind = type(error).__name__
             raise ForgeUnreachable(
-                f"{subject}: {parts.hostname} does not answer ({kind})",
+                f"{subject}: {parts.hostname} does not answer ({kind}){through(url)}",
                 hint="check the network; what is locked and cached needs none",
             ) from None
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from builder.errors import UsageError
+from builder.errors import KINDS, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +64,7 @@ def read_pin(value: object, where: str) -> Pin:
         if key not in kinds:
             raise UsageError(f"{where}: unknown key {key!r}")
         if type(item) is not kinds[key]:
-            raise UsageError(f"{where}: {key!r} should be a {kinds[key].__name__}")
+            raise UsageError(f"{where}: {key!r} should be {KINDS[kinds[key]]}")
     missing = [name for name in _required() if name not in value]
     if missing:
         raise UsageError(f"{where}: key {missing[0]!r} is missing")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console
+from builder.console import console, counted
 from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.native.build import HOST_SUFFIXES, compile_units
@@ -167,7 +167,8 @@ def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) 
     with_own = Sources(plan.sources.root, {**plan.sources.generated, _REGISTRATION: text})
     change, tools, jobs = request.change, request.tools, request.jobs
     made = []
-    with console.step(f"compile {len(plan.siblings)} units between operator and kernels"):
+    between = counted(len(plan.siblings), "unit")
+    with console.step(f"compile {between} between operator and kernels"):
         # apart from the host's, and those that are asked for later: these take minutes, and stay
         for group in (
             [unit for unit in device if unit not in plan.added],

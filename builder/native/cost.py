@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.console import counted
 from builder.errors import EngineError
+from builder.hints import CACHE
 from builder.native.changes import cost_of
 from builder.paths import cache_dir
 
@@ -46,8 +48,8 @@ class Cost:
     def brief(self) -> str:
         """The same for who compiles now and has the sources already: without the disk."""
         return (
-            f"{self.units} units, {self.jobs} at once: about {max(1, round(self.seconds / 60))} "
-            f"min and up to {self.memory:.0f} GB of memory"
+            f"{counted(self.units, 'unit')}, {self.jobs} at once: about "
+            f"{max(1, round(self.seconds / 60))} min and up to {self.memory:.0f} GB of memory"
         )
 
 
@@ -109,7 +111,7 @@ def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:
     if disk < cost.disk:
         raise EngineError(
             f"compiling takes {cost.disk:.1f} GB of disk, and {place} has {disk:.1f} GB left",
-            hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+            hint=f"free some space, or {CACHE}",
         )
 
 

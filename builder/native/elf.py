@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.errors import EngineError, UsageError
+from builder.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,16 +40,10 @@ def read_elf(path: Path) -> ElfFacts:
 
     Raises:
         UsageError: it is not a shared library that can be read.
-        EngineError: ``pyelftools`` is not here.
     """
-    try:
-        from elftools.common.exceptions import ELFError
-        from elftools.elf.elffile import ELFFile
-    except ImportError:
-        raise EngineError(
-            "symbols of libraries are read with pyelftools, which is not here",
-            hint="pip install 'spark-build[compile]'",
-        ) from None
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
     try:
         with path.open("rb") as stream:
             file: Any = ELFFile(stream)

@@ -18,13 +18,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from builder.console import console
+from builder.download import download
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.locks import locked
 from builder.model import Platform
 from builder.native.host import TARGETS
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import canonical_json, sha256_hex
-from builder.wheels import RemoteWheel, download
+from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

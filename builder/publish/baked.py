@@ -105,5 +105,5 @@ def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict
             files[f"/{member.path}"] = digest.hexdigest()
             if keep:
                 kept[member.path] = b"".join(pieces)
-        unpacked.drain()
+        unpacked.finish()
     return kept, files

@@ -100,6 +100,8 @@ class Evidence:
     def about(self, claim: Claim) -> bytes:
         """The document as it is attached: about the digest, without a path of this machine."""
         document = {**self.document, "target": claim.digest, "digests": [claim.digest]}
+        if isinstance(verdict := document.get("verdict"), dict):
+            document["verdict"] = {**verdict, "todo": []}  # commands about this machine's files
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -176,6 +178,7 @@ def failed_evidence(claim: Claim, offered: Sequence[Evidence], reasons: Sequence
         "forced": True,
         "lacks": list(reasons) or ["nothing has verified it"],
     }
+    document.pop("verdict", None)  # it was about what was asked for there, not about this
     return (
         replace(mine[0], document=document)
         if mine

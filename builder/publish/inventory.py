@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from builder.bake import LABEL_PREFIX
-from builder.errors import RemoteError
+from builder.errors import RemoteError, UsageError
 from builder.publish.documents import CREATED
 from builder.publish.evidence import MEDIA_TYPE, PASSED, PASSED_LEVELS
-from builder.publish.push import IMMUTABLE, PREVIOUS
+from builder.publish.mirror import mirror_tag
+from builder.publish.push import PREVIOUS
 from builder.publish.referrers import is_fallback_tag
 from builder.publish.subject import read_subject
 
@@ -66,15 +67,35 @@ class Held:
         known = [size for size in sizes if size is not None]
         return sum(known) if known and len(known) == len(sizes) else None
 
+    @property
+    def overlay(self) -> bool:
+        """Whether it is a mere overlay, and no image that runs."""
+        return self.subject is not None and self.subject.overlay
+
+    @property
+    def own_tags(self) -> tuple[str, ...]:
+        """The tags that ``publish`` makes of its labels; none where it is not ours."""
+        if self.subject is None:
+            return ()
+        try:
+            return tuple(self.subject.name.tag(verified=proven) for proven in (True, False))
+        except UsageError:  # not ours, or images that disagree
+            return ()
+
+    @property
+    def profile(self) -> str:
+        """The profile in its own tags, ``""`` where it has none."""
+        return self.subject.name.profile if self.subject is not None and self.own_tags else ""
+
     def kind(self, tag: str) -> TagKind:
         """What a tag is for."""
-        if tag.startswith("base-") and IMMUTABLE.fullmatch(tag):
+        if tag == mirror_tag(self.digest):
             return "base"
         if not self.images:
             return "other"
         if tag.endswith(PREVIOUS):
             return "previous"
-        return "immutable" if IMMUTABLE.fullmatch(tag) else "moving"
+        return "immutable" if tag in self.own_tags else "moving"
 
     def as_json(self) -> dict[str, Any]:
         """The entry in the document of the command."""
@@ -93,6 +114,7 @@ class Held:
             "verified": self.verified,
             "levels": list(self.levels),
             "signed": self.signed,
+            "overlay": self.overlay,
             "added_bytes": self.added,
         }
 

@@ -31,6 +31,11 @@ MEDIA_TYPE = "application/vnd.spark-build.base.v1+json"
 MIRROR = f"{LABEL_PREFIX}.base-mirror"
 
 
+def mirror_tag(digest: str) -> str:
+    """The tag that a copy of a base gets."""
+    return f"base-{digest.removeprefix('sha256:')[:12]}"
+
+
 def mirrors_of(
     stored: StoredImage, places: Locations
 ) -> tuple[tuple[Mirror, ...], Mapping[str, list[Attachment]]]:
@@ -52,7 +57,7 @@ def mirrors_of(
         location = places.open(f"{_name(base['ref'])}@{base['digest']}")
         whole = read_subject(location.image, base["digest"])
         chosen = _entry(whole, image)
-        tag = f"base-{chosen.digest.removeprefix('sha256:')[:12]}"
+        tag = mirror_tag(chosen.digest)
         one = read_subject(location.image, chosen.digest)
         mirrors[tag] = Mirror(subject=one, source=location.image, tag=tag)
         notes[image.digest] = [_note(base, whole, chosen, tag)]

@@ -27,5 +27,5 @@ class PublishTarget(ImageTarget, Protocol):
     def attach(self, manifest: RawManifest) -> None:
         """Push a manifest that has a subject, so that ``referrers`` finds it there."""
 
-    def remove(self, digest: str) -> bool:
-        """Delete a manifest with every tag on it; False from a registry that refuses deletes."""
+    def remove(self, reference: str) -> bool:
+        """Delete a manifest with every tag on it, or a tag; False from a registry that refuses."""

@@ -1,19 +1,26 @@
-"""Retention: the newest images of each profile stay, and so does everything that a tag names."""
+"""Retention: the newest images of each profile stay, and so does everything that a tag names.
+
+An image is ours by its labels, and a tag is ours when it is the one that ``publish`` makes of these
+labels.  Any other tag that names a manifest, itself or through an index, keeps it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from builder.console import console
+from builder.console import console, counted
 from builder.errors import RemoteError, UsageError
-from builder.publish.referrers import subject_of_tag
+from builder.publish.referrers import OURS, holds_signatures, lists_referrers, subject_of_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from builder.publish.inventory import Held, Inventory
+    from builder.publish.named import Names
     from builder.publish.ports import PublishTarget
+
+What = Literal["image", "part", "proof", "signature", "list"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,97 +41,213 @@ class Verdict:
         }
 
 
-def judge(inventory: Inventory, keep: int) -> list[Verdict]:
-    """A verdict on every image, the newest first.
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """One manifest to delete.  ``tags`` go with it; any other tag that names it keeps it.
+
+    ``of`` is the image that it belongs to, ``""`` for an image.
+    """
+
+    digest: str
+    what: What
+    tags: tuple[str, ...] = ()
+    of: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The removal in the document of the command."""
+        of = {"of": self.of} if self.of else {}
+        return {"digest": self.digest, "what": self.what, "tags": list(self.tags), **of}
+
+    def __str__(self) -> str:
+        """The tags that go, else the digest, and what it is."""
+        what = f" ({self.what} of {self.of})" if self.of else ""
+        return f"{', '.join(self.tags) or self.digest}{what}"
+
+
+@dataclass(kw_only=True)
+class Pruned:
+    """What became of the removals: also true where the run ends early."""
+
+    deleted: list[str] = field(default_factory=list)
+    spared: list[dict[str, str]] = field(default_factory=list)
+
+
+def judge(inventory: Inventory, keep: int, names: Mapping[str, set[str]]) -> list[Verdict]:
+    """A verdict on every image, the newest first; ``names`` says which tags name what.
 
     Raises:
         UsageError: ``keep`` would leave nothing.
     """
     if keep < 1:
         raise UsageError("--keep must be 1 or more: retention never empties a repository")
-    needed = _named_otherwise(inventory)
-    counts: dict[str, int] = {}
+    verified: dict[str, int] = {}
+    every: dict[str, int] = {}
     verdicts = []
     for held in inventory.held:
-        other = [tag for tag in held.tags if held.kind(tag) != "immutable"]
-        if other:
+        if not held.own_tags or set(held.tags) - set(held.own_tags):
+            other = [tag for tag in held.tags if tag not in held.own_tags]
             verdicts.append(Verdict(held=held, keep=True, reason=f"named by {', '.join(other)}"))
             continue
-        profile = held.subject.name.profile if held.subject is not None else ""
-        counts[profile] = counts.get(profile, 0) + 1
-        if counts[profile] <= keep:
-            reason = f"among the newest {keep} of {profile}"
-            verdicts.append(Verdict(held=held, keep=True, reason=reason))
-        elif held.digest in needed:
-            verdicts.append(Verdict(held=held, keep=True, reason=f"part of {needed[held.digest]}"))
-        else:
-            reason = f"older than the newest {keep} of {profile}"
-            verdicts.append(Verdict(held=held, keep=False, reason=reason))
-    return verdicts
+        profile = held.profile
+        every[profile] = every.get(profile, 0) + 1
+        if held.verified:  # what is not verified never pushes it out
+            verified[profile] = verified.get(profile, 0) + 1
+        stays = (verified if held.verified else every)[profile] <= keep
+        reason = f"{'among' if stays else 'older than'} the newest {keep} of {profile}"
+        verdicts.append(Verdict(held=held, keep=stays, reason=reason))
+    return _keep_named(verdicts, names)
 
 
-def _named_otherwise(inventory: Inventory) -> dict[str, str]:
-    """Images that an index of this repository lists: they go with it or not at all."""
-    return {
-        image.digest: held.tags[0]
-        for held in inventory.held
-        if held.subject is not None
-        for image in held.subject.images
-        if image.digest != held.digest
-    }
+def _keep_named(verdicts: list[Verdict], names: Mapping[str, set[str]]) -> list[Verdict]:
+    """What a tag that stays names stays too, until nothing more is found."""
+    while True:
+        going = {tag for verdict in verdicts if not verdict.keep for tag in verdict.held.tags}
+        after = []
+        for verdict in verdicts:
+            others = names.get(verdict.held.digest, set()) - going
+            if not verdict.keep and others:
+                reason = f"named by {', '.join(sorted(others))}"
+                after.append(replace(verdict, keep=True, reason=reason))
+            else:
+                after.append(verdict)
+        if after == verdicts:
+            return after
+        verdicts = after
+
+
+def removals(
+    repository: PublishTarget,
+    inventory: Inventory,
+    verdicts: Sequence[Verdict],
+    names: Mapping[str, set[str]],
+) -> list[Removal]:
+    """All that is to be deleted, in order: an index, its images, and the proofs of each after it.
+
+    Raises:
+        RemoteError: the registry does not answer.
+    """
+    going = sorted(
+        (verdict.held for verdict in verdicts if not verdict.keep),
+        key=lambda held: len(_parts(held)) == 0,
+    )
+    tags = {tag for held in going for tag in held.tags}
+    last = {part: held.digest for held in going for part in _parts(held)}
+    found: dict[str, Removal] = {}
+    for held in going:
+        root = Removal(digest=held.digest, what="image", tags=held.tags)
+        parts = [
+            Removal(digest=part, what="part", of=held.digest)
+            for part in _parts(held)
+            if last[part] == held.digest
+            and part not in {other.digest for other in going}
+            and not names.get(part, set()) - tags
+        ]
+        for image in (root, *parts):
+            belongs = _belongings(repository, inventory, image.digest, names)
+            found |= {one.digest: one for one in (image, *belongs) if one.digest not in found}
+    for subject in dict.fromkeys(map(subject_of_tag, inventory.attachments)):
+        if subject not in found and _is_left_over(repository, subject):
+            belongs = _belongings(repository, inventory, subject, names)
+            found |= {one.digest: one for one in belongs if one.digest not in found}
+    return list(found.values())
+
+
+def _parts(held: Held) -> list[str]:
+    """What an index lists."""
+    images = held.subject.images if held.subject is not None else ()
+    return [image.digest for image in images if image.digest != held.digest]
+
+
+def _belongings(
+    repository: PublishTarget, inventory: Inventory, subject: str, names: Mapping[str, set[str]]
+) -> Iterable[Removal]:
+    """Proofs, signatures, and last the list of them, by which a broken run is found again."""
+    tags = [tag for tag in inventory.attachments if subject_of_tag(tag) == subject]
+    lists = tuple(tag for tag in tags if "." not in tag)
+    for entry in repository.referrers(subject):
+        if not names.get(entry.digest, set()) - set(lists):
+            yield Removal(digest=entry.digest, what="proof", of=subject)
+    for tag in (*(tag for tag in tags if tag not in lists), *lists):
+        digest = repository.digest_of(tag)
+        if digest is None or names.get(digest, set()) - {tag}:
+            continue
+        manifest = repository.manifest(digest)
+        if tag in lists and lists_referrers(manifest):
+            yield Removal(digest=digest, what="list", tags=(tag,), of=subject)
+        elif tag not in lists and holds_signatures(manifest):
+            yield Removal(digest=digest, what="signature", tags=(tag,), of=subject)
+
+
+def _is_left_over(repository: PublishTarget, subject: str) -> bool:
+    """Whether an image is gone that was ours: our own proofs of it are still here.
+
+    A signature alone says nothing: ``COSIGN_REPOSITORY`` keeps those of other repositories.
+    """
+    if repository.digest_of(subject) is not None:
+        return False
+    try:
+        return any(e.artifact_type.startswith(OURS) for e in repository.referrers(subject))
+    except RemoteError:  # a tag of that form which names something else
+        return False
 
 
 def prune(
-    repository: PublishTarget, inventory: Inventory, verdicts: Sequence[Verdict]
-) -> list[str]:
-    """Delete what is not kept, each image before its proofs; gives the digests that went.
+    repository: PublishTarget, wanted: Sequence[Removal], names: Names, pruned: Pruned
+) -> None:
+    """Delete what is still named by nothing else right before; ``pruned`` is kept up to date.
 
     Raises:
-        RemoteError: the registry refuses deletes.
+        RemoteError: the registry refuses deletes, or does not answer.
     """
-    kept = {digest for verdict in verdicts if verdict.keep for digest in _digests(verdict.held)}
-    gone: list[str] = []
-    for verdict in verdicts:
-        if verdict.keep:
+    for number, removal in enumerate(wanted):
+        reason = _reason_to_spare(repository, removal, names)
+        if reason:
+            console.say(f"  kept {removal}: {reason}")
+            pruned.spared.append({"digest": removal.digest, "reason": reason})
             continue
-        console.say(f"  deleting {', '.join(verdict.held.tags)}: {verdict.reason}")
-        _remove(repository, verdict.held.digest, verdicts)
-        gone.append(verdict.held.digest)
-        for digest in [*_digests(verdict.held), *(r.digest for r in verdict.held.referrers)]:
-            if digest not in kept and digest not in gone:
-                _remove(repository, digest, verdicts)
-                gone.append(digest)
-    for tag in inventory.attachments:
-        gone += _drop_orphan(repository, tag, kept, verdicts)
-    return gone
+        console.say(f"  deleting {removal}")
+        if not repository.remove(removal.digest):
+            raise _refused(repository, wanted[number:], pruned.deleted)
+        left = _tags_left(repository, removal)
+        if left:
+            reason = f"the registry took the delete, and {', '.join(left)} still names it"
+            pruned.spared.append({"digest": removal.digest, "reason": reason})
+        else:
+            pruned.deleted.append(removal.digest)
 
 
-def _digests(held: Held) -> list[str]:
-    """The manifest and, of an index, what it lists."""
-    images = held.subject.images if held.subject is not None else ()
-    return list(dict.fromkeys([held.digest, *(image.digest for image in images)]))
+def _tags_left(repository: PublishTarget, removal: Removal) -> list[str]:
+    """Its tags that name it still: some registries delete a digest and leave the tags on it."""
+    for tag in removal.tags:
+        if repository.digest_of(tag) == removal.digest:
+            repository.remove(tag)
+    return [tag for tag in removal.tags if repository.digest_of(tag) == removal.digest]
 
 
-def _drop_orphan(
-    repository: PublishTarget, tag: str, kept: set[str], verdicts: Sequence[Verdict]
-) -> list[str]:
-    """Proofs and signatures of an image that is gone, by this run or one that was interrupted."""
-    subject = subject_of_tag(tag)
-    if subject in kept or repository.digest_of(subject) is not None:
-        return []
-    digest = repository.digest_of(tag)
-    if digest is None:
-        return []
-    _remove(repository, digest, verdicts)
-    return [digest]
+def _reason_to_spare(repository: PublishTarget, removal: Removal, names: Names) -> str:
+    own = {*removal.tags}
+    if removal.what == "proof":
+        own.add(removal.of.replace(":", "-"))
+    others = names.look().get(removal.digest, set()) - own
+    if others:
+        return f"{', '.join(sorted(others))} names it now"
+    if removal.what not in ("image", "part") and repository.digest_of(removal.of) is not None:
+        return f"{removal.of} is still there"
+    if repository.digest_of(removal.digest) is None:
+        return "it is gone already"
+    return ""
 
 
-def _remove(repository: PublishTarget, digest: str, verdicts: Sequence[Verdict]) -> None:
-    if repository.remove(digest):
-        return
-    names = [tag for verdict in verdicts if not verdict.keep for tag in verdict.held.tags]
-    raise RemoteError(
-        f"{repository.name}: this registry refuses deletes, so nothing was deleted; by the rule "
-        f"these would go: {', '.join(names)}",
+def _refused(
+    repository: PublishTarget, left: Sequence[Removal], deleted: Sequence[str]
+) -> RemoteError:
+    images = [tag for removal in left if removal.what == "image" for tag in removal.tags]
+    rest = ", ".join(images or [str(removal) for removal in left])
+    if deleted:
+        done = f"refused to delete {left[0]}; {counted(len(deleted), 'manifest')} went before it"
+    else:
+        done = "refuses deletes, so nothing was deleted"
+    return RemoteError(
+        f"{repository.name}: this registry {done}; by the rule these would go: {rest}",
         hint="delete them in the registry's own interface",
     )

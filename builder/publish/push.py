@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from builder.console import counted
 from builder.errors import RemoteError, UsageError
 from builder.publish.evidence import PASSED
 from builder.publish.referrers import attach, is_fallback_tag
@@ -142,7 +143,7 @@ def _image_step(
         copied = copy_image(source, subject.digest, target, subject.digest)
         return replace(copied, mounted=copied.mounted + mounted)
 
-    count = f"{len(sent)} blobs to send, {len(missing) - len(sent)} to mount"
+    count = f"{counted(len(sent), 'blob')} to send, {len(missing) - len(sent)} to mount"
     return Step(
         kind="image",
         what=f"{subject.digest} ({count if missing else 'all blobs are there'})",

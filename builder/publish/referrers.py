@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
 from builder.publish.patience import patiently, pause
+from builder.registry.manifests import entries, is_index
 from builder.registry.model import (
     OCI_EMPTY,
     OCI_MANIFEST,
@@ -21,6 +22,7 @@ from builder.registry.model import (
     RawManifest,
     sha256_digest,
 )
+from builder.registry.reference import is_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
     from builder.publish.ports import PublishTarget
 
 _EMPTY = b"{}"
+#: How the types of our own documents begin.
+OURS = "application/vnd.spark-build."
+#: How cosign names the layers of what it keeps under a tag: signatures, statements, bills.
+_SIGNATURES = (
+    "application/vnd.dev.cosign.",
+    "application/vnd.dsse.envelope.",
+    "application/vnd.cyclonedx",
+    "application/spdx",
+    "text/spdx",
+    "spdx+json",
+)
 #: Times that a document is listed again when others write the list at the same moment.
 _TRIES = 8
 
@@ -70,8 +83,22 @@ def _empty() -> Descriptor:
 
 def is_fallback_tag(tag: str) -> bool:
     """Whether a tag holds attachments: ours, or the signatures of cosign (``.sig``, ``.att``)."""
-    kind, _, rest = tag.partition("-")
-    return kind == "sha256" and len(rest.split(".")[0]) == 64
+    return is_digest(subject_of_tag(tag))
+
+
+def lists_referrers(manifest: RawManifest) -> bool:
+    """Whether a manifest is a list of attachments, and no index of images."""
+    return is_index(manifest) and all(entry.artifact_type for entry in entries(manifest))
+
+
+def holds_signatures(manifest: RawManifest) -> bool:
+    """Whether a manifest is what cosign keeps under a tag, and no image."""
+    layers = manifest.json().get("layers")
+    types = [
+        str(layer.get("mediaType")) if isinstance(layer, dict) else ""
+        for layer in (layers if isinstance(layers, list) else ())
+    ]
+    return bool(types) and all(one.startswith(_SIGNATURES) for one in types)
 
 
 def subject_of_tag(tag: str) -> str:

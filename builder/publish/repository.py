@@ -8,7 +8,7 @@ from builder.errors import UsageError
 from builder.registry import listing
 from builder.registry.answers import drain
 from builder.registry.auth import Refused, scope_of
-from builder.registry.client import Registry, Repository
+from builder.registry.client import Registry, Repository, separator
 from builder.registry.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class PublishRepository(Repository):
         """Push a manifest that has a subject."""
         listing.attach(self, manifest)
 
-    def remove(self, digest: str) -> bool:
-        """Delete a manifest with every tag on it; False from a registry that refuses deletes.
+    def remove(self, reference: str) -> bool:
+        """Delete a manifest with every tag on it, or a tag; False from a registry that refuses.
 
         Raises:
             RemoteError: the registry does not answer.
@@ -45,8 +45,8 @@ class PublishRepository(Repository):
         try:
             response = self.transport.request(
                 "DELETE",
-                self.url(f"manifests/{digest}"),
-                f"removal of {self.path}@{digest}",
+                self.manifest_url(reference),
+                f"removal of {self.path}{separator(reference)}{reference}",
                 expect=frozenset({200, 202, 204, 404}) | _NO_DELETE,
                 permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),
             )

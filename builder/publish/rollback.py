@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.console import console
-from builder.errors import Exit, RemoteError, SparkBuildError
+from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.publish.inventory import evidence_marks
 from builder.publish.push import PREVIOUS, check_moving
 from builder.publish.run import PLANNED, Result
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from builder.publish.repository import PublishRepository
 
 
-def roll_back(repository: PublishRepository, tag: str, *, dry_run: bool) -> Result:
+def roll_back(
+    repository: PublishRepository, tag: str, *, dry_run: bool, overlay: bool = False
+) -> Result:
     """Give a moving tag back to the image that it named before.
 
     Raises:
-        UsageError: it is not a moving tag.
+        UsageError: it is not a moving tag, or that was an overlay and ``overlay`` is not set.
         SparkBuildError: no previous image is known (exit 3).
     """
     (tag,) = check_moving([tag])
@@ -31,6 +33,12 @@ def roll_back(repository: PublishRepository, tag: str, *, dry_run: bool) -> Resu
             Exit.NOTHING_TO_DO,
             hint=f"spark-build tags {repository.name}, then spark-build publish "
             f"{repository.name}@sha256:... --to {repository.name} --move-tag {tag}",
+        )
+    if not overlay and read_subject(repository, before).overlay:
+        raise UsageError(
+            f"{repository.name}:{tag} named {before} before, and that is an overlay: no image that "
+            "runs",
+            hint=f"spark-build publish --rollback {tag} --to {repository.name} --overlay",
         )
     if current is None:
         console.say(f"  {repository.name}:{tag} is gone; it is made again")

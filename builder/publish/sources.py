@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import PLAN_LABEL, SHARE, read_plan
+from builder.bake import PLAN_LABEL, SHARE, is_overlay, read_plan
 from builder.console import console
+from builder.engines.overlay import overlay_onto
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.publish.baked import Baked, read_baked
 from builder.publish.evidence import Claim
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import docker
     from docker.models.images import Image as EngineImageModel
 
+    from builder.engines.overlay import Overlay
     from builder.registry.layout import LayoutDirectory
     from builder.registry.locations import Locations
     from builder.registry.model import ImageSource
@@ -52,6 +54,19 @@ class StoredImage:
 
         image = find_image(self.source, digest, None)
         return target_of_layers(image, f"docker://{self.source.name}@{digest}", opening)
+
+    @property
+    def overlay(self) -> bool:
+        """Whether it is the changed files alone, and no image that runs."""
+        return self.subject.overlay
+
+    @property
+    def recipe(self) -> Overlay:
+        """How an overlay becomes an image."""
+        image = self.subject.ours[0]
+        where = self.text.removeprefix("docker://")
+        pinned = where if "@" in where else f"{self.source.name}@{image.digest}"
+        return overlay_onto(self.baked[image.digest].plan, image.labels, pinned)
 
     @cached_property
     def baked(self) -> Mapping[str, Baked]:
@@ -87,6 +102,16 @@ class EngineImage:
     def name(self) -> Name:
         """What its tag is made of."""
         return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.text)
+
+    @property
+    def overlay(self) -> bool:
+        """Whether it is the changed files alone, and no image that runs."""
+        return is_overlay(self.labels)
+
+    @property
+    def recipe(self) -> Overlay:
+        """How an overlay becomes an image."""
+        return overlay_onto(self.plan, self.labels, self.text)
 
     @property
     def digests(self) -> tuple[str, ...]:

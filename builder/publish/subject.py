@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import LABEL_PREFIX, PLAN_LABEL
+from builder.bake import LABEL_PREFIX, PLAN_LABEL, is_overlay
 from builder.errors import RemoteError
 from builder.publish.name import Name, name_of
-from builder.registry.model import INDEX_TYPES, MANIFEST_LIMIT, MANIFEST_TYPES, Descriptor
+from builder.registry.config import parse_config
+from builder.registry.model import (
+    DOCKER_CONFIG,
+    INDEX_TYPES,
+    MANIFEST_LIMIT,
+    MANIFEST_TYPES,
+    OCI_CONFIG,
+    Descriptor,
+    parse_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,6 +56,12 @@ class Image:
         return (self.digest, self.config.digest)
 
     @property
+    def overlay(self) -> bool:
+        """Whether it is the changed files alone, and no image that runs."""
+        kind = self.manifest.json().get("artifactType")
+        return is_overlay(self.labels, str(kind or ""))
+
+    @property
     def base(self) -> tuple[str, str]:
         """Reference and digest of what it was made from: an image, or ``pypi:`` wheels."""
         return self.labels.get(f"{LABEL_PREFIX}.base", ""), self.labels.get(
@@ -75,6 +89,11 @@ class Subject:
     def ours(self) -> tuple[Image, ...]:
         """The images that were made from a plan; an index may carry others along untouched."""
         return tuple(image for image in self.images if image.plan_digest)
+
+    @property
+    def overlay(self) -> bool:
+        """Whether an image of ours in it is a mere overlay."""
+        return any(image.overlay for image in self.ours)
 
     def blobs(self) -> list[Descriptor]:
         """Every blob of every image, once."""
@@ -134,7 +153,10 @@ def _image(
 ) -> Image:
     where = f"{source.name}: {manifest.digest}"
     config = Descriptor.parse(document.get("config"), where)
-    settings = read_json(source, config)
+    if config.media_type in (OCI_CONFIG, DOCKER_CONFIG):
+        settings = parse_config(read_blob(source, config), where)
+    else:  # an artifact's, which may be anything
+        settings = read_json(source, config)
     inner = settings.get("config")
     labels = inner.get("Labels") if isinstance(inner, dict) else None
     annotations = document.get("annotations")
@@ -167,7 +189,7 @@ def read_json(source: ImageSource, blob: Descriptor) -> dict[str, Any]:
     """
     data = read_blob(source, blob)
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError as error:
         raise RemoteError(f"{source.name}: {blob.digest} is not JSON: {error}") from None
     if not isinstance(value, dict):

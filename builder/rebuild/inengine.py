@@ -20,7 +20,7 @@ from builder.rootfs.tar import FILE
 from builder.rootfs.view import Rootfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from docker.models.containers import Container
 
@@ -37,13 +37,6 @@ class EngineOriginal:
     def __init__(self, opened: EngineImage) -> None:
         self._opened = opened
         self.digest = str(opened.image.id)
-        self.created = str(opened.image.attrs.get("Created") or "")
-
-    @cached_property
-    def steps(self) -> Sequence[str]:
-        """What its history says of each layer, oldest first."""
-        rows = self._opened.image.history()
-        return steps_of([{"created_by": row.get("CreatedBy", "")} for row in reversed(rows)])
 
     @cached_property
     def baked(self) -> Baked:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from builder.bases import Base
 from builder.catalog import Expectation, Profile, Selection
 from builder.errors import UsageError
+from builder.model import PLAN_SCHEMA
 from builder.planner import make_plan
 from builder.rebuild.compare import compare_documents
 from builder.runtime.dispatch_expect import MATCHERS
@@ -94,7 +95,8 @@ def replan(
         UsageError: the base is another one by now.
     """
     plan = baked.plan
-    base = plan["base"]
+    _refuse_older(baked)
+    base, build = plan["base"], plan["build"]
     selection = baked_selection(baked)
     of_wheels = base["kind"] == "pypi"
     found = identify(
@@ -114,22 +116,36 @@ def replan(
             )
         identity = dataclasses.replace(found.identity, ref=base["ref"], digest=base["digest"])
         same = Base(identity, found.tree, found.close)
-        again = make_plan(same, selection, sources)
+        form = {"epoch": build["epoch"], "single_layer": build["single_layer"]}
+        again = make_plan(same, selection, sources, **form)
         if again.pending and sources.stages is not None:
             for decision in again.pending:
                 sources.stages.run(decision.outcome.compiled["stage"], same)
-            again = make_plan(same, selection, sources)
-        # said when it was planned, from profile and forge of that day; no part of the digest
-        again = dataclasses.replace(
-            again,
-            name=plan["name"],
-            hints=tuple(plan["hints"]),
-            pulls=tuple(plan.get("pulls", ())),
-        )
+            again = make_plan(same, selection, sources, **form)
+        again = dataclasses.replace(again, name=plan["name"], hints=())
     except BaseException:
         found.close()
         raise
     return again, found
+
+
+def _refuse_older(baked: Baked) -> None:
+    """Refuse a plan that does not say how its image was made.
+
+    Raises:
+        UsageError: it is of an older schema.
+    """
+    plan, schema = baked.plan, baked.plan["schema"]
+    if schema >= PLAN_SCHEMA:
+        return
+    by = f"spark-build {baked.version}" if baked.version else "an older spark-build"
+    names = plan["profiles"] or [layer["name"] for layer in plan["layers"]]
+    raise UsageError(
+        f"the image was made by {by} with a plan of schema {schema}, which does not say all that "
+        f"its bytes depend on; this spark-build makes plans of schema {PLAN_SCHEMA}, so it cannot "
+        "make the same image again",
+        hint=f"spark-build image --layers {','.join(names)} --base {plan['base']['ref']}",
+    )
 
 
 def plan_differences(baked: Baked, again: BuildPlan) -> list[Difference]:

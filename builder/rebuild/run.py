@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,14 +44,6 @@ class Original(Protocol):
     def baked(self) -> Baked:
         """What it carries about itself."""
 
-    @property
-    def created(self) -> str:
-        """The time that it carries."""
-
-    @property
-    def steps(self) -> Sequence[str]:
-        """What its history says of each layer."""
-
     def differences(self, rebuilt: Side, plan: BuildPlan) -> list[Difference]:
         """Where it differs from its rebuild; none when it is the same image."""
 
@@ -70,16 +60,6 @@ class StoredOriginal:
     def digest(self) -> str:
         """Digest of its manifest."""
         return self.image.digest
-
-    @property
-    def created(self) -> str:
-        """The time that it carries."""
-        return self.image.created
-
-    @property
-    def steps(self) -> Sequence[str]:
-        """What its history says of each layer."""
-        return steps_of(self.image.history)
 
     def differences(self, rebuilt: Side, plan: BuildPlan) -> list[Difference]:  # noqa: ARG002
         """Layer by layer and key by key."""
@@ -133,7 +113,7 @@ def rebuild(
     plan, base = replan(original.baked, identify, sources, reference)
     try:
         found = plan_differences(original.baked, plan)
-        with build_again(original, plan, base) as again:
+        with build_again(plan, base) as again:
             found += original.differences(again, plan)
             digest = again.image.digest
     finally:
@@ -148,7 +128,7 @@ def rebuild(
 
 
 @contextmanager
-def build_again(original: Original, plan: BuildPlan, base: Base) -> Iterator[Side]:
+def build_again(plan: BuildPlan, base: Base) -> Iterator[Side]:
     """The image that a plan makes, in a folder that goes away again; the base's blobs stay away.
 
     Raises:
@@ -161,30 +141,9 @@ def build_again(original: Original, plan: BuildPlan, base: Base) -> Iterator[Sid
         raise UsageError(refusal)
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         output = Path(folder) / "layout"
-        single = sum(step.startswith(OUR_STEP) for step in original.steps) == 1
-        request = BuildRequest(
-            plan=plan, tag="rebuild", output=output, base=base, thin=True, single_layer=single
-        )
-        with _epoch(original.created):
-            check_room(engine.needs(request))
-            engine.build(request)
+        request = BuildRequest(plan=plan, tag="rebuild", output=output, base=base, thin=True)
+        check_room(engine.needs(request))
+        engine.build(request)
         source = LayoutDirectory(output)
         (rebuilt,) = read_subject(source, "").images
         yield Side(source, rebuilt)
-
-
-@contextmanager
-def _epoch(created: str) -> Iterator[None]:
-    """The time that stands in the image, for whatever reason it does, is the rebuild's time."""
-    before = os.environ.get("SOURCE_DATE_EPOCH")
-    try:
-        moment = datetime.fromisoformat(created)
-        os.environ["SOURCE_DATE_EPOCH"] = str(int(moment.timestamp()))
-    except ValueError:
-        pass  # an image without a time: the plan decides, and the difference will show
-    try:
-        yield
-    finally:
-        os.environ.pop("SOURCE_DATE_EPOCH", None)
-        if before is not None:
-            os.environ["SOURCE_DATE_EPOCH"] = before

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from builder.errors import RemoteError
 from builder.registry.credentials import find_credential
 from builder.registry.model import parse_json
-from builder.registry.reference import is_loopback
+from builder.registry.reference import is_loopback, wrong_host
 
 if TYPE_CHECKING:
     import requests
@@ -189,16 +189,28 @@ class Authenticator:
         self._tokens.append(_Token(f"Bearer {token}", time.monotonic() + life * _SAFE_PART, scopes))
 
     def _realm(self, challenge: Challenge) -> str:
-        """Where to get a token; never over plain http for a registry that speaks TLS."""
+        """Where to get a token.  A credential goes there, so the rules are those of redirects.
+
+        Over plain http only for a registry that is spoken to so: to its own host, from this
+        machine to this machine, or where the user allows it.
+        """
         realm = challenge.parameters.get("realm", "")
-        parts = urlsplit(realm)
-        plain = parts.scheme == "http" and (
-            self._transport.root.startswith("http://") or is_loopback(parts.netloc)
+        parts, root = urlsplit(realm), urlsplit(self._transport.root)
+        plain = (parts.scheme, root.scheme) == ("http", "http") and (
+            parts.netloc in (root.netloc, *self._transport.options.plain_http)
+            or (is_loopback(parts.netloc) and is_loopback(root.netloc))
         )
-        if not parts.netloc or not (parts.scheme == "https" or plain):
+        why = ""
+        if "@" in parts.netloc:
+            why = "its address holds a user name"
+        elif not parts.hostname or not (parts.scheme == "https" or plain):
+            why = "it is not https"
+        if why:
+            may = parts.scheme == root.scheme == "http" and not wrong_host(parts.netloc)
             raise RemoteError(
                 f"{self._host} names {parts.scheme or 'no'}://{parts.hostname or ''} as its token "
-                "server, which is refused: it is not https"
+                f"server, which is refused: {why}",
+                hint=f"if that is meant: --plain-http {parts.netloc}" if may else "",
             )
         return realm
 

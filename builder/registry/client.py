@@ -13,6 +13,7 @@ import threading
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
+from builder.errors import RemoteError
 from builder.registry.answers import drain
 from builder.registry.auth import Authenticator, Refused, scope_of
 from builder.registry.download import body_from
@@ -26,7 +27,7 @@ from builder.registry.model import (
 )
 from builder.registry.options import Options, Traffic
 from builder.registry.patience import Retries
-from builder.registry.reference import Reference, is_digest
+from builder.registry.reference import Reference, is_digest, is_repository, is_tag
 from builder.registry.stream import verified
 from builder.registry.transport import Transport
 from builder.registry.upload import session_address, upload
@@ -74,6 +75,8 @@ class Repository:
     """One repository, to read from and to write to."""
 
     def __init__(self, registry: Registry, path: str) -> None:
+        if not is_repository(path):
+            raise RemoteError(f"{registry.host}: {path[:200]!r} is not the name of a repository")
         self.registry = registry
         self.path = path
         self.name = f"{registry.host}/{path}"
@@ -89,6 +92,16 @@ class Repository:
     def url(self, tail: str) -> str:
         """The address of something in this repository."""
         return f"{self.transport.root}/v2/{self.path}/{tail}"
+
+    def manifest_url(self, reference: str) -> str:
+        """The address of a manifest by its tag or digest.
+
+        Raises:
+            RemoteError: it is neither, and would lead elsewhere.
+        """
+        if not (is_digest(reference) or is_tag(reference)):
+            raise RemoteError(f"{self.name}: {reference[:200]!r} is neither a tag nor a digest")
+        return self.url(f"manifests/{reference}")
 
     # -- reading
 
@@ -113,7 +126,7 @@ class Repository:
         """
         subject = f"manifest {self.path}{separator(reference)}{reference}"
         response, data = self.transport.fetch(
-            self.url(f"manifests/{reference}"),
+            self.manifest_url(reference),
             subject,
             limit=MANIFEST_LIMIT,
             headers=ACCEPT,
@@ -134,7 +147,7 @@ class Repository:
         """
         response = self.transport.request(
             "HEAD",
-            self.url(f"manifests/{reference}"),
+            self.manifest_url(reference),
             f"manifest {self.path}:{reference}",
             expect=frozenset({200, 404}),
             headers=ACCEPT,
@@ -147,6 +160,8 @@ class Repository:
 
     def has(self, digest: str) -> bool:
         """Whether the blob is in this repository."""
+        if not is_digest(digest):
+            raise RemoteError(f"{self.name}: {digest[:200]!r} is not a sha256 digest")
         response = self.transport.request(
             "HEAD",
             self.url(f"blobs/{digest}"),
@@ -244,7 +259,7 @@ class Repository:
         while True:
             response = self.transport.request(
                 "PUT",
-                self.url(f"manifests/{reference}"),
+                self.manifest_url(reference),
                 subject,
                 expect=frozenset({200, 201, 202}),
                 headers={"Content-Type": manifest.media_type},
@@ -267,7 +282,7 @@ class Repository:
         """
         response = self.transport.request(
             "DELETE",
-            self.url(f"manifests/{reference}"),
+            self.manifest_url(reference),
             f"removal of {self.path}{separator(reference)}{reference}",
             expect=frozenset({200, 202, 404}),
             permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),

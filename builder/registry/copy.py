@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
-from builder.console import console, megabytes
+from builder.bars import Bar
+from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.registry.client import Repository
 from builder.registry.compose import Composed
@@ -35,8 +35,6 @@ _BEGINNINGS = 5
 #: Manifests in one image, indexes of indexes included, and how deep those may go.
 _MANIFEST_LIMIT = 1000
 _DEPTH_LIMIT = 4
-#: Seconds between lines of progress.
-_EVERY = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +140,19 @@ class _Work:
         self, source: ImageSource, target: ImageTarget, blobs_: Sequence[Descriptor]
     ) -> None:
         self._source, self._target, self._blobs = source, target, blobs_
-        self._total = sum(blob.size for blob in blobs_)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._done: dict[str, int] = {"present": 0, "mounted": 0, "streamed": 0}
-        self._bytes = self._streamed_bytes = 0
-        self._spoke = time.monotonic()
+        self._streamed_bytes = 0
+        self._bar = Bar("", None, "bytes")
 
     def run(self, jobs: int) -> None:
         """Transfer all, or raise what the first failure raised."""
+        title, total = f"copying to {self._target.name}", sum(blob.size for blob in self._blobs)
+        with console.progress(title, total, said=False) as self._bar:
+            self._run(jobs)
+
+    def _run(self, jobs: int) -> None:
         with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
             futures = [pool.submit(self._transfer, blob) for blob in self._blobs]
             try:
@@ -200,24 +202,15 @@ class _Work:
     def _count(self, how: str, size: int) -> None:
         with self._lock:
             self._done[how] += 1
-            self._bytes += size
+        self._bar.advance(size)
 
     def moved(self, size: int) -> None:
-        """Bytes of a blob have travelled; says so now and then."""
+        """Bytes of a blob have travelled."""
         if self._stop.is_set():
             raise _Stopped
         with self._lock:
-            self._bytes += size
             self._streamed_bytes += size
-            now = time.monotonic()
-            if now - self._spoke < _EVERY:
-                return
-            self._spoke = now
-            done, count = sum(self._done.values()), len(self._blobs)
-            console.say(
-                f"  {self._target.name}: {done} of {count} blobs, "
-                f"{megabytes(self._bytes)} of {megabytes(self._total)}"
-            )
+        self._bar.advance(size)
 
 
 def origin(source: ImageSource, blob: Descriptor) -> ImageSource:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
+from builder.hints import ELSEWHERE, os_hint
 from builder.locks import locked
 from builder.registry.manifests import check_manifest
 from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
@@ -47,36 +48,57 @@ class LayoutDirectory:
         names = (entry.annotations.get(REF_NAME, "") for entry in self._entries())
         return tuple(dict.fromkeys(name for name in names if name))
 
+    def name_of(self, digest: str) -> str:
+        """The first name that the index gives to an image; empty for one without a name."""
+        names = (e.annotations.get(REF_NAME, "") for e in self._entries() if e.digest == digest)
+        return next(filter(None, names), "")
+
     def manifest(self, reference: str) -> RawManifest:
         """The manifest or index with this name or digest; ``""`` is the only one there is.
 
         Raises:
+            UsageError: no one image is meant by that.
             RemoteError: it is not there, or is not what its digest says.
         """
-        digest = reference if is_digest(reference) else self._find(reference)
+        digest = self.resolve(reference)
         with self._blob(digest) as file:
             data = file.read(MANIFEST_LIMIT + 1)
         return check_manifest(
             data, content_type="", digest=digest, where=f"{self.name}: manifest {digest}"
         )
 
-    def _find(self, name: str) -> str:
+    def resolve(self, reference: str) -> str:
+        """The digest that a name, ``""`` for the only image, or a digest means.
+
+        Raises:
+            UsageError: no one image is meant by that.
+            RemoteError: the index is damaged.
+        """
+        if is_digest(reference):
+            return reference
+        name = reference
         entries = self._entries()
         found = {
             entry.digest for entry in entries if not name or entry.annotations.get(REF_NAME) == name
         }
         if len(found) == 1:
             return found.pop()
-        names = ", ".join(self.references()[:8]) or "none"
+        names = self.references()
         what = f"no one image {name!r}" if name else f"{len(found)} images"
-        raise RemoteError(
-            f"{self.name} has {what}; its names: {names}", hint=f"{self.name}@sha256:..."
+        raise UsageError(
+            f"{self.name} has {what}; its names: {', '.join(names[:8]) or 'none'}",
+            hint=f"{self.name}:{names[0]}" if names else f"{self.name}@sha256:...",
         )
 
     def _entries(self) -> tuple[Descriptor, ...]:
-        return tuple(Descriptor.parse(item, self.name) for item in self._index()["manifests"])
+        return tuple(Descriptor.parse(item, self.name) for item in self.index()["manifests"])
 
-    def _index(self) -> dict[str, Any]:
+    def index(self) -> dict[str, Any]:
+        """``index.json``, which has a list of ``manifests``.
+
+        Raises:
+            RemoteError: it is not there, or is no index.
+        """
         path = self.path / "index.json"
         try:
             with _regular(path) as file:
@@ -93,7 +115,12 @@ class LayoutDirectory:
     def _place(self, digest: str) -> Path:
         if not is_digest(digest):
             raise RemoteError(f"{self.name}: {digest!r} is not a sha256 digest")
-        return self.path / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        return self.path / self.blob_path(digest)
+
+    @staticmethod
+    def blob_path(digest: str) -> str:
+        """Where in a layout the blob of a digest is."""
+        return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
     def _blob(self, digest: str) -> IO[bytes]:
         try:
@@ -166,23 +193,32 @@ class LayoutDirectory:
             out.write(manifest.data)
         if is_digest(reference):
             return
-        with self._lock, locked(str(self.path.absolute())):
-            index = self._index() if (self.path / "index.json").exists() else _EMPTY_INDEX
-            kept = [
-                entry
-                for entry in index["manifests"]
-                if _name_of(entry) != reference
-                or (not reference and entry.get("digest") != manifest.digest)
-            ]
-            listed = {
-                **manifest.descriptor.as_json(),
-                **({"annotations": {REF_NAME: reference}} if reference else {}),
-            }
-            index = {**index, "manifests": [*kept, listed]}
+        listed = {
+            **manifest.descriptor.as_json(),
+            **({"annotations": {REF_NAME: reference}} if reference else {}),
+        }
+        with self._lock, self.lock():
+            index, _ = self.with_entry(listed)
             text = json.dumps(index, indent=1, sort_keys=True) + "\n"
             for name, data in (("oci-layout", _MARKER), ("index.json", text.encode())):
                 with self._writing(self.path / name) as out, self._told(self.path):
                     out.write(data)
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Held by the run that changes the index."""
+        return locked(str(self.path.resolve()))
+
+    def with_entry(self, entry: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """The index with one more entry, and the entries whose name or place that takes."""
+        index = self.index() if (self.path / "index.json").exists() else _EMPTY_INDEX
+        name, digest = _name_of(entry), entry["digest"]
+        replaced = [
+            old
+            for old in index["manifests"]
+            if _name_of(old) == name and (name or old.get("digest") == digest)
+        ]
+        kept = [old for old in index["manifests"] if old not in replaced]
+        return {**index, "manifests": [*kept, entry]}, replaced
 
     @contextlib.contextmanager
     def _writing(self, target: Path) -> Iterator[IO[bytes]]:
@@ -210,7 +246,7 @@ class LayoutDirectory:
         except OSError as error:
             raise UsageError(
                 f"cannot write {path}: {error.strerror}; nothing half-written was left",
-                hint="free some space, or choose another place",
+                hint=os_hint(error, ELSEWHERE),
             ) from None
 
 

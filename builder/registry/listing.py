@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urljoin
 from builder.errors import RemoteError
 from builder.registry.manifests import check_manifest, entries, is_index
 from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
+from builder.registry.reference import is_digest, is_tag
 from builder.registry.transport import origin, place
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def tags(repository: Repository) -> list[str]:
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise RemoteError(f"{repository.name}: the list of tags is malformed")
+        wrong = [name for name in names if not is_tag(name)]
+        if wrong:
+            raise RemoteError(f"{repository.name}: its list of tags has {wrong[0][:200]!r}, no tag")
         found.update(dict.fromkeys(names))
     return list(found)
 
@@ -53,6 +57,8 @@ def referrers(
     Raises:
         RemoteError: the registry's answer is malformed.
     """
+    if not is_digest(digest):
+        raise RemoteError(f"{repository.name}: {digest[:200]!r} is not a sha256 digest")
     found: dict[str, Descriptor] = {}
     query = f"?{urlencode({'artifactType': artifact_type})}" if artifact_type else ""
     known = False

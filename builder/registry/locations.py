@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from builder.errors import UsageError
+from builder.forms import refuse_other_form
 from builder.registry.client import Registry
 from builder.registry.layout import LayoutDirectory
 from builder.registry.options import Options, Traffic
@@ -41,7 +42,9 @@ class Locations:
             UsageError: it is not a place.
         """
         if text.startswith("oci:"):
-            return _layout(text)
+            path, name = layout_place(text)
+            return Location(image=LayoutDirectory(path), reference=name)
+        refuse_other_form(text)
         reference = parse_reference(text)
         return Location(
             image=self.registry(reference.host).repository(reference.repository),
@@ -67,16 +70,27 @@ class Locations:
             registry.close()
 
 
-def _layout(text: str) -> Location:
-    """A directory that exists is meant as a whole, whatever colons it has."""
-    rest = text.removeprefix("oci:")
-    path, reference = rest, ""
-    if not Path(rest).is_dir():
-        path, mark, reference = rest.partition("@")
-        if mark and not is_digest(reference):
-            raise UsageError(f"{text!r}: after '@' stands a sha256 digest")
-        if not mark:
-            path, _, reference = rest.partition(":")
+def layout_place(text: str) -> tuple[Path, str]:
+    """The layout's folder and the name or digest in it that ``oci:DIR[:NAME|@DIGEST]`` means.
+
+    A directory that exists is meant as a whole, whatever colons it has.
+
+    Raises:
+        UsageError: it names no directory.
+    """
+    path, reference = text.removeprefix("oci:"), ""
+    if not Path(path).is_dir():
+        before, mark, digest = path.rpartition("@")
+        if mark and is_digest(digest):
+            path, reference = before, digest
+        else:
+            ends = [at for at, letter in enumerate(path) if letter == ":"]
+            end = next((at for at in ends if Path(path[:at]).is_dir()), None)
+            if end is None and not (mark and "/" not in digest):
+                end = path.find(":") if ":" in path else len(path)
+            if end is None or "@" in path[end:]:
+                raise UsageError(f"{text!r}: after '@' stands a sha256 digest")
+            path, reference = path[:end], path[end + 1 :]
     if not path:
         raise UsageError(f"{text!r} names no directory", hint="oci:DIR, oci:DIR:NAME")
-    return Location(image=LayoutDirectory(Path(path)), reference=reference)
+    return Path(path), reference

@@ -76,7 +76,7 @@ def check_tag(tag: str) -> str:
     Raises:
         UsageError: a registry would refuse it.
     """
-    if not _TAG.fullmatch(tag):
+    if not is_tag(tag):
         raise UsageError(
             f"{tag!r} is not a tag: letters, digits, '_', '.' and '-', at most 128, "
             "and not '.' or '-' first"
@@ -95,6 +95,16 @@ def wrong_host(text: str) -> str:
 def is_digest(text: str) -> bool:
     """Whether this is a sha256 digest and not a tag."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def is_tag(text: str) -> bool:
+    """Whether this can be the name of a tag."""
+    return _TAG.fullmatch(text) is not None
+
+
+def is_repository(text: str) -> bool:
+    """Whether this can be the name of a repository, less its host."""
+    return len(text) <= _NAME_LIMIT and all(map(_COMPONENT.fullmatch, text.split("/")))
 
 
 def parse_reference(text: str) -> Reference:
@@ -156,6 +166,7 @@ def _wrong(text: str, why: str) -> UsageError:
 
 def is_loopback(host: str) -> bool:
     """Whether ``HOST[:PORT]`` is this machine, where plain http is no risk."""
+    host = host.rpartition("@")[2]  # "localhost:x@evil.example" is evil.example
     name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
     if name == "localhost":
         return True

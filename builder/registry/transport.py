@@ -14,6 +14,7 @@ import requests
 
 from builder.console import console
 from builder.errors import RemoteError
+from builder.network import through
 from builder.registry.answers import Lost, drain, problem, read_all, reason_of
 from builder.registry.options import Traffic
 from builder.registry.patience import RETRIED, Retries, retry_after
@@ -174,7 +175,9 @@ class Transport:
             )  # fmt: skip
         except (requests.RequestException, OSError, ValueError) as error:
             self.traffic.add(requests=1)
-            raise reason_of(error, parts.netloc.rpartition("@")[2]) from None
+            lost = reason_of(error, parts.netloc.rpartition("@")[2])
+            by = "" if is_loopback(parts.netloc) else through(url)
+            raise Lost(f"{lost}{by}", fatal=lost.fatal, hint=lost.hint) from None
         sent = response.request
         self.traffic.add(
             requests=1,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
+from builder.registry.config import parse_config
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import DOCKER_CONFIG, OCI_CONFIG
 from builder.rootfs import limits
@@ -42,6 +42,12 @@ class Image:
     def layers(self) -> tuple[Descriptor, ...]:
         """Layer descriptors, bottom first."""
         return blobs(self.manifest)[1:]
+
+    @property
+    def diff_ids(self) -> dict[str, str]:
+        """What the configuration says that each layer unpacks to, by the layer's digest."""
+        ids = self.config["rootfs"]["diff_ids"]
+        return {layer.digest: said for layer, said in zip(self.layers, ids, strict=True)}
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -161,13 +167,17 @@ def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:
         raise RemoteError(f"{where}: a configuration of {descriptor.size} bytes")
     if len(layers) > limits.LAYERS:
         raise RemoteError(f"{where}: {len(layers)} layers")
-    try:
-        with source.open(descriptor) as stream:
-            value = json.loads(stream.read())
-        found = len(value["rootfs"]["diff_ids"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise RemoteError(f"{where}: its configuration is not that of an image") from None
-    if found != len(layers):
-        raise RemoteError(f"{where}: {len(layers)} layers, but {found} diff_ids")
-    config: dict[str, Any] = value
+    with source.open(descriptor) as stream:
+        config = parse_config(stream.read(), where)
+    ids = (config.get("rootfs") or {}).get("diff_ids")
+    if ids is None:
+        raise RemoteError(f"{where}: its configuration is not that of an image: no rootfs.diff_ids")
+    if len(ids) != len(layers):
+        raise RemoteError(f"{where}: {len(layers)} layers, but {len(ids)} diff_ids")
+    said: dict[str, str] = {}
+    for layer, diff_id in zip(layers, ids, strict=True):
+        if not layer.size:
+            raise RemoteError(f"{where}: layer {layer.digest[:19]} has no bytes: that is no tar")
+        if said.setdefault(layer.digest, diff_id) != diff_id:
+            raise RemoteError(f"{where}: layer {layer.digest[:19]} has two diff_ids")
     return config

@@ -30,6 +30,7 @@ CREATE TABLE entry (path BLOB PRIMARY KEY, parent BLOB, kind TEXT, size INTEGER,
                     uid INTEGER, gid INTEGER, link BLOB, sha256 TEXT) WITHOUT ROWID;
 CREATE TABLE hidden (path BLOB, parent BLOB, kind TEXT, PRIMARY KEY (path, kind)) WITHOUT ROWID;
 CREATE TABLE content (sha256 TEXT PRIMARY KEY, packed BLOB) WITHOUT ROWID;
+CREATE TABLE unpacked (diff_id TEXT);
 """
 
 
@@ -155,8 +156,9 @@ class LayerWriter:
             "INSERT OR IGNORE INTO content VALUES (?, ?)", (sha256, zlib.compress(data, 1))
         )
 
-    def finish(self) -> None:
-        """Make it whole."""
+    def finish(self, diff_id: str) -> None:
+        """Make it whole; ``diff_id`` is the digest of the layer's tar."""
+        self._db.execute("INSERT INTO unpacked VALUES (?)", (diff_id,))
         self._db.execute("CREATE INDEX by_parent ON entry (parent)")
         self._db.execute("CREATE INDEX hidden_by_parent ON hidden (parent)")
         self._db.execute(f"PRAGMA user_version = {VERSION}")
@@ -188,6 +190,14 @@ class LayerIndex:
     def close(self) -> None:
         """Let go of the file."""
         self._db.close()
+
+    def diff_id(self) -> str:
+        """The digest of the layer's tar; ``""`` in an index of before it was kept."""
+        try:
+            row = self._db.execute("SELECT diff_id FROM unpacked").fetchone()
+        except sqlite3.OperationalError:
+            return ""
+        return "" if row is None else str(row[0])
 
     def row(self, path: str) -> Row | None:
         """The entry at a path."""

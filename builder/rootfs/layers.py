@@ -14,8 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
-from builder.console import console, megabytes
+from builder.console import console, counted, megabytes
 from builder.errors import RemoteError, UsageError
+from builder.hints import CACHE, os_hint
 from builder.locks import locked
 from builder.paths import cache_dir
 from builder.rootfs import limits
@@ -26,9 +27,10 @@ from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
+    from builder.bars import Bar
     from builder.registry.model import Descriptor, ImageSource
 
 #: Bytes of the indices in the cache; the longest unused go first.
@@ -55,22 +57,33 @@ class Meter:
 class _Counted:
     """Counts what is read of a blob, and ends when nobody wants it any more."""
 
-    def __init__(self, stream: IO[bytes], meter: Meter, stop: threading.Event) -> None:
-        self._stream, self._meter, self._stop = stream, meter, stop
+    def __init__(
+        self, stream: IO[bytes], meter: Meter, stop: threading.Event, bar: Bar | None = None
+    ) -> None:
+        self._stream, self._meter, self._stop, self._bar = stream, meter, stop, bar
 
     def read(self, size: int) -> bytes:
         if self._stop.is_set():
             raise RemoteError("reading was given up")
         data = self._stream.read(size)
         self._meter.add(len(data))
+        if self._bar is not None:
+            self._bar.advance(len(data))
         return data
 
 
 class LayerCache:
     """Indices of layers, made when they are first asked for."""
 
-    def __init__(self, source: ImageSource, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        meter: Meter | None = None,
+        diff_ids: Mapping[str, str] | None = None,
+    ) -> None:
+        """``diff_ids``: what a configuration says of layers, by digest; it is checked."""
         self.source = source
+        self._diff_ids = diff_ids or {}
         self.meter = meter or Meter()
         self._root = cache_dir() / "layers"
         self._known: dict[Path, LayerIndex] = {}
@@ -85,7 +98,8 @@ class LayerCache:
         """The index of a layer, from the cache or from its stream.
 
         Raises:
-            RemoteError: the layer cannot be read, is damaged, or is beyond the limits.
+            RemoteError: the layer cannot be read, is damaged, is beyond the limits, or unpacks to
+                something else than the configuration says.
             UsageError: the cache cannot be written.
         """
         path = self._path(layer)
@@ -95,7 +109,21 @@ class LayerCache:
         if found is None:
             self._make(layer)
             found = LayerIndex(path)
+        try:
+            self._check(layer, found.diff_id())
+        except BaseException:
+            found.close()
+            raise
         return found
+
+    def _check(self, layer: Descriptor, diff_id: str) -> None:
+        said = self._diff_ids.get(layer.digest, "")
+        if said and diff_id and said != diff_id:
+            raise RemoteError(
+                f"{self.source.name}: layer {layer.digest[:19]} unpacks to {diff_id}, but the "
+                f"image's configuration says {said}: no runtime takes it",
+                hint="use another image; whoever made this one builds it again",
+            )
 
     def knows(self, layer: Descriptor) -> bool:
         """Whether a layer has been read before."""
@@ -151,30 +179,30 @@ class LayerCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             _prune(path.parent)
             partial.unlink(missing_ok=True)
-            say = console.say if layer.size > _WORTH_SAYING else console.detail
-            say(f"  reading layer {layer.digest[:19]} ({megabytes(layer.size)})")
-            writer = LayerWriter(partial)
-            try:
-                self._read(layer, writer)
-                writer.finish()
-            finally:
-                writer.close()
+            title, said = f"reading layer {layer.digest[:19]}", layer.size > _WORTH_SAYING
+            with (
+                contextlib.closing(LayerWriter(partial)) as writer,
+                console.progress(title, layer.size, said=said) as bar,
+            ):
+                writer.finish(self._read(layer, writer, bar))
             partial.replace(path)
         except (sqlite3.OperationalError, OSError) as error:
             raise UsageError(
                 f"cannot keep what layer {layer.digest[:19]} holds in {path.parent}: {error}",
-                hint="free some space, or set SPARK_BUILD_CACHE to another disk",
+                hint=os_hint(error, CACHE),
             ) from error
         finally:
             partial.unlink(missing_ok=True)
 
-    def _read(self, layer: Descriptor, writer: LayerWriter) -> None:
+    def _read(self, layer: Descriptor, writer: LayerWriter, bar: Bar) -> str:
+        """Read a layer whole; gives the digest of its tar."""
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         self.meter.layers.append(layer.digest)
         with open_layer(self.source, layer) as blob:
-            stream = Unpacked(_Counted(blob, self.meter, self._stop), where)
+            counted_blob = _Counted(blob, self.meter, self._stop, bar)
+            stream = Unpacked(counted_blob, where, hashed=True)
             scan(stream, writer, where)
-            stream.drain()
+            return stream.finish()
 
     def fetch(self, layer: Descriptor, wanted: Collection[Row]) -> None:
         """Keep the bytes of some files of a layer; they are checked against their sha256.
@@ -185,9 +213,14 @@ class LayerCache:
         missing = {row.path: row for row in wanted}
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         index = LayerIndex(self._path(layer))
-        with contextlib.closing(index), open_layer(self.source, layer) as blob:
-            console.detail(f"reading {len(missing)} files of layer {layer.digest[:19]}")
-            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop), where), where)
+        title = f"reading {counted(len(missing), 'file')} of layer {layer.digest[:19]}"
+        console.detail(title)
+        with (
+            contextlib.closing(index),
+            open_layer(self.source, layer) as blob,
+            console.progress(title, layer.size, said=False) as bar,
+        ):
+            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
             for member in tar:
                 row = missing.get(member.path)
                 if row is None or member.kind != FILE:
@@ -211,8 +244,12 @@ class LayerCache:
         """
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         console.say(f"  reading /{row.path} ({megabytes(row.size)}) out of {where}")
-        with open_layer(self.source, layer) as blob:
-            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop), where), where)
+        title = f"reading layer {layer.digest[:19]}"
+        with (
+            open_layer(self.source, layer) as blob,
+            console.progress(title, layer.size, said=False) as bar,
+        ):
+            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
             for member in tar:
                 if member.path != row.path or member.kind != FILE:
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import zlib
 from typing import Protocol
@@ -72,8 +73,9 @@ def _is_zstd(head: bytes) -> bool:
 class Unpacked:
     """A readable stream of unpacked bytes, bounded in total and in ratio to what was read."""
 
-    def __init__(self, source: Readable, where: str) -> None:
+    def __init__(self, source: Readable, where: str, *, hashed: bool = False) -> None:
         self._source, self._where = source, where
+        self._sha = hashlib.sha256() if hashed else None
         self._packed = self._produced = 0
         self._pending = self._fill()
         self._out = memoryview(b"")
@@ -118,11 +120,16 @@ class Unpacked:
                     return False
         return True
 
-    def drain(self) -> None:
-        """Read the rest of the blob, so that its digest is checked; nothing is unpacked."""
-        self._pending, self._out = b"", memoryview(b"")
-        while self._fill():
+    def finish(self) -> str:
+        """Unpack the rest, as runtimes do; the digest of all that was unpacked, if it is hashed.
+
+        Raises:
+            RemoteError: the rest is damaged, or the blob is not what its digest says.
+        """
+        self._out = memoryview(b"")
+        while self._block():
             pass
+        return "" if self._sha is None else f"sha256:{self._sha.hexdigest()}"
 
     def _block(self) -> bytes:
         """The next unpacked bytes; empty at the end."""
@@ -130,6 +137,8 @@ class Unpacked:
             block, self._pending = self._pending or self._fill(), b""
         else:
             block = self._unpack()
+        if self._sha is not None:
+            self._sha.update(block)
         self._produced += len(block)
         allowed = limits.FREE_BYTES + limits.RATIO * self._packed
         if self._produced > min(allowed, limits.TAR_BYTES):

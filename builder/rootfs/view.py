@@ -89,6 +89,11 @@ class Rootfs:
         """How many layers, from the top, were needed so far."""
         return len(self._open)
 
+    @property
+    def above(self) -> int | None:
+        """How many layers lie above those that facts answer for; None without facts."""
+        return None if self._facts is None else self._above
+
     def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex | Facts]]:
         for number in range(first, len(self._descriptors)):
             if self._facts is not None and number == self._above:

@@ -13,6 +13,8 @@ DISPATCH_PROBE = (
     "dispatch_settings.py",
     "dispatch_probe.py",
 )
+#: The codegen probe, likewise.
+CODEGEN_PROBE = ("stub_driver.py", "codegen_probe.py")
 #: What the verifier inside an image is made of.
 IMAGE_VERIFIER = (
     "spark_apply.py",

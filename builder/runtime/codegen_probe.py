@@ -1,8 +1,8 @@
 """Compile the kernels that FlashInfer would compile on a device that is not there.
 
 This file runs under the *target's* interpreter (inside an image, or in a sandbox that holds
-FlashInfer's Python files, the CuTe DSL and a CPU build of torch), so it may import nothing of the
-builder: the standard library, and whatever the target has.
+FlashInfer's Python files, the CuTe DSL and torch), so it may import nothing of the builder but
+``stub_driver`` beside it: the standard library, and whatever the target has.
 
     python codegen_probe.py < request.json > result.json
 
@@ -72,6 +72,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from builder.runtime import stub_driver
+else:
+    import stub_driver
 
 SCHEMA = 1
 DISTRIBUTIONS = (
@@ -753,6 +757,8 @@ def run(request: Json) -> Json:
             check_kinds(kernels)
             set_environment(request, probe, scratch)
             add_paths([str(path) for path in request.get("paths", [])])
+            if libraries := stub_driver.dsl_libraries():
+                stub_driver.load_driver(probe.note, scratch, libraries)
             find_source_quickly()
             result["kernels"] = compile_requested(request, probe, Path(scratch))
         except Exception as error:

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 MATCHERS = ("line", "selected", "refused")
+#: The models that have layers of a kind.
+MODELS = {
+    "nvfp4-linear": "NVFP4 models",
+    "nvfp4-moe": "NVFP4 MoE models",
+    "fp8-linear": "models with FP8 linear layers (per tensor)",
+    "fp8-block": "models with FP8 linear layers (128x128 blocks)",
+    "w4a16-linear": "W4A16 models",
+    "w4a16-moe": "W4A16 MoE models",
+}
 #: How a message or line is shown, in characters.
 _SHOWN = 400
 
@@ -67,6 +76,15 @@ def found(expectation: Json, answer: Json) -> str | None:
         return next((text for text in answer["lines"] if expectation["line"] in text), None)
     matches = fnmatch.fnmatchcase(str(answer["selected"]), expectation["selected"])
     return headline(answer) if matches else None
+
+
+def limit(expectation: Json, seen: str) -> str:
+    """What an expected refusal means to a user; empty for any other expectation."""
+    if "refused" not in expectation:
+        return ""
+    models = MODELS.get(expectation["kind"], f"models with {expectation['kind']} layers")
+    words = f"{models} will not start with this profile: {seen.removeprefix('refused: ')}"
+    return words[0].upper() + words[1:]
 
 
 def headline(answer: Json) -> str:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import ctypes
-import glob
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,16 +32,11 @@ if TYPE_CHECKING:
 else:
     import stub_driver
 
-#: Where CUDA's toolkit, its compatibility package and a driver put their library.
-DRIVER_PLACES = (
-    "/usr/local/cuda*/compat/libcuda.so.1",
-    "/usr/local/cuda*/compat/lib*/libcuda.so.1",
-    "/usr/local/cuda*/targets/*/lib/stubs/libcuda.so",
-    "/usr/local/cuda*/lib64/stubs/libcuda.so",
-    "/usr/lib/*-linux-gnu/libcuda.so.1",
-)
 #: What a CPU build of torch lacks of the libraries that vLLM's stable-ABI modules name.
 TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so")
+#: Functions of CUDA's libraries, and the library that is generated for those that nobody defines.
+CUDA_FUNCTION = re.compile(r"(cu|nccl|nvrtc|nvshmem)\w+")
+REST = "libspark_build_cuda.so"
 
 #: The package around DeepGEMM that vLLM's wheels bring from 0.20.0 on.
 BUNDLED = "vllm.third_party.deep_gemm"
@@ -58,57 +55,27 @@ HOST_FUNCTIONS: dict[str, Callable[[int], bool]] = {
 # --- libraries -----------------------------------------------------------------------------------
 
 
-def loads(library: str) -> bool:
-    """Load a library for everything that is loaded later; whether that worked."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        return True
-    return False
+def stand_in_for_cuda(probe: Probe, module: str, scratch: str) -> None:
+    """Make what a sandbox's torch lacks of a module's libraries, out of what the module needs.
 
-
-def load_driver_library(probe: Probe, scratch: str, modules: Sequence[str]) -> None:
-    """Where no driver is installed, load a stand-in so that extension modules can load.
-
-    The toolkit's stub and its compatibility library carry the driver's soname, as ours does, so a
-    module that asks for it later finds it loaded.  Selection calls none of their functions.
-    """
-    if loads(stub_driver.SONAME):
-        return
-    found = [path for place in DRIVER_PLACES for path in sorted(glob.glob(place))]
-    for path in found:
-        if loads(path):
-            probe.note(f"driver: {path} in place of {stub_driver.SONAME}")
-            return
-    try:
-        path = stub_driver.write_stub(scratch, modules)
-    except stub_driver.UnknownMachineError as error:
-        probe.note(f"driver: none ({error})")
-        return
-    if loads(path):
-        probe.note(
-            f"driver: a generated {stub_driver.SONAME} whose functions all return "
-            f"CUDA_ERROR_STUB_LIBRARY ({stub_driver.REFUSAL})"
-        )
-
-
-def stand_in_for_torch_cuda(probe: Probe, module: str, scratch: str) -> None:
-    """Make what a CPU build of torch lacks of a module's libraries, out of what the module needs.
-
-    Only for modules that are offered to a sandbox; an image has the torch that it needs.
+    A CPU build lacks its own half for CUDA.  Beside a CUDA build stand-ins for CUDA's libraries
+    define what torch asks of them, and a module may ask for more.  Only for modules that are
+    offered to a sandbox; an image has the torch that it needs.
     """
     needed = stub_driver.needed_libraries(module)
-    lacking = [name for name in needed if name in TORCH_CUDA and not loads(name)]
-    if not lacking:
-        return
+    lacking = [name for name in needed if name in TORCH_CUDA and not stub_driver.loads(name)]
     known: list[Any] = [ctypes.CDLL(None)]
     for name in (n for n in needed if n not in lacking):
         with contextlib.suppress(OSError):
             known.append(ctypes.CDLL(name))
     undefined = stub_driver.undefined_symbols(module)
     missing = sorted(n for n in undefined if not any(hasattr(library, n) for library in known))
+    if not lacking:
+        missing = [name for name in missing if CUDA_FUNCTION.fullmatch(name)]
+        lacking = [REST] if missing else []
     for name in lacking:
         path = stub_driver.write_library(scratch, name, missing)
-        if loads(path):
+        if stub_driver.loads(path):
             words = ", ".join(missing) or "nothing"
             probe.note(f"{name}: a generated stand-in that defines {words}")
         missing = []
@@ -166,7 +133,7 @@ class ExtensionFinder(importlib.abc.MetaPathFinder):
         real = importlib.machinery.PathFinder.find_spec(fullname, path)
         if fullname in self.offered:
             file = self.offered[fullname]
-            stand_in_for_torch_cuda(self.probe, file, self.scratch)
+            stand_in_for_cuda(self.probe, file, self.scratch)
             own = importlib.machinery.ExtensionFileLoader(fullname, file)
             real = importlib.util.spec_from_file_location(fullname, file, loader=own)
         loader = ExtensionLoader(self.probe, real)
@@ -256,14 +223,16 @@ def extensions_of_platform(package: Path) -> set[str]:
 def extensions_of_wheel() -> list[tuple[str, str]]:
     """Module names and files of the operator libraries that the wheel's list of files names.
 
-    Whether they are there or not.  By vLLM's convention these start with an underscore and have
-    ``_C`` in their name.
+    Whether they are there or not: from Python 3.12 on ``importlib.metadata.files`` leaves out what
+    is not.  By vLLM's convention these start with an underscore and have ``_C`` in their name.
     """
+    distribution = importlib.metadata.distribution("vllm")
+    rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
     found = []
-    for file in importlib.metadata.files("vllm") or ():
+    for file in (PurePosixPath(row[0]) for row in rows if row):
         stem = file.name.partition(".")[0]
         if file.suffix == ".so" and stem.startswith("_") and "_C" in stem:
-            found.append((".".join([*file.parts[:-1], stem]), str(file.locate())))
+            found.append((".".join([*file.parts[:-1], stem]), str(distribution.locate_file(file))))
     return found
 
 
@@ -278,10 +247,11 @@ def prepare_modules(
     of_wheel = extensions_of_wheel()
     files = [*(path for _, path in of_wheel), *offered.values()]
     present = [path for path in files if os.path.isfile(path)]
+    present += stub_driver.dsl_libraries()
     if present:
-        load_driver_library(probe, scratch, present)
+        stub_driver.load_driver(probe.note, scratch, present)
     for path in libraries:
-        loads(path)
+        stub_driver.loads(path)
     if probe.stub_modules != "auto":
         return
     operators = {name for name, _ in of_wheel if ".third_party." not in name}

@@ -4,8 +4,8 @@
 Standard library only, beside its siblings.  It reads the plan that was baked in, checks every
 receipt and the environment, asks the image's own vLLM which kernels it selects for SM121, runs
 those kernels on the GPU, and serves a tiny model.  What needs a GPU is *not run* where there is
-none, which is never a pass.  Exit status: 0 nothing failed, 5 a check failed (or, with
-``--require``, did not run), 2 wrong usage.
+none, which is never a pass.  Exit status: 0 nothing failed, 5 a check failed (or did not run in a
+level that ``--level`` or ``--require`` names), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             reply = result["answers"][number]
             met, seen = dispatch_expect.found(item, reply), dispatch_expect.headline(reply)
-        checks.append(check("dispatch", item["kind"], met is not None, wanted, met or seen))
+        made = check("dispatch", item["kind"], met is not None, wanted, met or seen)
+        refusal = dispatch_expect.limit(item, met) if met else ""
+        checks.append({**made, "refusal": refusal} if refusal else made)
     for part in result.get("simulated", []):
         verify_checks.say(f"  simulated  {part}")
     return checks
@@ -144,10 +146,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--level",
         action="append",
         choices=LEVELS,
-        help="only this one, or these (default: all; device and serve need a GPU)",
+        help="only this one, or these, which must run (default: all; device and serve need a GPU)",
     )
     parser.add_argument(
-        "--require", action="append", choices=LEVELS, default=[], help="not run is a failure here"
+        "--require",
+        action="append",
+        choices=LEVELS,
+        default=[],
+        help="one more that must run",
     )
     parser.add_argument("--json", action="store_true", help="print the evidence as JSON")
     parser.add_argument(
@@ -186,13 +192,15 @@ def main() -> int:
         checks += check_dispatch(plan)
     if {"device", "serve"} & set(levels):
         checks += check_on_gpu(levels, plan, options)
-    passed = verify_checks.passed(checks, options.require)
+    passed = verify_checks.passed(checks, [*(options.level or ()), *options.require])
     if options.json:
         document = {"schema": 1, "plan_digest": plan["plan_digest"], "passed": passed}
         print(json.dumps({**document, "checks": checks}, indent=1))
     else:
         verify_checks.show(checks)
-        print(f"plan {plan['plan_digest']}: {'verified' if passed else 'NOT verified'}")
+        idle = sorted({item["level"] for item in checks if item["status"] == "not-run"})
+        word = f"NOT PROVEN, {', '.join(idle)} did not run" if idle else "verified"
+        print(f"plan {plan['plan_digest']}: {word if passed else 'NOT verified'}")
     return 0 if passed else EXIT_FAILED
 
 

@@ -1,9 +1,9 @@
-"""A stand-in for ``libcuda.so.1``, written byte by byte: no compiler, no toolkit, no driver.
+"""Stand-ins for CUDA's shared libraries, written byte by byte: no compiler, toolkit or driver.
 
-vLLM's extension modules are linked against the CUDA driver, so without one they do not load, and
-what their host functions would answer stays unknown.  A library of that name whose functions all
-refuse is enough for loading: kernel selection calls none of them.  CUDA's toolkit has such a stub
-for the same purpose, but few images carry it.
+vLLM's extension modules are linked against the CUDA driver, and torch against thirteen libraries of
+CUDA, so without these they do not load.  A library of the right name whose functions all refuse is
+enough for loading: kernel selection calls none of them.  CUDA's toolkit has such a stub for the
+driver, but few images carry it.
 
 Standard library only, and deterministic: the same names give the same bytes.
 """
@@ -11,22 +11,47 @@ Standard library only, and deterministic: the same names give the same bytes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import glob
+import itertools
 import os
 import platform
 import re
 import struct
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 SONAME = "libcuda.so.1"
 #: What every function returns: ``CUDA_ERROR_STUB_LIBRARY`` of cuda.h, as those of CUDA's own stub.
 REFUSAL = 34
+#: ``CUDA_ERROR_NO_DEVICE`` and ``cudaErrorNoDevice``: torch takes it for a machine without a GPU.
+NO_DEVICE = 100
+#: Functions of CUDA's libraries that return text; the driver's own return a code like the others.
+TEXT_FUNCTION = re.compile(
+    r"(?!cu[A-Z])\w+Get(?:Error|Status)(?:String|Name)|ncclGetLastError", re.ASCII
+)
+TEXT = b"no CUDA here: a generated stand-in for this library\0"
 #: Functions of the driver, by cuda.h's naming; those of the runtime are ``cudaXyz``.
 DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
 #: What libcudart looks up; the extension modules at hand say what else is needed.
 FUNCTIONS = ("cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2")
+
+#: Where CUDA's toolkit, its compatibility package and a driver put their library.
+DRIVER_PLACES = (
+    "/usr/local/cuda*/compat/libcuda.so.1",
+    "/usr/local/cuda*/compat/lib*/libcuda.so.1",
+    "/usr/local/cuda*/targets/*/lib/stubs/libcuda.so",
+    "/usr/local/cuda*/lib64/stubs/libcuda.so",
+    "/usr/lib/*-linux-gnu/libcuda.so.1",
+)
+#: Libraries of the CuTe DSL, below a folder of ``sys.path``: those for 64-bit Arm name the driver.
+DSL_LIBRARIES = (
+    "nvidia_cutlass_dsl/lib/*.so",
+    "nvidia_cutlass_dsl/python_packages/cutlass/_mlir/_mlir_libs/*.so",
+)
 
 # Numbers of the ELF format: System V gABI, chapters 4 and 5, and its processor supplements.
 _MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -35,14 +60,24 @@ _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _EXECUTE, _WRITE, _READ = 1, 2, 4
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 4, 5, 6, 10, 11, 14
 _SHT_DYNAMIC, _SHT_DYNSYM, _DT_NEEDED, _WEAK = 6, 11, 1, 2
+# Symbol versions: Linux Standard Base core specification, "Symbol Versioning".
+_DT_VERSYM, _DT_VERDEF, _DT_VERDEFNUM = 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD
+_VERSION_BASE = 1
 _GLOBAL_FUNCTION = 1 << 4 | 2
 #: The largest page of either processor: what is written to begins on a page of its own.
 _PAGE = 0x10000
-#: A landing pad, then ``return REFUSAL``: endbr64, mov eax, ret; bti c, mov w0, ret.
-_CODE = {
-    "x86_64": b"\xf3\x0f\x1e\xfa\xb8" + struct.pack("<I", REFUSAL) + b"\xc3",
-    "aarch64": struct.pack("<III", 0xD503245F, 0x52800000 | REFUSAL << 5, 0xD65F03C0),
+#: A landing pad, then the address of what follows: endbr64, lea rax, ret; bti c, adr x0, ret.
+_TEXT_CODE = {
+    "x86_64": b"\xf3\x0f\x1e\xfa\x48\x8d\x05\x01\0\0\0\xc3" + TEXT,
+    "aarch64": struct.pack("<III", 0xD503245F, 0x10000040, 0xD65F03C0) + TEXT,
 }
+
+
+def _returning(answer: int, machine: str) -> bytes:
+    """A landing pad, then ``return answer``: endbr64, mov eax, ret; bti c, mov w0, ret."""
+    if machine == "x86_64":
+        return b"\xf3\x0f\x1e\xfa\xb8" + struct.pack("<I", answer) + b"\xc3"
+    return struct.pack("<III", 0xD503245F, 0x52800000 | answer << 5, 0xD65F03C0)
 
 
 class UnknownMachineError(Exception):
@@ -83,34 +118,81 @@ class _Image:
         return offset
 
 
-def shared_library(soname: str, functions: Iterable[str], machine: str) -> bytes:
-    """An ELF shared library in which every function returns `REFUSAL`.
+def _version_definitions(names: list[int], hashes: list[int]) -> bytes:
+    """``.gnu.version_d``: the library's own name, then each version, by their places as strings."""
+    rows = b""
+    for index, (name, value) in enumerate(zip(names, hashes, strict=True), start=1):
+        following = 28 if index < len(names) else 0
+        flags = _VERSION_BASE if index == 1 else 0
+        rows += struct.pack("<HHHHIII", 1, flags, index, 1, value, 20, following)
+        rows += struct.pack("<II", name, 0)
+    return rows
+
+
+class _Strings:
+    """A string table; the same text is kept once."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(b"\0")
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        """Where a text stands."""
+        if text not in self._places:
+            self._places[text] = len(self.data)
+            self.data += text.encode() + b"\0"
+        return self._places[text]
+
+
+def shared_library(
+    soname: str,
+    functions: Iterable[str],
+    machine: str,
+    versions: Mapping[str, str] | None = None,
+    answer: int = REFUSAL,
+) -> bytes:
+    """An ELF shared library in which every function returns ``answer``, or `TEXT` for a text.
+
+    ``versions`` gives the symbol version of those functions that are asked for with one.
 
     Raises:
         UnknownMachineError: there is no code for ``machine`` (as ``uname -m`` says it).
     """
-    if machine not in _CODE:
+    if machine not in _MACHINES:
         raise UnknownMachineError(f"no stub can be made for {machine}")
     names = sorted(set(functions))
-    strings = bytearray(b"\0")
-    places = []
-    for text in (soname, *names):
-        places.append(len(strings))
-        strings += text.encode() + b"\0"
+    version_of = {name: (versions or {}).get(name, "") for name in names}
+    known = sorted({version for version in version_of.values() if version})
+    strings = _Strings()
+    places = [strings.place(name) for name in names]
     image = _Image(_EHDR + 4 * _PHDR)
-    code = image.add(_CODE[machine])
-    symbols = bytes(_SYM) + b"".join(
-        struct.pack("<IBBHQQ", place, _GLOBAL_FUNCTION, 0, 1, code, len(_CODE[machine]))
-        for place in places[1:]
-    )
+    number, text = _returning(answer, machine), _TEXT_CODE[machine]
+    codes = {code: (image.add(code), len(code)) for code in (number, text)}
+    symbols = bytearray(_SYM)
+    for name, place in zip(names, places, strict=True):
+        code = text if TEXT_FUNCTION.fullmatch(name) else number
+        symbols += struct.pack("<IBBHQQ", place, _GLOBAL_FUNCTION, 0, 1, *codes[code])
     entries = {
-        _DT_SONAME: places[0],
+        _DT_SONAME: strings.place(soname),
         _DT_HASH: image.add(_hash_table(names)),
-        _DT_STRTAB: image.add(bytes(strings)),
-        _DT_SYMTAB: image.add(symbols),
-        _DT_STRSZ: len(strings),
+        _DT_SYMTAB: image.add(bytes(symbols)),
         _DT_SYMENT: _SYM,
     }
+    if known:
+        defined = [soname, *known]
+        indices = [known.index(v) + 2 if (v := version_of[name]) else 1 for name in names]
+        entries[_DT_VERSYM] = image.add(struct.pack(f"<{len(names) + 1}H", 0, *indices))
+        entries[_DT_VERDEF] = image.add(
+            _version_definitions([strings.place(d) for d in defined], list(map(sysv_hash, defined)))
+        )
+        entries[_DT_VERDEFNUM] = len(defined)
+    entries[_DT_STRTAB] = image.add(bytes(strings.data))
+    entries[_DT_STRSZ] = len(strings.data)
+    return _finished(image, entries, machine)
+
+
+def _finished(image: _Image, entries: Mapping[int, int], machine: str) -> bytes:
+    """The image with its dynamic section, segments and header."""
     text_size = len(image.data)
     dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries.items()) + bytes(_DYN)
     offset = image.add(dynamic)
@@ -228,3 +310,50 @@ def write_stub(folder: str, modules: Iterable[str]) -> str:
         UnknownMachineError: there is no code for this machine.
     """
     return write_library(folder, SONAME, driver_functions(modules).union(FUNCTIONS))
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+def loads(library: str) -> bool:
+    """Load a library for everything that is loaded later; whether that worked."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        return True
+    return False
+
+
+def load_driver(note: Callable[[str], None], scratch: str, modules: Iterable[str]) -> None:
+    """Where no driver is installed, load a stand-in so that extension modules can load.
+
+    The toolkit's stub and its compatibility library carry the driver's soname, as ours does, so a
+    module that asks for it later finds it loaded.  Selection calls none of their functions.
+    """
+    if loads(SONAME):
+        return
+    found = [path for place in DRIVER_PLACES for path in sorted(glob.glob(place))]
+    for path in found:
+        if loads(path):
+            note(f"driver: {path} in place of {SONAME}")
+            return
+    try:
+        path = write_stub(scratch, modules)
+    except UnknownMachineError as error:
+        note(f"driver: none ({error})")
+        return
+    if loads(path):
+        note(
+            f"driver: a generated {SONAME} whose functions all return "
+            f"CUDA_ERROR_STUB_LIBRARY ({REFUSAL})"
+        )
+
+
+def dsl_libraries() -> list[str]:
+    """The installed CuTe DSL's libraries that do not load without the driver's."""
+    found = []
+    for folder, pattern in itertools.product(sys.path, DSL_LIBRARIES):
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern))):
+            with contextlib.suppress(OSError, struct.error, IndexError, ValueError):
+                if SONAME in needed_libraries(path):
+                    found.append(path)
+    return found

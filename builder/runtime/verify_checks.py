@@ -54,6 +54,9 @@ def say(text: str) -> None:
 def show(checks: Sequence[Check]) -> None:
     """The report for people, on stdout."""
     for item in checks:
+        if "refusal" in item:
+            print(f"expected refusal {item['level']} {item['name']}: {item['refusal']}")
+            continue
         print(
             f"{MARKS[item['status']]:<8}{item['level']:<9}{item['name']}: {item['seen']}".rstrip()
         )
@@ -63,5 +66,7 @@ def show(checks: Sequence[Check]) -> None:
             print(f"        reason:   {item['reason']}")
         elif item["reason"]:
             print(f"        {item['reason']}")
-    counts = [sum(c["status"] == status for c in checks) for status in MARKS]
-    print("{} pass, {} fail, {} not run".format(*counts))
+    refused = sum("refusal" in item for item in checks)
+    good, bad, idle = (sum(item["status"] == status for item in checks) for status in MARKS)
+    also = f"{refused} expected refusal{'s' if refused > 1 else ''}, " if refused else ""
+    print(f"{good - refused} pass, {also}{bad} fail, {idle} not run")

@@ -6,9 +6,11 @@ A check that could not run is never a pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from builder.console import console
 from builder.errors import UsageError, did_you_mean
+from builder.verify.verdict import verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from builder.runtime.spark_apply import Tree
     from builder.verify.necessity import Necessity
     from builder.verify.parts import Parts
+    from builder.verify.unrecorded import Unrecorded
+    from builder.verify.verdict import Verdict
 
 SCHEMA = 1
 #: Levels that this version has, cheapest first.
@@ -46,6 +50,15 @@ class Check:
     simulated: tuple[str, ...] = ()
     #: numbers worth drawing, such as instruction counts by mnemonic
     figures: Mapping[str, float] = field(default_factory=dict)
+    #: of a pass that is vLLM's refusal, as expected: what it means to a user
+    refusal: str = ""
+    #: files that no RECORD and no receipt speaks of
+    unrecorded: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it had nothing to do; a line to expect is what ``dispatch`` cannot do without."""
+        return self.moot and self.level != "dispatch"
 
     def as_json(self) -> dict[str, Any]:
         """The check in the evidence."""
@@ -64,6 +77,10 @@ class Check:
             value["simulated"] = list(self.simulated)
         if self.figures:
             value["figures"] = dict(self.figures)
+        if self.refusal:
+            value["refusal"] = self.refusal
+        if self.unrecorded:
+            value["unrecorded"] = list(self.unrecorded)
         return value
 
 
@@ -78,17 +95,30 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     #: a verdict on each layer, where it was asked for
     necessity: list[Necessity] | None = None
+    #: the plan that the target was held against
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, status: Status) -> list[Check]:
         """Checks with that status."""
         return [check for check in self.checks if check.status == status]
 
+    def counts(self) -> list[str]:
+        """Checks by what came of them, in words: ``19 pass``, ``1 expected refusal``."""
+        refused = sum(bool(check.refusal) for check in self.checks)
+        also = [f"{refused} expected refusal{'s' if refused > 1 else ''}"] if refused else []
+        good, bad, idle = (len(self.of(status)) for status in ("pass", "fail", "not-run"))
+        return [f"{good - refused} pass", *also, f"{bad} fail", f"{idle} not run"]
+
     def passed(self, require: Sequence[str] = ()) -> bool:
         """No check failed, at least one passed, and none of a required level was left out."""
-        skipped = [c for c in self.of("not-run") if c.level in require]
+        skipped = [c for c in self.of("not-run") if c.level in require and not c.idle]
         ran = {check.level for check in self.checks}
         absent = [level for level in require if level not in ran]
         return bool(self.of("pass")) and not self.of("fail") and not skipped and not absent
+
+    def verdict(self, require: Sequence[str] = ()) -> Verdict:
+        """What it says as a whole; ``require`` are the levels that had to run."""
+        return verdict_of(self, self.plan, require)
 
     def as_json(self, require: Sequence[str] = ()) -> dict[str, Any]:
         """The evidence."""
@@ -99,6 +129,7 @@ class Report:
             "plan_digest": self.plan_digest,
             "passed": self.passed(require),
             "not_run": len(self.of("not-run")),
+            "verdict": self.verdict(require).as_json(),
             "checks": [check.as_json() for check in self.checks],
         }
         if self.necessity is not None:
@@ -132,6 +163,8 @@ class VerifyTarget:
     compile: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     #: runs the in-image verifier's level where it may find a GPU, and gives its document
     on_gpu: Callable[[str], Mapping[str, Any]] | None = None
+    #: what ``docker run`` knows it by, where that is not its name
+    runs_as: str = ""
     cannot_use_gpu: str = "only an image, or an environment of this machine, can run on a GPU"
     close: Callable[[], None] = lambda: None
     #: the digest that the image's label gives the plan baked into it ("" where it has no such
@@ -139,6 +172,18 @@ class VerifyTarget:
     label: str | None = None
     #: takes the target apart; None where nothing says what it is made of
     parts: Callable[[], Parts] | None = None
+    #: looks for what nobody recorded; None where only the files that are checked are at hand
+    unrecorded: Callable[[], Unrecorded] | None = None
+
+
+class Listener(Protocol):
+    """Hears of a verification while it runs."""
+
+    def __call__(self, check: Check) -> None:
+        """One more check, of the level that runs."""
+
+    def end(self) -> None:
+        """Of this level there is nothing more to come."""
 
 
 def parse_levels(words: Sequence[str], default: Sequence[str] = DEFAULT_LEVELS) -> tuple[str, ...]:
@@ -157,8 +202,12 @@ def parse_levels(words: Sequence[str], default: Sequence[str] = DEFAULT_LEVELS) 
     return tuple(level for level in LEVELS if level in (chosen or set(default)))
 
 
-def verify(target: VerifyTarget, levels: Sequence[str]) -> Report:
-    """Run the levels and collect the evidence."""
+def verify(
+    target: VerifyTarget,
+    levels: Sequence[str],
+    heard: Listener | None = None,
+) -> Report:
+    """Run the levels and collect the evidence; ``heard`` is told of what comes, as it comes."""
     from builder.verify.binaries import check_binaries
     from builder.verify.codegen import check_codegen
     from builder.verify.dispatch import check_dispatch
@@ -167,7 +216,10 @@ def verify(target: VerifyTarget, levels: Sequence[str]) -> Report:
     from builder.verify.static import check_static
 
     report = Report(
-        target=target.name, plan_digest=str(target.plan["plan_digest"]), digests=target.digests
+        target=target.name,
+        plan_digest=str(target.plan["plan_digest"]),
+        digests=target.digests,
+        plan=target.plan,
     )
     runners: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
         "static": check_static,
@@ -179,5 +231,12 @@ def verify(target: VerifyTarget, levels: Sequence[str]) -> Report:
         "serve": lambda target: check_on_gpu(target, "serve"),
     }
     for level in levels:
-        report.checks.extend(runners[level](target))
+        with console.progress(f"checking {level}", None, "checks", said=False, whole=True) as bar:
+            for check in runners[level](target):
+                report.checks.append(check)
+                bar.advance()
+                if heard is not None:
+                    heard(check)
+        if heard is not None:
+            heard.end()
     return report

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from builder.errors import SparkBuildError
 from builder.index import write_atomically
 from builder.paths import cache_dir, package_file
+from builder.runtime import CODEGEN_PROBE
 from builder.runtime.spark_apply import canonical_json, sha256_hex, versions
 from builder.verify import Check
 from builder.verify.dslmirror import NoDsl, mirror
@@ -32,6 +33,7 @@ from builder.verify.kernels import (
 )
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
 from builder.verify.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
+from builder.verify.torchfolder import torch_folder, wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -285,14 +287,16 @@ def sandbox_compiler(
         sandbox = Sandbox(requirements)
         dsl, rest = mirror(tree), lay_out(tree)
         sandbox.prepare()
-        # these three are named by their contents
-        inputs = [sandbox.root.name, dsl.name, rest.name, request]
+        torch = torch_folder(wanted_torch(tree, current))
+        # these four are named by their contents
+        inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
         result = kept_result(inputs)
         if result is None:
-            full = {**request, "paths": [str(dsl), str(rest)], "pretend_triton": True}
+            paths = [str(dsl), str(rest), str(torch.folder)]
+            full = {**request, "paths": paths, "pretend_triton": True}
             result = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
             result.setdefault("simulated", [])[:0] = [
-                f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox",
+                torch.what,
                 "the CuTe DSL's shared libraries: this machine's build of the same wheels",
             ]
             keep_result(inputs, result)
@@ -306,8 +310,8 @@ _KEEP = 40
 
 
 def _result_file(inputs: Sequence[Any]) -> Path:
-    probe = package_file("runtime", PROBE).read_text("utf-8")
-    return cache_dir() / "codegen" / f"{sha256_hex(canonical_json([probe, *inputs]))}.json"
+    probe = [package_file("runtime", name).read_text("utf-8") for name in CODEGEN_PROBE]
+    return cache_dir() / "codegen" / f"{sha256_hex(canonical_json([*probe, *inputs]))}.json"
 
 
 def kept_result(inputs: Sequence[Any]) -> dict[str, Any] | None:

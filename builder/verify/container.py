@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
@@ -41,7 +40,7 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
                 return dataclasses.replace(opened, digests=docker.digests_of(image))
     finally:
         client.close()
-    baked_in = Baked(plan=plan, layers=json.loads(layers or b"[]"), label=label)
+    baked_in = Baked(plan=plan, layers=bake.read_layers(layers, ref), label=label)
     opened = _open_image(ref, baked_in, opening)
     return dataclasses.replace(opened, digests=docker.digests_of(image))
 

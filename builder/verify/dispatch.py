@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
-from builder.runtime.dispatch_expect import asks, describe, found, headline
+from builder.runtime.dispatch_expect import asks, describe, found, headline, limit
 from builder.runtime.spark_apply import receipts_of
 from builder.verify import Check
 from builder.verify.imports import PACKAGES
@@ -55,8 +55,9 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
     try:
         result = target.ask(make_request(target.plan, own_settings(target)))
     except SparkBuildError as error:
+        reason = f"{error}; try: {error.hint}" if error.hint else str(error)
         for expectation in expectations:
-            yield _not_run(expectation["kind"], describe(expectation), str(error))
+            yield _not_run(expectation["kind"], describe(expectation), reason)
         return
     fatal = result.get("fatal")
     simulated = tuple(result.get("simulated", ()))
@@ -113,6 +114,7 @@ def _compare(
         where=f"log of vllm in {target.name}",
         reason=_why(answer, default) if met is None else f"without these settings: {_of(default)}",
         simulated=simulated,
+        refusal="" if met is None else limit(expectation, met),
     )
 
 

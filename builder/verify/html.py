@@ -6,13 +6,19 @@ form of the mark (filled, outlined or dashed) and of the edge beside it.
 
 from __future__ import annotations
 
+import datetime
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder import __version__
+from builder.dispatch import KINDS
+from builder.engines.overlay import name_of_both
+from builder.engines.runit import RUN
 from builder.paths import package_file
 from builder.verify import LEVELS
+from builder.verify.verdict import kernel_of, layer_words, serve_lines, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
 
     from builder.verify import Check, Report, Status
     from builder.verify.necessity import Necessity
-
 #: What each level looks at, for the heading of its checks.
 ABOUT = {
     "static": "The files: receipts, settings, syntax, and every file against its RECORD.",
@@ -33,6 +38,19 @@ ABOUT = {
     "serve": "On a GPU: vllm serve of a small generated model, its log and its answer.",
 }
 STATUSES: tuple[Status, ...] = ("pass", "fail", "not-run")
+
+
+def counted(checks: Sequence[Check]) -> dict[str, int]:
+    """Checks by status; an expected refusal is counted by itself."""
+    counts: dict[str, int] = {
+        s: sum(c.status == s and not c.refusal for c in checks) for s in STATUSES
+    }
+    return {**counts, "refused": sum(bool(check.refusal) for check in checks)}
+
+
+def _plain(check: Check) -> bool:
+    """Whether there is nothing to see in a check but that it passed."""
+    return check.status == "pass" and not check.refusal and not check.figures
 
 
 @dataclass(frozen=True)
@@ -48,9 +66,9 @@ class Level:
         return ABOUT.get(self.name, "")
 
     @property
-    def counts(self) -> dict[Status, int]:
-        """Checks by status."""
-        return {s: sum(check.status == s for check in self.checks) for s in STATUSES}
+    def counts(self) -> dict[str, int]:
+        """Checks by status, with expected refusals beside the passes."""
+        return counted(self.checks)
 
     @property
     def status(self) -> Status:
@@ -59,6 +77,16 @@ class Level:
         if counts["fail"]:
             return "fail"
         return "not-run" if counts["not-run"] or not self.checks else "pass"
+
+    @property
+    def open(self) -> list[Check]:
+        """The checks that are to be seen at once: all but plain passes."""
+        return [check for check in self.checks if not _plain(check)]
+
+    @property
+    def folded(self) -> list[Check]:
+        """The plain passes."""
+        return [check for check in self.checks if _plain(check)]
 
     def compared(self, check: Check) -> dict[str, float]:
         """Those figures that other checks have too, as percent of the largest of their name."""
@@ -70,8 +98,25 @@ class Level:
         return shares
 
 
-def render_html(report: Report, plan: Mapping[str, Any], require: Sequence[str] = ()) -> str:
-    """A page for people; everything from the target is escaped."""
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What vLLM selects for one kind of layer."""
+
+    kind: str
+    name: str
+    check: Check
+
+
+def render_html(
+    report: Report,
+    plan: Mapping[str, Any],
+    require: Sequence[str] = (),
+    made: datetime.datetime | None = None,
+) -> str:
+    """A page for people; everything from the target is escaped.
+
+    ``made`` is when that was: now, or ``SOURCE_DATE_EPOCH``.
+    """
     import jinja2
 
     environment = jinja2.Environment(
@@ -86,11 +131,18 @@ def render_html(report: Report, plan: Mapping[str, Any], require: Sequence[str] 
         version=__version__,
         report=report,
         plan=plan,
-        passed=report.passed(require),
+        made=made or _now(),
+        kernels=kernels_of(report),
+        run=run_lines(report, plan),
+        overlay=is_overlay(report, plan),
+        links=links_of(plan),
+        tag=tag_of(report.target),
+        words=lambda layer: layer_words(report, layer),
+        verdict=verdict_of(report, plan, require),
         required=list(require),
         failed=report.of("fail"),
         anchor=lambda check: f"check-{report.checks.index(check) + 1}",
-        counts={status: len(report.of(status)) for status in STATUSES},
+        counts=counted(report.checks),
         levels=levels_of(report),
         verdicts=verdicts_of(report.necessity),
         simulated=sorted({part for check in report.checks for part in check.simulated}),
@@ -101,6 +153,59 @@ def levels_of(report: Report) -> list[Level]:
     """Every level that there is, with or without checks."""
     names = dict.fromkeys([*LEVELS, *(check.level for check in report.checks)])
     return [Level(n, [check for check in report.checks if check.level == n]) for n in names]
+
+
+def _now() -> datetime.datetime:
+    named = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if named.isdigit():
+        return datetime.datetime.fromtimestamp(int(named), datetime.UTC)
+    return datetime.datetime.now(datetime.UTC)
+
+
+def kernels_of(report: Report) -> list[Kernel]:
+    """The kernel of each kind of layer, or why there is none."""
+    asked = [check for check in report.checks if check.level == "dispatch" and not check.moot]
+    return [
+        Kernel(
+            kind=KINDS.get(check.name, check.name),
+            name=kernel_of(check.seen) if check.status == "pass" and not check.refusal else "",
+            check=check,
+        )
+        for check in asked
+    ]
+
+
+def tag_of(target: str) -> str:
+    """The tag of an image in a registry or an engine; empty for what has none."""
+    kind, _, _ = target.partition(":")
+    name = target.partition("@")[0].rpartition("/")[2]
+    return "" if kind in ("oci", "pypi", "dir") else name.partition(":")[2]
+
+
+def is_overlay(report: Report, plan: Mapping[str, Any]) -> bool:
+    """Whether a target is the changed files alone, in a layout."""
+    return report.target.startswith("oci:") and plan.get("base", {}).get("kind") == "pypi"
+
+
+def run_lines(report: Report, plan: Mapping[str, Any]) -> list[str]:
+    """What starts the server: in a container where this is an image, else in its environment."""
+    image = report.target.removeprefix("docker://")
+    if is_overlay(report, plan):
+        image = name_of_both(plan)
+    if image.startswith(("oci:", "pypi:", "dir:")) or not report.digests:
+        return list(serve_lines(plan))
+    return [f"{RUN} {image} {line.removeprefix('vllm ')}" for line in serve_lines(plan)]
+
+
+def links_of(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Pages about what the image is made of: the release, and pull requests among the layers."""
+    vllm = plan["base"]["packages"].get("vllm", "")
+    found = {}
+    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)+(?:\.post[0-9]+|rc[0-9]+)?", vllm):
+        page = "https://github.com/vllm-project/vllm/releases/tag"
+        found[f"vLLM {vllm}"] = f"{page}/v{vllm}"
+    pulls = {pull["request"]: str(pull.get("url", "")) for pull in plan.get("pulls", ())}
+    return {**found, **{n: url for n, url in pulls.items() if url.startswith("https://")}}
 
 
 def verdicts_of(necessity: Sequence[Necessity] | None) -> dict[str, Necessity]:

@@ -6,17 +6,19 @@ Its files are read out of its layers; its vLLM is asked in the sandbox.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
 from builder.bases import BaseRequest
 from builder.bases.imagetree import env_of_config
 from builder.bases.remote import identify_opened, with_files
+from builder.registry.layout import LayoutDirectory
+from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs
 from builder.rootfs.image import open_image
 from builder.rootfs.tar import FILE
 from builder.verify.targets import Baked, Held, in_sandbox, open_overlay, target_of_image
+from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
     from builder.bases import OpenedImage
@@ -33,7 +35,12 @@ def open_layered(text: str, opening: Opening) -> VerifyTarget:
         RemoteError: it is not there, or is damaged.
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
-    return target_of_layers(open_image(text, opening.platform), text, opening)
+    image = open_image(text, opening.platform)
+    target = target_of_layers(image, text, opening)
+    if not text.startswith("oci:") or target.runs_as:
+        return target
+    layout = LayoutDirectory(layout_place(text)[0])
+    return dataclasses.replace(target, runs_as=layout.name_of(image.top.digest))
 
 
 def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
@@ -59,7 +66,7 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     labels = image.settings.get("Labels") or {}
     baked = Baked(
         plan=bake.read_plan(data, text) if data else None,
-        layers=json.loads(view.read(f"{bake.SHARE}/layers.json") or b"[]"),
+        layers=bake.read_layers(view.read(f"{bake.SHARE}/layers.json"), text),
         label=str(labels.get(bake.PLAN_LABEL, "")),
     )
     if baked.plan is not None and _stands_alone(baked.plan, view):
@@ -76,7 +83,9 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     asking = in_sandbox(packages)
     now = asking(base.tree, base.identity.env)
     held = Held(kind="layers", now=now, otherwise=asking, engine="oci")
-    return target_of_image(base, text, baked, opening, held)
+    target = target_of_image(base, text, baked, opening, held)
+    site = base.identity.site_packages
+    return dataclasses.replace(target, unrecorded=lambda: find_unrecorded(opened, site, base.tree))
 
 
 def _stands_alone(plan: dict[str, Any], view: Rootfs) -> bool:

@@ -26,7 +26,7 @@ from builder.runtime import IMAGE_VERIFIER
 from builder.verify import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from docker.models.containers import Container
 
@@ -52,6 +52,26 @@ class GpuOptions:
     #: a model of the caller's own: a folder, or a name in the cache of Hugging Face
     model: str | None = None
     serve_args: str = ""
+
+    def check(self, levels: Sequence[str]) -> None:
+        """Refuse what has no effect, before anything runs.
+
+        Raises:
+            UsageError: an option of a level that is not asked for, or evidence that is none.
+        """
+        given = {
+            "--bench": self.bench,
+            "--against": self.against,
+            "--model": self.model,
+            "--serve-args": self.serve_args,
+        }
+        for name, value in given.items():
+            if value and "serve" not in levels:
+                raise UsageError(
+                    f"{name} is for the level serve, which is not asked for",
+                    hint=f"--level {','.join([*levels, 'serve'])}",
+                )
+        self.evidence()
 
     def evidence(self) -> bytes | None:
         """The other evidence.
@@ -207,7 +227,9 @@ def run_beside(
 
 def check_on_gpu(target: VerifyTarget, level: str) -> Iterator[Check]:
     """The checks of one level, as the verifier gave them."""
-    command = device_data(target.plan, target.name)["command"]
+    here = target.name.startswith(("oci:", "pypi:", "dir:"))
+    name = target.runs_as or ("IMAGE" if here else target.name.removeprefix("docker://"))
+    command = device_data(target.plan, name)["command"]
     if target.on_gpu is None:
         reason = f"{target.cannot_use_gpu}; on the Spark: {command}"
         yield _not_run(level, reason)

@@ -81,6 +81,7 @@ class Parts:
             cannot_ask=asking.cannot_ask,
             compile=asking.compile,
             brought=(),
+            unrecorded=None,
             label=None,
         )
 

@@ -1,8 +1,8 @@
 """A managed Python environment in which a vLLM that is not installed can be asked.
 
-It holds a CPU build of torch and the few packages that vLLM's kernel selection imports; vLLM's and
-FlashInfer's own Python files come from the target, file by file.  One environment per set of
-versions, kept in the cache.
+It holds the few packages that vLLM's kernel selection imports, beside a torch that needs no CUDA
+(`builder.verify.torchfolder`); vLLM's and FlashInfer's own Python files come from the target, file
+by file.  One environment per set of versions, kept in the cache.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
@@ -22,19 +24,27 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
+from builder.beside import wait_for_beside
 from builder.console import console
-from builder.errors import SparkBuildError, UsageError
+from builder.errors import UsageError
 from builder.locks import locked
 from builder.paths import cache_dir, package_file
 from builder.room import Need, check_room
 from builder.runtime.spark_apply import canonical_json, sha256_hex
+from builder.verify.installer import (
+    SandboxUnavailable,
+    call,
+    environment_command,
+    install_command,
+)
+from builder.verify.torchfolder import torch_folder, torch_need, wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from builder.model import BuildPlan
     from builder.runtime.spark_apply import Tree
+    from builder.verify.torchfolder import Torch
 
 #: Top-level directories of site-packages whose Python files the probe may need.
 _PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "b12x")
@@ -48,30 +58,22 @@ _SKIP = (
 _SUFFIXES = (".py", ".json", ".toml", "/METADATA", "/RECORD", "/entry_points.txt")
 
 
-class SandboxUnavailable(SparkBuildError):
-    """The sandbox cannot be made here; the check that wanted it is not run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
     """What one range of vLLM releases needs besides itself."""
 
     name: str
     packages: tuple[str, ...]
-    torch: str
     needs_dsl: bool
     pretend_triton: bool
     megabytes: int
 
 
-#: The torch that every release from 0.17.0 to 0.33.0 has been asked with, whatever it pins itself:
-#: selection is host code, and one CPU build serves them all.
-TORCH = "2.13.0"
 #: A tree in the cache that was asked for in the last so many seconds is not removed.
 _IN_USE = 3600.0
-#: Download sizes in MB, for the announcement: torch's CPU build, and a CuTe DSL with its libraries.
-_TORCH_MEGABYTES, _DSL_MEGABYTES = 190, 160
-#: Bytes on disk for one that is downloaded: measured 1267 MB for 271 MB.
+#: Download size of a CuTe DSL with its libraries in MB, for the announcement.
+_DSL_MEGABYTES = 160
+#: Bytes on disk for one that is downloaded.
 _ON_DISK = 5
 
 
@@ -90,20 +92,21 @@ def requirements_for(vllm: str) -> Requirements:
     return Requirements(
         name="-".join(s["name"] for s in sets if s["name"].startswith("transformers")),
         packages=tuple(packages),
-        torch=os.environ.get("SPARK_BUILD_TORCH", TORCH),
         needs_dsl=needs_dsl,
         pretend_triton=any(s.get("pretend-triton", False) for s in sets),
-        megabytes=_TORCH_MEGABYTES + sum(s.get("megabytes", 0) for s in sets),
+        megabytes=sum(s.get("megabytes", 0) for s in sets),
     )
 
 
-def sandbox_needs(plan: BuildPlan) -> list[Need]:
+def sandbox_needs(packages: Mapping[str, str], tree: Tree) -> list[Need]:
     """What verification will write because there is no sandbox for this release yet."""
     try:
-        sandbox = Sandbox(requirements_for(plan.base.packages.get("vllm", "")))
+        sandbox = Sandbox(requirements_for(packages.get("vllm", "")))
     except (UsageError, InvalidVersion):
         return []
-    return [] if (sandbox.root / "complete").exists() else [sandbox.need]
+    made = (sandbox.root / "complete").exists()
+    torch = torch_need(wanted_torch(tree, packages))
+    return [*([] if made else [sandbox.need]), *([torch] if torch else [])]
 
 
 class Sandbox:
@@ -111,9 +114,8 @@ class Sandbox:
 
     def __init__(self, requirements: Requirements) -> None:
         self.requirements = requirements
-        key = sha256_hex(
-            canonical_json([sys.version_info[:2], requirements.torch, requirements.packages])
-        )
+        inputs = [platform.machine(), sys.version_info[:2], requirements.packages]
+        key = sha256_hex(canonical_json(inputs))
         self.root = cache_dir() / "sandbox" / f"{requirements.name}-{key[:12]}"
         self.python = self.root / "bin" / "python"
 
@@ -146,30 +148,11 @@ class Sandbox:
     def _make(self) -> None:
         need = self.requirements
         check_room([self.need])
-        console.say(
-            f"  making a sandbox for {need.name}: CPU torch {need.torch} and "
-            f"{len(need.packages)} packages, about {need.megabytes} MB to download, "
-            f"kept in {self.root}"
-        )
-        _call([sys.executable, "-m", "venv", str(self.root)])
-        self._refuse_cuda()
-        torch = ["--no-deps", *_torch_index(), f"torch=={need.torch}"]
-        _call([str(self.python), "-m", "pip", "install", "-q", *torch])
-        _call([str(self.python), "-m", "pip", "install", "-q", "--no-deps", *need.packages])
-
-    def _refuse_cuda(self) -> None:
-        """Never download a CUDA build of torch: gigabytes that no check here uses."""
-        command = [str(self.python), "-m", "pip", "install", "-q", "--dry-run", "--no-deps"]
-        command += ["--report", "-", *_torch_index(), f"torch=={self.requirements.torch}"]
-        report = json.loads(_call(command))
-        metadata = report["install"][0]["metadata"]
-        cuda = [r for r in metadata.get("requires_dist", []) if r.startswith(("nvidia-", "cuda-"))]
-        if cuda and "+cpu" not in metadata["version"]:
-            raise SandboxUnavailable(
-                f"the package index offers only a CUDA build of torch {self.requirements.torch} "
-                f"(it requires {cuda[0].split(' ')[0]})",
-                hint="export SPARK_BUILD_TORCH_INDEX=<an index with CPU builds of torch>",
-            )
+        console.detail(f"a sandbox for {need.name}, kept in {self.root}")
+        what = f"{len(need.packages)} packages, about {need.megabytes} MB"
+        with console.progress(f"making a sandbox: {what}"):
+            call(environment_command(self.root))
+            call(install_command(self.python, need.packages))
 
     def dsl(self, packages: Mapping[str, str]) -> Path:
         """This machine's build of the target's CuTe DSL, for releases whose selection imports it.
@@ -182,24 +165,48 @@ class Sandbox:
             for name, version in packages.items()
             if name.startswith("nvidia-cutlass-dsl")
         )
-        tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+        tag = f"{platform.machine()}-cp{sys.version_info[0]}{sys.version_info[1]}"
         folder = cache_dir() / "sandbox" / f"dsl-{tag}-{sha256_hex(canonical_json(wanted))[:12]}"
         with locked(str(folder)):
             if not folder.exists():
-                console.say(
-                    f"  installing {', '.join(wanted)} for this machine, up to "
-                    f"{_DSL_MEGABYTES} MB to download"
-                )
                 partial = folder.with_suffix(".part")
                 shutil.rmtree(partial, ignore_errors=True)
-                pip = [str(self.python), "-m", "pip", "install", "-q", "--no-deps"]
-                _call([*pip, "--target", str(partial), *wanted])
-                partial.rename(folder)
+                try:
+                    release = wanted[0].partition("==")[2] if wanted else ""
+                    title = f"installing the CuTe DSL {release}, up to {_DSL_MEGABYTES} MB"
+                    with console.progress(title):
+                        call(install_command(self.python, wanted, partial))
+                    partial.rename(folder)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
         return folder
 
     def ask(self, request: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
         """Run the dispatch probe in this environment."""
         return ask_probe(self.python, request, timeout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A sandbox, and the folders that a probe needs besides the target's own files."""
+
+    sandbox: Sandbox
+    torch: Torch
+    paths: tuple[Path, ...]
+
+
+def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) -> Made:
+    """Make what is not there yet: the environment, a torch, and the CuTe DSL where it is imported.
+
+    Raises:
+        SparkBuildError: a part of it cannot be had here.
+    """
+    wait_for_beside()  # which may be making the same
+    sandbox = Sandbox(requirements)
+    sandbox.prepare()
+    folder = torch_folder(torch)
+    dsl = (sandbox.dsl(packages),) if requirements.needs_dsl else ()
+    return Made(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 
 
 #: Runs a probe without what the interpreter finds below one directory.
@@ -241,36 +248,22 @@ def ask_probe(
 @cache
 def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
     """What a probe prints.  A sandbox's paths are named after what they hold, so the same request
-    has the same answer for as long as this process lives.
+    has the same answer for as long as this process lives.  What torch and the CuTe DSL leave in the
+    folder for temporary files goes away with it.
     """
-    keep = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
+    keep = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
     env = {name: os.environ[name] for name in keep if os.environ.get(name)}
     env["VLLM_NO_USAGE_STATS"] = "1"
-    answer = subprocess.run(
-        command,
-        input=request,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=env,
-        check=False,
-    )
-    return answer.stdout
-
-
-def _torch_index() -> list[str]:
-    named = os.environ.get("SPARK_BUILD_TORCH_INDEX")
-    return ["--index-url", named] if named else []
-
-
-def _call(command: list[str]) -> str:
-    console.detail(f"+ {' '.join(command)}")
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        tail = (answer.stderr or answer.stdout).strip().splitlines()[-3:]
-        raise SandboxUnavailable(
-            f"{command[0]} {' '.join(command[1:4])} ... failed: {' | '.join(tail)}",
-            hint="see --verbose; on Debian, apt-get install python3-venv",
+    own = tempfile.TemporaryDirectory(prefix="spark-build-probe-", ignore_cleanup_errors=True)
+    with own as env["TMPDIR"]:
+        answer = subprocess.run(
+            command,
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=env,
+            check=False,
         )
     return answer.stdout
 

@@ -125,7 +125,7 @@ def find_tool(name: str) -> Path:
             return found
     raise ToolMissing(
         f"{name} is not installed, so the machine code cannot be read",
-        hint="pip install 'spark-build[proof]'",
+        hint="pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",  # on Linux they are there
     )
 
 

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from builder.bake import SHARE
+from builder.console import counted
 from builder.model import digest_of
 from builder.runtime.spark_apply import (
     explained,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from builder.verify import VerifyTarget
+    from builder.verify.unrecorded import Unrecorded
 
 
 def check_static(target: VerifyTarget) -> Iterator[Check]:
@@ -46,6 +48,8 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     if receipts:
         yield _syntax(target, receipts)
     yield _record(target, receipts)
+    if target.unrecorded is not None:
+        yield _startup(target.unrecorded())
 
 
 def _plan(target: VerifyTarget, label: str) -> Check:
@@ -107,7 +111,7 @@ def _layer(
     count = len(receipt["files"])
     seen = f"{count} file{'s' if count != 1 else ''} as recorded"
     if wrong:
-        seen = f"{len(wrong)} files are something else, such as {wrong[0]}"
+        seen = f"{counted(len(wrong), 'file')} changed, such as {wrong[0]}"
     return Check(
         level="static",
         name=f"layer {name}",
@@ -156,7 +160,7 @@ def _syntax(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
         name="patched modules parse",
         status="fail" if broken else "pass",
         expected="every patched .py file is valid Python",
-        seen=broken[0] if broken else f"{len(paths)} files parse",
+        seen=broken[0] if broken else f"{counted(len(paths), 'file')} parsed",
         where=broken[0].split(":")[0] if broken else "",
     )
 
@@ -182,7 +186,7 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
         else:
             strange.append(path)
     strange += _unaccounted(target, receipts)
-    seen = f"{same} files as RECORD says, {other} explained by receipts"
+    seen = f"{counted(same, 'file')} as RECORD says, {other} explained by receipts"
     if strange:
         seen += f", {len(strange)} neither: {', '.join(strange[:3])}"
     return Check(
@@ -194,6 +198,34 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
         where=strange[0] if strange else "",
         reason="a file was changed by something else" if strange else "",
     )
+
+
+def _startup(found: Unrecorded) -> Check:
+    """What Python runs at every start came with a package, or with a layer of ours."""
+    others = (*found.of_base, *found.files)
+    said = []
+    if found.hooks:
+        said.append(f"{counted(len(found.hooks), 'hook')} recorded nowhere: {_few(found.hooks)}")
+    if found.of_base:
+        said.append(f"in the base already: {_few(found.of_base)}")
+    if found.files:
+        said.append(f"{counted(len(found.files), 'other file')} unrecorded: {_few(found.files)}")
+    return Check(
+        level="static",
+        name="startup hooks",
+        status="fail" if found.hooks else "pass",
+        expected="what Python runs when it starts is in a RECORD or a receipt",
+        seen="; ".join(said) or "every file is recorded",
+        where=found.hooks[0] if found.hooks else "",
+        reason="Python would run this at every start, and no package brought it"
+        if found.hooks
+        else "",
+        unrecorded=(*found.hooks, *others),
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _unaccounted(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> list[str]:

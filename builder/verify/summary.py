@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builder.verify.verdict import layer_words, verdict_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.verify import Check, Report, Status
     from builder.verify.necessity import Necessity
+    from builder.verify.verdict import Verdict
 
 #: Each status has a word of its own, so that it can be read without colour or pictures.
 _WORDS: dict[Status, str] = {"pass": "✅ pass", "fail": "❌ FAIL", "not-run": "⚪ not run"}
 
 
+_VERDICTS = {"proven": "passed", "not-proven": "**NOT PROVEN**", "failed": "**did not pass**"}
 _NECESSARY = {True: "**yes**", False: "no", "unknown": "unknown"}
 
 
 def render_summary(report: Report, plan: Mapping[str, Any], require: Sequence[str] = ()) -> str:
-    """One heading, one table of layers, one of checks; ends with a newline."""
-    verdict = "passed" if report.passed(require) else "**did not pass**"
-    counts = ", ".join(f"{len(report.of(s))} {w.split(' ', 1)[1]}" for s, w in _WORDS.items())
+    """The verdict first, then one table of layers, one of checks; ends with a newline."""
+    verdict = verdict_of(report, plan, require)
     vllm = plan["base"]["packages"].get("vllm", "?")
     lines = [
-        f"### {_cell(report.target)}: {verdict}",
+        f"### {_cell(report.target)}: {_VERDICTS[verdict.status]}",
         "",
-        f"vLLM {vllm} · plan `{report.plan_digest}` · {counts}",
+        f"**{_cell(verdict.sentence, 1000)}**",
+        "",
+        *(f"- {_cell(limit)}" for limit in verdict.limits),
+        *(f"- try: `{command}`" for command in verdict.todo),
+        "",
+        *_code(verdict),
+        f"vLLM {vllm} · plan `{report.plan_digest}` · {', '.join(report.counts())}",
         "",
         "| layer | state | why |",
         "|---|---|---|",
     ]
-    lines += [
-        f"| `{layer['name']}` | {layer['state']} | {_cell(layer['reason'])} |"
-        for layer in plan["layers"]
-    ]
+    for layer in plan["layers"]:
+        state, reason = layer_words(report, layer)
+        lines.append(f"| `{layer['name']}` | {state} | {_cell(reason)} |")
     if report.necessity is not None:
         lines += ["", "| layer | necessary | without it |", "|---|---|---|"]
         lines += [_verdict(verdict) for verdict in report.necessity]
@@ -45,11 +53,17 @@ def render_summary(report: Report, plan: Mapping[str, Any], require: Sequence[st
     return "\n".join(lines) + "\n"
 
 
+def _code(verdict: Verdict) -> list[str]:
+    """How to serve what is proven."""
+    return ["```sh", *verdict.serve, "```", ""] if verdict.status == "proven" else []
+
+
 def _row(check: Check) -> str:
-    seen = _cell(check.seen or check.reason)
+    seen = _cell(check.refusal or check.seen or check.reason)
     if check.status != "pass":
         seen = f"expected {_cell(check.expected)}; seen {seen}"
-    return f"| {_WORDS[check.status]} | {check.level} {_cell(check.name)} | {seen} |"
+    word = "⛔ expected refusal" if check.refusal else _WORDS[check.status]
+    return f"| {word} | {check.level} {_cell(check.name)} | {seen} |"
 
 
 def _verdict(verdict: Necessity) -> str:

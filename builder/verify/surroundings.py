@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.runtime import DISPATCH_PROBE
+from builder.runtime import CODEGEN_PROBE, DISPATCH_PROBE
 from builder.runtime.spark_apply import OverlayTree
 from builder.verify.codegen import PROBE, TIMEOUT
-from builder.verify.sandbox import SandboxUnavailable, ask_probe
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.sandbox import ask_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -192,7 +193,7 @@ def _sources(probe: str) -> list[tuple[str, str]]:
     """Module names and texts of a probe's files, the one that is run last."""
     from builder.paths import package_file
 
-    files = DISPATCH_PROBE if probe == DISPATCH else (probe,)
+    files = DISPATCH_PROBE if probe == DISPATCH else CODEGEN_PROBE
     return [(f.removesuffix(".py"), package_file("runtime", f).read_text("utf-8")) for f in files]
 
 

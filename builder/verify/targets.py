@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shlex
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import Base, BaseRequest, asks_engine, identify, no_facts, scheme_of
+from builder.bases import (
+    Base,
+    BaseRequest,
+    asks_engine,
+    identify,
+    no_facts,
+    scheme_of,
+)
+from builder.console import console
+from builder.engines.overlay import name_of_both
 from builder.errors import SparkBuildError, UsageError
+from builder.forms import refuse_other_form
 from builder.planner import make_plan
+from builder.registry.locations import layout_place
 from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
 from builder.verify import VerifyTarget, operators
 from builder.verify.codegen import python_compiler, sandbox_compiler
+from builder.verify.installer import SandboxUnavailable
 from builder.verify.ongpu import GpuOptions, run_beside
 from builder.verify.parts import Parts, of_backup, parts_of_image, without_layers
 from builder.verify.sandbox import (
-    Sandbox,
-    SandboxUnavailable,
     ask_probe,
     lay_out,
+    make,
     requirements_for,
 )
 from builder.verify.surroundings import Asking, beside_its_python
+from builder.verify.torchfolder import wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +47,7 @@ if TYPE_CHECKING:
     from builder.index import PackageIndex
     from builder.model import BuildPlan
     from builder.runtime.spark_apply import Tree
+    from builder.verify.sandbox import Made
     from builder.wheels import IndexSources
 
 
@@ -56,9 +69,10 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     Raises:
         UsageError: the reference is malformed, or says nothing about which layers to expect.
     """
+    refuse_other_form(text)
     scheme, rest = scheme_of(text)
-    if scheme == "oci" and _is_overlay(Path(rest)):
-        return open_layout(Path(rest), opening)
+    if scheme == "oci" and _is_overlay(text):
+        return open_layout(text, opening)
     if scheme == "docker" and asks_engine(text, "auto"):
         from builder.verify.container import open_engine_image
 
@@ -74,7 +88,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
         if opening.selection is None:
             raise UsageError(
                 f"{text} does not say which layers it should have",
-                hint=f"spark-build verify {text} --layers b12x-full",
+                hint=f"spark-build verify {shlex.quote(text)} --layers b12x-full",
             )
         plan = make_plan(base, opening.selection, opening.sources)
         opened = target_of_plan(plan, base, text, patched=False)
@@ -160,49 +174,71 @@ def _ask_of(tree: Tree, base: Base) -> tuple[Any, str]:
     return sandbox_asker(tree, dict(base.identity.packages))
 
 
-def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[Any, str]:
-    """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
-    current = {**packages, **versions(tree)}
+class InSandbox:
+    """Asks the vLLM of a tree in a sandbox, which is made when it is first asked."""
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:  # made when it is first asked: the other levels need no download
-            requirements = requirements_for(packages["vllm"])
-            sandbox = Sandbox(requirements)
-            sandbox.prepare()
-            extra = [str(sandbox.dsl(current))] if requirements.needs_dsl else []
-            release = packages["vllm"]
+    def __init__(self, tree: Tree, packages: Mapping[str, str]) -> None:
+        self._tree = tree
+        self._packages = {**packages, **versions(tree)}
+
+    def maker(self) -> Callable[[], Made]:
+        """What makes the sandbox.  It reads nothing of the tree: another thread may run it.
+
+        Raises:
+            UsageError: none is known for this release.
+        """
+        requirements = requirements_for(self._packages["vllm"])
+        return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
+
+    def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            make_it = self.maker()
+            folder = lay_out(self._tree)  # while it may still be made beside this
+            made = make_it()
+            release = self._packages["vllm"]
             real = operators.operators(release) if operators.wanted(release) else {}
         except SparkBuildError as error:
             hint = f"; try: {error.hint}" if error.hint else ""
             raise SandboxUnavailable(f"{error}{hint}") from None
-        folder = lay_out(tree)
-        has_cubin = "flashinfer-cubin" in current
         full = {
             **request,
             **real,
-            "paths": [str(folder), *extra],
-            "pretend_nvcc": not has_cubin,
-            "pretend_triton": requirements.pretend_triton,
+            "paths": [str(folder), *map(str, made.paths)],
+            "pretend_nvcc": "flashinfer-cubin" not in self._packages,
+            "pretend_triton": made.sandbox.requirements.pretend_triton,
         }
-        result = sandbox.ask(full)
-        result.setdefault("simulated", []).insert(
-            0, f"torch {requirements.torch} (CPU build) and this machine's Python, in a sandbox"
-        )
+        result = made.sandbox.ask(full)
+        result.setdefault("simulated", []).insert(0, made.torch.what)
         return result
 
-    return ask, ""
+
+def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[InSandbox | None, str]:
+    """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
+    return InSandbox(tree, packages), ""
 
 
-def _is_overlay(layout: Path) -> bool:
-    """Whether this may be an overlay: a layout of one image, which stands on no other image."""
+def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], Made] | None:
+    """What makes the sandbox that an image will be asked in, before it is built; None for none."""
+    patched = OverlayTree(tree)
+    patched.update(plan.changes)
+    ask, _ = sandbox_asker(patched, dict(plan.base.packages))
+    try:
+        return ask.maker() if ask else None
+    except SparkBuildError:  # which the level itself will say
+        return None
+
+
+def _is_overlay(text: str) -> bool:
+    """Whether this may be an overlay: an image in a layout, which stands on no other image."""
     from builder.engines.overlay import labels_of_layout
 
+    layout, name = layout_place(text)
     if not layout.is_dir():
         return False
-    return str(labels_of_layout(layout).get(bake.BASE_LABEL)).startswith("pypi:")
+    return str(labels_of_layout(layout, name).get(bake.BASE_LABEL)).startswith("pypi:")
 
 
-def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
+def open_layout(text: str, opening: Opening) -> VerifyTarget:
     """An overlay layout laid over the released wheels that its plan names.
 
     Raises:
@@ -210,10 +246,11 @@ def open_layout(layout: Path, opening: Opening) -> VerifyTarget:
     """
     from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
 
-    plan, files, env = read_layout(layout)
-    label = labels_of_layout(layout).get(bake.PLAN_LABEL, "")
-    opened = open_overlay(f"oci:{layout}", plan, files, env, opening, label)
-    return dataclasses.replace(opened, digests=(layout_digest(layout),))
+    layout, name = layout_place(text)
+    plan, files, env = read_layout(layout, name)
+    label = labels_of_layout(layout, name).get(bake.PLAN_LABEL, "")
+    opened = open_overlay(text, plan, files, env, opening, label)
+    return dataclasses.replace(opened, digests=(layout_digest(layout, name),))
 
 
 def open_overlay(
@@ -255,12 +292,15 @@ def open_overlay(
         opened = target_of_plan(judged_plan, judged, name, patched=False)
         return dataclasses.replace(opened, parts=lambda: parts)
     ask, why = sandbox_asker(overlay, plan["base"]["packages"])
+    console.say(f"  {name} is an overlay: it is checked on the files of {plan['base']['ref']}")
     return VerifyTarget(
         name=name,
         kind="oci",
+        runs_as=name_of_both(plan),
+        cannot_use_gpu="an overlay is no image that runs; its Dockerfile makes one",
         brought=tuple(files),
         plan=plan,
-        layers=json.loads(files[f"{bake.SHARE}/layers.json"] or b"[]"),
+        layers=bake.read_layers(files.get(f"{bake.SHARE}/layers.json"), name),
         tree=overlay,
         env=env,
         ask=ask,
@@ -325,7 +365,7 @@ def target_of_image(
         elif plan is None:
             raise UsageError(
                 f"image {name} carries no spark-build plan, so nothing says what it should be",
-                hint=f"spark-build verify {name} --layers b12x-full",
+                hint=f"spark-build verify {shlex.quote(name)} --layers b12x-full",
             )
     except BaseException:
         base.close()

@@ -128,7 +128,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def nearest_place(text: str, old: str) -> str:
-    """Where most lines of ``old`` stand in ``text``, and the first that differs there, or ''."""
+    """Where most lines of ``old`` stand in ``text``: the first that differs there, or ''."""
     lines = [line.strip() for line in text.splitlines()]
     wanted = [line.strip() for line in old.strip("\n").splitlines()]
     best, score = 0, 0.0
@@ -141,8 +141,7 @@ def nearest_place(text: str, old: str) -> str:
         return ""
     for number, (found, line) in enumerate(zip(lines[best:], wanted, strict=False), best + 1):
         if found != line:
-            nearest = f"{first_line(old)!r} not found; nearest is line {number}: {found}"
-            return nearest if line == first_line(old) else f"{nearest} (expected {line})"
+            return f"{line!r} not found; nearest is line {number}: {found}"
     return ""
 
 
@@ -2799,7 +2798,7 @@ def _main_apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Pa
         raise ApplyError(
             f"{bundle['name']} needs {wanted}, this is vllm {packages.get('vllm')}: "
             f"{bundle['needs_reason']}",
-            EXIT_NOTHING,
+            EXIT_USAGE,
         )
     outcomes = apply_layers(root, layers, sources, Target.here(), report)
     for name, value in env_of(DirTree(root)).items():

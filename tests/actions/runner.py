@@ -24,6 +24,7 @@ ACTION = ROOT / "action.yml"
 _TOKEN = re.compile(
     r"\s*(?P<text>'(?:[^']|'')*')|\s*(?P<sign>==|!=|&&|\|\||!|\(|\))|\s*(?P<name>[A-Za-z_][\w.-]*)"
 )
+_STATUS = ("always", "cancelled", "failure", "success")
 _SIGNS = {"&&": " and ", "||": " or ", "!": " not "}
 
 
@@ -34,7 +35,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def evaluate(expression: str, contexts: dict[str, Any]) -> Any:
-    """An expression without its braces: comparisons, and/or/not, dotted names, two functions."""
+    """An expression without its braces: comparisons, and/or/not, dotted names, some functions."""
     words, names, position = [], [], 0
     expression = expression.strip()
     while position < len(expression):
@@ -46,13 +47,27 @@ def evaluate(expression: str, contexts: dict[str, Any]) -> Any:
             words.append(repr(found["text"][1:-1].replace("''", "'")))
         elif found["sign"]:
             words.append(_SIGNS.get(found["sign"], found["sign"]))
-        elif found["name"] in ("fromJSON", "always"):
+        elif found["name"] in ("fromJSON", *_STATUS):
             words.append(found["name"])
         else:
             names.append(_lookup(found["name"], contexts))
             words.append(f"names[{len(names) - 1}]")
-    known = {"names": names, "fromJSON": yaml.safe_load, "always": lambda: True}
-    return eval(" ".join(words), {"__builtins__": {}}, known)
+    failed = bool(contexts.get("failed"))
+    status = {"always": True, "cancelled": False, "failure": failed, "success": not failed}
+    known = {name: (lambda value=value: value) for name, value in status.items()}
+    return eval(
+        " ".join(words),
+        {"__builtins__": {}},
+        {**known, "names": names, "fromJSON": yaml.safe_load},
+    )
+
+
+def applies(condition: object, contexts: dict[str, Any]) -> bool:
+    """Whether a job or step runs; without a status function, only where nothing has failed."""
+    text = str(condition)
+    if not any(f"{name}()" in text for name in _STATUS) and contexts.get("failed"):
+        return False
+    return bool(evaluate(text, contexts))
 
 
 def _lookup(name: str, contexts: dict[str, Any]) -> Any:
@@ -137,12 +152,20 @@ class Machine:
         document = load(workflow)
         job = document["jobs"][name]
         known = {**self.contexts, **contexts}
-        if not evaluate(str(job.get("if", "true")), known):
+        known["failed"] = any(
+            need.get("result", "success") != "success" for need in known["needs"].values()
+        )
+        if not applies(job.get("if", "true"), known):
             return None
         env = {**document.get("env", {}), **job.get("env", {}), **self.env}
-        known["steps"], known["env"] = {}, env
+        known["steps"], known["env"], known["failed"] = {}, env, None
         for number, step in enumerate(job["steps"]):
-            self._step((workflow.name, name, str(number)), step, known, env)
+            try:
+                self._step((workflow.name, name, str(number)), step, known, env)
+            except StepFailed as error:
+                known["failed"] = known["failed"] or error
+        if known["failed"]:
+            raise known["failed"]
         return {key: fill(value, known) for key, value in job.get("outputs", {}).items()}
 
     def _step(
@@ -152,7 +175,7 @@ class Machine:
         contexts: dict[str, Any],
         env: dict[str, str],
     ) -> None:
-        if not evaluate(str(step.get("if", "true")), contexts):
+        if not applies(step.get("if", "true"), contexts):
             return
         extra = {k: str(fill(v, contexts)) for k, v in step.get("env", {}).items()}
         outputs: dict[str, Any]
@@ -195,10 +218,16 @@ class Machine:
             assert given == {"persist-credentials": False}
             self.checkout()
         elif action == "actions/upload-artifact":
-            shutil.copytree(given["path"], self.home / "artifacts" / given["name"])
+            kept = self.home / "artifacts" / given["name"]
+            if given.get("overwrite"):
+                shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(given["path"], kept)
         elif action == "actions/download-artifact":
+            kept = self.home / "artifacts" / given["name"]
+            if not kept.is_dir():
+                raise StepFailed(("uses", action, given["name"]), 1, "", "Artifact not found")
             shutil.rmtree(given["path"], ignore_errors=True)
-            shutil.copytree(self.home / "artifacts" / given["name"], given["path"])
+            shutil.copytree(kept, given["path"])
         elif action == "./":
             return self.composite(given, contexts, env)
         else:

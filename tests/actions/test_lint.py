@@ -89,6 +89,24 @@ def test_foreign_actions_are_pinned_by_commit_and_say_their_version() -> None:
         assert re.fullmatch(r" # v\d+\.\d+\.\d+", rest), f"{name}{rest}"
 
 
+#: The majors that run on Node.js 24: runners take those of Node.js 20 away.
+MAJORS = {"checkout": 7, "upload-artifact": 7, "download-artifact": 8}
+
+
+def test_standard_actions_are_current() -> None:
+    for name, rest in uses():
+        found = re.match(r"actions/([\w-]+)@.* # v(\d+)", name + rest)
+        assert name == "./" or (found and int(found[2]) >= MAJORS[found[1]]), name + rest
+
+
+def test_containers_are_pinned_by_digest() -> None:
+    jobs = [job for path in WORKFLOWS for job in load(path)["jobs"].values()]
+    images = [job["container"]["image"] for job in jobs if "container" in job]
+    assert images
+    for image in images:
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_permissions_are_named_by_each_job(path: Path) -> None:
     document = load(path)
@@ -96,6 +114,8 @@ def test_permissions_are_named_by_each_job(path: Path) -> None:
     for job in document["jobs"].values():
         assert job["permissions"]["contents"] == "read"
         assert job["timeout-minutes"] <= 360
+        signs = any("spark-build sign" in step.get("run", "") for step in job["steps"])
+        assert signs == bool({"id-token", "attestations"} & set(job["permissions"]))
 
 
 def writers() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -106,6 +126,7 @@ def writers() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_only_jobs_that_push_may_write_and_only_from_main() -> None:
+    """Nothing else is granted, so no `id-token` and no `attestations`: no job signs."""
     assert {name for name, _ in writers()} == {"images publish", "images docker"}
     for _, job in writers():
         assert job["permissions"] == {"contents": "read", "packages": "write"}

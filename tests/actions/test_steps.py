@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +16,11 @@ import requests
 from tests.actions.runner import ACTION, ROOT, WORKFLOWS, Machine, StepFailed, run_steps
 from tests.engine.cache import MachineError
 from tests.engine.machine import Registry, ensure_engine
+from tests.registry import overlays
+from tests.unit.fakes import REPLACE, layer_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 IMAGES = ROOT / ".github" / "workflows" / "images.yml"
 #: Steps that other tests are: the first is this very test run, the others need a Docker Engine.
@@ -70,16 +76,132 @@ def built(machine: Machine, listed: dict[str, Any], entry: dict[str, str]) -> Pa
     return machine.home / "artifacts" / entry["name"]
 
 
+@dataclass(frozen=True)
+class Small:
+    """A machine with a small image in a registry and two layers: one fits the image, one does not.
+
+    What those leave unproven is not required: there is no vLLM in it that could select anything.
+    """
+
+    machine: Machine
+    base: str
+    digests: frozenset[str]
+
+    def entry(self, profile: str) -> dict[str, str]:
+        tags = f"1-{profile} {profile}"
+        return {"name": f"{profile}-v1", "profile": profile, "base": self.base, "tags": tags}
+
+    def build(self, profile: str, **given: str) -> Path:
+        """The action alone, then what the build job does with its folder."""
+        entry = self.entry(profile)
+        words = {"layers": profile, "base": self.base, "require": "static,imports", **given}
+        contexts = {"matrix": entry, "steps": {}, **self.machine.contexts}
+        folder = Path(self.machine.composite(words, contexts, self.machine.env)["folder"])
+        kept = self.machine.home / "artifacts" / entry["name"]
+        shutil.rmtree(kept, ignore_errors=True)
+        return Path(shutil.copytree(folder, kept))
+
+    def of_the_base(self, kept: Path) -> set[str]:
+        """The base's blobs among what was kept."""
+        return {blob.name for blob in kept.glob("image/blobs/sha256/*")} & self.digests
+
+
 @pytest.fixture(scope="module")
-def published(
-    machine: Machine, built: Path, registry: Registry, listed: dict[str, Any], entry: dict[str, str]
-) -> str:
-    """The publish job, to a registry of our own."""
-    assert built.is_dir()
-    machine.env["REGISTRY"] = registry.address
-    contexts = {"matrix": entry, "needs": {"list": {"outputs": listed}}}
-    assert machine.job(IMAGES, "publish", **contexts) is not None
+def small(
+    machine: Machine,
+    listed: dict[str, Any],
+    registry: Registry,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Small:
+    assert listed, "that job has checked out"
+    folder = tmp_path_factory.mktemp("small")
+    name = overlays.put_base(folder / "base", f"{registry.address}/small/vllm:v1")
+    for layer, old in (("fits", "cutlass"), ("drifts", "another")):
+        file = folder / "layers" / layer / "layer.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(layer_text(REPLACE.replace("cutlass", old)))
+    machine.env |= {"SPARK_BUILD_PATCHES": str(folder / "layers"), "REGISTRY": registry.address}
+    blobs = (folder / "base" / "blobs" / "sha256").iterdir()
+    return Small(machine, f"docker://{name}", frozenset(blob.name for blob in blobs))
+
+
+@pytest.fixture(scope="module")
+def published(small: Small, registry: Registry, listed: dict[str, Any]) -> str:
+    """The publish job of an image that passed, where another one failed."""
+    small.build("fits")
+    needs = {"list": {"outputs": listed}, "build": {"result": "failure"}}
+    assert small.machine.job(IMAGES, "publish", matrix=small.entry("fits"), needs=needs) is not None
     return f"{registry.url}/v2/somebody/spark-build"
+
+
+def test_the_base_stays_in_its_registry(small: Small) -> None:
+    """The blobs of a released image are larger than a runner's disk, and than an artifact."""
+    kept = small.build("fits")
+    assert (kept / "evidence.json").is_file()
+    assert not small.of_the_base(kept)
+
+
+def test_a_locked_base_stays_in_its_registry(small: Small) -> None:
+    lock = small.machine.workspace / "spark-build.lock"
+    venv = str(small.machine.home / "temp" / "spark-build-venv")
+    command = ["python3", "builder/bootstrap.py", "lock", "--platform", "linux/arm64"]
+    command += ["--layers", "fits", "--base", small.base]
+    env = {**os.environ, **small.machine.env, "SPARK_BUILD_VENV": venv}
+    subprocess.run(command, cwd=small.machine.workspace, env=env, check=True)
+    try:
+        assert not small.of_the_base(small.build("fits", base="", locked="true"))
+    finally:
+        lock.unlink()
+
+
+def test_what_failed_is_kept_and_not_published(small: Small, listed: dict[str, Any]) -> None:
+    needs: dict[str, Any] = {"list": {"outputs": listed}}
+    with pytest.raises(StepFailed, match="drift"):
+        small.machine.job(IMAGES, "build", matrix=small.entry("drifts"), needs=needs)
+    artifacts = small.machine.home / "artifacts"
+    assert (artifacts / "drifts-v1-failed" / "image.json").is_file(), "for whoever looks"
+    needs["build"] = {"result": "failure"}
+    with pytest.raises(StepFailed, match="Artifact not found"):
+        small.machine.job(IMAGES, "publish", matrix=small.entry("drifts"), needs=needs)
+
+
+def test_nothing_is_published_where_nothing_was_built(
+    machine: Machine, entry: dict[str, str]
+) -> None:
+    """An empty list of images is no matrix for the job that would publish them."""
+    needs = {"list": {"outputs": {"thin": "[]"}}, "build": {"result": "skipped"}}
+    assert machine.job(IMAGES, "publish", matrix=entry, needs=needs) is None
+
+
+def test_a_checkout_of_another_owner(machine: Machine, tmp_path: Path) -> None:
+    """As in a container job: the checkout is the runner's user's, and the job runs as root.
+
+    The test run itself is replaced by what in it meets git.
+    """
+    machine.checkout()
+    there = tmp_path / "checkout"
+    shutil.copytree(machine.workspace, there)
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-q", "-m", "one")):
+        subprocess.run(["git", *words], cwd=there, check=True)
+    (there / "builder" / "bootstrap.py").write_text(
+        "import subprocess\nsubprocess.run(['git', 'ls-files', '--error-unmatch', 'action.yml'],"
+        " check=True)\n"
+    )
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    if os.geteuid() == 0:
+        for path in (there, *there.rglob("*")):
+            os.chown(path, 4242, 4242, follow_symlinks=False)
+    else:
+        env["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # git's own, for its own tests
+    alone = subprocess.run(
+        ["git", "ls-files"], cwd=there, env=env, capture_output=True, text=True, check=False
+    )
+    assert "dubious ownership" in alone.stderr
+    done = subprocess.run(
+        [".ci/run"], cwd=there, env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "action.yml\n"), done.stderr
 
 
 def test_list_is_every_profile_on_every_base(listed: dict[str, Any]) -> None:
@@ -87,6 +209,14 @@ def test_list_is_every_profile_on_every_base(listed: dict[str, Any]) -> None:
     rows = json.loads(listed["thin"])
     assert len(rows) == len(wanted["profiles"]) * len(wanted["bases"])
     assert len({row["name"] for row in rows}) == len(rows)
+
+
+def test_no_two_images_move_the_same_tag(listed: dict[str, Any]) -> None:
+    rows = json.loads(listed["thin"])
+    tags = {tag: row["base"] for row in rows for tag in row["tags"].split()}
+    assert len(tags) == sum(len(row["tags"].split()) for row in rows)
+    assert tags["0.22.1-marlin"] == "docker://vllm/vllm-openai:v0.22.1"
+    assert tags["marlin"] == rows[-1]["base"], "the newest"
 
 
 def test_a_filter_that_matches_nothing_fails(tmp_path: Path) -> None:
@@ -103,6 +233,7 @@ def test_build_leaves_image_and_evidence(built: Path, machine: Machine) -> None:
     assert (built / "image" / "index.json").is_file()
     assert "<html" in (built / "evidence.html").read_text()
     assert "Using MarlinNvFp4LinearKernel" in machine.summary
+    assert "Proven without hardware: NVFP4 linear and MoE use Marlin" in machine.summary
 
 
 def test_a_build_that_fails_verification_fails_the_job(
@@ -115,15 +246,18 @@ def test_a_build_that_fails_verification_fails_the_job(
     with pytest.raises(StepFailed) as failed:
         machine.composite(given, contexts, {})
     assert failed.value.code == 5
+    assert "::error title=spark-build::NOT PROVEN: that the kernels run on" in failed.value.out
+    assert "**NOT PROVEN**" in machine.summary
 
 
 @pytest.mark.parametrize(
     ("given", "code", "said"),
     [
         ({"locked": "true"}, 9, "--locked, and there is no spark-build.lock"),
+        ({"to": "ghcr.io/somebody/image"}, 2, "become an overlay, not an image"),
         ({"with-pr": "vllm-project/vllm#1@0123abc\n  not-a-pull"}, 2, "not-a-pull"),
     ],
-    ids=["locked", "with-pr"],
+    ids=["locked", "overlay", "with-pr"],
 )
 def test_what_the_action_is_given_arrives(
     machine: Machine, entry: dict[str, str], given: dict[str, str], code: int, said: str
@@ -135,11 +269,13 @@ def test_what_the_action_is_given_arrives(
     assert said in failed.value.out + failed.value.err
 
 
-def test_publish_tags_the_image(published: str, machine: Machine, entry: dict[str, str]) -> None:
+def test_what_passed_is_published_though_another_image_failed(
+    published: str, machine: Machine
+) -> None:
     tags = requests.get(f"{published}/tags/list", timeout=10).json()["tags"]
-    image = json.loads((machine.home / "artifacts" / entry["name"] / "image.json").read_text())
+    image = json.loads((machine.home / "artifacts" / "fits-v1" / "image.json").read_text())
     plan = image["plan_digest"].removeprefix("sha256:")[:12]
-    assert {f"0.20.1-marlin-{plan}", "marlin"} <= set(tags)
+    assert {f"0.20.1-fits-{plan}", "1-fits", "fits"} <= set(tags)
     assert "Published `" in machine.summary
     assert "a-secret-of-the-test" not in machine.summary
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LONG = "registry.example.org/some/quite-long-namespace/vllm-openai-b12x-full:v0.20.1-8f2c1d9e77aa"
 MARKUP = "<script>document.title = 'hacked'</script><img src=x onerror='console.error(1)'>"
+REFUSAL = "W4A16 MoE models will not start with this profile:"
 OMMA = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"
 WIDTHS = (320, 390, 768, 1280)
 SCHEMES = ("light", "dark")
@@ -39,6 +40,7 @@ CHECKS = [
     check("imports", f"names used by {'a_long_name_without_a_break' * 4}.py"),
     check("dispatch", "nvfp4-linear", "fail", seen=MARKUP, simulated=("the device", MARKUP)),
     check("dispatch", "nvfp4-moe", expected=f"Using {['LONG_BACKEND_NAME'] * 12}"),
+    check("dispatch", "w4a16-moe", seen=f"refused: {MARKUP}", refusal=f"{REFUSAL} {MARKUP}"),
     check("codegen", "GEMM", figures={OMMA: 128}),
     check("codegen", "MoE", figures={OMMA: 192, "QMMA": 0}),
     check("codegen", "gate", "not-run"),
@@ -103,8 +105,10 @@ def show(browser: Chromium, file: Path) -> Iterator[Show]:
     """Opens the page, or another; tabs are closed at the end."""
     opened: list[Page] = []
 
-    def shown(width: int = 1280, path: Path = file, **how: Any) -> Page:
+    def shown(width: int = 1280, path: Path = file, *, folded: bool = False, **how: Any) -> Page:
         opened.append(browser.open(path, width=width, **how))
+        if not folded:
+            opened[-1].evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         return opened[-1]
 
     yield shown
@@ -124,14 +128,53 @@ def texts(page: Page, selector: str) -> list[str]:
 
 
 def test_every_check_is_there_with_its_evidence(show: Show) -> None:
-    shown = texts(show(), ".check")
-    assert len(shown) == len(CHECKS)
-    for one, text in zip(CHECKS, shown, strict=True):
+    page = show()
+    assert len(texts(page, ".check")) == len(CHECKS)
+    words = {"pass": "✓ pass", "fail": "✕ FAIL", "not-run": "○ not run"}
+    for number, one in enumerate(CHECKS, 1):
+        (text,) = texts(page, f"#check-{number}")
         for part in (one.name, one.expected, one.seen, one.reason):
             assert " ".join(part.split()) in text
-    words = {"pass": "✓ pass", "fail": "✕ FAIL", "not-run": "○ not run"}
-    for one, text in zip(CHECKS, shown, strict=True):
-        assert ("– nothing to check" if one.moot else words[one.status]) in text
+        word = "– nothing to check" if one.moot else words[one.status]
+        assert ("⊘ expected refusal" if one.refusal else word) in text
+
+
+def test_plain_passes_are_folded_and_the_rest_is_seen(show: Show) -> None:
+    page = show(folded=True)
+    for number, one in enumerate(CHECKS, 1):
+        seen = page.evaluate(f"document.querySelector('#check-{number}').checkVisibility()")
+        assert seen is (one.status != "pass" or bool(one.refusal or one.figures))
+    assert texts(page, "summary") == [
+        "1 check passed", "1 check passed", "1 check passed", "1 check passed"
+    ]  # fmt: skip
+
+
+def test_what_a_reader_came_for_is_first(show: Show) -> None:
+    """The verdict, the kernels, the limits, and how to run it; all before any check."""
+    page = show(390)
+    order = page.evaluate("Array.from(document.querySelectorAll('h1, h2')).map(e => e.innerText)")
+    assert order[1:4] == ["Kernels that vLLM selects on SM121", "Limits", "Run it"]
+    (kernels, limits, run) = (
+        texts(page, f"section:has(#{n})")[0] for n in ("kernels", "limits", "run")
+    )
+    assert "NVFP4 linear ✕ FAIL" in kernels
+    assert "W4A16 NVFP4 MoE ⊘ expected refusal" in kernels
+    assert REFUSAL in limits
+    assert f"{LONG} serve MODEL --linear-backend flashinfer_b12x --moe-backend" in run
+    assert "VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x" in run
+
+
+def test_a_digest_or_a_command_is_taken_with_one_click(show: Show) -> None:
+    page = show(390)
+    for text in (f"sha256:{'2' * 64}", f"{LONG} serve MODEL"):
+        taken = page.evaluate(
+            f"(() => {{ const e = Array.from(document.querySelectorAll('.pick')).find("
+            f"e => e.innerText.includes({text!r}));"
+            "getSelection().selectAllChildren(e); return getSelection().toString()"
+            " + '|' + getComputedStyle(e).userSelect })()"
+        )
+        assert taken.endswith("|all")
+        assert text in taken
 
 
 def test_every_level_is_there_asked_for_or_not(show: Show) -> None:
@@ -174,7 +217,7 @@ def test_what_failed_is_named_at_the_top_and_can_be_reached(show: Show) -> None:
     for link, one in zip(links, failed, strict=True):
         assert page.evaluate(f"document.querySelector({link!r}).dataset.name") == one.name
     assert "NOT verified" in texts(page, "header")[0]
-    assert "2 failed · 3 not run · 7 passed" in texts(page, "header")[0]
+    assert "2 failed · 3 not run · 1 refused as expected · 7 passed" in texts(page, "header")[0]
 
 
 def test_figures_are_drawn_against_those_of_their_name(show: Show) -> None:
@@ -262,10 +305,11 @@ def test_what_is_too_wide_is_noticed(show: Show, file: Path, tmp_path: Path) -> 
 
 
 def test_it_can_be_printed(show: Show) -> None:
-    page = show(800, media="print")
+    page = show(800, folded=True, media="print")
     assert too_wide(page) == []
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert len(texts(page, ".check")) == len(CHECKS)
+    for number in range(1, len(CHECKS) + 1):
+        assert texts(page, f"#check-{number}")[0], "paper has nothing to unfold"
     assert page.pdf().startswith(b"%PDF")
 
 
@@ -273,7 +317,7 @@ def test_it_can_be_printed(show: Show) -> None:
 
 #: Form of a mark and of the edge beside it, and luminance (0 to 1) of what it is filled with.
 LOOKS = """
-Array.from(document.querySelectorAll('.check:not(:has(.mark.off))')).map(e => {
+Array.from(document.querySelectorAll('.check:not(:has(.mark.off, .mark.limit))')).map(e => {
   const channel = v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 };
   const parts = c => c.match(/[\\d.]+/g).map(Number);
   const light = c => { const [r, g, b] = parts(c);
@@ -296,7 +340,7 @@ def looks(page: Page) -> dict[str, dict[str, Any]]:
         known = found.setdefault(look["status"], look)
         assert {**look, "contrast": 0, "fill": 0} == {**known, "contrast": 0, "fill": 0}
     assert set(found) == {"pass", "fail", "not-run"}
-    return found
+    return {status: found[status] for status in ("pass", "fail", "not-run")}
 
 
 def alike(found: dict[str, dict[str, Any]]) -> list[str]:

@@ -3,14 +3,13 @@
 No registry with the official images can be reached from a bare machine, so a base is made that
 has what matters of them: the same files of vLLM, FlashInfer and the CuTe DSL at the same kind of
 path, as pip leaves them (bytecode and a true RECORD included), and the same entry point. What
-differs is torch, which is a CPU build, so that no gigabytes of CUDA packages are needed.
+differs is torch: the release's own, with stand-ins for CUDA's libraries, which are gigabytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from builder.verify.torchfolder import torch_folder
 
 from . import cache, debs, ocilayout
 from .cache import MachineError, call, megabytes, say
@@ -48,11 +49,11 @@ CONFIG: dict[str, Any] = {
     ],
     "Entrypoint": ["vllm", "serve"],
     "WorkingDir": "/",
-    "Labels": {"org.opencontainers.image.title": "vLLM on CPU torch, for tests of spark-build"},
+    "Labels": {"org.opencontainers.image.title": "vLLM without CUDA, for tests of spark-build"},
 }
 NEVER_IMPORTED = r"/(tests?|testing)/|/transformers/models/"
 # Bump when the code below makes something else of the same inputs.
-RECIPE = "2"
+RECIPE = "3"
 # pip writes its own interpreter into console scripts: let that be the image's, so that the
 # hashes that it records are true.
 PIP = (
@@ -81,7 +82,6 @@ def base_layout(mmdebstrap: Path) -> Path:
 
 def _make_layout(mmdebstrap: Path, layout: Path) -> None:
     _refuse_unfit_python()
-    _refuse_cuda_torch(requirements()["torch"])
     work = layout.parent
     with ThreadPoolExecutor(3) as pool:
         jobs = [
@@ -101,24 +101,6 @@ def _refuse_unfit_python() -> None:
             "the base image holds x86-64 wheels for Debian 12's Python 3.11, so the tests "
             f"must run on x86-64 under Python 3.11, not {sys.version.split()[0]} on "
             f"{os.uname().machine}"
-        )
-
-
-def _refuse_cuda_torch(version: str) -> None:
-    """A CUDA build of torch would pull in gigabytes and is of no use without a GPU."""
-    report = call(
-        sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
-        "--no-deps", "--report", "-", f"torch=={version}",
-    )  # fmt: skip
-    chosen = json.loads(report)["install"][0]
-    needs = chosen["metadata"].get("requires_dist", [])
-    cuda = [need for need in needs if re.match(r"(nvidia|cuda|triton)\b", need)]
-    if cuda:
-        raise MachineError(
-            f"pip would install a CUDA build of torch {version} "
-            f"({chosen['download_info']['url'].rpartition('/')[2]}, which wants {cuda[0]!r} and "
-            f"{len(cuda) - 1} more); make a CPU build visible to pip, for instance with "
-            "PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL"
         )
 
 
@@ -152,7 +134,7 @@ def _wheels_layer(
     name: str, work: Path, layout: Path, wanted: Callable[[str], bool]
 ) -> ocilayout.Layer:
     """Some of the pinned wheels, laid out by pip as it would lay them out in the image."""
-    pins = [f"{dist}=={version}" for dist, version in requirements().items() if wanted(dist)]
+    pins = [f"{d}=={v}" for d, v in requirements().items() if wanted(d) and d != "torch"]
     stage = work / name
     tested = wanted(UNDER_TEST[0])
     say(f"pip installs {len(pins)} wheels ({name})")
@@ -166,6 +148,8 @@ def _wheels_layer(
     if made is None:
         raise MachineError(f"pip put nothing under usr/local/lib/python3.11 of {stage}")
     if not tested:
+        torch = torch_folder(requirements()["torch"]).folder
+        shutil.copytree(torch, made, dirs_exist_ok=True)
         _compile(stage, made)
     layer = ocilayout.write_layer(layout, name, partial(_add_site, stage, made))
     report(layer, stage)

@@ -261,7 +261,7 @@ def test_print_dockerfile(cli: Cli, engine: machine.Engine, built: Done, base_im
 def test_verifies_from_outside(verdicts: dict[str, Future[Done]], patched: str) -> None:
     done = verdicts["good"].result().ok()
     assert done.out.strip() == f"verified {patched}"
-    assert "PASS    static   layer vllm-b12x-backend" in done.err
+    assert re.search(r"PASS    static   \d+ checks", done.err)
     assert " 0 fail, 0 not run" in done.err
 
 
@@ -277,7 +277,8 @@ def test_verifies_from_inside(verdicts: dict[str, Future[Done]], built: Done) ->
     assert "FAIL" not in said
     assert f"PASS    dispatch nvfp4-linear: {LINEAR}" in said
     assert f"PASS    dispatch nvfp4-moe: {MOE}" in said
-    assert said.strip().splitlines()[-1] == f"plan {built.json['plan_digest']}: verified"
+    unproven = "NOT PROVEN, device, serve did not run"
+    assert said.strip().splitlines()[-1] == f"plan {built.json['plan_digest']}: {unproven}"
 
 
 def test_unpatched_image_is_told_from_a_patched_one(verdicts: dict[str, Future[Done]]) -> None:

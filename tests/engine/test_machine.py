@@ -93,7 +93,6 @@ def test_base_image_holds_the_released_packages(engine: machine.Engine, base_ima
     version, file, versions = json.loads(said.splitlines()[-1])
     assert version == base.requirements()["vllm"]
     assert file == f"{base.SITE}/vllm/model_executor/kernels/linear/__init__.py"
-    assert versions.pop("torch") == base.requirements()["torch"] + "+cpu"
     assert versions.items() <= base.requirements().items()
 
 

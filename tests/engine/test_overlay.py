@@ -36,10 +36,12 @@ def made(cli: Cli, folder: Path) -> Done:
 
 
 @pytest.fixture(scope="module")
-def recipe(made: Done) -> list[str]:
-    """The Dockerfile that is printed for people to copy, its leading comment included."""
-    printed = made.err[made.err.index("with this Dockerfile:") :]
-    return [line.removeprefix("    ") for line in printed.splitlines() if line.startswith("    ")]
+def recipe(made: Done, folder: Path) -> list[str]:
+    """The Dockerfile beside the layout; the command that builds it comes first."""
+    path = folder.with_name(f"{folder.name}.Dockerfile")
+    assert f"-t spark-build/{PROFILE}:" in made.err
+    assert f" - <{path}" in made.err
+    return path.read_text().splitlines()[1:]
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +49,11 @@ def overlaid(engine: Engine, folder: Path, recipe: list[str], base_image: str) -
     """The image that the recipe makes, of the test's base in place of the official one."""
     context = re.search(r"overlay=(\S+)", recipe[0])
     assert context is not None
-    assert context[1] == f"oci-layout://{folder}"
+    digest, _ = support.layout_manifest(folder)
+    assert context[1] == f"oci-layout://{folder}:overlay@{digest}"
     lines = [f"FROM {base_image}" if line.startswith("FROM ") else line for line in recipe]
     command = [engine.docker, *recipe[0].removeprefix("# docker ").split(" <")[0].split()]
-    command[command.index("IMAGE")] = "overlaid:1"
+    command[command.index("-t") + 1] = "overlaid:1"
     done = subprocess.run(
         command, input="\n".join(lines), env=engine.env, text=True, capture_output=True, check=False
     )
@@ -124,6 +127,19 @@ def test_skopeo_copies_the_layout(
     pulled = support.inspect(engine, f"{registry.address}/overlay@{digest}")
     assert support.environment_of(pulled["Config"])["CUTE_DSL_ARCH"] == "sm_121a"
     engine.run("image", "rm", f"{registry.address}/overlay@{digest}")
+
+
+def test_the_image_is_published_and_the_overlay_is_not(
+    cli: Cli, registry: Registry, overlaid: str, folder: Path
+) -> None:
+    where = ("--to", f"{registry.address}/overlaid/x")
+    done = cli("publish", overlaid, *where, "--require", "static", "--json").ok()
+    assert done.json["overlay"] is False
+    (result,) = done.json["results"]
+    assert (result["status"], result["verified"]) == ("published", True)
+    refused = cli("publish", f"oci:{folder}", *where, "--force")
+    assert refused.code == 2
+    assert f"{folder}.Dockerfile" in refused.err
 
 
 def test_overlaid_image_is_taken_apart_by_its_wheels(cli: Cli, overlaid: str) -> None:

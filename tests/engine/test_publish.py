@@ -42,7 +42,9 @@ def test_publish_from_the_engine(
 ) -> None:
     """It is verified first, by digest; the engine pushes; proofs and tags follow."""
     where = f"{registry.address}/engine/x"
-    done = cli("publish", overlay, "--to", where, "--move-tag", "latest", "--json").ok()
+    done = cli(
+        "publish", overlay, "--overlay", "--to", where, "--move-tag", "latest", "--json"
+    ).ok()
     (result,) = done.json["results"]
     assert (result["status"], result["verified"]) == ("published", True)
     (evidence,) = done.json["evidence"]
@@ -56,7 +58,9 @@ def test_publish_from_the_engine(
     assert seen["Digest"] == result["digest"]
     assert set(seen["RepoTags"]) >= {result["tag"], "latest"}
 
-    again = cli("publish", overlay, "--to", where, "--move-tag", "latest", "--json").ok()
+    again = cli(
+        "publish", overlay, "--overlay", "--to", where, "--move-tag", "latest", "--json"
+    ).ok()
     assert [r["status"] for r in again.json["results"]] == ["up to date"]
     (held,) = cli("tags", where, "--json").ok().json["images"]
     assert (held["verified"], held["digest"]) == (True, result["digest"])
@@ -71,15 +75,15 @@ def test_another_image_of_the_same_plan_is_refused(
     cli: Cli, registry: Registry, overlay: str, loaded: str
 ) -> None:
     where = f"{registry.address}/engine/taken"
-    cli("publish", overlay, "--to", where, "--require", "static").ok()
-    done = cli("publish", loaded, "--to", where, "--require", "static")
+    cli("publish", overlay, "--overlay", "--to", where, "--require", "static").ok()
+    done = cli("publish", loaded, "--overlay", "--to", where, "--require", "static")
     assert done.code == 8
     assert "one plan, two images" in done.err
 
 
 def test_dry_run_from_the_engine(cli: Cli, registry: Registry, overlay: str) -> None:
     where = f"{registry.address}/engine/dry"
-    done = cli("publish", overlay, "--to", where, "--force", "--dry-run").ok()
+    done = cli("publish", overlay, "--overlay", "--to", where, "--force", "--dry-run").ok()
     assert done.last.startswith(f"{where}:0.20.1-marlin-")
     assert not cli("tags", where, "--json").ok().json["images"]
 

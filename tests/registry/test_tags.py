@@ -53,11 +53,11 @@ def fill(
     """Publish one image for each letter, an hour after the other; gives their digests."""
     digests = {}
     for seed in seeds:
-        monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
         digests[seed] = overlays.build(folder / seed, seed)
         overlays.evidence(folder / seed)
         monkeypatch.setenv("SOURCE_DATE_EPOCH", str(1_700_000_000 + 3600 * ord(seed)))
         assert publish(folder / seed, "--to", where, *words) == 0
+        monkeypatch.delenv("SOURCE_DATE_EPOCH")
     return digests
 
 
@@ -98,6 +98,8 @@ def test_list(
     text = capsys.readouterr().out
     for word in (name_of("a"), digests["b"], "latest (moving)", "verified (static, imports)"):
         assert word in text
+    assert a["overlay"] is True
+    assert "an overlay: it runs on vllm/vllm-openai:v0.20.1, not alone" in text
     assert "sha256-" not in text, "attachments are no images"
 
 
@@ -176,6 +178,7 @@ def test_an_index_goes_with_its_images(
     overlays.evidence(tmp_path / "a")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     assert publish(tmp_path / "a", "--to", where) == 0
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
     fill(tmp_path, where, "b", monkeypatch)
     opened = repository(registry.address, "prune/index")
     children = [entry["digest"] for entry in opened.manifest(digest).json()["manifests"]]

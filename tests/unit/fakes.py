@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.bases import Base
+from builder.maker import maker
 from builder.model import BaseIdentity, BuildPlan, LayerDecision, Platform
+from builder.planner import epoch_for
 from builder.runtime.spark_apply import (
     RECEIPTS,
     STATE_DIR,
@@ -335,7 +337,13 @@ def make_plan_of(base: Base, *layers: Layer, wheels: Sequence[Wheel] = ()) -> Bu
         for s in steps
     )
     return BuildPlan(
-        name="test", profiles=("test",), base=base.identity, decisions=decisions, expect=()
+        name="test",
+        profiles=("test",),
+        base=base.identity,
+        decisions=decisions,
+        expect=(),
+        maker=maker(),
+        epoch=epoch_for(base.identity, layers),
     )
 
 

@@ -517,7 +517,7 @@ def test_without_the_tools_nothing_is_said_about_the_code(
 ) -> None:
     def find(name: str) -> None:
         if name == tool:
-            raise ToolMissing(f"{name} is not installed", hint="pip install 'spark-build[proof]'")
+            raise ToolMissing(f"{name} is not installed", hint="pip install nvidia-cuda-cuobjdump")
 
     made = release({STABLE: all_real()})
     monkeypatch.setattr(binaries, "find_tool", find)
@@ -525,7 +525,7 @@ def test_without_the_tools_nothing_is_said_about_the_code(
     assert set(checks) == {FP8, GEMM, QUANT}
     for check in checks.values():
         assert check.status == "not-run"
-        assert check.reason == f"{tool} is not installed; try: pip install 'spark-build[proof]'"
+        assert check.reason == f"{tool} is not installed; try: pip install nvidia-cuda-cuobjdump"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import builder
+from builder.__main__ import run
 from builder.cache.kinds import KINDS
 from builder.cache.prune import Wish, prune
 from builder.cache.scan import entries
-from builder.cli.cacheapp import complete_kinds
+from builder.cli import complete
 from builder.cli.units import bytes_of, seconds_of
 from builder.errors import UsageError
 from builder.locks import locked
@@ -106,7 +108,7 @@ def test_what_is_old_goes(spark_build: SparkBuild, cache: Path) -> None:
     assert sorted(path.name for path in (cache / "wheels").iterdir()) == [WHEEL, "notes.txt"]
     again = spark_build("cache", "prune", "--older-than", "30d", "--json")
     assert again.code == 3
-    assert "nothing to prune" in again.json["error"]["message"]
+    assert "unused for 30d; the other 3.7 kB are kept" in again.json["error"]["message"]
 
 
 def test_the_longest_unused_goes_first(spark_build: SparkBuild, cache: Path) -> None:
@@ -115,15 +117,70 @@ def test_the_longest_unused_goes_first(spark_build: SparkBuild, cache: Path) -> 
     assert value["kept_bytes"] == 3010
 
 
-def test_one_kind_and_all(spark_build: SparkBuild, cache: Path) -> None:
+def left_in(cache: Path) -> list[str]:
+    """Files in the cache, locks aside."""
+    found = sorted(str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file())
+    return [path for path in found if not path.startswith("locks/")]
+
+
+NOT_OURS = ["engine-tests/tools/docker", "mine/notes.txt", "wheels/notes.txt"]
+
+
+@pytest.mark.parametrize("words", [(), ("--kind", "wheels")])
+def test_without_an_age_only_what_was_not_used_for_a_month_goes(
+    spark_build: SparkBuild, cache: Path, words: tuple[str, ...]
+) -> None:
+    value = spark_build("cache", "prune", *words, "--json").json
+    assert [Path(row["path"]).name for row in value["removed"]] == [OLD_WHEEL]
+    assert (cache / "wheels" / WHEEL).exists()
     result = spark_build("cache", "prune", "--kind", "trees")
+    assert result.code == 3
+    assert "nothing in it was unused for 30d" in result.err
+    assert "try: spark-build cache clean" in result.err
+
+
+def test_clean_takes_one_kind_and_all(spark_build: SparkBuild, cache: Path) -> None:
+    result = spark_build("cache", "clean", "--kind", "trees", "--yes")
     assert result.out == "freed 700 B; 0 B stay\n"
-    result = spark_build("cache", "prune")
-    assert result.out == "freed 8.0 kB; 0 B stay\n"
-    left = sorted(str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file())
-    assert [p for p in left if not p.startswith("locks/")] == [
-        "engine-tests/tools/docker", "mine/notes.txt", "wheels/notes.txt",
-    ]  # fmt: skip
+    planned = spark_build("cache", "clean", "--dry-run", "--json").json
+    assert {row["kind"] for row in planned["removed"]} == {"wheels", "index"}
+    done = spark_build("cache", "clean", "--yes", "--json").json
+    assert done == {**planned, "dry_run": False}
+    assert left_in(cache) == NOT_OURS
+    assert spark_build("cache", "clean", "-y").code == 3
+
+
+def test_clean_without_a_terminal_wants_a_yes(spark_build: SparkBuild, cache: Path) -> None:
+    before = left_in(cache)
+    for words in (("--kind", "wheels"), ("--kind", "wheels", "--json")):
+        result = spark_build("cache", "clean", *words)
+        assert result.code == 2
+        said = f"this would remove 8.0 kB of {cache}"
+        assert said in (result.json["error"]["message"] if "--json" in words else result.err)
+    assert "try: spark-build cache clean --kind wheels --yes" in (
+        spark_build("cache", "clean", "--kind", "wheels").err
+    )
+    assert left_in(cache) == before
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 3), ("n\n", 3), ("", 3)])
+def test_clean_asks_on_a_terminal(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    said = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", said)
+    assert run(["cache", "clean"]) == code
+    assert "go on? [y/N]" in said.getvalue()
+    assert f"remove 8.7 kB of {cache}" in said.getvalue()
+    assert (left_in(cache) == NOT_OURS) is (code == 0)
 
 
 def test_a_use_is_seen(cache: Path) -> None:
@@ -155,13 +212,13 @@ def another_run() -> Iterator[None]:
 def test_beside_another_run_what_was_just_used_stays(spark_build: SparkBuild, cache: Path) -> None:
     put(f"blobs/{WHEEL}/layer", 50)
     with another_run():
-        value = spark_build("cache", "prune", "--json").json
+        value = spark_build("cache", "clean", "--yes", "--json").json
         assert value["in_use"] == 1
         assert value["kept_bytes"] == 50
-        result = spark_build("cache", "prune")
+        result = spark_build("cache", "clean", "--yes")
         assert result.code == 3
         assert "1 stay because other runs may be using them" in result.err
-    assert spark_build("cache", "prune").out == "freed 50 B; 0 B stay\n"
+    assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
 
 
 def test_who_begins_meanwhile_waits(cache: Path) -> None:
@@ -264,8 +321,8 @@ def test_times_and_sizes() -> None:
 
 
 def test_completion() -> None:
-    assert complete_kinds("s") == ["sandboxes", "sources"]
-    assert "engine-tests" not in complete_kinds("")
+    assert complete.kinds("s") == ["sandboxes", "sources"]
+    assert "engine-tests" not in complete.kinds("")
 
 
 def test_every_place_in_the_cache_is_described() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from builder.catalog import Catalog, load_profile, order
 from builder.errors import SparkBuildError, UsageError
 from builder.paths import package_file
-from builder.planner import make_plan, refuse_nothing, refuse_plan
+from builder.planner import hints, make_plan, refuse_nothing, refuse_plan
 
 from .fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
 from .test_layerfile import GOOD
@@ -195,7 +196,7 @@ def test_a_profile_refuses_a_base_that_it_does_not_serve() -> None:
     plan = make_plan(fake_base(vllm_files("0.19.0")), selection, FakeSources())
     with pytest.raises(SparkBuildError, match=r"needs vllm >=0\.20\.0rc0; the base has") as e:
         refuse_nothing(plan, selection)
-    assert e.value.code == 3
+    assert e.value.code == 2
 
 
 @pytest.mark.parametrize(
@@ -255,3 +256,12 @@ def test_a_plan_that_cannot_be_built_is_refused(op: dict[str, object], code: int
     with pytest.raises(SparkBuildError) as caught:
         refuse_plan(plan)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("state", ["upstream", "applied"])
+def test_what_was_patched_does_not_say_that_it_needs_no_patch(state: str) -> None:
+    outcome = SimpleNamespace(state=state, changes={}, pending=())
+    decisions: Any = [SimpleNamespace(needed=False, outcome=outcome)]
+    found = hints(SHIPPED.select(["b12x-full"]), decisions, {"vllm": "0.20.1"})
+    said = ["vllm 0.20.1 needs no patch for b12x-full, only settings"]
+    assert found == (said if state == "upstream" else [])

@@ -106,7 +106,7 @@ USAGE = {
     "no-such-subcommand": (["layers", "lst"], "lst"),
     "no-such-option": (["plan", "--layer-s", "fix"], "--layer-s"),
     "missing-option": (["plan"], "--layers"),
-    "missing-argument": (["verify"], "target"),
+    "missing-argument": (["verify"], "TARGET"),
     "missing-value": (["plan", "--layers"], "--layers"),
     "unknown-layer": (["plan", "-l", "marlinn", "-b", BASE], "did you mean 'marlin'?"),
     "unknown-layer-shown": (["layers", "show", "fxi"], "did you mean 'fix'?"),
@@ -203,12 +203,14 @@ class TestExitCodes:
         assert result.code == 3
         assert "layer newer: made for vllm" in result.err
 
-    def test_3_a_profile_that_does_not_serve_the_base(
+    def test_2_a_profile_that_does_not_serve_the_base(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = fake_base(vllm_files("0.19.0"))
         monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: old)
-        assert call("plan", "-l", "b12x-full", "-b", BASE).code == 3
+        result = call("plan", "-l", "b12x-full", "-b", BASE)
+        assert result.code == 2
+        assert "try: spark-build plan --layers b12x-full --base pypi:vllm==0.20.1" in result.err
 
     def test_4_drift(self, call: Call) -> None:
         result = call("image", "-l", "fix,drifted", "-b", BASE, "--engine", "oci")
@@ -226,11 +228,41 @@ class TestExitCodes:
         assert call("verify", "oci:out").code == 0
         assert call("verify", "oci:out", "--require", "dispatch").code == 5
 
+    def test_5_a_level_that_was_named_did_not_run(self, call: Call) -> None:
+        """Whoever asks for a level by name wants its answer: not run is none."""
+        call("image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out", "--no-verify")
+        assert call("verify", "oci:out", "--level", "static,imports").code == 0
+        for level in ("dispatch", "device", "serve"):
+            result = call("verify", "oci:out", "--level", f"static,{level}")
+            assert result.code == 5
+            assert f"{level} did not run" in result.err
+
     def test_6_engine_missing(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         result = call("image", "-l", "fix", "-b", BASE, "--engine", "buildkit")
         assert result.code == 6
         assert "no docker client" in result.err
+
+    def test_6_the_docker_engine_that_is_named_does_not_answer(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Nothing else is made instead."""
+        monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+        for words in (["-b", BASE], ["-b", "h.example/vllm:1"], ["-b", BASE, "--dry-run"]):
+            result = call("image", "-l", "fix", *words)
+            assert result.code == 6, result.err
+            assert "no Docker Engine answers at unix:///nonexistent" in result.err
+            assert "--engine oci" in result.err
+        assert list((tmp_path / "work").iterdir()) == []
+        assert call("image", "-l", "fix", "-b", BASE, "-o", "oci:out", "--no-verify").code == 0
+
+    def test_auto_says_why_it_makes_an_overlay(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", "")
+        said = call("image", "-l", "fix", "-b", BASE, "--no-verify").err
+        assert "engine  oci, because no docker client with buildx is on PATH" in said
+        assert "released wheels become an overlay" in said
 
     def test_6_engine_cannot(self, call: Call) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "--output", "docker"]
@@ -257,8 +289,10 @@ class TestExitCodes:
     def test_9_stale(self, call: Call, tmp_path: Path) -> None:
         words = ["mods", "export", "mine", "-l", "fix", "--in", tmp_path / "mods"]
         assert call(*words, "--check").code == 9
-        assert call(*words).code == 0
+        value = call(*words, "--json").json
+        assert (value["mods"], value["written"]) == (["mine"], True)
         assert call(*words, "--check").code == 0
+        assert call(*words, "--check", "--json").json["written"] is False
 
     def test_10_needs_a_rebuild(self, call: Call) -> None:
         result = call("plan", "-l", "compiled", "-b", BASE)
@@ -300,10 +334,26 @@ class TestExitCodes:
 
 @pytest.mark.usefixtures("base")
 class TestStreams:
-    def test_a_plan_for_people_is_talk(self, call: Call) -> None:
-        result = call("plan", "-l", "fix", "-b", BASE)
+    @pytest.mark.parametrize("quiet", [[], ["-q"]])
+    def test_a_plan_for_people_is_data(self, call: Call, quiet: list[str]) -> None:
+        result = call("plan", "-l", "fix", "-b", BASE, *quiet)
+        assert result.code == 0
+        assert "needed         fix" in result.out
+        assert result.out.splitlines()[-1].startswith("plan  sha256:")
+        assert "needed" not in result.err
+
+    def test_a_plan_that_is_piped_has_no_colour(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever standard error is."""
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        assert "\033" not in call("plan", "-l", "fix", "-b", BASE).out
+
+    def test_the_plan_of_a_build_is_talk(self, call: Call) -> None:
+        result = call("image", "-l", "fix", "-b", BASE, "--engine", "oci", "--dry-run")
         assert "needed         fix" in result.err
-        assert "Traceback" not in result.err
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}\n", result.out)
 
     def test_a_plan_in_json(self, call: Call) -> None:
         plan = call("plan", "-l", "fix", "-b", BASE, "--json").json
@@ -343,6 +393,20 @@ class TestStreams:
         assert checks["layer fix"] == "pass"
         assert value["verify"]["passed"] is True
 
+    def test_an_image_ends_with_how_it_is_run(self, call: Call, tmp_path: Path) -> None:
+        words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
+        said = call(*words).err
+        assert "This is an overlay" in said
+        path = tmp_path / "work" / "out.Dockerfile"
+        assert f" - <{path}" in said
+        assert (
+            said[said.index("Run it:") :].splitlines()[1].startswith("    docker run --rm --gpus")
+        )
+        value = call(*words, "--json").json
+        assert value["overlay"] is True
+        assert value["run"]["dockerfile"] == str(path)
+        assert value["run"]["serve"] == "vllm serve MODEL"
+
     def test_an_image_that_fails_verification_is_named_all_the_same(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -354,6 +418,7 @@ class TestStreams:
         assert result.code == 5
         assert result.out.startswith("oci:out@sha256:")
         assert "expected 'a', seen 'b'" in result.err
+        assert "Run it" not in result.err
         value = call(*words, "--json").json
         assert (value["image"], value["error"]["code"]) == ("oci:out", 5)
 
@@ -371,12 +436,21 @@ class TestStreams:
     def test_the_dockerfile_is_data(self, call: Call, tmp_path: Path) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "--print-dockerfile"]
         result = call(*words)
-        assert [line.split()[0] for line in result.out.splitlines()] == ["#", "FROM", "COPY", "RUN"]
+        lines = [line.split()[0] for line in result.out.splitlines()]
+        assert list(dict.fromkeys(lines)) == ["#", "FROM", "COPY", "RUN", "LABEL"]
+        value = call(*words, "--json").json
+        assert value["dockerfile"] == result.out
+        planned = call("plan", "-l", "fix", "-b", BASE, "--json").json
+        assert value["plan_digest"] == planned["plan_digest"]
         assert list((tmp_path / "work").iterdir()) == []
 
     def test_verify_prints_its_verdict(self, call: Call) -> None:
         call("image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out", "--no-verify")
-        assert call("verify", "oci:out").out == "verified oci:out\n"
+        result = call("verify", "oci:out")
+        assert result.out == "verified oci:out\n"
+        assert (
+            "oci:out is an overlay: it is checked on the files of pypi:vllm==0.20.1" in result.err
+        )
         value = call("verify", "oci:out", "--json").json
         assert value["schema"] == 1
         keys = {"level", "name", "status", "expected", "seen", "where", "reason"}
@@ -420,9 +494,9 @@ class TestDirectory:
     def test_apply_then_revert(self, call: Call, site: Path) -> None:
         before = snapshot(site)
         result = call("apply", site, "-l", "fix")
-        assert (result.code, result.out) == (0, f"1 layers applied to {site}\n")
+        assert (result.code, result.out) == (0, f"1 layer applied to {site}\n")
         assert "b12x" in (site / "vllm/core.py").read_text()
-        assert call("revert", site).out == f"1 layers reverted in {site}\n"
+        assert call("revert", site).out == f"1 layer reverted in {site}\n"
         assert snapshot(site) == before
 
     @pytest.mark.parametrize("command", ["apply", "revert"])
@@ -502,7 +576,7 @@ class TestLayers:
     def test_check_of_one(self, call: Call) -> None:
         words = ["layers", "check", "fix"]
         result = call(*words)
-        assert (result.code, result.out) == (0, "1 layers are well-formed\n"), result.err
+        assert (result.code, result.out) == (0, "1 layer well-formed\n"), result.err
 
     def test_a_new_layer_is_well_formed_and_is_not_overwritten(
         self, call: Call, tmp_path: Path
@@ -512,6 +586,10 @@ class TestLayers:
         plan = call("plan", "-l", "my-fix", "-b", "dir:.", "--patches", folder)
         assert "holds no vllm" in plan.err
         assert call("layers", "new", "my-fix", "--in", folder).code == 2
+        value = call("layers", "new", "other", "--in", folder, "--json").json
+        assert value == {"schema": 1, "name": "other", "directory": str(folder / "other")}
+        value = call("layers", "pin", "other", "--patches", folder, "--json").json
+        assert value["file"] == str(folder / "other" / "pins.toml")
 
 
 def test_settings_say_where_they_come_from(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

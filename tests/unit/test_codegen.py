@@ -13,7 +13,6 @@ import pytest
 
 from builder.errors import SparkBuildError
 from builder.paths import cache_dir
-from builder.runtime import codegen_probe as probe
 from builder.verify import VerifyTarget, codegen, sass
 from builder.verify.codegen import check_codegen, keep_result, kept_result
 from builder.verify.dslmirror import CannotMirror, NoDsl, contents_of, neutral
@@ -21,12 +20,15 @@ from builder.verify.kernels import KERNELS, headline, wanted_kernels
 from builder.verify.sass import BadCubin, ToolMissing, parse_sass, resources
 
 from .fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
+from .runtime import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from builder.verify import Check
+
+probe = load("codegen_probe")
 
 # ------------------------------------------------------------------------------------ machine code
 
@@ -520,7 +522,8 @@ def compile_with(
         raise probe.Compiled from error
 
     monkeypatch.setitem(probe.KINDS, "dense-b12x", build)
-    return probe.compile_kernel({"kind": "dense-b12x"}, tmp_path)
+    value: dict[str, Any] = probe.compile_kernel({"kind": "dense-b12x"}, tmp_path)
+    return value
 
 
 def test_a_cubin_on_disk_counts_whatever_loading_it_did(

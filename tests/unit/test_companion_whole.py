@@ -150,7 +150,9 @@ def make_request(
         {
             "vllm-1.0.dist-info/METADATA": "Name: vllm\nVersion: 1.0+cu130\n",
             "vllm-1.0.dist-info/WHEEL": f"Tag: cp38-abi3-linux_{machine}\n",
-            "vllm-1.0.dist-info/RECORD": "vllm/_C.abi3.so,,\nvllm-1.0.dist-info/METADATA,,\n",
+            "vllm-1.0.dist-info/RECORD": (
+                "vllm/_C.abi3.so,,\nvllm-1.0.dist-info/METADATA,,\nvllm-1.0.dist-info/RECORD,,\n"
+            ),
             "torch-2.10.0.dist-info/RECORD": (
                 "torch/lib/libc10.so,,\ntorch-2.10.0.dist-info/METADATA,,\n"
             ),

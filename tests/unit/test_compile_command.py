@@ -183,7 +183,7 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
     words = (*WORDS, "--compile", "--toolkit", "cuda:13", "--builder", "spark")
     planned = call("plan", *words)
     assert planned.code == 0
-    said = " ".join(planned.err.split())
+    said = " ".join(planned.out.split())
     assert "with nvcc 13.0.88 of cuda:13 (sha256:abababababab): 1 unit, 1 at once" in said
     printed = call("image", *words, "--engine", "oci", "--print-dockerfile")
     assert printed.out.startswith("# sm120-family: csrc/scaled_mm_sm120_fp8.cu; folders of")

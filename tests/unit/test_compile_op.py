@@ -498,11 +498,11 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     with pytest.raises(EngineError, match="is none that is known, and what it is") as caught:
         read_module(tree, MODULE, OP["code"])
     assert caught.value.code == 6
-    assert "spark-build[proof]" in caught.value.hint
+    assert "pip install nvidia-cuda-cuobjdump" in caught.value.hint
 
 
 def no_tool(name: str) -> Path:
-    raise ToolMissing(f"{name} is not installed", hint="pip install 'spark-build[proof]'")
+    raise ToolMissing(f"{name} is not installed", hint="pip install nvidia-cuda-cuobjdump")
 
 
 def fake_summary(file: Path, path: str, symbols: Sequence[str]) -> Summary:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from builder import bars
 from builder.errors import RemoteError, UsageError
 from builder.registry import copy
 from builder.registry.copy import copy_image
@@ -230,11 +232,20 @@ def test_one_failure_ends_the_others() -> None:
 def test_progress_is_told_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(copy, "_EVERY", 0.0)
+    monkeypatch.setattr(bars, "_EVERY", 0.0)
+    monkeypatch.setattr(bars, "_LOOK", 0.001)
     data = b"x" * 3_000_000
     source = Fake({"v1": layers((sha256_digest(data), len(data), "x"))})
     source.blobs[sha256_digest(data)] = data
-    copy_image(source, "v1", LayoutDirectory(tmp_path / "to"), "v1", jobs=1)
+    target = LayoutDirectory(tmp_path / "to")
+    put = LayoutDirectory.put_blob
+
+    def slow(self: LayoutDirectory, blob: Descriptor, content: IO[bytes]) -> None:
+        put(self, blob, content)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(LayoutDirectory, "put_blob", slow)
+    copy_image(source, "v1", target, "v1", jobs=1)
     said = capsys.readouterr()
     assert said.out == ""
-    assert "0 of 2 blobs, 1.0 MB of 3.0 MB" in said.err
+    assert f"copying to {target.name}: 3.0 of 3.0 MB, 0 s" in said.err

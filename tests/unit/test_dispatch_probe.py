@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import json
 import platform
 import subprocess
@@ -16,6 +17,7 @@ from builder.runtime import DISPATCH_PROBE
 from builder.runtime.stub_driver import shared_library
 
 from .fakevllm import FILES, write_fake_vllm
+from .runtime import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -252,3 +254,19 @@ def test_bundled_code_is_stood_in_for_only_where_it_cannot_load(
     assert line.startswith(f"bundled: {seen}")
     noted = any("deep_gemm: a stand-in" in part for part in result["simulated"])
     assert noted is (seen == "<function")
+
+
+def test_modules_are_known_whether_they_are_there_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python 3.12 on ``importlib.metadata.files`` leaves out what is not on disk."""
+    info = tmp_path / "vllm-0.20.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.20.1\n")
+    names = ("vllm/_C.abi3.so", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/envs.py")
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: [])
+    found = dict(load("dispatch_modules").extensions_of_wheel())
+    assert list(found) == ["vllm._C", "vllm.vllm_flash_attn._vllm_fa2_C"]
+    assert found["vllm._C"] == str(tmp_path / "vllm/_C.abi3.so")

@@ -21,7 +21,14 @@ from builder.dispatch.record import (
     record_bytes,
     stale_records,
 )
-from builder.dispatch.table import choices_table, default_table, ranges, render, unmet
+from builder.dispatch.table import (
+    choices_table,
+    default_table,
+    profile_parts,
+    ranges,
+    render,
+    unmet,
+)
 from builder.errors import UsageError
 from builder.index import write_atomically
 from tests.documents import validated
@@ -76,6 +83,14 @@ def check(capsys: pytest.CaptureFixture[str]) -> Checker:
         return code, capsys.readouterr().err
 
     return run_check
+
+
+def test_the_answer_in_json(evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = evidence / "table.md"
+    words = ["dispatch", "table", "--evidence", str(evidence), "--to", str(file), "--json"]
+    assert run(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"schema": 1, "file": str(file), "releases": 2, "written": True}
 
 
 # --------------------------------------------------------------------------------------- this repo
@@ -215,12 +230,35 @@ def test_runs_of_equal_releases_are_put_together() -> None:
     ]
 
 
-def test_each_release_has_its_row_and_each_kind_its_column() -> None:
-    first, line, *body = default_table([record_of("0.9.0"), record_of("0.10.0")]).splitlines()
+def test_releases_that_are_alike_share_a_row_and_each_kind_has_its_column() -> None:
+    other = {"fp8-block": "TritonFp8BlockScaledMMKernel"}
+    records = [record_of("0.9.0"), record_of("0.10.0"), record_of("0.11.0", **other)]
+    first, line, *body = default_table(records).splitlines()
     assert first == f"| vLLM | {' | '.join(KINDS.values())} |"
     assert line.count("---") == len(KINDS) + 1
-    assert [row.split(" | ")[0] for row in body] == ["| 0.9.0", "| 0.10.0"]
-    assert body[0] == f"| 0.9.0 | {' | '.join(KINDS)} |"
+    assert body[0] == f"| 0.9.0 to 0.10.0 | {' | '.join(KINDS)} |"
+    assert [row.split(" | ")[0] for row in body] == ["| 0.9.0 to 0.10.0", "| 0.11.0"]
+
+
+def test_a_refusal_that_is_expected_is_a_limit_and_another_is_not() -> None:
+    records = [record_of("0.20.1"), record_of("0.22.1"), record_of("0.24.0")]
+    for record in records:
+        kinds = record["profiles"]["b12x-full"]["kinds"]
+        message = "ValueError: 'FLASHINFER_B12X' does not support this"
+        kinds["w4a16-moe"] = {"refused": message}
+    table, limits, _ = profile_parts(records, CATALOG.profile("b12x-full"))
+    first, second = table.splitlines()[2:]
+    assert first.startswith("| 0.20.1 to 0.22.1 |")
+    assert first.endswith("| **expected refusal** |")
+    assert "refused (EXPECTED Using 'FLASHINFER_B12X'" in second
+    assert limits == ["W4A16 MoE models will not start with this profile: 0.20.1 to 0.22.1"]
+
+
+def test_the_documentation_has_few_rows() -> None:
+    """Twenty-five releases, and most answer as the one before."""
+    text = (DOCS / "dispatch.md").read_text("utf-8")
+    for part in text.split("\n## ")[1:5]:
+        assert part.count("\n| 0.") < 12, part.partition("\n")[0]
 
 
 def test_choices_with_the_same_result_share_a_row() -> None:

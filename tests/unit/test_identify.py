@@ -11,12 +11,14 @@ from builder.bases import Base, BaseRequest, OpenedImage, asks_engine, identify
 from builder.bases.remote import known_base, survey_image
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.index import PackageIndex, WheelFile
+from builder.publish.subject import read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
     DOCKER_CONFIG,
     DOCKER_INDEX,
     DOCKER_LAYER_GZIP,
     DOCKER_MANIFEST,
+    OCI_CONFIG,
     OCI_INDEX,
     OCI_MANIFEST,
     RawManifest,
@@ -36,6 +38,7 @@ from .images import (
     packed,
     put_image,
     put_index,
+    put_json,
     put_vllm,
     python_items,
     site_items,
@@ -253,10 +256,15 @@ def test_packages_in_two_directories_are_refused(tmp_path: Path) -> None:
         ("METADATA", b"Name: vllm\n", "names no version"),
         ("RECORD", b"a,sha256=%%%,x\n", "RECORD is damaged"),
         ("RECORD", b"\xff\xfe", "RECORD is damaged"),
+        ("RECORD", b"", "its 0 rows do not name"),
+        ("RECORD", b"\0" * 90, "its 1 rows do not name"),
+        ("RECORD", b"vllm/__init__.py,,\nvllm/core.py,sha256=c2hvcnQ,9\n", "damaged: row 2"),
+        ("RECORD", b"vllm/__init__.py,,\n", "its 1 rows do not name"),
+        (".wh.RECORD", b"", "has no RECORD"),
     ],
 )
 def test_damaged_metadata(tmp_path: Path, name: str, data: bytes, message: str) -> None:
-    put_vllm(tmp_path, items=[Item(f"{SITE}/vllm-0.20.1.dist-info/{name}", data)])
+    put_vllm(tmp_path, packed(tar_of(Item(f"{SITE}/vllm-0.20.1.dist-info/{name}", data))))
     with pytest.raises(UsageError, match=message):
         base_of(tmp_path)
 
@@ -357,7 +365,7 @@ def test_an_image_is_found_by_name_digest_or_alone(tmp_path: Path) -> None:
     raw = put_vllm(tmp_path, name="one")
     for suffix in ("", ":one", f"@{raw.digest}"):
         assert base_of(tmp_path, suffix).identity.digest == raw.digest
-    with pytest.raises(RemoteError, match="no one image 'two'"):
+    with pytest.raises(UsageError, match="no one image 'two'"):
         base_of(tmp_path, ":two")
     with pytest.raises(UsageError, match="no such directory"):
         base_of(tmp_path / "gone")
@@ -447,7 +455,7 @@ def test_manifests_that_lie(tmp_path: Path) -> None:
         ({"config": {**config, "size": config["size"] + 1}}, "connection cut|is damaged|bytes"),
         ({"config": {**config, "size": 1 << 40}}, "a configuration of"),
         ({"config": {**config, "mediaType": "text/html"}}, "is no image"),
-        ({"config": layers[0] | {"mediaType": config["mediaType"]}}, "not that of an image"),
+        ({"config": layers[0] | {"mediaType": config["mediaType"]}}, "is not JSON|is not a JSON"),
     ):
         with pytest.raises(RemoteError, match=message):
             open_image(broken_manifest(tmp_path, **changes))
@@ -456,8 +464,93 @@ def test_manifests_that_lie(tmp_path: Path) -> None:
         identify_named(broken_manifest(tmp_path, layers=lying))
     with pytest.raises(RemoteError, match="No such file"):
         identify_named(
-            broken_manifest(tmp_path, layers=[{**layers[0], "digest": f"sha256:{'0' * 64}"}] * 2)
+            broken_manifest(
+                tmp_path, layers=[layers[0], {**layers[0], "digest": f"sha256:{'0' * 64}"}]
+            )
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"config": {"Env": [1, 2]}}, "config.Env"),
+        ({"config": {"Env": {"PATH": "/bin"}}}, "config.Env"),
+        ({"config": {"Env": "PATH=/bin"}}, "config.Env"),
+        ({"config": {"Labels": ["a=b"]}}, "config.Labels"),
+        ({"config": {"Labels": {"a": {"b": 1}}}}, "config.Labels"),
+        ({"config": {"User": 0}}, "config.User"),
+        ({"config": {"WorkingDir": ["/"]}}, "config.WorkingDir"),
+        ({"config": {"Entrypoint": "vllm serve"}}, "config.Entrypoint"),
+        ({"config": [1]}, "config"),
+        ({"created": 1_777_000_000}, "created"),
+        ({"created": "yesterday"}, "created"),
+        ({"architecture": ["arm64"]}, "architecture"),
+        ({"history": {"a": 1}}, "history"),
+        ({"history": ["step"]}, r"history\[0\]"),
+        ({"history": [{"created_by": 5}]}, r"history\[0\].created_by"),
+        ({"history": [{"empty_layer": "yes"}]}, r"history\[0\].empty_layer"),
+        ({"rootfs": "layers"}, "rootfs"),
+        ({"rootfs": {"diff_ids": "12"}}, "rootfs.diff_ids"),
+        ({"rootfs": {"diff_ids": [1, 2]}}, "rootfs.diff_ids"),
+        ({"rootfs": {"diff_ids": {"a": 1, "b": 2}}}, "rootfs.diff_ids"),
+        ({"rootfs": {"diff_ids": ["sha256:1", "sha256:2"]}}, "rootfs.diff_ids"),
+    ],
+)
+def test_a_malformed_configuration_is_refused_by_its_field(
+    tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    source = LayoutDirectory(tmp_path)
+    config = json.loads(
+        (tmp_path / source.blob_path(put_vllm(tmp_path).json()["config"]["digest"])).read_bytes()
+    )
+    blob = put_json(source, {**config, **changes}, OCI_CONFIG)
+    ref = broken_manifest(tmp_path, config=blob.as_json())
+    with pytest.raises(RemoteError, match=f": {field} in its configuration is not ") as caught:
+        identify_named(ref)
+    assert caught.value.code == 8
+    with pytest.raises(RemoteError, match=f": {field} in its configuration is not "):
+        read_subject(source, "broken")
+
+
+SMALL = tar_of(Item("etc/motd", b"hello" * 4000))
+
+
+@pytest.mark.parametrize(
+    ("blob", "message"),
+    [
+        (packed(SMALL)[:-4], "ends too early"),
+        (packed(SMALL) + b"junk after the end", "is damaged"),
+        (packed(SMALL) + packed(SMALL)[:30], "ends too early"),
+        (b"", "has no bytes"),
+    ],
+    ids=["truncated", "garbage", "half a member", "empty"],
+)
+def test_a_layer_that_no_runtime_unpacks_is_refused(
+    tmp_path: Path, blob: bytes, message: str
+) -> None:
+    put_vllm(tmp_path, blob)
+    with pytest.raises(RemoteError, match=message) as caught:
+        base_of(tmp_path)
+    assert caught.value.code == 8
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unread", "read before"])
+def test_a_layer_that_is_not_what_the_configuration_says(tmp_path: Path, known: bool) -> None:
+    if known:
+        put_vllm(tmp_path, packed(SMALL), name="good")
+        base_of(tmp_path, ":good").close()
+    source = LayoutDirectory(tmp_path)
+    whole = put_vllm(tmp_path, packed(SMALL)).json()
+    config = json.loads((tmp_path / source.blob_path(whole["config"]["digest"])).read_bytes())
+    config["rootfs"]["diff_ids"][2] = f"sha256:{'1' * 64}"
+    blob = put_json(source, config, OCI_CONFIG)
+    raw = RawManifest(
+        data=json.dumps({**whole, "config": blob.as_json()}).encode(), media_type=OCI_MANIFEST
+    )
+    source.put_manifest(raw, "lying")
+    with pytest.raises(RemoteError, match=r"unpacks to sha256:.* says sha256:1111") as caught:
+        base_of(tmp_path, ":lying")
+    assert caught.value.code == 8
 
 
 def identify_named(ref: str) -> Base:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.beside import wait_for_beside
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.rootfs.image import open_image
+from builder.verify.installer import SandboxUnavailable
 
 from .caller import Call, call_below
 from .fakes import vllm_files
@@ -27,6 +31,7 @@ from .images import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -47,8 +52,16 @@ def test_from_a_layout_into_a_layout(call: Call, tmp_path: Path) -> None:
     name, _, digest = done.out.strip().partition("@")
     assert name == "oci:out"
     assert open_image("oci:out").manifest.digest == digest
-    assert "PASS    static   layer fix" in done.err
+    assert re.search(r"^  PASS    static   \d+ checks$", done.err, re.MULTILINE)
+    assert "layer fix" not in done.err.partition("• verify")[2], "passes are folded"
     assert " 0 fail" in done.err
+
+
+def test_every_check_with_verbose(call: Call, tmp_path: Path) -> None:
+    put_vllm(tmp_path / "base")
+    done = call("-v", *IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    assert "PASS    static   layer fix" in done.err
+    assert not re.search(r"PASS    static   \d+ checks", done.err)
 
 
 def test_in_json(call: Call, tmp_path: Path) -> None:
@@ -256,3 +269,41 @@ def test_an_index_in_which_nothing_is_served(call: Call, tmp_path: Path) -> None
     put_index(tmp_path / "base", raws, name="all")
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base:all", "--all-platforms")
     assert done.code == 3
+
+
+class Maker:
+    """Stands for the sandbox: when it was made, and in which thread."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def maker(self) -> Callable[[], object]:
+        return lambda: self.threads.append(threading.current_thread().name)
+
+    def __call__(self, _request: object) -> dict[str, object]:
+        wait_for_beside()
+        raise SandboxUnavailable("not in this test")
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
+    maker = Maker()
+    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (maker, ""))
+    return maker
+
+
+def test_the_sandbox_is_made_beside_the_build(call: Call, tmp_path: Path, sandbox: Maker) -> None:
+    put_vllm(tmp_path / "base")
+    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    assert done.code == 0, done.err
+    assert sandbox.threads == ["beside"]
+
+
+@pytest.mark.parametrize("words", [("--no-verify",), ("--dry-run",)])
+def test_what_is_not_verified_needs_no_sandbox(
+    call: Call, tmp_path: Path, sandbox: Maker, words: tuple[str, ...]
+) -> None:
+    put_vllm(tmp_path / "base")
+    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out", *words)
+    assert done.code == 0, done.err
+    assert sandbox.threads == []

@@ -21,7 +21,8 @@ from tests.forge import Fault, LocalForge, Pull
 
 from . import pullworld as pw
 from .fakes import fake_base, layer_text, vllm_files, write_tree
-from .images import put_vllm
+from .images import SITE, Item, put_vllm
+from .test_unrecorded import hooks, on_top
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +103,14 @@ class TestWriting:
     @pytest.fixture(autouse=True)
     def locked(self, spark_build: Call, wheels: FakeIndex, forge: LocalForge, fix: Path) -> None:
         assert spark_build("lock", "-l", "fix", *OPEN, *MERGED, *BASE).code == 0
+
+    def test_what_it_has_just_written_is_locked(self, spark_build: Call) -> None:
+        words = ("lock", "-l", "fix", *BASE)
+        assert "not locked yet" in spark_build(*words, "--check").err
+        result = spark_build(*words)
+        assert "    new\n" in result.err
+        assert "not locked yet" not in result.err
+        assert result.out.endswith(": 1 locked\n")
 
     def test_holds_base_packages_and_wheels(self, project: Path, wheels: FakeIndex) -> None:
         base = entry_of(project)["base"]
@@ -538,6 +547,15 @@ class TestFacts:
         assert spark_build("lock", "--check").code == 0
         (project / NAME).unlink()
         assert spark_build("plan", *cold).code == 8, "nothing else holds them"
+
+    def test_tell_what_was_put_onto_the_base(
+        self, spark_build: Call, cold: tuple[str, ...], project: Path
+    ) -> None:
+        image = ("image", *cold, "--locked", "--engine", "oci", "--thin", "-o", "oci:out")
+        assert spark_build(*image, "--no-verify").code == 0
+        on_top(LayoutDirectory(project / "out"), Item(f"{SITE}/evil.pth", b"import os\n"))
+        code, check = hooks(spark_build)
+        assert (code, check["unrecorded"]) == (5, ["evil.pth"]), "and no layer of the base is read"
 
     def test_are_kept_when_a_docker_engine_reads_the_base(
         self, spark_build: Call, cold: tuple[str, ...], project: Path, fix: Path,

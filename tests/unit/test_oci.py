@@ -147,7 +147,7 @@ def test_config_carries_platform_environment_and_labels(tmp_path: Path) -> None:
         (None, "2026-03-04T05:06:07.123456789Z", "2026-03-04T05:06:07Z"),
         (None, "1970-01-01T00:00:00Z", "2026-01-02T00:00:00Z"),
         ("1000000000", "2026-03-04T05:06:07Z", "2001-09-09T01:46:40Z"),
-        ("not a number", "", "2026-01-02T00:00:00Z"),
+        (None, "not a time", "2026-01-02T00:00:00Z"),
     ],
 )
 def test_times_never_come_from_the_clock(
@@ -163,6 +163,13 @@ def test_times_never_come_from_the_clock(
     build(tmp_path / "out", make_plan_of(base, make_layer("fix", BACKEND)))
     manifest = manifest_of(tmp_path / "out")
     assert json.loads(blob(tmp_path / "out", manifest["config"]))["created"] == expected
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "1.5", "1e9", "9" * 12, "９"])
+def test_a_time_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", text)
+    with pytest.raises(UsageError, match="not a number of seconds since 1970"):
+        make_plan()
 
 
 # -------------------------------------------------------------------------------------- the layers
@@ -268,7 +275,7 @@ def test_a_missing_blob_is_found(tmp_path: Path) -> None:
 def test_what_is_no_layout_of_one_image_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "index.json").write_text(text)
-    with pytest.raises(UsageError, match="is not an OCI layout of one image"):
+    with pytest.raises(UsageError, match=r"is not an OCI layout|has 0 images"):
         layout_digest(tmp_path)
 
 
@@ -303,7 +310,7 @@ def test_what_is_no_layout_is_never_replaced(tmp_path: Path, kind: str) -> None:
     precious = target if kind == "file" else target / "notes.txt"
     precious.parent.mkdir(exist_ok=True)
     precious.write_text("precious")
-    with pytest.raises(UsageError, match="is not an OCI layout, so it is not replaced"):
+    with pytest.raises(UsageError, match=r"is not (a folder|an OCI layout), so no"):
         build(target)
     assert precious.read_text() == "precious"
 
@@ -403,4 +410,13 @@ class TestChoosingAnEngine:
         engine_answers("no docker client with buildx is on PATH")
         with pytest.raises(SparkBuildError, match="no docker client") as caught:
             get_engine("buildkit")
+        assert caught.value.code == 6
+
+    def test_the_one_that_docker_host_names_is_needed(
+        self, engine_answers: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine_answers("no Docker Engine answers")
+        monkeypatch.setenv("DOCKER_HOST", "tcp://spark:2375")
+        with pytest.raises(SparkBuildError, match="no Docker Engine answers") as caught:
+            get_engine("auto")
         assert caught.value.code == 6

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.runtime import IMAGE_VERIFIER
+from builder.runtime import IMAGE_VERIFIER, verify_checks
+from builder.runtime.dispatch_expect import limit
 from builder.verify import VerifyTarget, verify
 from builder.verify.ongpu import GpuOptions, NoGpu, archive, run_beside, verifier_files
 
@@ -183,16 +184,28 @@ def run_sound(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_not_run_fails_nothing_until_it_is_required(sound: Path) -> None:
-    levels = ("--level", "static", "--level", "device", "--level", "serve")
-    ran = run_sound(sound, *levels)
-    assert ran.returncode == 0, ran.stdout
-    assert "NOT RUN device" in ran.stdout
-    assert (
-        "docker run --rm --gpus all --ipc host --entrypoint spark-verify me/image:1" in ran.stdout
-    )
+def test_a_level_that_is_named_must_run(sound: Path) -> None:
+    assert run_sound(sound, "--level", "static").returncode == 0
     for level in ("device", "serve"):
-        assert run_sound(sound, *levels, "--require", level).returncode == 5
+        for words in (("--level", level), ("--require", level)):
+            ran = run_sound(sound, "--level", "static", *words)
+            assert ran.returncode == 5, ran.stdout
+            assert f"NOT RUN {level}" in ran.stdout
+            assert "docker run --rm --gpus all --ipc host --entrypoint spark-verify me/image:1" in (
+                ran.stdout
+            )
+
+
+def test_the_verifier_in_the_image_names_an_expected_refusal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = limit({"kind": "w4a16-moe", "refused": "no"}, "refused: ValueError: no")
+    made = verify_checks.check("dispatch", "w4a16-moe", good=True, expected="no", seen="no")
+    verify_checks.show([{**made, "refusal": said}, verify_checks.not_run("serve", "x", "e", "r")])
+    shown = capsys.readouterr().out
+    assert "PASS" not in shown
+    assert f"expected refusal dispatch w4a16-moe: {said}" in shown
+    assert shown.endswith("0 pass, 1 expected refusal, 0 fail, 1 not run\n")
 
 
 def test_device_alone_without_a_gpu_is_no_pass(sound: Path) -> None:

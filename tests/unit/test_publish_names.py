@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from builder.bake import LABEL_PREFIX
@@ -10,8 +12,14 @@ from builder.errors import UsageError
 from builder.publish.inventory import our_layer
 from builder.publish.name import name_of
 from builder.publish.push import check_moving
-from builder.publish.referrers import is_fallback_tag, subject_of_tag
+from builder.publish.referrers import (
+    holds_signatures,
+    is_fallback_tag,
+    lists_referrers,
+    subject_of_tag,
+)
 from builder.publish.repository import parse_target
+from builder.registry.model import OCI_INDEX, OCI_MANIFEST, RawManifest
 
 PLAN = "sha256:" + "ab" * 32
 
@@ -100,7 +108,35 @@ def test_tags_of_attachments() -> None:
         assert is_fallback_tag(tag)
         assert subject_of_tag(tag) == digest
     assert not is_fallback_tag("sha256-short")
+    assert not is_fallback_tag("sha256-" + "x" * 64)
     assert not is_fallback_tag("latest")
+
+
+@pytest.mark.parametrize(
+    ("layers", "signs"),
+    [
+        (["application/vnd.dev.cosign.simplesigning.v1+json"], True),
+        (["application/vnd.dsse.envelope.v1+json"] * 2, True),
+        (["application/vnd.oci.image.layer.v1.tar+gzip"], False),
+        (["application/vnd.dsse.envelope.v1+json", "application/octet-stream"], False),
+        ([], False),
+    ],
+)
+def test_a_signature_is_known_by_its_layers(layers: list[str], signs: bool) -> None:
+    """Not by its tag: an image under such a tag is an image."""
+    value = {"layers": [{"mediaType": one} for one in layers]}
+    made = RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST)
+    assert holds_signatures(made) is signs
+    assert not lists_referrers(made)
+
+
+@pytest.mark.parametrize(("artifact", "lists"), [("application/x", True), (None, False)])
+def test_a_list_of_attachments_is_known_by_its_entries(artifact: str | None, lists: bool) -> None:
+    entry = {"mediaType": OCI_MANIFEST, "digest": PLAN, "size": 2}
+    value = {"manifests": [entry | ({"artifactType": artifact} if artifact else {})]}
+    made = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
+    assert lists_referrers(made) is lists
+    assert not holds_signatures(made)
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,8 @@ def test_a_conflict_shows_both_texts(plan: Call) -> None:
     assert "using Kernel = something_else;" in conflict["expected"]
     assert cw.GUARDED in conflict["found"]
     assert conflict["history"] == f"the text is that of {ARCHIVE}"
-    err = plan(cw.CONFLICT, more=()).err
+    shown = plan(cw.CONFLICT, more=())
+    err = shown.out + shown.err
     assert f"{cw.DISPATCH}, hunk 1" in err
     assert "something_else" in err
     assert "enable_sm120_only" in err

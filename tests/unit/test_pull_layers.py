@@ -150,7 +150,7 @@ class TestPinned:
         result = spark_build("layers", "check", "mine", *OWN)
         assert result.code == 2
         assert "vllm-project/vllm#1 is not pinned" in result.err
-        assert "try: spark-build layers pin mine" in result.err
+        assert "try: spark-build layers pin --patches layers mine" in result.err
         assert spark_build("plan", "-l", "mine", *OWN, *BASE).code == 2
 
     def test_a_mod_of_it_is_whole(
@@ -244,7 +244,7 @@ class TestOp:
 BAD_PINS = {
     "short-commit": ("commit", "abc", "commit 'abc' is not of the right form"),
     "no-sha256": ("sha256", "", "sha256 '' is not of the right form"),
-    "number-as-text": ("number", "1", "'number' should be a int"),
+    "number-as-text": ("number", "1", "'number' should be a whole number"),
     "unknown-key": ("comit", "x", "unknown key 'comit'"),
 }
 

@@ -223,11 +223,11 @@ def test_naming_one_twice_is_a_mistake(plan: Call) -> None:
 
 class TestConflict:
     def test_is_shown_side_by_side(self, plan: Call) -> None:
-        err = plan(pw.SUPERSEDED, base="1.3.0", more=()).err
-        assert "vllm/kernels.py, hunk 1 (line 16 in the diff, 16 here): the text differs" in err
-        assert re.search(r"expected by vllm-project/vllm#4 +found in the base", err)
-        assert re.search(r"kept = first_of_gamma \* 2 +\| +kept = first_of_gamma << 1", err)
-        assert re.search(r"return kept +\| +return first_of_gamma_as_it_was or value", err)
+        said = plan(pw.SUPERSEDED, base="1.3.0", more=()).out
+        assert "vllm/kernels.py, hunk 1 (line 16 in the diff, 16 here): the text differs" in said
+        assert re.search(r"expected by vllm-project/vllm#4 +found in the base", said)
+        assert re.search(r"kept = first_of_gamma \* 2 +\| +kept = first_of_gamma << 1", said)
+        assert re.search(r"return kept +\| +return first_of_gamma_as_it_was or value", said)
 
     def test_says_which_releases_it_fits(self, plan: Call) -> None:
         (report,) = plan(pw.SUPERSEDED, base="1.3.0").json["pulls"]
@@ -279,8 +279,8 @@ class TestCommits:
         words = ["--with-pr", f"vllm-project/vllm#1@{old[:9]}", "-b", "pypi:vllm==1.0.0"]
         result = spark_build("plan", *words)
         assert "1 commits further" in result.err
-        assert "1 file to change" in result.err
-        assert "2 files to change" in plan(pw.OPEN, more=()).err
+        assert "1 file to change" in result.out
+        assert "2 files to change" in plan(pw.OPEN, more=()).out
 
     def test_a_commit_that_was_forced_away_is_noticed(
         self, spark_build: Call, world: World, forge: LocalForge

@@ -175,6 +175,40 @@ def test_secrets_go_to_no_token_server_in_the_open(
     assert all(SECRET not in str(request) for request in fake.log)
 
 
+@pytest.mark.parametrize(
+    "realm",
+    [
+        "http://evil.example/token",
+        "http://localhost:1@evil.example/token",
+        "http://127.0.0.1@evil.example/token",
+        "https://me@evil.example/token",
+    ],
+)
+def test_a_plain_registry_here_sends_no_secret_elsewhere(
+    realm: str, account: Callable[[str], None]
+) -> None:
+    with guarded(gives({"token": "good"}), realm=realm) as fake:
+        account(fake.address)
+        repository = fake.repository()
+        repository.transport._session.get_adapter = _plain  # type: ignore[method-assign]
+        with pytest.raises(RemoteError, match=r"evil\.example as its token server, .* refused"):
+            repository.has(ZERO)
+
+
+def test_a_registry_with_tls_sends_no_secret_in_the_open_not_even_here(
+    account: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    realm = FakeRegistry(gives({"token": "good"}))
+    with realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
+        account(fake.address)
+        repository = fake.repository()
+        monkeypatch.setattr(type(repository.transport), "root", f"https://{fake.address}")
+        repository.transport._session.get_adapter = _plain  # type: ignore[method-assign]
+        with pytest.raises(RemoteError, match="it is not https"):
+            repository.has(ZERO)
+    assert not realm.log
+
+
 class _Plain(HTTPAdapter):
     """Sends what is meant for https in the open, to a server that speaks no TLS."""
 

@@ -334,3 +334,31 @@ def test_referrers_that_are_no_index() -> None:
     reply = Reply(body=manifest(), headers=TYPED)
     with serve(reply) as fake, pytest.raises(RemoteError, match="has no list of parts"):
         referrers(fake.repository(), BLOB.digest)
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil", "a/../b", "a?x=1", "a#b", "", ".", "-a", "a b", "a%2f", "ä", "x" * 129]
+)
+def test_a_name_that_is_no_tag_enters_no_address(name: str) -> None:
+    listed = Reply(200, json.dumps({"tags": ["ok", name]}).encode())
+    with serve(listed) as fake:
+        repository = fake.repository()
+        for asking in (repository.manifest, repository.digest_of, repository.delete):
+            with pytest.raises(RemoteError, match="is neither a tag nor a digest"):
+                asking(name)
+        with pytest.raises(RemoteError, match="is not a sha256 digest"):
+            repository.has(name)
+        with pytest.raises(RemoteError, match="is not a sha256 digest"):
+            referrers(repository, name)
+        assert not fake.log
+        with pytest.raises(RemoteError, match="its list of tags has "):
+            tags(repository)
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../b", "A/b", "a//b", "", "a/", "a?b", "x" * 300])
+def test_a_name_that_is_no_repository(name: str) -> None:
+    with serve(Reply(200)) as fake, pytest.raises(RemoteError, match="the name of a repository"):
+        fake.repository(name)

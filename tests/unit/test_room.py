@@ -13,6 +13,7 @@ import pytest
 from builder.engines import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.errors import BuildFailed
+from builder.paths import cache_dir
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Location, Locations
 from builder.room import Need, check_room, engine_needs, pull_needs
@@ -126,13 +127,17 @@ def test_a_pull_needs_twice_what_travels(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sandbox_counts_until_it_is_there() -> None:
-    plan = make_plan_of(fake_base(vllm_files(), "pypi"), make_layer("x", copy_op("vllm/x", b"")))
-    (found,) = sandbox_needs(plan)
-    assert found.bytes > 1_000_000_000
+    base = fake_base(vllm_files(), "pypi")
+    packages, torch = {"vllm": "0.20.1", "torch": "2.11.0"}, cache_dir() / "sandbox/torch-2.11.0-1"
+    environment, unpacked = sandbox_needs(packages, base.tree)
+    assert environment.bytes > 300_000_000
+    assert unpacked.bytes > 1_000_000_000
     sandbox = Sandbox(requirements_for("0.20.1"))
     sandbox.root.mkdir(parents=True)
     (sandbox.root / "complete").touch()
-    assert not sandbox_needs(plan)
+    assert sandbox_needs(packages, base.tree) == [unpacked]
+    torch.mkdir()
+    assert sandbox_needs(packages, base.tree) == []
 
 
 # ---------------------------------------------------------------------------------- on a real disk
@@ -183,6 +188,6 @@ def test_a_cache_disk_without_room_for_the_sandbox(
         words = [word for word in IMAGE if word != "--no-verify"]
         result = big(*words, "--output", f"oci:{tmp_path}/out")
         assert result.code == 7
-        assert f"not enough room on the disk of {small}/sandbox" in result.err
+        assert f"not enough room on the disk of {small}" in result.err
         assert "spark-build cache prune" in result.err
         assert not (tmp_path / "out").exists()

@@ -51,7 +51,7 @@ def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
 def test_a_schema_is_one_and_complete_in_itself(name: str) -> None:
     value = schema(name)
     jsonschema.Draft202012Validator.check_schema(value)
-    assert value["$id"] == f"urn:spark-build:schema:{name}:1"
+    assert value["$id"] == f"urn:spark-build:schema:{name}:{2 if name == 'plan' else 1}"
     assert "definitions.json" not in json.dumps(value)
     for reference in references(value):
         assert reference.removeprefix("#/$defs/") in value["$defs"]
@@ -88,6 +88,9 @@ def test_the_command_prints_a_schema_that_other_tools_take(
 def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == 0
     assert capsys.readouterr().out.split() == names()
+    assert run(["schema", "--json"]) == 0
+    value = validated("schema", json.loads(capsys.readouterr().out))
+    assert value["names"] == names()
     assert run(["schema", "verfy"]) == 2
     assert "did you mean 'verify'?" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no schema 'definitions'"):
@@ -149,6 +152,23 @@ def test_errors_are_as_every_schema_has_them() -> None:
         validated(name, failed)
     validated("verify", {**report().as_json(), "error": failed["error"]})
     validated("plan", {**plan(), "error": failed["error"]})
+
+
+@pytest.mark.parametrize("words", ["image", "compile run", "compile wheel"])
+def test_the_schema_of_a_command_takes_all_that_it_prints(words: str) -> None:
+    name = words.replace(" ", "-")
+    assert document_of([*words.split(), "--dry-run", "--json"]) == name
+    other = {"image": "image-index", "compile-run": "compile-show"}.get(name, f"{name}-plan")
+    own, instead = schema(name)["anyOf"]
+    assert instead == {k: v for k, v in schema(other).items() if k in instead}
+    assert own != instead
+
+
+def test_what_image_prints_without_building_is_in_its_schema() -> None:
+    validated("image", plan())
+    validated("image", {"schema": 1, "plan_digest": DIGEST, "dockerfile": "FROM scratch\n"})
+    assert not validator("image").is_valid({**plan(), "colour": "green"})
+    assert not validator("image").is_valid({**plan(), "image": "oci:out"}), "half of what was built"
 
 
 # ------------------------------------------------------------------------------ broken documents

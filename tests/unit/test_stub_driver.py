@@ -16,10 +16,14 @@ from elftools.elf.sections import SymbolTableSection
 
 from builder.runtime.stub_driver import (
     FUNCTIONS,
+    NO_DEVICE,
     REFUSAL,
     SONAME,
+    TEXT,
+    TEXT_FUNCTION,
     UnknownMachineError,
     driver_functions,
+    dsl_libraries,
     needed_libraries,
     shared_library,
     undefined_symbols,
@@ -124,6 +128,54 @@ def test_an_unknown_machine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+#: Asks the loader for symbols with a version, calls one, and reads the text that another returns.
+VERSIONS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+dlvsym = ctypes.CDLL(None).dlvsym
+dlvsym.restype = ctypes.c_void_p
+dlvsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
+find = lambda name, version: dlvsym(library._handle, name, version)
+print([bool(find(*pair)) for pair in (
+    (b"cudaMalloc", b"libcudart.so.13"), (b"nvshmem_init", b"NVSHMEM"),
+    (b"cudaMalloc", b"libcudart.so.12"), (b"cudaMalloc", b"NVSHMEM"),
+)])
+print(ctypes.CFUNCTYPE(ctypes.c_int)(find(b"cudaMalloc", b"libcudart.so.13"))())
+library.cudaGetErrorString.restype = ctypes.c_char_p
+print(library.cudaGetErrorString(0).decode())
+print(library.plain())
+"""
+
+
+def test_symbols_have_the_versions_that_they_are_asked_for_with(tmp_path: Path) -> None:
+    names = ["cudaMalloc", "cudaGetErrorString", "nvshmem_init", "plain"]
+    versions = dict.fromkeys(names[:2], "libcudart.so.13") | {"nvshmem_init": "NVSHMEM"}
+    machine = platform.machine()
+    path = tmp_path / "libcudart.so.13"
+    path.write_bytes(shared_library(path.name, names, machine, versions, NO_DEVICE))
+    command = [sys.executable, "-I", "-c", VERSIONS, str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = TEXT.rstrip(b"\0").decode()
+    assert said.splitlines() == ["[True, True, False, False]", str(NO_DEVICE), text, str(NO_DEVICE)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cudaGetErrorString", True),
+        ("cudaGetErrorName", True),
+        ("cublasGetStatusString", True),
+        ("nvrtcGetErrorString", True),
+        ("ncclGetLastError", True),
+        ("cuGetErrorString", False),  # the driver's gives a code, and the text by an argument
+        ("cudaGetLastError", False),
+        ("cudaGetDevice", False),
+    ],
+)
+def test_functions_that_return_text_are_known(name: str, text: bool) -> None:
+    assert bool(TEXT_FUNCTION.fullmatch(name)) is text
+
+
 # -------------------------------------------------------------------------------------------- read
 
 
@@ -189,6 +241,19 @@ def test_the_interpreters_own_modules_are_read_as_another_program_reads_them() -
     assert undefined_symbols(path) == wanted
     assert needed_libraries(path) == needed
     assert "PyObject_Call" in wanted
+
+
+def test_the_dsls_libraries_that_name_the_driver_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those for 64-bit Arm do; those for x86-64 do not, and load without it."""
+    place = tmp_path / "nvidia_cutlass_dsl" / "lib"
+    place.mkdir(parents=True)
+    (place / "libarm.so").write_bytes(module_with([], [SONAME, "libc.so.6"]))
+    (place / "libx86.so").write_bytes(module_with([], ["libc.so.6"]))
+    (place / "libdamaged.so").write_bytes(module_with([], [SONAME])[:-40])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/nowhere"])
+    assert dsl_libraries() == [str(place / "libarm.so")]
 
 
 @pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", b"\x7fELF\1\1" + bytes(80)])

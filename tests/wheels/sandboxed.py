@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from builder.locks import locked
 from builder.paths import cache_dir, package_file
 from builder.runtime.spark_apply import versions
-from builder.verify.sandbox import Sandbox, lay_out, requirements_for
+from builder.verify.installer import call, install_command
+from builder.verify.sandbox import Sandbox, lay_out, make, requirements_for
+from builder.verify.torchfolder import wanted_torch
 
 if TYPE_CHECKING:
     from .support import Planned
@@ -31,6 +33,7 @@ class Release:
     version: str
     python: Path
     paths: list[str]
+    torch: str
 
     def simulation(self, **env: str) -> dict[str, Any]:
         """The request by which a harness prepares it."""
@@ -57,7 +60,9 @@ class Release:
             capture_output=True,
             text=True,
             timeout=300,
-            env={name: os.environ[name] for name in keep if name in os.environ},
+            # torch is imported before the request's paths count
+            env={"PYTHONPATH": self.torch}
+            | {name: os.environ[name] for name in keep if name in os.environ},
             check=False,
         )
         assert answer.returncode == 0, answer.stderr[-3000:]
@@ -71,10 +76,10 @@ def release_of(planned: Planned) -> Release:
     tree = OverlayTree(planned.base.tree)
     tree.update(planned.plan.changes)
     packages = {**planned.base.identity.packages, **versions(tree)}
-    sandbox = Sandbox(requirements_for(packages["vllm"]))
-    sandbox.prepare()
-    paths = [str(lay_out(tree)), str(extra(sandbox)), str(sandbox.dsl(packages))]
-    return Release(packages["vllm"], sandbox.python, paths)
+    made = make(requirements_for(packages["vllm"]), wanted_torch(tree, packages), packages)
+    torch = str(made.torch.folder)
+    paths = [lay_out(tree), extra(made.sandbox), made.sandbox.dsl(packages)]
+    return Release(packages["vllm"], made.sandbox.python, [*map(str, paths), torch], torch)
 
 
 def extra(sandbox: Sandbox) -> Path:
@@ -84,7 +89,6 @@ def extra(sandbox: Sandbox) -> Path:
         if not folder.exists():
             partial = folder.with_suffix(".part")
             shutil.rmtree(partial, ignore_errors=True)
-            pip = [str(sandbox.python), "-m", "pip", "install", "-q", "--no-deps"]
-            subprocess.run([*pip, "--target", str(partial), *EXTRA], check=True)
+            call(install_command(sandbox.python, EXTRA, partial))
             partial.rename(folder)
     return folder

@@ -1,6 +1,6 @@
 """Level ``binaries`` on released wheels: which of their kernels run on SM121, and which do not.
 
-Needs ``cuobjdump`` and ``nvdisasm`` (``pip install 'spark-build[proof]'``); without them these
+Needs ``cuobjdump`` and ``nvdisasm``, which spark-build installs; without them these
 tests fail: nothing here is skipped.  Modules are read out of the wheels once (280 MB for all of
 this); their summaries stay in the cache.
 """

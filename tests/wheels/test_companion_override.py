@@ -7,6 +7,7 @@ a companion is, by the same generator, and put on by the same loader.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,16 @@ from typing import Any
 
 import pytest
 
+from builder.bars import Bar
+from builder.index import PackageIndex
 from builder.native.registration import Operator, load_operators, registration_source
 from builder.paths import package_file
 from builder.verify.sandbox import Sandbox, requirements_for
+from builder.verify.torchfolder import _choose, torch_folder
+from builder.wheels import RemoteWheel
 
 MARK = "spark-build/override/1"
+TORCH = "2.11.0"
 ANSWER = replace(
     load_operators()[0],
     name="companion_test::answer",
@@ -77,11 +83,20 @@ def sandbox() -> Sandbox:
     return made
 
 
+def headers_of_torch(folder: Path) -> Path:
+    """What the torch that selection is asked with is unpacked without."""
+    index = PackageIndex()
+    wheel = RemoteWheel(_choose(index, TORCH), index)
+    paths = [path for path in wheel.members if path.startswith("torch/include/")]
+    wheel.unpack(paths, folder / "headers", Bar("headers", None, "bytes"))
+    return folder / "headers" / "torch" / "include"
+
+
 @pytest.fixture(scope="module")
-def libraries(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The release's library and two companions, compiled side by side."""
     folder = tmp_path_factory.mktemp("libraries")
-    (torch,) = sandbox.root.glob("lib/python*/site-packages/torch")
+    torch, headers = torch_folder(TORCH).folder / "torch", headers_of_torch(folder)
     texts = {"released": RELEASED}
     for operator in (ANSWER, STABLE):
         body = operator.declaration.replace(";", " { return x.size(0) + 2; }")
@@ -90,8 +105,8 @@ def libraries(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dic
     running = []
     for name, text in texts.items():
         (folder / f"{name}.cpp").write_text(text)
-        words = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{torch / 'include'}"]
-        words += [f"-I{torch / 'include/torch/csrc/api/include'}", str(folder / f"{name}.cpp")]
+        words = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{headers}"]
+        words += [f"-I{headers / 'torch/csrc/api/include'}", str(folder / f"{name}.cpp")]
         words += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
         running.append(subprocess.Popen([*words, "-o", str(folder / f"{name}.so")]))
     assert [process.wait() for process in running] == [0] * len(running)
@@ -111,6 +126,7 @@ def asked(sandbox: Sandbox, released: Path, companion: Path, **changed: Any) -> 
     done = subprocess.run(
         [sandbox.python, "-c", ASK, str(loader), str(released), str(companion), json.dumps(about)],
         capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(torch_folder(TORCH).folder)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: list[Any] = json.loads(done.stdout)

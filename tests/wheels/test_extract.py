@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder import wheels
+from builder.bars import Bar
 from builder.errors import RemoteError, UsageError
 from builder.index import PackageIndex
 from builder.wheels import RemoteWheel
@@ -82,3 +83,29 @@ def test_a_download_that_breaks_off(index: FakeIndex, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(index: FakeIndex, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         opened(index).extract(MODULE, tmp_path / "no-such-folder" / "file")
+
+
+def test_progress_is_counted_while_a_file_comes(
+    index: FakeIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large file many times, not once for each range; all of it in the end."""
+    counted: list[int] = []
+    advance = Bar.advance
+
+    def seen(bar: Bar, count: int = 1) -> None:
+        advance(bar, count)
+        counted.append(bar.done)
+
+    monkeypatch.setattr(Bar, "advance", seen)
+    monkeypatch.setattr(wheels, "_STEP", 10_000)
+    wheel = opened(index)
+    counted.clear()
+    wheel.extract(MODULE, tmp_path / "file")
+    size = wheel.packed_size(MODULE)
+    assert len(counted) > 80
+    assert size <= counted[-1] <= size + 30
+    counted.clear()
+    bar = Bar("torch", size, "bytes")
+    wheel.unpack(wheel.members, tmp_path / "all", bar)
+    assert (tmp_path / "all" / MODULE).read_bytes() == DATA
+    assert size + 200_000 <= bar.done

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.verify.sandbox import Sandbox, requirements_for
+from builder.verify.torchfolder import torch_folder
 
 from ..unit.runtime import load
 
@@ -30,6 +31,7 @@ def _with_torch() -> Iterator[None]:
     sandbox.prepare()
     before = list(sys.path)
     site.addsitedir(str(next((sandbox.root / "lib").glob("python3*/site-packages"))))
+    sys.path.append(str(torch_folder("2.11.0").folder))
     yield
     sys.path[:] = before
 

@@ -9,6 +9,7 @@ RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish", "--root
 LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"
 LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"
 LABEL "io.github.spark-build.layers"="fix,clean"
+LABEL "io.github.spark-build.moe-serve-flags"=""
 LABEL "io.github.spark-build.plan"="sha256:PLAN"
 LABEL "io.github.spark-build.profiles"="test"
 LABEL "io.github.spark-build.serve-flags"=""

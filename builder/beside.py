@@ -1,0 +1,71 @@
+"""Work that goes on beside the main line, and ends with it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Seconds that work which is no longer wanted has to clean up.
+_GRACE = 5.0
+
+
+class Unwanted(Exception):
+    """The work that this thread does is no longer wanted."""
+
+
+class _Beside(threading.Thread):
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(name="beside", daemon=True)
+        self._work = work
+        self.unwanted = threading.Event()
+
+    def run(self) -> None:
+        with suppress(Exception):  # whoever needs what was to be made does it again, and says why
+            self._work()
+
+
+#: What is being done beside the main line.
+_running: list[_Beside] = []
+
+
+def check_wanted() -> None:
+    """To be called now and then by what takes long.
+
+    Raises:
+        Unwanted: this thread works for somebody who has gone.
+    """
+    thread = threading.current_thread()
+    if isinstance(thread, _Beside) and thread.unwanted.is_set():
+        raise Unwanted
+
+
+@contextmanager
+def beside(work: Callable[[], object] | None) -> Iterator[None]:
+    """Do work while the block runs, and end it with the block.
+
+    An error of the work is not raised: do the same work again to have it.
+    """
+    if work is None:
+        yield
+        return
+    thread = _Beside(work)
+    _running.append(thread)
+    try:
+        thread.start()
+        yield
+    finally:
+        _running.remove(thread)
+        thread.unwanted.set()
+        if thread.ident is not None:
+            thread.join(_GRACE)
+
+
+def wait_for_beside() -> None:
+    """Wait until what is done beside this thread is done."""
+    for thread in tuple(_running):
+        if thread is not threading.current_thread():
+            thread.join()

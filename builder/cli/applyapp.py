@@ -1,0 +1,89 @@
+"""The options of ``apply`` and ``revert``; what they do is imported when they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from builder.cli import options as opt
+from builder.cli.help import BUILD, App, examples
+
+apply_app = App()
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")
+]
+Directory = Annotated[
+    Path, typer.Argument(help="site-packages, or a virtual environment.", metavar="DIR")
+]
+
+
+@apply_app.command(
+    rich_help_panel=BUILD,
+    epilog=examples(
+        "spark-build apply ~/vllm-env --layers b12x-full --dry-run",
+        "spark-build apply ~/vllm-env --layers b12x-full",
+    ),
+)
+def apply(
+    directory: Directory,
+    layers: opt.LayersOrPulls = None,
+    with_pr: opt.WithPr = None,
+    patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
+    locked: opt.Locked = False,
+    compile_here: opt.Compile = False,
+    toolkit: opt.Toolkit = None,
+    builder: opt.Builder = None,
+    dry_run: DryRun = False,
+    json: opt.Json = False,
+) -> None:
+    """Apply layers to an installed environment.
+
+    Each layer is applied as a whole, or not at all.
+    """
+    from builder.cli.apply import apply_command
+
+    apply_command(
+        directory=directory,
+        layers=layers,
+        pulls=opt.pull_options(with_pr, forge_clone, locked),
+        patches=patches,
+        compile_here=compile_here,
+        toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
+        dry_run=dry_run,
+        json=json,
+    )
+
+
+@apply_app.command(
+    rich_help_panel=BUILD,
+    epilog=examples(
+        "spark-build revert ~/vllm-env",
+        "spark-build revert ~/vllm-env --layers vllm-b12x-backend --dry-run",
+    ),
+)
+def revert(
+    directory: Directory,
+    layers: opt.OptionalLayers = None,
+    patches: opt.Patches = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Put originals back over later edits too.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: opt.Json = False,
+) -> None:
+    """Put back the exact bytes from before the layers.
+
+    All layers, unless some are named.
+    """
+    from builder.cli.apply import revert_command
+
+    revert_command(
+        directory=directory,
+        layers=layers,
+        patches=patches,
+        force=force,
+        dry_run=dry_run,
+        json=json,
+    )

@@ -1,0 +1,73 @@
+"""What the shell completes.  Nothing here asks the network; heavy modules are not imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ENGINES = ("auto", "buildkit", "oci")
+PLATFORMS = ("linux/arm64", "linux/amd64")
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """A completion of fixed words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
+    """The last of several, comma-separated."""
+    done, comma, last = incomplete.rpartition(",")
+    taken = done.split(",")
+    return [f"{done}{comma}{name}" for name in names if name.startswith(last) and name not in taken]
+
+
+def layers(incomplete: str) -> list[str]:
+    """Profiles and layers, comma-separated; reads folder names only."""
+    from builder.catalog import Catalog
+
+    return _in_list(incomplete, Catalog.discover().names)
+
+
+def layer(incomplete: str) -> list[str]:
+    """One profile or layer."""
+    return [name for name in layers("") if name.startswith(incomplete)]
+
+
+def levels(incomplete: str) -> list[str]:
+    """Levels of verification, comma-separated."""
+    from builder.verify import LEVELS
+
+    return _in_list(incomplete, LEVELS)
+
+
+def schemas(incomplete: str) -> list[str]:
+    """Documents that have a schema."""
+    from builder.schemas import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Kinds of what is kept on this machine that can be removed."""
+    from builder.cache.kinds import KINDS
+
+    return [k.name for k in KINDS if k.prunable and k.name.startswith(incomplete)]
+
+
+def builders(incomplete: str) -> list[str]:
+    """What buildx knows, if there is one."""
+    import subprocess
+
+    words = ("docker", "buildx", "ls", "--format", "{{.Name}}")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=3, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = dict.fromkeys(line.strip().rstrip("*") for line in done.stdout.splitlines())
+    return [name for name in names if name and name.startswith(incomplete)]

@@ -1,0 +1,128 @@
+"""What inspects releases and publishes formats; what the commands do is imported when they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from builder.cli import complete
+from builder.cli import options as opt
+from builder.cli.help import DEVELOP, INSPECT, App, examples
+
+develop_app = App()
+mods_app = App(
+    help="Layers as mods for sparkrun and spark-vllm-docker.",
+    epilog=examples("spark-build mods export"),
+)
+config_app = App(
+    help="What spark-build would use, and where from.",
+    epilog=examples("spark-build config show"),
+)
+
+
+@develop_app.command(
+    rich_help_panel=INSPECT,
+    epilog=examples(
+        "spark-build matrix -l b12x-full --releases 0.20.1,0.22.1,0.33.0",
+        "spark-build matrix -l b12x-full --dispatch --json",
+    ),
+)
+def matrix(
+    layers: opt.Layers,
+    releases: opt.Releases = None,
+    dispatch: Annotated[
+        bool, typer.Option("--dispatch", help="Also ask each release what it selects on SM121.")
+    ] = False,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Also ask for every choice that a release offers.")
+    ] = False,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="Keep each release's evidence in this directory.", metavar="DIR"),
+    ] = None,
+    platform: opt.PlatformName = None,
+    patches: opt.Patches = None,
+    refresh: opt.Refresh = False,
+    json: opt.Json = False,
+) -> None:
+    """Show the state of every layer on every vLLM release."""
+    from builder.cli.matrix import matrix_command
+
+    matrix_command(
+        layers=layers,
+        releases=releases,
+        platform=platform,
+        patches=patches,
+        refresh=refresh,
+        dispatch=dispatch,
+        choices=choices,
+        evidence=evidence,
+        json=json,
+    )
+
+
+@mods_app.command(
+    "export",
+    epilog=examples(
+        "spark-build mods export",
+        "spark-build mods export --check",
+        "spark-build mods export my-mod --layers b12x-full,my-fix --in mods",
+    ),
+)
+def mods_export(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Mods (default: one for each profile).", metavar="MOD"),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--in", help="Where mods go (default: mods/ of the checkout, or here).", metavar="DIR"
+        ),
+    ] = None,
+    layers: opt.OptionalLayers = None,
+    with_pr: opt.WithPr = None,
+    patches: opt.Patches = None,
+    forge_clone: opt.ForgeClone = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether they are stale (exit 9).")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Write self-contained mods/NAME/run.sh from the layers."""
+    from builder.cli.mods import export_command
+
+    pulls = opt.pull_options(with_pr, forge_clone)
+    export_command(names or [], directory, layers, pulls, patches, check=check, json=json)
+
+
+@develop_app.command(
+    rich_help_panel=DEVELOP,
+    epilog=examples(
+        "spark-build schema",
+        "spark-build schema verify > verify.schema.json",
+    ),
+)
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A document (default: list those that there are).",
+            metavar="NAME",
+            autocompletion=complete.schemas,
+        ),
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Print the JSON Schema of what --json prints."""
+    from builder.cli.schema import schema_command
+
+    schema_command(name, json)
+
+
+@config_app.command("show", epilog=examples("spark-build config show"))
+def config_show(json: opt.Json = False) -> None:
+    """Show the settings in use and where each comes from."""
+    from builder.cli.config import show_command
+
+    show_command(json)

@@ -1,0 +1,87 @@
+"""How help looks: commands in groups, and examples of a line each that can be copied."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typer.models import CommandFunctionType
+
+BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP = "Build", "Inspect", "Publish", "Maintain", "Develop"
+#: In the order in which help lists them.
+_GROUPS = (BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
+#: The names of ``--help``, on every command.
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def examples(*lines: str, note: str = "") -> str:
+    """An epilogue with a line for each example, which help prints as they are."""
+    title = "Examples:" if len(lines) > 1 else "Example:"
+    text = "\n".join(("\b", title, *(f"  {line}" for line in lines)))
+    return f"{text}\n\n{note}" if note else text
+
+
+def _group(command: Any) -> str | None:
+    """The group of a command; typer has a placeholder where none was named."""
+    panel = getattr(command, "rich_help_panel", None)
+    return panel if panel in _GROUPS else None
+
+
+class Commands(TyperGroup):
+    """Commands in their groups; without a command the help, which is no error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As the base class, but no words at all ask for help."""
+        bare = not args and not ctx.resilient_parsing
+        return super().parse_args(ctx, ["--help"] if bare else args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """A section for each group; for a command in none, as the base class has it."""
+        shown = [(n, c) for n in self.list_commands(ctx) if (c := self.get_command(ctx, n))]
+        shown = [(name, command) for name, command in shown if not command.hidden]
+        widest = max((len(name) for name, _ in shown), default=0)
+        for group in (*_GROUPS, None):
+            rows = [
+                (name.ljust(widest), command.get_short_help_str(formatter.width - widest - 6))
+                for name, command in shown
+                if _group(command) == group
+            ]
+            if rows:
+                with formatter.section(group or "Commands"):
+                    formatter.write_dl(rows)
+
+
+class Command(TyperCommand):
+    """A command whose arguments are shown by their names alone."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                # typer would add its type: "TARGET <str>"
+                parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As the base class, but typer would write ``{TARGET}``."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"^\{(.*)\}(\.\.\.)?$", r"\1\2", piece) for piece in pieces]
+
+
+class App(typer.Typer):
+    """Commands of ours, in groups."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": Commands, **options})
+
+    def command(
+        self, *args: Any, **options: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """As the base class, with our own kind of command."""
+        return super().command(*args, **{"cls": Command, **options})

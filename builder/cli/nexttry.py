@@ -1,0 +1,129 @@
+"""The ``try:`` line of an error: a command that can be run, with the user's own arguments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import Exit
+from builder.hints import PROGRAM, again, words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Options of the user's command that a hinted one needs too.
+_CARRIED = ("--patches", "--forge-clone", "--plain-http", "--platform", "--python")
+_OPTION = re.compile(r"(--[a-z][a-z-]*)(?:[ =]([^\s,;]+))?(.*)", re.DOTALL)
+
+
+def next_try(hint: str, code: int) -> str:
+    """A hint as it is printed.
+
+    One that begins with an option is the user's own command with it, one that begins with our name
+    has what the user named besides, and an error without one has what its exit code suggests.
+    """
+    if not hint:
+        return _by_code(code)
+    if hint.startswith("--"):
+        return _with_option(hint)
+    if hint.startswith(f"{PROGRAM} "):
+        return _with_carried(hint)
+    return hint
+
+
+def _by_code(code: int) -> str:
+    if code in (Exit.USAGE, Exit.NOTHING_TO_DO):
+        return shlex.join([PROGRAM, *_command(words())[0], "--help"])
+    if code == Exit.REMOTE:
+        return again()
+    if code == Exit.STALE:
+        return _with_carried(f"{PROGRAM} lock")
+    if code == Exit.NEEDS_REBUILD:
+        return f"{PROGRAM} compile --help"
+    if code == Exit.ENGINE:
+        return f"{PROGRAM} config show"
+    return again("--verbose") if code != Exit.BUG else ""
+
+
+def _command(given: Sequence[str]) -> tuple[list[str], Any]:
+    """The (sub)command that words name, and what typer knows of it."""
+    import typer.main
+
+    from builder.cli.app import app
+
+    path: list[str] = []
+    command: Any = typer.main.get_command(app)
+    for word in given:
+        if word.startswith("-"):
+            if path:
+                break
+            continue
+        below = getattr(command, "commands", {}).get(word)
+        if below is None:
+            break
+        path.append(word)
+        command = below
+    return path, command
+
+
+def _option(command: Any, name: str) -> Any:
+    """What a command knows of an option; None where it has none of that name."""
+    return next((p for p in command.params if name in getattr(p, "opts", ())), None)
+
+
+def _with_option(hint: str) -> str:
+    match = _OPTION.fullmatch(hint)
+    option = _option(_command(words())[1], match[1]) if match else None
+    if match is None or option is None:
+        return hint
+    name, value, rest = match.groups()
+    more = [name]
+    if option.is_flag:
+        rest = f" {value}{rest}" if value else rest
+    elif value:
+        more.append(value)
+    kept = words() if option.multiple else _without(words(), option)
+    rest = rest.strip(" ,;")
+    return shlex.join([PROGRAM, *kept, *more]) + (f"   ({rest})" if rest else "")
+
+
+def _without(given: Sequence[str], option: Any) -> list[str]:
+    kept, skip = [], False
+    for word in given:
+        if skip:
+            skip = False
+        elif word in option.opts:
+            skip = not option.is_flag
+        elif not word.startswith(tuple(f"{name}=" for name in option.opts)):
+            kept.append(word)
+    return kept
+
+
+def _with_carried(hint: str) -> str:
+    path, command = _command(hint.split()[1:])
+    if not path:
+        return hint
+    own = _command(words())[1]
+    more: list[str] = []
+    for name in _CARRIED:
+        option = _option(own, name)
+        if option is None or _option(command, name) is None or name in hint:
+            continue
+        if name == "--python" and "--base" in hint and "pypi:" not in hint:
+            continue
+        for value in _values(words(), option):
+            more += [name, value]
+    head = " ".join([PROGRAM, *path])
+    return hint.replace(head, f"{head} {shlex.join(more)}", 1) if more else hint
+
+
+def _values(given: Sequence[str], option: Any) -> list[str]:
+    found = []
+    for word, following in zip(given, [*given[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if word in option.opts and following:
+            found.append(following)
+        elif equals and name in option.opts:
+            found.append(value)
+    return found

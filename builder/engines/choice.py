@@ -1,0 +1,70 @@
+"""Which engine builds: the one that is named, else the one that can; and why it is that one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+from builder.engines import docker, get_engine
+from builder.engines.buildkit import BuildkitEngine
+from builder.errors import EngineError
+
+if TYPE_CHECKING:
+    from builder.bases import Base
+    from builder.engines import Engine
+    from builder.model import BuildPlan
+
+
+def wanted_engine(name: str, output: str | None) -> str:
+    """A layout is what the oci engine writes, so whoever asks for one has chosen it."""
+    layout = output is not None and output.startswith("oci:")
+    return "oci" if name == "auto" and layout else name
+
+
+def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
+    """Fail where the user names a Docker Engine that does not answer: make nothing else instead.
+
+    Raises:
+        EngineError: that.
+    """
+    elsewhere = (base or "").startswith(("docker://", "oci:", "dir:"))
+    if wanted == "auto" and os.environ.get("DOCKER_HOST") and not builder and not elsewhere:
+        try:
+            docker.connect().close()
+        except EngineError as error:
+            raise EngineError(
+                str(error), hint="start it, or without Docker: --engine oci"
+            ) from None
+
+
+def engine_for(
+    plan: BuildPlan, base: Base, name: str, output: str | None, builder: str
+) -> tuple[Engine, str]:
+    """The engine for a plan, and why it is this one; ``""`` where it was named.
+
+    Raises:
+        EngineError: it is not there, or does not build this plan.
+    """
+    wanted, why = wanted_engine(name, output), ""
+    if name == "auto" and wanted == "oci":
+        why = "--output names an OCI layout"
+    elif wanted == "auto" and base.opened is not None:
+        wanted, why = "oci", f"{base.identity.ref} is read where it lies, without a Docker Engine"
+    engine = get_engine(wanted, builder)
+    if wanted == "auto":
+        why = BuildkitEngine(builder).missing() or "a Docker Engine answers"
+    refusal = engine.refuses(plan)
+    if refusal:
+        raise EngineError(refusal, hint=_who_does(plan))
+    if why and plan.base.kind == "pypi":
+        why += "; released wheels become an overlay, which goes onto an image"
+    return engine, why
+
+
+def _who_does(plan: BuildPlan) -> str:
+    if plan.base.kind != "dir":
+        return "--engine buildkit, with a Docker Engine that answers"
+    names = plan.profiles or [decision.name for decision in plan.decisions]
+    directory = plan.base.ref.removeprefix("dir:")
+    return shlex.join(["spark-build", "apply", directory, "--layers", ",".join(names)])

@@ -1,0 +1,105 @@
+"""What to try next, as a command line that can be run; and what the system's own errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM = "spark-build"
+#: What to do about a place that cannot be used, by what lies there.
+TEMPORARY = "set TMPDIR to another folder"
+CACHE = "set SPARK_BUILD_CACHE to another folder"
+OUTPUT = "choose another place with --output oci:DIR"
+ELSEWHERE = "name another place"
+
+_ADVICE = {
+    errno.ENOSPC: "free some space, or {elsewhere}",
+    errno.EDQUOT: "free some space (a quota is used up), or {elsewhere}",
+    errno.EFBIG: "the file is larger than that disk or 'ulimit -f' allows; {elsewhere}",
+    errno.EACCES: "see who may use it with: ls -ld {path}; or {elsewhere}",
+    errno.EPERM: "see who may use it with: ls -ld {path}; or {elsewhere}",
+    errno.EROFS: "it is mounted read-only; {elsewhere}",
+    errno.ENOTDIR: "a file stands where a folder is needed; {elsewhere}",
+    errno.EEXIST: "a file stands where a folder is needed; {elsewhere}",
+    errno.EISDIR: "a folder stands where a file is needed; {elsewhere}",
+    errno.ENAMETOOLONG: "give it a shorter name",
+    errno.ELOOP: "a link leads back to itself; see: namei -l {path}",
+    errno.EMFILE: "too many files are open at once; allow more with: ulimit -n 4096",
+    errno.ENFILE: "too many files are open on this machine; end other programs",
+    errno.EIO: "the disk, or the connection to it, fails (see: dmesg); {elsewhere}",
+    errno.ESTALE: "the network disk was exchanged; mount it again, or {elsewhere}",
+}
+_SQLITE = {"FULL": errno.ENOSPC, "READONLY": errno.EROFS, "IOERR": errno.EIO, "PERM": errno.EACCES}
+
+#: The words of the command that is running.
+_words: list[str] = []
+
+
+def running(begins: Sequence[str]) -> None:
+    """Remember the words of the command that begins."""
+    _words[:] = begins
+
+
+def words() -> list[str]:
+    """The words of the command that is running."""
+    return list(_words)
+
+
+def instead(word: str, better: str) -> str:
+    """The user's own command line with another word in place of one; also after ``--option=``."""
+    ends = f"={word}"
+    given = [
+        better if w == word else w.removesuffix(word) + better if w.endswith(ends) else w
+        for w in _words
+    ]
+    return shlex.join([PROGRAM, *given]) if given != _words else better
+
+
+def again(*more: str, without: Sequence[str] = ()) -> str:
+    """The user's own command line with ``more`` words, and without some options."""
+    kept = [word for word in _words if word not in without]
+    return shlex.join([PROGRAM, *kept, *more])
+
+
+def os_hint(error: Exception, elsewhere: str) -> str:
+    """What helps against an error of the system at a place; ``elsewhere``: another place."""
+    path = shlex.quote(str(_there(getattr(error, "filename", None) or ".")))
+    return _ADVICE.get(_number(error), "{elsewhere}").format(path=path, elsewhere=elsewhere)
+
+
+def _there(name: str | bytes | int) -> Path:
+    """A path, or the nearest folder above it that is there."""
+    path = Path(str(name)).absolute()
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _number(error: Exception) -> int:
+    name = str(getattr(error, "sqlite_errorname", "")).removeprefix("SQLITE_").partition("_")[0]
+    return _SQLITE.get(name) or getattr(error, "errno", None) or 0
+
+
+def of_the_system(error: Exception) -> tuple[str, str] | None:
+    """Message and hint for an error of the user's system that nobody expected where it came up."""
+    if type(error).__module__ not in {"builtins", "sqlite3"}:  # TLS and HTTP have their own
+        return None
+    if isinstance(error, FileNotFoundError):
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            hint = f"cd to a folder that is there, then: {again()}"
+            return "the working directory is not there any more", hint
+    number = _number(error)
+    if number not in _ADVICE:
+        return None
+    path = getattr(error, "filename", None)
+    subject = f"cannot use {path}" if path else "cannot use a file"
+    reason = getattr(error, "strerror", None) or str(error)
+    return f"{subject}: {reason}", os_hint(error, ELSEWHERE)

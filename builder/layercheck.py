@@ -1,0 +1,108 @@
+"""What ``layers check`` refuses that a base alone would find out: when it is too late."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from builder.errors import UsageError
+from builder.pulls.pinning import refuse_unpinned
+from builder.runtime.spark_apply import normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Layer = Mapping[str, Any]
+
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9.]+)*")
+
+
+def check_name(name: str, profiles: Mapping[str, Any]) -> None:
+    """Refuse what cannot be named with ``--layers``.
+
+    Raises:
+        UsageError: it is no name of a layer, or a profile has it.
+    """
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a layer name: lower-case words joined by '-'",
+            hint="rename the folder: it is the layer's name",
+        )
+    if name in profiles:
+        raise UsageError(
+            f"{name} is a profile, so no layer of this name can be selected",
+            hint="rename the folder: it is the layer's name",
+        )
+
+
+def check_layer(layer: Layer) -> None:
+    """Refuse a layer that no base could take.
+
+    Raises:
+        UsageError: two variants match one base, or an input has no pin.
+    """
+    for one, other in itertools.combinations(layer["variants"], 2):
+        both = _both(one["when"], other["when"])
+        if both:
+            base = ", ".join(f"{name} {version}" for name, version in both.items())
+            raise UsageError(
+                f"layer {layer['name']}: variants {one['name']!r} and {other['name']!r} overlap: "
+                f"both match a base with {base}",
+                hint="narrow one range in layer.toml, for example with <VERSIONrc0",
+            )
+    refuse_unpinned(layer)
+    for variant in layer["variants"]:
+        for op in variant["ops"]:
+            wanted = _without_pin(op, layer["pins"])
+            if wanted:
+                raise UsageError(
+                    f"layer {layer['name']}: {wanted} is not pinned",
+                    hint=f"spark-build layers pin {layer['name']}",
+                )
+
+
+def _without_pin(op: Mapping[str, Any], pins: Layer) -> str:
+    """What an op takes that ``pins.toml`` does not have, or nothing."""
+    if op["op"] == "graft":
+        name, _, version = op["from"].partition("==")
+        rows = pins["donor"]
+    elif op["op"] == "wheel":
+        name, version = op["distribution"], op.get("version", "")
+        rows = pins["wheel"]
+    else:
+        return ""
+    fits = [
+        row
+        for row in rows
+        if normalize(row["distribution"]) == normalize(name) and version in ("", row["version"])
+    ]
+    return "" if fits else f"{name} {version}".strip()
+
+
+def _both(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Versions that two ranges both match; empty where there are none."""
+    found = {}
+    for name in {**one, **other}:
+        ranges = SpecifierSet(",".join(w[name] for w in (one, other) if w.get(name)))
+        version = next((v for v in _candidates(ranges) if ranges.contains(v, True)), None)
+        if version is None:
+            return {}
+        found[name] = version
+    return found
+
+
+def _candidates(ranges: SpecifierSet) -> Iterator[str]:
+    """Versions at and around the ends of ranges: where they meet, one of these is in all."""
+    for end in sorted({s.version.removesuffix(".*") for s in ranges}):
+        try:
+            version = Version(end)
+        except InvalidVersion:
+            continue
+        release = ".".join(map(str, version.release))
+        yield from (str(version), f"{version}.post1", release, f"{release}.1", f"{release}rc1")
+        yield from (f"{version}.dev1",) if version.pre is None else ()
+    yield from ("0.0.1", "99999")

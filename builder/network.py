@@ -1,0 +1,32 @@
+"""Words for an address that gave no answer: which host, why, and through which proxy."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+
+def host_of(url: str) -> str:
+    """Host and port of an address, without what may be secret in it."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def shown(url: str) -> str:
+    """An address without user and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=host_of(url), query="", fragment="").geturl()
+
+
+def through(url: str) -> str:
+    """`` (proxy: HOST)`` where the environment names one for an address, else nothing."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    proxy = select_proxy(url, get_environ_proxies(url, no_proxy=None))
+    return f" (proxy: {host_of(proxy) or proxy})" if proxy else ""
+
+
+def no_answer(error: BaseException, url: str) -> str:
+    """Why an address gave no answer."""
+    from builder.registry.answers import reason_of
+
+    host = host_of(url)
+    return f"{host}: {reason_of(error, host)}{through(url)}"

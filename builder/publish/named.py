@@ -1,0 +1,69 @@
+"""What the tags of a repository name: a manifest, and everything that an index of theirs lists."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError
+from builder.registry.manifests import entries, is_index
+from builder.registry.model import INDEX_TYPES
+
+if TYPE_CHECKING:
+    from builder.publish.ports import PublishTarget
+    from builder.registry.model import Descriptor
+
+#: Small requests at once.
+_JOBS = 8
+#: Indexes in indexes, deeper than anybody nests them.
+_DEPTH = 8
+
+
+class Names:
+    """The tags of a repository, as often as one looks; what an index lists never changes."""
+
+    def __init__(self, repository: PublishTarget) -> None:
+        """Nothing is asked yet."""
+        self._repository = repository
+        self._listed: dict[str, tuple[Descriptor, ...]] = {}
+
+    def look(self) -> dict[str, set[str]]:
+        """Each digest that a tag names now, itself or through an index, with those tags.
+
+        Raises:
+            RemoteError: the registry does not answer, or a tag names what cannot be read: it may
+                be an index of anything.
+        """
+        tags = list(self._repository.tags())
+        with ThreadPoolExecutor(_JOBS) as pool:
+            roots = list(zip(tags, pool.map(self._repository.digest_of, tags), strict=True))
+            digests = sorted({digest for _, digest in roots if digest is not None})
+            reached = dict(zip(digests, pool.map(self._reach, digests), strict=True))
+        names: dict[str, set[str]] = {}
+        for tag, root in roots:
+            for digest in reached[root] if root is not None else ():
+                names.setdefault(digest, set()).add(tag)
+        return names
+
+    def _reach(self, digest: str, depth: int = _DEPTH) -> set[str]:
+        if depth == 0:
+            raise RemoteError(
+                f"{self._repository.name}: indexes are nested more than {_DEPTH} deep"
+            )
+        found = {digest}
+        for entry in self._entries(digest):
+            found.add(entry.digest)
+            if entry.media_type in INDEX_TYPES:
+                found |= self._reach(entry.digest, depth - 1)
+        return found
+
+    def _entries(self, digest: str) -> tuple[Descriptor, ...]:
+        if digest not in self._listed:
+            try:
+                manifest = self._repository.manifest(digest)
+            except RemoteError:
+                if self._repository.digest_of(digest) is None:  # deleted, or not sent yet
+                    return ()
+                raise
+            self._listed[digest] = entries(manifest) if is_index(manifest) else ()
+        return self._listed[digest]

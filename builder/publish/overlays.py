@@ -1,0 +1,51 @@
+"""Overlays are published as what they are, or not at all: nobody can run one."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.engines.overlay import find_dockerfile
+from builder.errors import UsageError
+from builder.registry.locations import layout_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.publish.sources import Opened
+
+
+def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
+    """Refuse an overlay, unless that is what is to be published; ``to`` is where it should go.
+
+    Raises:
+        UsageError: it is one and is not meant as one, or the other way round.
+    """
+    if opened.overlay and allowed:
+        console.say(f"  {opened.text} is an overlay: it runs on {opened.recipe.base}, not alone")
+    elif allowed:
+        raise UsageError(f"{opened.text} is an image, and --overlay is for overlays")
+    elif opened.overlay:
+        lines, build = how_to_run(opened)
+        published = shlex.join(["spark-build", "publish", opened.recipe.image, *to])
+        asked = shlex.join(["spark-build", "publish", opened.text, *to, "--overlay"])
+        raise UsageError(
+            f"{opened.text} is an overlay: the changed files alone, without Python and vLLM. It is "
+            f"not published as an image.\n{lines}\n"
+            f"  Publish that: {published}\n  Or the overlay as what it is: {asked}",
+            hint=build,
+        )
+
+
+def how_to_run(opened: Opened) -> tuple[str, str]:
+    """How an overlay becomes an image, with the Dockerfile where no file has it; the command."""
+    recipe = opened.recipe
+    found = None
+    if opened.text.startswith("oci:"):
+        found = find_dockerfile(layout_place(opened.text)[0], opened.claims[0].digest)
+    build = recipe.command(found)
+    lines = [f"The image is made of {recipe.base} and the overlay: {build}"]
+    if found is None:
+        lines += ["with this Dockerfile:", *(f"  {x}" for x in recipe.dockerfile.splitlines())]
+    return "\n".join(f"  {line}" for line in lines), build

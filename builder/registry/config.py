@@ -1,0 +1,116 @@
+"""Image configurations, checked where they enter: every field that is read is of its type.
+
+The types are those of the OCI image specification ("Image Configuration"); Docker's agree.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import RemoteError
+from builder.registry.model import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+#: RFC 3339, section 5.6, as runtimes read it.
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+
+
+def _is_text(value: object) -> bool:
+    """A text that may stand in a process's environment: one with a NUL starts no container."""
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_labels(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, str) and (not value or _TIME.fullmatch(value) is not None)
+
+
+def _is_digests(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, str) and _DIGEST.fullmatch(item) for item in value
+    )
+
+
+#: What a value must be, and how to say so.
+_Kind = tuple["Callable[[object], bool]", str]
+_TEXT: _Kind = (_is_text, "a text")
+_TEXTS: _Kind = (_is_texts, "a list of texts")
+_TIMES: _Kind = (_is_time, "a time as RFC 3339 writes it")
+_OBJECT: _Kind = (lambda value: isinstance(value, dict), "an object")
+_LIST: _Kind = (lambda value: isinstance(value, list), "a list")
+
+_TOP: dict[str, _Kind] = {
+    "architecture": _TEXT,
+    "os": _TEXT,
+    "variant": _TEXT,
+    "created": _TIMES,
+    "config": _OBJECT,
+    "rootfs": _OBJECT,
+    "history": _LIST,
+}
+_SETTINGS: dict[str, _Kind] = {
+    "Env": _TEXTS,
+    "Entrypoint": _TEXTS,
+    "Cmd": _TEXTS,
+    "Labels": (_is_labels, "an object of texts"),
+    "User": _TEXT,
+    "WorkingDir": _TEXT,
+    "ExposedPorts": _OBJECT,
+    "Volumes": _OBJECT,
+}
+_ROOTFS: dict[str, _Kind] = {"diff_ids": (_is_digests, "a list of sha256 digests")}
+_STEP: dict[str, _Kind] = {
+    "created": _TIMES,
+    "created_by": _TEXT,
+    "comment": _TEXT,
+    "empty_layer": (lambda value: isinstance(value, bool), "true or false"),
+}
+
+
+def parse_config(data: bytes, where: str) -> dict[str, Any]:
+    """An image's configuration from bytes that somebody else wrote; a field may be missing or null.
+
+    Raises:
+        RemoteError: it is no JSON object, or a field in it is of another type; names the field.
+    """
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise RemoteError(f"{where}: its configuration is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RemoteError(f"{where}: its configuration is not a JSON object")
+    _check(value, _TOP, "", where)
+    _check(value.get("config") or {}, _SETTINGS, "config.", where)
+    _check(value.get("rootfs") or {}, _ROOTFS, "rootfs.", where)
+    for number, step in enumerate(value.get("history") or []):
+        name = f"history[{number}]"
+        _one(name, step, _OBJECT, where)
+        _check(step or {}, _STEP, f"{name}.", where)
+    return value
+
+
+def _check(value: Mapping[str, Any], kinds: Mapping[str, _Kind], path: str, where: str) -> None:
+    for key, kind in kinds.items():
+        _one(f"{path}{key}", value.get(key), kind, where)
+
+
+def _one(name: str, value: object, kind: _Kind, where: str) -> None:
+    fits, wanted = kind
+    if value is not None and not fits(value):
+        shown = repr(value)
+        raise RemoteError(
+            f"{where}: {name} in its configuration is not {wanted}, but "
+            f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
+            hint="use another image: this one is malformed, and not every runtime starts it",
+        )

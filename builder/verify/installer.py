@@ -1,0 +1,128 @@
+"""Packages for verification: installed by uv where it is on PATH, else by pip.
+
+Both ask the index that pip is configured with, and trust what pip trusts: uv does not read pip's
+configuration, so it is told.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from builder.beside import check_wanted
+from builder.console import console
+from builder.errors import SparkBuildError
+from builder.index import pip_index_url, pip_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+#: Seconds between two looks whether anybody still wants what is installed.
+_LOOK = 0.2
+
+
+class SandboxUnavailable(SparkBuildError):
+    """The sandbox cannot be made here; the check that wanted it is not run."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run, and the variables that it gets besides ours."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def environment_command(root: Path) -> Command:
+    """Make a virtual environment of this interpreter."""
+    if uv := shutil.which("uv"):
+        words = ("venv", "--quiet", "--no-project", "--python", sys.executable, str(root))
+        return Command((uv, *words), _uv_environment())
+    own = ("--without-pip",) if _pip_here() else ()  # unpacking pip takes as long as its use
+    return Command((sys.executable, "-m", "venv", *own, str(root)))
+
+
+def install_command(python: Path, packages: Iterable[str], into: Path | None = None) -> Command:
+    """Install exactly these packages for an interpreter, or ``into`` a folder."""
+    what = ("--no-deps", *(("--target", str(into)) if into else ()), *packages)
+    if uv := shutil.which("uv"):
+        words = ("pip", "install", "--quiet", "--no-config", "--python", str(python))
+        return Command((uv, *words, *_uv_index(), *what), _uv_environment())
+    pip = (sys.executable, "-m", "pip", "--python") if _pip_here() else ()
+    run = (*pip, str(python)) if pip else (str(python), "-m", "pip")
+    # compiling all of it takes most of the time; what is imported is compiled then
+    return Command((*run, "install", "-q", "--no-compile", *what))
+
+
+def _pip_here() -> bool:
+    return importlib.util.find_spec("pip") is not None
+
+
+def _uv_index() -> list[str]:
+    """Pip's indexes in uv's words.  Pip takes the best version of all; so must uv."""
+    words = []
+    if index := pip_index_url():
+        words += ["--default-index", index]
+    if extra := (pip_setting("extra-index-url") or "").split():
+        words += [word for url in extra for word in ("--index", url)]
+        words += ["--index-strategy", "unsafe-best-match"]
+    for place in (pip_setting("find-links") or "").split():
+        words += ["--find-links", place]
+    for host in (pip_setting("trusted-host") or "").split():
+        words += ["--allow-insecure-host", host]
+    if (pip_setting("no-index") or "").lower() in ("1", "true", "yes", "on"):
+        words.append("--no-index")
+    return words
+
+
+def _uv_environment() -> dict[str, str]:
+    env = {}
+    if (cert := pip_setting("cert")) and not os.environ.get("SSL_CERT_FILE"):
+        env["SSL_CERT_FILE"] = cert
+    if proxy := pip_setting("proxy"):
+        env |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
+    return env
+
+
+def call(command: Command) -> str:
+    """Run a command and give its output.
+
+    Raises:
+        SandboxUnavailable: it failed, with its last words.
+    """
+    words = command.words
+    console.detail(f"+ {' '.join(words)}")
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **command.env},
+    ) as process:
+        try:
+            out, err = _ended(process)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        tail = (err or out).strip().splitlines()[-3:]
+        raise SandboxUnavailable(
+            f"{words[0]} {' '.join(words[1:4])} ... failed: {' | '.join(tail)}",
+            hint="see --verbose; on Debian, apt-get install python3-venv",
+        )
+    return out
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    while True:
+        try:
+            return process.communicate(timeout=_LOOK)
+        except subprocess.TimeoutExpired:
+            check_wanted()

@@ -1,0 +1,269 @@
+"""A torch that imports on a machine without CUDA, in a folder of the cache.
+
+Linux wheels of torch on the package index are CUDA builds: with their dependencies they take
+gigabytes, and alone they do not load.  Kernel selection is host code.  So the wheel is read by
+range without the parts that selection never loads, and each library of CUDA that it links gets a
+generated stand-in (`builder.runtime.stub_driver`).  A CPU build is taken where the index has one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import InvalidVersion, Version
+
+from builder.bases.pypi import requirements_of
+from builder.console import console
+from builder.errors import SparkBuildError, UsageError
+from builder.index import PackageIndex
+from builder.locks import locked
+from builder.model import Platform
+from builder.native.elf import read_elf
+from builder.paths import cache_dir
+from builder.room import Need, check_room
+from builder.runtime.spark_apply import sha256_hex
+from builder.runtime.stub_driver import NO_DEVICE, UnknownMachineError, shared_library
+from builder.wheels import RemoteWheel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from builder.index import WheelFile
+    from builder.native.elf import ElfFacts
+    from builder.runtime.spark_apply import Tree
+
+#: The torch to ask with where neither the target nor vLLM's metadata names one.
+DEFAULT = "2.13.0"
+#: Bytes that are downloaded and kept for a CUDA build, at most: measured 481 MB and 0.61 GB for
+#: 2.11.0 on x86-64, 833 MB and 0.67 GB for 2.10.0.
+DOWNLOAD, ON_DISK = 850_000_000, 1_300_000_000
+#: Changes when the same wheel gives another folder than before.
+_FORM = 1
+#: What selection never loads: solvers, NCCL's sibling, headers, tests, compilers, static libraries.
+_LEFT_OUT = re.compile(
+    r"torch/lib/lib(torch_cuda_linalg|caffe2_nvrtc)\.so|torch/(include|share|test)/.*"
+    r"|torch/bin/(?!torch_shm_manager).*|.*\.(a|pyi)"
+)
+#: Libraries that every glibc system has (PEP 600's policy for manylinux), and torch's own OpenMP.
+_SYSTEM = re.compile(
+    r"(lib(c|m|dl|rt|pthread|util|nsl|resolv|gcc_s|stdc\+\+|atomic|z|gomp)|ld-linux[-\w]*)\.so.*"
+)
+#: Of these, what a system may lack all the same: soname and Debian package.
+_CPP_RUNTIME = {"libstdc++.so.6": "libstdc++6", "libgcc_s.so.1": "libgcc-s1"}
+#: Undefined symbols that the interpreter or the C++ runtime answers.
+_NOT_CUDA = ("_Z", "Py", "_Py")
+#: ``fallocate(2)``: keep the size, make a hole.
+_PUNCH = 1 | 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """An unpacked torch: put ``folder`` on ``sys.path``."""
+
+    folder: Path
+    version: str
+    #: what stands in the evidence
+    what: str
+
+
+def wanted_torch(tree: Tree, packages: Mapping[str, str]) -> str:
+    """The torch version that a target has, else the one that its vLLM pins."""
+    if named := os.environ.get("SPARK_BUILD_TORCH"):
+        return named
+    installed = packages.get("torch")
+    with suppress(InvalidVersion):
+        if installed:
+            return Version(installed).public
+    vllm = tree.distributions().get("vllm")
+    text = (tree.read(f"{vllm.info_dir}/METADATA") or b"") if vllm else b""
+    pins = (
+        spec.version
+        for requirement in requirements_of(text)
+        if requirement.name == "torch"
+        for spec in requirement.specifier
+        if spec.operator == "=="
+    )
+    return next(pins, DEFAULT)
+
+
+def torch_folder(wanted: str) -> Torch:
+    """An importable torch of that version for this machine and interpreter, made once.
+
+    Raises:
+        SparkBuildError: the index has none, it does not answer, or there is no room.
+    """
+    _check_cpp_runtime()
+    index = PackageIndex(os.environ.get("SPARK_BUILD_TORCH_INDEX"))
+    file = _choose(index, wanted)
+    key = sha256_hex(f"{file.sha256} {_FORM}".encode())[:12]
+    folder = cache_dir() / "sandbox" / f"torch-{file.version}-{key}"
+    with locked(str(folder)):
+        if not folder.is_dir():
+            partial = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                _unpack(RemoteWheel(file, index), partial)
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        os.utime(folder)
+    return Torch(folder=folder, version=file.version, what=_what(file, folder, wanted))
+
+
+def _check_cpp_runtime() -> None:
+    """The one thing that torch wants of the system besides glibc; a bare container may lack it."""
+    for library, package in _CPP_RUNTIME.items():
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            raise SparkBuildError(
+                f"torch needs {library}, which this machine does not have",
+                hint=f"apt-get install {package}",
+            ) from None
+
+
+def torch_need(wanted: str) -> Need | None:
+    """The room that `torch_folder` may take; None where that version is there already."""
+    kept = cache_dir() / "sandbox"
+    if any(kept.glob(f"torch-{wanted}-*")) or any(kept.glob(f"torch-{wanted}+*-*")):
+        return None
+    return Need.cache(ON_DISK, f"torch {wanted}, which verification imports")
+
+
+def _choose(index: PackageIndex, wanted: str) -> WheelFile:
+    """The CPU build of a release, else its build; the next release where this Python has none."""
+    here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    releases = [Version(release) for release in index.releases("torch")]
+    same = [release for release in releases if release.public == wanted]
+    if not same:
+        index.choose("torch", wanted, here)  # says what there is
+    same.sort(key=lambda release: (release.local != "cpu", release.local or ""))
+    newer = [r for r in releases if r > Version(wanted) and not r.is_prerelease and not r.local]
+    refusal: UsageError | None = None
+    for release in (*same, *newer):
+        try:
+            return index.choose("torch", str(release), here)
+        except UsageError as error:
+            refusal = refusal or error
+            if "SPARK_BUILD_TORCH" in os.environ and release == same[-1]:
+                break
+    assert refusal is not None
+    raise refusal
+
+
+def _what(file: WheelFile, folder: Path, wanted: str) -> str:
+    cuda = (folder / "torch" / "lib" / STAND_INS).is_file()
+    build = "CUDA build, with generated stand-ins for CUDA's libraries" if cuda else "CPU build"
+    instead = (
+        ""
+        if Version(file.version).public == wanted
+        else f" ({wanted} has no wheel for this Python)"
+    )
+    return f"torch {file.version} ({build}) and this machine's Python, in a sandbox{instead}"
+
+
+# --- unpacking -----------------------------------------------------------------------------------
+
+#: Names the generated libraries, one a line.
+STAND_INS = "spark-build-stand-ins.txt"
+
+
+def _unpack(wheel: RemoteWheel, folder: Path) -> None:
+    paths = [path for path in wheel.members if not _LEFT_OUT.fullmatch(path)]
+    size = sum(wheel.packed_size(path) for path in paths)
+    kept = sum(wheel.members[path].size for path in paths)
+    check_room([Need.cache(kept, f"{wheel.file.filename}, unpacked")])
+    version = wheel.file.version
+    with console.progress(f"downloading torch {version} for verification", size) as bar:
+        wheel.unpack(paths, folder, bar)
+    metadata = (folder / wheel.info_dir / "METADATA").read_bytes()
+    if _needs_cuda(metadata):
+        write_stand_ins(folder)
+
+
+def _needs_cuda(metadata: bytes) -> bool:
+    """Whether torch's own metadata asks for CUDA's packages on this machine."""
+    return any(
+        requirement.name.startswith(("nvidia-", "cuda-"))
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        for requirement in requirements_of(metadata)
+    )
+
+
+# --- stand-ins -----------------------------------------------------------------------------------
+
+
+def write_stand_ins(folder: Path) -> list[str]:
+    """Write a library for each one of CUDA that an unpacked torch links; gives their names.
+
+    Raises:
+        SparkBuildError: a library of torch cannot be read, or no code is known for this machine.
+    """
+    place = folder / "torch" / "lib"
+    libraries = sorted(path for path in place.iterdir() if ".so" in path.name)
+    wanted = wanted_of_cuda({path.name: read_elf(path) for path in libraries})
+    for soname, versions in wanted.items():
+        try:
+            data = shared_library(soname, versions, platform.machine(), versions, NO_DEVICE)
+        except UnknownMachineError as error:
+            raise SparkBuildError(str(error)) from None
+        (place / soname).write_bytes(data)
+    for path in libraries:
+        drop_device_code(path)
+    (place / STAND_INS).write_text("".join(f"{name}\n" for name in wanted), "utf-8")
+    return list(wanted)
+
+
+def wanted_of_cuda(facts: Mapping[str, ElfFacts]) -> dict[str, dict[str, str]]:
+    """Libraries that these name and nobody ships, each with the symbols that it must define.
+
+    A symbol has the version that it is asked for with, or "".  One that names no library goes to
+    the missing one whose name it begins with, as ``ncclAllGather`` to ``libnccl.so.2``.
+    """
+    exported = frozenset[str]().union(*(fact.exported for fact in facts.values()))
+    wanted: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for fact in facts.values():
+        missing = [n for n in fact.needed if n not in facts and not _SYSTEM.fullmatch(n)]
+        for soname in missing:
+            wanted[soname]  # also one that nothing is asked of
+        for symbol, (library, version) in fact.undefined.items():
+            if library in missing:
+                wanted[library][symbol] = version
+            elif not missing or library or symbol in exported:
+                continue
+            elif not symbol.startswith(_NOT_CUDA):
+                wanted[_owner(symbol, missing)].setdefault(symbol, "")
+    return {soname: wanted[soname] for soname in sorted(wanted)}
+
+
+def _owner(symbol: str, missing: list[str]) -> str:
+    stems = {soname: soname.removeprefix("lib").split(".")[0].lower() for soname in missing}
+    fitting = [soname for soname in missing if symbol.lower().startswith(stems[soname])]
+    return max(fitting, key=lambda soname: len(stems[soname]), default=missing[0])
+
+
+def drop_device_code(path: Path) -> None:
+    """Give the disk back what a library's kernels take: nothing here runs them.
+
+    The file keeps its size; reading the hole gives zeros.  Where the file system has no holes, the
+    file stays as it is.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("r+b") as stream:
+        section: Any = ELFFile(stream).get_section_by_name(".nv_fatbin")
+        if section is None:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        offset, size = ctypes.c_int64(section["sh_offset"]), ctypes.c_int64(section["sh_size"])
+        libc.fallocate(stream.fileno(), _PUNCH, offset, size)

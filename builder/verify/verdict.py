@@ -1,0 +1,219 @@
+"""The verdict of a verification: what is proven, what is not, and what to do about it.
+
+Text, JSON, the page and the Markdown summary all say this one value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from builder.verify import Check, Report
+
+#: What is not known while a level did not run.
+_UNKNOWN = {
+    "static": "that the files are as planned",
+    "imports": "that patched modules find what they import",
+    "dispatch": "which kernels vLLM selects",
+    "codegen": "that the kernels compile for SM121",
+    "binaries": "that SM121 runs the ready-made machine code",
+    "device": "that the kernels run on a GB10",
+    "serve": "that vllm serve works on a GB10",
+}
+#: What is known when every check of a level passed, besides the kernels that are selected.
+_KNOWN = {
+    "codegen": "the kernels compile for SM121",
+    "binaries": "SM121 runs the ready-made machine code",
+}
+_ON_GB10 = {"device": "the kernels give the right numbers", "serve": "vllm serve answers"}
+#: The kinds of layer that a profile is chosen for; its other kinds are in the list of kernels.
+_MAIN = {"nvfp4-linear": "linear", "nvfp4-moe": "MoE"}
+#: How people call a kernel, by what its name holds; the first that fits.
+_FAMILIES = (
+    ("b12x", "b12x"),
+    ("marlin", "Marlin"),
+    ("flashinfercutlass", "FlashInfer's CUTLASS"),
+    ("cutlass", "CUTLASS"),
+)
+_SELECTED = re.compile(r"(?:Using|Selected|selected) '?(?:NvFp4LinearBackend\.)?([\w.]*\w)'?")
+_SHOWN = 3
+
+Status = Literal["proven", "not-proven", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a report says as a whole."""
+
+    status: Status
+    #: all of it in a few words
+    sentence: str
+    #: kind of layer -> the kernel that vLLM selected for it
+    kernels: Mapping[str, str]
+    #: models that will not start, and how vLLM refuses them
+    limits: tuple[str, ...]
+    #: command lines of a server: for every model, then for MoE models, where they differ
+    serve: tuple[str, ...]
+    #: what proves the rest
+    todo: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict in the evidence."""
+        return {
+            "status": self.status,
+            "sentence": self.sentence,
+            "kernels": dict(self.kernels),
+            "limits": list(self.limits),
+            "serve": list(self.serve),
+            "todo": list(self.todo),
+        }
+
+
+def verdict_of(report: Report, plan: Mapping[str, Any], require: Sequence[str] = ()) -> Verdict:
+    """The verdict on a report about a plan; ``require`` are the levels that had to run."""
+    ran = {check.level for check in report.checks}
+    missing = [c for c in report.of("not-run") if not c.moot or (c.level in require and not c.idle)]
+    absent = [level for level in require if level not in ran]
+    parts = []
+    status: Status = "proven"
+    if failed := report.of("fail"):
+        status = "failed"
+        parts.append(f"FAILED: {_named(failed)}.")
+    elif missing or absent or not report.of("pass"):
+        status = "not-proven"
+    if missing or absent or status == "not-proven":
+        parts.append(f"NOT PROVEN: {'; '.join(_unproven(missing, absent))}.")
+    known = list(_proven(report, plan))
+    if known:
+        parts.append(f"Proven without hardware: {'; '.join(known)}.")
+    if "dispatch" not in ran and plan.get("expect"):
+        parts.append(f"Not asked: {_UNKNOWN['dispatch']}.")
+    parts.append(_hardware(report))
+    return Verdict(
+        status=status,
+        sentence=" ".join(parts),
+        kernels={c.name: kernel for c in _selected(report) if (kernel := kernel_of(c.seen))},
+        limits=tuple(check.refusal for check in report.of("pass") if check.refusal),
+        serve=serve_lines(plan),
+        todo=tuple(_todo(report, missing)),
+    )
+
+
+def serve_lines(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """The server's command line with the flags that a plan stands for, and that for MoE models."""
+    plain = " ".join(["vllm serve MODEL", *plan.get("serve_flags", ())])
+    return tuple(dict.fromkeys([plain, " ".join([plain, *plan.get("moe_serve_flags", ())])]))
+
+
+def layer_words(report: Report, layer: Mapping[str, Any]) -> tuple[str, str]:
+    """A layer's state and its reason: in what passed, what a plan calls needed is *added*."""
+    state, reason = str(layer["state"]), str(layer["reason"])
+    good = {check.name for check in report.of("pass") if check.level == "static"}
+    if state != "needed" or f"layer {layer['name']}" not in good:
+        return state, reason
+    return "added", re.sub(r"\b(files?) to change\b", r"\1 changed", reason)
+
+
+def kernel_of(seen: str) -> str:
+    """The kernel that a line of vLLM, or an answer about it, names; empty where none does."""
+    found = _SELECTED.search(seen)
+    return found[1].rpartition(".")[2] if found else ""
+
+
+def family_of(kernel: str) -> str:
+    """What people call a kernel."""
+    plain = kernel.lower().replace("_", "")
+    return next((name for part, name in _FAMILIES if part in plain), kernel)
+
+
+def _named(checks: Sequence[Check]) -> str:
+    names = [f"{check.level} {check.name}" for check in checks[:_SHOWN]]
+    more = [f"{len(checks) - _SHOWN} more"] if len(checks) > _SHOWN else []
+    return ", ".join([*names, *more])
+
+
+def _unproven(missing: Sequence[Check], absent: Sequence[str]) -> Iterator[str]:
+    """What is not known, and why, level by level."""
+    if not missing and not absent:
+        yield "nothing was checked"
+    for level in dict.fromkeys(check.level for check in missing):
+        of_level = [check for check in missing if check.level == level]
+        reasons = dict.fromkeys(_brief(_why(check)[0]) for check in of_level)
+        what = _UNKNOWN.get(level, f"what level {level} proves")
+        yield f"{what}, because {level} did not run: {'; '.join(list(reasons)[:_SHOWN])}"
+    for level in absent:
+        yield f"{_UNKNOWN.get(level, level)}, because {level} did not run"
+
+
+def _brief(reason: str, limit: int = 240) -> str:
+    """A reason in a sentence: of the output of a command, the end says why."""
+    last = reason.rpartition(" | ")[2] if len(reason) > limit else reason
+    return last if len(last) <= limit else f"{last[:limit]}..."
+
+
+def _why(check: Check) -> tuple[str, str]:
+    """Why a check did not run, and the command that its reason names."""
+    reason, _, command = check.reason.replace("; on the Spark: ", "; try: ").partition("; try: ")
+    return reason.rstrip("."), command
+
+
+def _todo(report: Report, missing: Sequence[Check]) -> Iterator[str]:
+    yield from dict.fromkeys(command for check in missing if (command := _why(check)[1]))
+    levels = dict.fromkeys(c.level for c in missing if c.level not in _ON_GB10 and not c.moot)
+    if levels:
+        yield f"spark-build verify {report.target} --level {','.join(levels)}"
+
+
+def _selected(report: Report) -> list[Check]:
+    passed = [check for check in report.of("pass") if check.level == "dispatch"]
+    return [check for check in passed if not check.refusal]
+
+
+def _proven(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
+    """What is known without hardware: the kernels, and what stands behind them."""
+    kernels = list(_kernels(report, plan))
+    yield from kernels
+    levels = dict.fromkeys(check.level for check in report.checks if check.level not in _ON_GB10)
+    whole = [
+        level
+        for level in levels
+        if all(c.status == "pass" or c.idle for c in report.checks if c.level == level)
+    ]
+    yield from (_KNOWN.get(level, "") for level in whole if level in _KNOWN)
+    if "static" in whole and not kernels:
+        yield "the files are as planned"
+
+
+def _kernels(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
+    """``NVFP4 linear and MoE use b12x``, with the flags that it takes."""
+    found = {check.name: family_of(kernel_of(check.seen)) for check in _selected(report)}
+    main = {kind: found[kind] for kind in _MAIN if found.get(kind)}
+    for family in dict.fromkeys(main.values()):
+        words = [_MAIN[kind] for kind, name in main.items() if name == family]
+        uses = "use" if len(words) > 1 else "uses"
+        yield f"NVFP4 {' and '.join(words)} {uses} {family}{_with_flags(plan)}"
+    others = [kind for kind in found if kind not in _MAIN]
+    if others and not main:
+        yield f"vLLM selects what is expected for {', '.join(others)}{_with_flags(plan)}"
+
+
+def _with_flags(plan: Mapping[str, Any]) -> str:
+    flags, moe = plan.get("serve_flags", ()), plan.get("moe_serve_flags", ())
+    if flags:
+        return f" with the flags {' '.join([*flags, *moe])}"
+    return f" (MoE with {' '.join(moe)})" if moe else ""
+
+
+def _hardware(report: Report) -> str:
+    """What has run on the machine itself."""
+    passed = [
+        words
+        for level, words in _ON_GB10.items()
+        if (checks := [check for check in report.checks if check.level == level])
+        and all(check.status == "pass" for check in checks)
+    ]
+    return f"Run on a GB10: {' and '.join(passed)}." if passed else "Not run on a GB10."

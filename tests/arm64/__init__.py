@@ -1,0 +1,1 @@
+"""The tool where its users run it: on 64-bit Arm, emulated."""
