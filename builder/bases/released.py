@@ -11,11 +11,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from builder.console import console
 from builder.errors import SparkBuildError
+from builder.rootfs.scan import is_text
 from builder.runtime.spark_apply import ApplyError, distribution_of, parse_record
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.index import PackageIndex
     from builder.model import Platform
@@ -46,6 +47,7 @@ class ReleasedFiles:
         if data is None and self._owner(path) is not None:
             data = self._released([path]).get(path)
         if data is None:
+            self._fetch([path])
             return self._view.read(path)
         self._view.noted(data)
         return data
@@ -53,7 +55,18 @@ class ReleasedFiles:
     def fetch(self, paths: Iterable[str]) -> None:
         missing = [path for path in paths if self._kept(path) is None]
         found = self._released(missing)
-        self._view.fetch(path for path in missing if path not in found)
+        self._fetch([path for path in missing if path not in found])
+
+    def _fetch(self, paths: Sequence[str]) -> None:
+        """Out of the layers; those that are read for it also give what else may be asked for."""
+        if any(self._kept(path) is None for path in paths):
+            self._view.fetch(paths, self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        """Files of any package that are worth a place in the cache, and have none."""
+        for path, (size, _, digest) in self._files.items():
+            if is_text(path, size) and digest and self._view.content(digest) is None:
+                yield f"{self._site}/{path}"
 
     def copy(self, path: str, out: IO[bytes]) -> bool:
         return self._view.copy(path, out)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from builder.bases import Base, BaseRequest, FactsOf
     from builder.rootfs.image import Image
+    from builder.rootfs.merge import Entry
     from builder.rootfs.python import Interpreter
-    from builder.rootfs.view import Entry
 
 
 def identify_remote(request: BaseRequest, ref: str) -> Base:

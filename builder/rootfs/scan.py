@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 #: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
 _PREFIX, _OPAQUE_NAME, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 #: Of a ``.dist-info``, what says which files belong to a distribution.
-_INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt")
+_INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json")
 #: Packages whose text files layers patch and verification reads; those of any other are fetched
 #: when they are asked for.
-_PATCHED = ("vllm", "flashinfer", "nvidia_cutlass_dsl")
+_PATCHED = ("vllm", "flashinfer", "nvidia_cutlass_dsl", "b12x")
 _TEXT = (".py", ".pth", ".json", ".toml")
 _SMALL = 4 << 20
 
@@ -47,21 +47,33 @@ def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
 
 
 def worth_keeping(path: str, size: int) -> bool:
-    """Whether the bytes of a file are kept with the index: what identification and plans read."""
+    """Whether the bytes of a file are kept with the index: what identification and plans read.
+
+    That is told from the end of the path: packages may lie in any folder, and what is installed
+    there may be hard links to files that come before it, in the cache of ``uv`` for example.
+    """
     folder, _, name = path.rpartition("/")
-    parts = path.split("/")
-    at = next((i for i, part in enumerate(parts[:-1]) if part.endswith("-packages")), None)
-    if at is None:
-        is_site = name == "site.py" and folder.rpartition("/")[2].startswith("python3")
-        wanted = name == "pyvenv.cfg" or folder == "usr/share/spark-build" or is_site
-    elif at + 2 == len(parts):
+    folders = folder.split("/")
+    if folders[-1].endswith("-packages"):
         wanted = name.endswith((".pth", ".py"))
-    elif parts[at + 1].endswith(".dist-info"):
-        wanted = name in _INFO
+    elif any(part.endswith(".dist-info") for part in folders):
+        wanted = name.endswith(_INFO)
+    elif any(part.startswith(_PATCHED) for part in folders):
+        wanted = name.endswith(_TEXT)
     else:
-        top = parts[at + 1]
-        wanted = top == STATE_DIR or (top.startswith(_PATCHED) and name.endswith(_TEXT))
+        wanted = (
+            name == "pyvenv.cfg"
+            or name.endswith(".pth")
+            or STATE_DIR in folders
+            or folder == "usr/share/spark-build"
+            or (name == "site.py" and folders[-1].startswith("python3"))
+        )
     return wanted and size <= _SMALL
+
+
+def is_text(path: str, size: int) -> bool:
+    """Whether a file is one of those that layers change and verification reads."""
+    return path.endswith(_TEXT) and size <= _SMALL
 
 
 def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> None:

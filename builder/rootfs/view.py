@@ -6,14 +6,14 @@ are absolute, and links in them are followed inside the image as a container wou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.rootfs import limits
 from builder.rootfs.facts import NotHeld
-from builder.rootfs.index import IMPLICIT, OPAQUE, WHITEOUT, LayerIndex, Row, parent_of
+from builder.rootfs.index import IMPLICIT, LayerIndex, Row, parent_of
+from builder.rootfs.merge import Entry, merged_below
 from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
 
 if TYPE_CHECKING:
@@ -22,27 +22,6 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor
     from builder.rootfs.facts import Facts
     from builder.rootfs.layers import LayerCache
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry as a container sees it, and which layer (0 is the top) its bytes come from.
-
-    The layer is -1 where facts say what there is.
-    """
-
-    row: Row
-    layer: int
-
-    @property
-    def kind(self) -> str:
-        """``file``, ``dir``, ``symlink`` or ``other``."""
-        return self.row.kind
-
-    @property
-    def executable(self) -> bool:
-        """Whether it is a file that somebody may run."""
-        return self.kind == FILE and bool(self.row.mode & 0o111)
 
 
 _ROOT = Entry(Row("", DIR), 0)
@@ -268,23 +247,8 @@ class Rootfs:
         return found
 
     def _below(self, start: str) -> dict[str, Entry]:
-        merged: dict[str, Entry] = {}
-        hidden: set[tuple[str, str]] = set()
-        for number, layer in self._layers():
-            blocked = _Blocked(start, merged, hidden)
-            shown: dict[str, Entry] = {}
-            cut: set[tuple[str, str]] = set(layer.hidden_below(start))
-            for row in layer.below(start):
-                if not blocked(row.path):
-                    shown[row.path] = Entry(row, number)
-                elif row.kind not in (DIR, IMPLICIT):  # it took a folder's place, and was replaced
-                    cut.add((row.path, OPAQUE))
-            merged.update(shown)
-            hidden.update(cut)
-            if layer.seals(start):
-                break
         result = {}
-        for path, entry in sorted(merged.items()):
+        for path, entry in sorted(merged_below(start, self._layers()).items()):
             found = self._find(path) if entry.kind in (IMPLICIT, HARDLINK) else entry
             if found is not None:
                 result[path[len(start) :].lstrip("/")] = found
@@ -346,8 +310,10 @@ class Rootfs:
             )
         return found
 
-    def fetch(self, paths: Iterable[str]) -> None:
+    def fetch(self, paths: Iterable[str], beside: Iterable[str] = ()) -> None:
         """Bring the bytes of some files into the cache, one pass for each layer they are in.
+
+        ``beside`` are files that are taken along where their layers are read for the others.
 
         Raises:
             UsageError: a file is stored in a form that is not read here.
@@ -363,6 +329,10 @@ class Rootfs:
                 entry = self._in_layer(path, entry)
             if self.kept(entry) is None:
                 wanted.setdefault(entry.layer, []).append(entry.row)
+        for path in beside if wanted else ():
+            entry = self.stat(path)
+            if entry is not None and entry.layer in wanted and entry.row.sha256:
+                wanted[entry.layer].append(entry.row)
         for number, rows in sorted(wanted.items()):
             self._cache.fetch(self._descriptors[number], rows)
 
@@ -391,28 +361,3 @@ class Rootfs:
 def _check(entry: Entry) -> None:
     if not entry.row.sha256:
         raise UsageError(f"/{entry.row.path} is stored with holes, and cannot be read")
-
-
-class _Blocked:
-    """Whether an entry of a layer is covered by the layers above it, below one directory."""
-
-    def __init__(self, start: str, merged: dict[str, Entry], hidden: set[tuple[str, str]]) -> None:
-        self._merged, self._hidden = merged, hidden
-        self._folders = {start: False}
-
-    def __call__(self, path: str) -> bool:
-        known = self._merged.get(path)
-        if known is not None and known.kind != IMPLICIT:
-            return True
-        return (path, WHITEOUT) in self._hidden or self._inside(parent_of(path))
-
-    def _inside(self, folder: str) -> bool:
-        if folder not in self._folders:
-            known = self._merged.get(folder)
-            self._folders[folder] = (
-                (folder, WHITEOUT) in self._hidden
-                or (folder, OPAQUE) in self._hidden
-                or (known is not None and known.kind not in (DIR, IMPLICIT))
-                or self._inside(parent_of(folder))
-            )
-        return self._folders[folder]

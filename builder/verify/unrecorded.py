@@ -30,7 +30,7 @@ from builder.runtime.spark_apply import (
 
 if TYPE_CHECKING:
     from builder.bases import OpenedImage
-    from builder.rootfs.view import Entry
+    from builder.rootfs.merge import Entry
     from builder.runtime.spark_apply import Tree
 
 _CACHE = "__pycache__"
