@@ -12,11 +12,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import report, run_once, side_by_side
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.catalog import Catalog
 from builder.index import PackageIndex
 from builder.planner import make_plan
-from builder.wheels import IndexSources, RemoteWheel, WheelTree
+from builder.sources import IndexSources
+from builder.wheels import RemoteWheel, WheelTree
 
 COMMAND = str(Path(sys.executable).with_name("spark-build"))
 RELEASES = ("0.20.1", "0.22.1", "0.33.0")

@@ -10,8 +10,9 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.index import PackageIndex, WheelFile, vllm_releases, write_atomically
+from builder.machinecode.facts import read_module
+from builder.machinecode.modules import Modules
 from builder.model import Platform
-from builder.native.facts import read_module
 from builder.runtime.spark_apply import (
     ABSENT,
     NO_CODE,
@@ -19,7 +20,6 @@ from builder.runtime.spark_apply import (
     sha256_hex,
     version_matches,
 )
-from builder.verify.modules import Modules
 from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:

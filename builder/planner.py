@@ -26,7 +26,7 @@ from builder.runtime.spark_apply import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.catalog import Selection
     from builder.model import BaseIdentity
     from builder.runtime.spark_apply import Layer, Sources

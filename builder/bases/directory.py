@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from builder.bases import Base, BaseRequest
+from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
 from builder.model import BaseIdentity, Platform
 from builder.runtime.spark_apply import (

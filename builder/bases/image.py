@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
-    from builder.bases import Base, BaseRequest
+    from builder.bases.model import Base, BaseRequest
 
 #: Interpreters to try, in order, until one has vLLM; a shell is all this needs of the image.
 _FIND_PYTHON = """

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.hints import TEMPORARY, os_hint
 from builder.model import BaseIdentity, Platform
+from builder.registry.config import env_of_config
 from builder.runtime.spark_apply import ENV_PTH, Distribution, distribution_of, env_of
 
 if TYPE_CHECKING:
@@ -165,8 +166,3 @@ def image_base(
         created=facts.created,
     )
     return Base(identity, tree, close)
-
-
-def env_of_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of an image's configuration."""
-    return dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from builder.bases import Base, BaseRequest
+from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
 from builder.model import BaseIdentity, Platform
 from builder.runtime.spark_apply import canonical_json, normalize, sha256_hex

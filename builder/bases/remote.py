@@ -11,12 +11,13 @@ import dataclasses
 import email.parser
 from typing import TYPE_CHECKING, Any
 
-from builder.bases import OpenedImage
-from builder.bases.imagetree import ImageFacts, env_of_config, image_base
+from builder.bases.imagetree import ImageFacts, image_base
+from builder.bases.model import OpenedImage
 from builder.bases.records import recorded
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
 from builder.model import Platform
+from builder.registry.config import env_of_config
 from builder.rootfs.facts import Facts
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
@@ -29,7 +30,7 @@ from builder.runtime.spark_apply import distribution_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from builder.bases import Base, BaseRequest, FactsOf
+    from builder.bases.model import Base, BaseRequest, FactsOf
     from builder.rootfs.image import Image
     from builder.rootfs.merge import Entry
     from builder.rootfs.python import Interpreter

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
 from builder.cli.show import print_json
 from builder.console import console
@@ -28,7 +29,7 @@ from builder.runtime.spark_apply import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.native.changes import SourceChange
     from builder.native.companionplan import CompanionPlan
     from builder.native.compiler import Compiler

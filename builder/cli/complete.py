@@ -41,7 +41,7 @@ def layer(incomplete: str) -> list[str]:
 
 def levels(incomplete: str) -> list[str]:
     """Levels of verification, comma-separated."""
-    from builder.verify import LEVELS
+    from builder.verify.levels import LEVELS
 
     return _in_list(incomplete, LEVELS)
 

@@ -45,8 +45,8 @@ def ask(
     from builder.cli.show import print_json
     from builder.dispatch.record import Asking, file_of, record_bytes, record_of
     from builder.index import PackageIndex, vllm_releases, write_atomically
+    from builder.sources import IndexSources
     from builder.verify.operators import VARIABLE
-    from builder.wheels import IndexSources
 
     if real_extensions:
         os.environ[VARIABLE] = "1"

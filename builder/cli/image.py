@@ -16,27 +16,29 @@ from builder.cli.show import CheckLines, print_json, show_plan, show_report, sho
 from builder.cli.units import seconds_of
 from builder.console import console
 from builder.deadline import time_limit
-from builder.engines import BuildRequest
 from builder.engines.choice import check_docker_host, engine_for, wanted_engine
+from builder.engines.model import BuildRequest
 from builder.engines.overlay import write_dockerfile
 from builder.engines.runit import run_it
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.planner import refuse_nothing, refuse_plan
 from builder.room import check_room
-from builder.verify import DEFAULT_LEVELS, Report, verify
+from builder.verify.levels import DEFAULT_LEVELS
+from builder.verify.run import verify
 from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.bases import Base, FactsOf
+    from builder.bases.model import Base, FactsOf
     from builder.cli import options as opt
-    from builder.engines import BuiltImage, Engine
+    from builder.engines.model import BuiltImage, Engine
     from builder.index import PackageIndex
     from builder.model import BuildPlan
     from builder.native.container import ToolkitChoice
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
+    from builder.verify.model import Report
 
 
 @dataclass(frozen=True, kw_only=True)

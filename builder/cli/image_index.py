@@ -13,7 +13,7 @@ from builder.cli.inputs import Inputs
 from builder.cli.place import Place, place_of
 from builder.cli.show import CheckLines, print_json, show_plan, show_report, show_verdict
 from builder.console import console
-from builder.engines import BuildRequest
+from builder.engines.model import BuildRequest
 from builder.engines.multi import IndexRequest, build_index
 from builder.engines.oci import OciEngine
 from builder.engines.runit import run_it
@@ -24,14 +24,16 @@ from builder.registry.manifests import is_index
 from builder.room import check_room
 from builder.rootfs.image import PREFERRED, image_entries, platform_of
 from builder.runtime.spark_apply import canonical_json, sha256_hex
-from builder.verify import DEFAULT_LEVELS, Report, verify
+from builder.verify.levels import DEFAULT_LEVELS
+from builder.verify.run import verify
 from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.cli.image import ImageOptions
     from builder.engines.multi import BuiltIndex
     from builder.model import BuildPlan
+    from builder.verify.model import Report
 
 #: What vLLM has wheels for.
 _PLATFORMS = ("linux/arm64", "linux/amd64")

@@ -23,12 +23,12 @@ from builder.native.changes import image_of
 from builder.planner import make_plan
 from builder.pulls.report import report_pulls
 from builder.pulls.resolve import Resolver
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.forge.pin import Pin
     from builder.model import BuildPlan
     from builder.native.container import ToolkitChoice

@@ -12,12 +12,12 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex, vllm_releases
 from builder.planner import make_plan
 from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, all_match
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.model import BuildPlan
 
 _SHORT = {
@@ -102,7 +102,7 @@ def _dispatch(
     plan: BuildPlan, base: Base, release: str, evidence: Path | None
 ) -> list[dict[str, Any]]:
     """What this release selects by default and with the plan; the evidence goes to a file."""
-    from builder.verify import verify
+    from builder.verify.run import verify
     from builder.verify.targets import target_of_plan
 
     target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)

@@ -17,7 +17,7 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.bases import Base, FactsOf
+    from builder.bases.model import Base, FactsOf
     from builder.catalog import Catalog, Selection
     from builder.forge.pin import Pin
     from builder.index import PackageIndex
@@ -289,9 +289,10 @@ def identify_base(
     ``pins`` are versions that go before those of the profiles where the base leaves one open.
     ``libraries`` are distributions whose files an image's tree must have too: it knows only those
     of distributions that are asked for.  They are no part of what identifies it.  ``facts_of`` and
-    ``noting`` are as in :class:`builder.bases.BaseRequest`.
+    ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
     """
-    from builder.bases import TRACKED, BaseRequest, identify, no_facts
+    from builder.bases.identify import identify
+    from builder.bases.model import TRACKED, BaseRequest, no_facts
     from builder.runtime.spark_apply import normalize
 
     named = {layer["package"] for layer in selection.layers}

@@ -18,7 +18,7 @@ from builder.publish.rollback import roll_back
 from builder.publish.run import Result, Wish, publish
 from builder.publish.sources import EngineImage, open_source
 from builder.registry.locations import Locations
-from builder.verify import parse_levels
+from builder.verify.levels import parse_levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,9 +155,10 @@ def _verify_now(opened: Opened, claim: Claim) -> Evidence:
     from builder.index import PackageIndex
     from builder.lock import lock_path
     from builder.lockfacts import LockedFacts
-    from builder.verify import DEFAULT_LEVELS, verify
+    from builder.sources import IndexSources
+    from builder.verify.levels import DEFAULT_LEVELS
+    from builder.verify.run import verify
     from builder.verify.targets import Opening
-    from builder.wheels import IndexSources
 
     index = PackageIndex()
     facts = LockedFacts.beside(lock_path(Path.cwd()))

@@ -21,12 +21,12 @@ from builder.publish.sbom import toolkit_of_layer
 from builder.publish.sources import EngineImage, open_source
 from builder.rebuild.run import Original, Rebuilt, StoredOriginal, rebuild
 from builder.registry.locations import Locations
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.native.container import ToolkitChoice
     from builder.publish.sources import Opened
     from builder.rebuild.replan import Wanted

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.model import BuildPlan, LayerDecision
-    from builder.verify import Check, Report
+    from builder.verify.model import Check, Report
     from builder.verify.necessity import Necessity
     from builder.verify.verdict import Verdict
 

@@ -10,15 +10,16 @@ from builder.console import console
 from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.places import refuse_place
-from builder.verify import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels, verify
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
+from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
+from builder.verify.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from builder.cli.options import PullOptions
-    from builder.verify import Report, VerifyTarget
+    from builder.verify.model import Report, VerifyTarget
     from builder.verify.ongpu import GpuOptions
     from builder.verify.verdict import Verdict
 

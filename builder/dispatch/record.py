@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.catalog import Catalog, Selection
     from builder.model import BuildPlan
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
 
 SCHEMA = 1
 #: What in a layer decides nothing: words for people.

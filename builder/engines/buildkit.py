@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from builder import bake
 from builder.console import console
-from builder.engines import BuildRequest, BuiltImage, docker
+from builder.engines import docker
 from builder.engines.builders import ENGINE, cache_words, engine_environment, reached
 from builder.engines.client import LINK_SINCE, Cli, find_cli
 from builder.engines.contents import added_bytes, image_layers
 from builder.engines.context import context_of, folder_of
 from builder.engines.deliver import in_layout, new_layout
 from builder.engines.dockerfile import render
+from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
 from builder.engines.running import run_build

@@ -6,14 +6,34 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from builder.engines import docker, get_engine
+from builder.engines import docker
 from builder.engines.buildkit import BuildkitEngine
+from builder.engines.oci import OciEngine
 from builder.errors import EngineError
 
 if TYPE_CHECKING:
-    from builder.bases import Base
-    from builder.engines import Engine
+    from builder.bases.model import Base
+    from builder.engines.model import Engine
     from builder.model import BuildPlan
+
+
+def get_engine(name: str, builder: str = "") -> Engine:
+    """The engine of that name; ``auto`` is Docker when it answers, else the embedded one.
+
+    ``builder`` is where BuildKit runs, if that is not inside the Docker Engine.
+
+    Raises:
+        EngineError: the named engine is not there, or the one that ``DOCKER_HOST`` names.
+    """
+    if name == "oci":
+        return OciEngine()
+    buildkit = BuildkitEngine(builder)
+    reason = buildkit.missing()
+    if reason is None:
+        return buildkit
+    if name == "auto" and not builder and not os.environ.get("DOCKER_HOST"):
+        return OciEngine()
+    raise EngineError(reason, hint="use --engine oci, or start Docker with BuildKit")
 
 
 def wanted_engine(name: str, output: str | None) -> str:

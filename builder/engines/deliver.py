@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.engines import BuiltImage, docker
+from builder.engines import docker
+from builder.engines.model import BuiltImage
 from builder.engines.scratch import Scratch
 from builder.errors import BuildFailed, UsageError
 from builder.hints import OUTPUT, os_hint

@@ -214,7 +214,7 @@ class _IterStream(io.RawIOBase):
 
 def env_of_image(image: Image) -> dict[str, str]:
     """The variables of an image's configuration."""
-    from builder.bases.imagetree import env_of_config
+    from builder.registry.config import env_of_config
 
     return env_of_config(image.attrs.get("Config") or {})
 

@@ -19,7 +19,7 @@ from builder.registry.model import OCI_INDEX, RawManifest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.engines import BuildRequest, BuiltImage
+    from builder.engines.model import BuildRequest, BuiltImage
     from builder.engines.scratch import Scratch
 
 #: How BuildKit says which entry an attestation is about.

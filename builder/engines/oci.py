@@ -22,8 +22,8 @@ from builder.room import Need, engine_needs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.bases import OpenedImage
-    from builder.engines import BuildRequest, BuiltImage
+    from builder.bases.model import OpenedImage
+    from builder.engines.model import BuildRequest, BuiltImage
     from builder.model import BuildPlan
 
 

@@ -32,7 +32,7 @@ from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.engines import BuiltImage
+    from builder.engines.model import BuiltImage
     from builder.engines.scratch import Scratch
     from builder.model import BuildPlan
 

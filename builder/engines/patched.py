@@ -9,10 +9,10 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.engines import BuildRequest
 from builder.engines.contents import image_layers
 from builder.engines.kept import MadeOf
 from builder.engines.layertar import FOLDER, Owners, entries
+from builder.engines.model import BuildRequest
 from builder.engines.removal import taken_away
 from builder.engines.scratch import say_layer
 from builder.errors import BuildFailed
@@ -22,7 +22,7 @@ from builder.rootfs.tar import DIR
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.bases import Base, OpenedImage
+    from builder.bases.model import Base, OpenedImage
     from builder.engines.scratch import Blob, Scratch
     from builder.model import BuildPlan
     from builder.registry.model import RawManifest

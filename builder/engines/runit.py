@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.engines import BuiltImage
+    from builder.engines.model import BuiltImage
     from builder.model import BuildPlan
 
 #: The container sees the GPU, vLLM's processes share memory, and models stay on the host.

@@ -15,7 +15,7 @@ from builder.runtime.stub_driver import DRIVER_FUNCTION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.native.elf import ElfFacts
+    from builder.machinecode.elf import ElfFacts
 
 #: The C library's and the compiler's, of which versions are compared and symbols are not read.
 SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)|ld-linux-[\w-]+)\.so\.\d+")

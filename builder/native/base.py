@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
 from builder.index import write_atomically
+from builder.machinecode.elf import ElfFacts, read_elf
+from builder.machinecode.modules import on_disk
 from builder.native.abi import DRIVER, SYSTEM, AbiBase
-from builder.native.elf import ElfFacts, read_elf
 from builder.paths import cache_dir
-from builder.verify.modules import on_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

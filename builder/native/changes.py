@@ -45,7 +45,7 @@ def rendered_change(name: str) -> dict[str, Any]:
     Raises:
         UsageError: no such change, or it is for no kernel whose machine code can be judged.
     """
-    from builder.verify.binaries import load_kernels
+    from builder.machinecode.kernels import load_kernels
 
     change = _known(name)
     kernel = next(kernel for kernel in load_kernels() if kernel.name == change["kernel"])

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.verify.binaries import is_trap
-from builder.verify.fatbin import code_of, images, telling
+from builder.machinecode.fatbin import code_of, images, telling
+from builder.machinecode.kernels import is_trap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from builder.machinecode.fatbin import Image
     from builder.native.registration import Operator
-    from builder.verify.fatbin import Image
 
     #: Mangled names -> telling instructions of those that a release ships.
     Released = Callable[[frozenset[str]], Mapping[str, Mapping[str, int]]]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import EngineError
+from builder.machinecode.elf import read_elf
 from builder.native.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
-from builder.native.elf import read_elf
 from builder.native.executor import Machine, Step
 from builder.native.glibc import older_versions, shim_source
 from builder.native.host import NATIVE

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError, did_you_mean
+from builder.machinecode.fatbin import GB10, Arch
 from builder.native.cmake import evaluate
 from builder.native.includes import Sources, dead_guards, touched
-from builder.verify.fatbin import GB10, Arch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import BuildFailed
-from builder.verify.sass import disassemble, find_tool
+from builder.machinecode.sass import disassemble, find_tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

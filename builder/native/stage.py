@@ -21,7 +21,8 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder import __version__
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import write_atomically
@@ -57,7 +58,7 @@ from builder.wheels import RemoteWheel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.forge.store import Forges
     from builder.index import PackageIndex
     from builder.native.cmake import Unit

@@ -23,7 +23,7 @@ from builder.runtime.spark_apply import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.forge.pin import Pin
     from builder.index import PackageIndex
     from builder.model import BuildPlan, LayerDecision

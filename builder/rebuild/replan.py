@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.catalog import Expectation, Profile, Selection
 from builder.errors import UsageError
 from builder.model import PLAN_SCHEMA
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from builder.model import BuildPlan
     from builder.publish.baked import Baked
     from builder.rebuild.compare import Difference
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
 
 
 def baked_selection(baked: Baked) -> Selection:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from builder import __version__
-from builder.engines import BuildRequest
+from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.errors import UsageError
 from builder.publish.subject import read_subject
@@ -21,13 +21,13 @@ from builder.room import check_room
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.model import BuildPlan
     from builder.publish.baked import Baked
     from builder.publish.subject import Image
     from builder.rebuild.replan import Wanted
     from builder.registry.model import ImageSource
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
 
 #: How the embedded engine notes its layers in an image's history.
 OUR_STEP = "spark-build layer "

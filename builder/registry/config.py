@@ -114,3 +114,8 @@ def _one(name: str, value: object, kind: _Kind, where: str) -> None:
             f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
             hint="use another image: this one is malformed, and not every runtime starts it",
         )
+
+
+def env_of_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of an image's configuration."""
+    return dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError
 from builder.index import write_atomically
+from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.paths import cache_dir, package_file
 from builder.runtime import CODEGEN_PROBE
 from builder.runtime.spark_apply import canonical_json, sha256_hex, versions
-from builder.verify import Check
 from builder.verify.dslmirror import NoDsl, mirror
 from builder.verify.kernels import (
     ADVICE,
@@ -31,8 +31,8 @@ from builder.verify.kernels import (
     tile_of,
     wanted_kernels,
 )
+from builder.verify.model import Check
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
-from builder.verify.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.verify.torchfolder import torch_folder, wanted_torch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.runtime.spark_apply import Tree
-    from builder.verify import Status, VerifyTarget
+    from builder.verify.model import Status, VerifyTarget
 
 #: What the CuTe DSL compiles for on a GB10 by itself.
 ARCH = "sm_121a"

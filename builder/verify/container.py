@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.verify.codegen import PROBE
 from builder.verify.ongpu import run_in_container
 from builder.verify.surroundings import DISPATCH, Asking, ask_in_container, in_container
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
     from builder.verify.targets import Opening
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from builder.errors import SparkBuildError
 from builder.runtime.dispatch_expect import asks, describe, found, headline, limit
 from builder.runtime.spark_apply import receipts_of
-from builder.verify import Check
 from builder.verify.imports import PACKAGES
+from builder.verify.model import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
 
 
 def own_settings(target: VerifyTarget) -> dict[str, str | None]:

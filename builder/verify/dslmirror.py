@@ -21,7 +21,8 @@ from builder.locks import locked
 from builder.model import Platform
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import Target, canonical_json, record_of, sha256_hex
-from builder.wheels import RemoteWheel, preload
+from builder.sources import preload
+from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

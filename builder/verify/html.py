@@ -17,7 +17,7 @@ from builder.dispatch import KINDS
 from builder.engines.overlay import name_of_both
 from builder.engines.runit import RUN
 from builder.paths import package_file
-from builder.verify import LEVELS
+from builder.verify.levels import LEVELS
 from builder.verify.verdict import kernel_of, layer_words, serve_lines, verdict_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from builder.verify import Check, Report, Status
+    from builder.verify.model import Check, Report, Status
     from builder.verify.necessity import Necessity
 #: What each level looks at, for the heading of its checks.
 ABOUT = {

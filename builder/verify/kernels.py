@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.verify.sass import Disassembly
+    from builder.machinecode.sass import Disassembly
 
 #: Stands for a kernel of each tile that FlashInfer's tuner may choose.
 EVERY_TILE = "dense-b12x-tiles"

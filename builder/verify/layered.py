@@ -9,9 +9,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import BaseRequest
-from builder.bases.imagetree import env_of_config
+from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
+from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs
@@ -21,10 +21,10 @@ from builder.verify.targets import Baked, Held, in_sandbox, open_overlay, target
 from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
-    from builder.bases import OpenedImage
+    from builder.bases.model import OpenedImage
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
     from builder.verify.targets import Opening
 
 

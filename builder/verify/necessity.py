@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from builder.console import console
 from builder.errors import SparkBuildError
 from builder.runtime.spark_apply import APPLIED, NEEDED, UPSTREAM, ApplyError, receipts_of
-from builder.verify import PROOF_LEVELS, Check, Report, verify
 from builder.verify.kernels import wanted_kernels
+from builder.verify.levels import PROOF_LEVELS
+from builder.verify.model import Check, Report
 from builder.verify.parts import difference
+from builder.verify.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
     from builder.verify.parts import Parts
 
 _IN_FORCE = (NEEDED, APPLIED)

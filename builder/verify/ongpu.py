@@ -23,14 +23,14 @@ from builder.devicedata import device_data
 from builder.errors import SparkBuildError, UsageError
 from builder.paths import package_file
 from builder.runtime import IMAGE_VERIFIER
-from builder.verify import Check
+from builder.verify.model import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from docker.models.containers import Container
 
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
 
 #: Where the verifier is put into a container.
 INSIDE = "/tmp/spark-verify"  # noqa: S108 - of a container that is removed afterwards

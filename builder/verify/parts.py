@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from builder.bases import TRACKED, Base, BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import TRACKED, Base, BaseRequest
 from builder.catalog import Selection
 from builder.errors import SparkBuildError, UsageError
 from builder.model import LAYOUT
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.runtime.spark_apply import Changes, Sources, Tree
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
     from builder.verify.surroundings import Asking
 
     #: Gives the way to load what a path held, by path and sha256; None when that is lost.

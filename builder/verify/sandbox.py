@@ -285,7 +285,7 @@ def python_files(tree: Tree) -> Iterator[str]:
 
 def lay_out(tree: Tree) -> Path:
     """The target's Python files as a directory, kept in the cache by content."""
-    from builder.wheels import preload
+    from builder.sources import preload
 
     paths = sorted(python_files(tree))
     key = sha256_hex(canonical_json([[path, tree.digest(path)] for path in paths]))

@@ -16,13 +16,13 @@ from builder.runtime.spark_apply import (
     receipts_of,
     unexplained,
 )
-from builder.verify import Check
+from builder.verify.model import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-    from builder.verify import VerifyTarget
+    from builder.verify.model import VerifyTarget
     from builder.verify.unrecorded import Unrecorded
 
 

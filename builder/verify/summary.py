@@ -9,7 +9,7 @@ from builder.verify.verdict import layer_words, verdict_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.verify import Check, Report, Status
+    from builder.verify.model import Check, Report, Status
     from builder.verify.necessity import Necessity
     from builder.verify.verdict import Verdict
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.runtime.spark_apply import Changes, Tree
 
     Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -10,14 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases import (
-    Base,
-    BaseRequest,
-    asks_engine,
-    identify,
-    no_facts,
-    scheme_of,
-)
+from builder.bases.identify import asks_engine, identify
+from builder.bases.model import Base, BaseRequest, no_facts, scheme_of
 from builder.console import console
 from builder.engines.overlay import name_of_both
 from builder.errors import SparkBuildError, UsageError
@@ -25,9 +19,10 @@ from builder.forms import refuse_other_form
 from builder.planner import make_plan
 from builder.registry.locations import layout_place
 from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
-from builder.verify import VerifyTarget, operators
+from builder.verify import operators
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions, run_beside
 from builder.verify.parts import Parts, of_backup, parts_of_image, without_layers
 from builder.verify.sandbox import (
@@ -42,13 +37,13 @@ from builder.verify.torchfolder import wanted_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from builder.bases import FactsOf
+    from builder.bases.model import FactsOf
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan
     from builder.runtime.spark_apply import Tree
+    from builder.sources import IndexSources
     from builder.verify.sandbox import Made
-    from builder.wheels import IndexSources
 
 
 @dataclass(frozen=True, kw_only=True)

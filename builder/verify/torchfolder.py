@@ -26,8 +26,8 @@ from builder.console import console
 from builder.errors import SparkBuildError, UsageError
 from builder.index import PackageIndex
 from builder.locks import locked
+from builder.machinecode.elf import read_elf
 from builder.model import Platform
-from builder.native.elf import read_elf
 from builder.paths import cache_dir
 from builder.room import Need, check_room
 from builder.runtime.spark_apply import sha256_hex
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.index import WheelFile
-    from builder.native.elf import ElfFacts
+    from builder.machinecode.elf import ElfFacts
     from builder.runtime.spark_apply import Tree
 
 #: The torch to ask with where neither the target nor vLLM's metadata names one.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.verify import Check, Report
+    from builder.verify.model import Check, Report
 
 #: What is not known while a level did not run.
 _UNKNOWN = {

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.verify import LEVELS, Check, Report
 from builder.verify.html import render_html
+from builder.verify.levels import LEVELS
+from builder.verify.model import Check, Report
 from builder.verify.necessity import Necessity
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.cli.options import identify_base, select
-from builder.engines import BuildRequest
 from builder.engines.buildkit import BuildkitEngine
+from builder.engines.model import BuildRequest
 from builder.errors import BuildFailed, Exit
 from builder.index import PackageIndex
 from builder.planner import make_plan
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 
 from . import base, cache, machine, support
 from .support import Built, Cli

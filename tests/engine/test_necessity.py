@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder import paths
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.model import BaseIdentity, Platform
 from builder.runtime import DISPATCH_PROBE
 from builder.runtime.spark_apply import Content, OverlayTree

@@ -7,8 +7,9 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
-from builder.bases import BaseRequest, identify
-from builder.engines import BuildRequest
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
+from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.index import PackageIndex
 from builder.model import Platform

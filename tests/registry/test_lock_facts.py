@@ -335,7 +335,7 @@ def test_what_is_published_is_verified_without_reading_the_base(
     locked: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Level dispatch reads vLLM's files wherever they are, so it is left out here."""
-    monkeypatch.setattr("builder.verify.DEFAULT_LEVELS", ("static",))
+    monkeypatch.setattr("builder.verify.levels.DEFAULT_LEVELS", ("static",))
     image = locked.image("source", "--locked").json
     source = f"{image['image']}@{image['digest']}"
     words = ("publish", source, "--to", f"{locked.name}-published", "--require", "static")

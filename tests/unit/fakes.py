@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.maker import maker
 from builder.model import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.planner import epoch_for

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines import BuildRequest, BuiltImage
+from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine, base_bytes
 from builder.errors import RemoteError, UsageError
 from builder.registry.adding import Filling, add_image, check_place, work_folder

@@ -9,13 +9,31 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import RemoteError
+from builder.machinecode import fatbin, modules
+from builder.machinecode.fatbin import Arch, BadBinary, Image, images, parse_ptx, telling
+from builder.machinecode.kernels import load_kernels
+from builder.machinecode.modules import (
+    Modules,
+    Reading,
+    Summary,
+    best,
+    find_modules,
+    on_disk,
+    tally,
+)
+from builder.machinecode.sass import (
+    BadCubin,
+    ToolMissing,
+    find_tool,
+    function_names,
+    split_functions,
+)
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import Content, DirTree, OverlayTree
-from builder.verify import VerifyTarget, binaries, fatbin, modules, parse_levels
-from builder.verify.binaries import check_binaries, load_kernels
-from builder.verify.fatbin import Arch, BadBinary, Image, images, parse_ptx, telling
-from builder.verify.modules import Modules, Reading, Summary, best, find_modules, on_disk, tally
-from builder.verify.sass import BadCubin, ToolMissing, find_tool, function_names, split_functions
+from builder.verify import binaries
+from builder.verify.binaries import check_binaries
+from builder.verify.levels import parse_levels
+from builder.verify.model import VerifyTarget
 
 from .fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files, write_tree
 from .test_codegen import LISTING, cubin_of
@@ -25,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.runtime.spark_apply import Tree
-    from builder.verify import Check
+    from builder.verify.model import Check
 
 # ------------------------------------------------------------------------------- what loads where
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.runtime.spark_apply import DirTree
-from builder.verify import VerifyTarget
 from builder.verify.binaries import check_binaries
+from builder.verify.model import VerifyTarget
 
 from .fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.verify import Check
+    from builder.verify.model import Check
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")
 MODULE = "vllm/_C_stable_libtorch.abi3.so"

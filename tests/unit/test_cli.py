@@ -11,7 +11,7 @@ import pytest
 from builder.__main__ import run
 from builder.errors import RemoteError
 from builder.runtime.spark_apply import Store, sha256_hex
-from builder.verify import Check, Report
+from builder.verify.model import Check, Report
 
 from .fakes import fake_base, layer_text, snapshot, vllm_files, write_tree
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import SparkBuildError
+from builder.machinecode import sass
+from builder.machinecode.sass import BadCubin, ToolMissing, parse_sass, resources
 from builder.paths import cache_dir
-from builder.verify import VerifyTarget, codegen, sass
+from builder.verify import codegen
 from builder.verify.codegen import check_codegen, keep_result, kept_result
 from builder.verify.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.verify.kernels import KERNELS, headline, wanted_kernels
-from builder.verify.sass import BadCubin, ToolMissing, parse_sass, resources
+from builder.verify.model import VerifyTarget
 
 from .fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
 from .runtime import load
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.verify import Check
+    from builder.verify.model import Check
 
 probe = load("codegen_probe")
 

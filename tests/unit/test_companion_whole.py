@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS, NativeBase

@@ -60,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("builder.native.facts.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: dict(NOT_LOADED))
     made = fake_base(BASE)
     monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
@@ -220,7 +220,7 @@ def test_0_no_compiler_is_asked_for_where_the_base_has_it(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_family"}
-    monkeypatch.setattr("builder.native.facts.read_module", lambda *_: runs)
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")
     assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")
@@ -302,7 +302,7 @@ def test_print_dockerfile_compiles_nothing(call: Call, built: Built) -> None:
 def test_apply_and_revert(
     call: Call, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.runtime.spark_apply import DirTree
 
     from .fakes import identity_of

@@ -13,7 +13,7 @@ from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS
 from builder.planner import make_plan
 from builder.runtime.spark_apply import Stage
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 
 from .fakes import dist_files, vllm_files
 from .images import packed, put_image, python_items, site_items, tar_of
@@ -50,7 +50,7 @@ class Asked:
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("builder.native.facts.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: dict(NOT_LOADED))
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     layers = packed(tar_of(*python_items())), packed(tar_of(*site_items(FILES)))
     put_image(

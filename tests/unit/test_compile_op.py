@@ -10,10 +10,13 @@ import pytest
 from builder.dispatch.record import decides
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layerfile import load_layer
+from builder.machinecode.facts import read_module
+from builder.machinecode.fatbin import BadBinary, images
+from builder.machinecode.modules import Reading, Summary
+from builder.machinecode.sass import ToolMissing
 from builder.model import digest_of
 from builder.native.changes import rendered_change
 from builder.native.cost import cost_of_units, refuse_machine
-from builder.native.facts import read_module
 from builder.paths import data_dir
 from builder.planner import hints, refuse_plan
 from builder.publish.sbom import inputs_of
@@ -40,12 +43,10 @@ from builder.runtime.spark_apply import (
     read_code,
     sha256_hex,
 )
-from builder.verify import VerifyTarget, verify
-from builder.verify.fatbin import BadBinary, images
-from builder.verify.modules import Reading, Summary
+from builder.verify.model import VerifyTarget
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import Parts, difference
-from builder.verify.sass import ToolMissing
+from builder.verify.run import verify
 from builder.verify.surroundings import Asking
 
 from ..documents import validated
@@ -493,7 +494,7 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("builder.verify.fatbin.find_tool", no_tool)
+    monkeypatch.setattr("builder.machinecode.fatbin.find_tool", no_tool)
     tree = DirTree(write_tree(tmp_path / "site", BASE))
     with pytest.raises(EngineError, match="is none that is known, and what it is") as caught:
         read_module(tree, MODULE, OP["code"])
@@ -523,7 +524,7 @@ def test_machine_code_shows_that_it_is_necessary(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
-    monkeypatch.setattr("builder.verify.modules.summarise", fake_summary)
+    monkeypatch.setattr("builder.machinecode.modules.summarise", fake_summary)
     monkeypatch.setattr("builder.verify.binaries.find_tool", lambda _: tmp_path)
     plan = planned(MADE)
     (decision,) = plan.decisions

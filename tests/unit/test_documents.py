@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines import BuildRequest
+from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.publish import provenance as made_by
 from builder.publish import sbom

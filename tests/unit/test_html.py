@@ -7,7 +7,6 @@ import re
 import pytest
 
 from builder.engines.overlay import name_of_both
-from builder.verify import LEVELS, Check, Report, Status
 from builder.verify.html import (
     ABOUT,
     Level,
@@ -19,6 +18,8 @@ from builder.verify.html import (
     run_lines,
     tag_of,
 )
+from builder.verify.levels import LEVELS
+from builder.verify.model import Check, Report, Status
 from builder.verify.necessity import Necessity
 from builder.verify.summary import render_summary
 from builder.verify.verdict import layer_words

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.bases import Base, BaseRequest, OpenedImage, asks_engine, identify
+from builder.bases.identify import asks_engine, identify
+from builder.bases.model import Base, BaseRequest, OpenedImage
 from builder.bases.remote import known_base, survey_image
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.index import PackageIndex, WheelFile

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.runtime.spark_apply import OverlayTree
-from builder.verify import Check, VerifyTarget
 from builder.verify.imports import check_imports, dotted_name, mismatch, parse_module
+from builder.verify.model import Check, VerifyTarget
 
 from .fakes import (
     dist_files,

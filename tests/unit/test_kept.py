@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines import BuildRequest, BuiltImage, kept
+from builder.engines import kept
 from builder.engines.kept import MadeOf, layer_key
 from builder.engines.layertar import Owners
+from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest
 from builder.paths import cache_dir

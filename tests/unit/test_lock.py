@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import locks
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.cli import options
 from builder.cli.inputs import at_digest
 from builder.errors import RemoteError, UsageError

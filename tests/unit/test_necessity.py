@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.errors import SparkBuildError
 from builder.runtime.spark_apply import RECEIPTS, STATE_DIR, Content, DirTree, OverlayTree
-from builder.verify import LEVELS, PROOF_LEVELS, VerifyTarget, sandbox, verify
+from builder.verify import sandbox
+from builder.verify.levels import LEVELS, PROOF_LEVELS
+from builder.verify.model import VerifyTarget
 from builder.verify.necessity import Necessity, prove, whole
 from builder.verify.parts import CannotTakeApart, Parts, of_backup, of_tree, without_layers
+from builder.verify.run import verify
 from builder.verify.surroundings import (
     Asking,
     beside_its_python,

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import bake
-from builder.engines import BuildRequest, BuiltImage, get_engine
+from builder.engines.choice import get_engine
 from builder.engines.layertar import tar_layer
+from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest, read_layout
 from builder.errors import BuildFailed, SparkBuildError, UsageError

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import devicedata, paths
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.catalog import Expectation, Profile, Selection
 from builder.diagnose.catalog import load_catalog
-from builder.engines import BuildRequest
+from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.errors import UsageError
 from builder.index import PackageIndex

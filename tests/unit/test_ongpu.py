@@ -16,8 +16,9 @@ import pytest
 from builder.errors import UsageError
 from builder.runtime import IMAGE_VERIFIER, verify_checks
 from builder.runtime.dispatch_expect import limit
-from builder.verify import VerifyTarget, verify
+from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions, NoGpu, archive, run_beside, verifier_files
+from builder.verify.run import verify
 
 from .fakes import MemoryTree
 from .runtime import load

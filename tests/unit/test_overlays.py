@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import bake
-from builder.engines import BuildRequest, BuiltImage
+from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import write_dockerfile
 from builder.errors import UsageError

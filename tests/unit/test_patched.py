@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import bake
-from builder.bases import BaseRequest, identify
-from builder.engines import BuildRequest, BuiltImage
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.engines.load import archive
+from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.patched import merged_env
 from builder.errors import BuildFailed, RemoteError, UsageError
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.model import BuildPlan
 
 EDIT = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines import BuildRequest
+from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.errors import BuildFailed
 from builder.paths import cache_dir

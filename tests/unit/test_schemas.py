@@ -19,7 +19,8 @@ from builder.cli.app import app
 from builder.diagnose import diagnose
 from builder.errors import UsageError
 from builder.schemas import names, schema
-from builder.verify import LEVELS, Check, Report
+from builder.verify.levels import LEVELS
+from builder.verify.model import Check, Report
 from builder.verify.necessity import Necessity
 from tests.documents import document_of, validated, validator
 

@@ -9,7 +9,8 @@ import pytest
 
 from builder.cli.show import CheckLines
 from builder.console import console
-from builder.verify import Check, Status, verify
+from builder.verify.model import Check, Status
+from builder.verify.run import verify
 
 from .test_verify import LAYER, target_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import SparkBuildError
-from builder.native.elf import ElfFacts
+from builder.machinecode.elf import ElfFacts
 from builder.verify import torchfolder
 from builder.verify.torchfolder import DEFAULT, torch_folder, torch_need, wanted_of_cuda
 from builder.verify.torchfolder import wanted_torch as wanted

@@ -8,8 +8,8 @@ import pytest
 
 from builder.cli.show import CheckLines
 from builder.runtime.dispatch_expect import limit
-from builder.verify import Check, Report
 from builder.verify.html import render_html
+from builder.verify.model import Check, Report
 from builder.verify.summary import render_summary
 from builder.verify.verdict import family_of, kernel_of, serve_lines, verdict_of
 from tests.documents import validated

@@ -13,8 +13,10 @@ import pytest
 from builder.bake import read_layers, read_plan
 from builder.errors import SparkBuildError, UsageError
 from builder.runtime.spark_apply import RECEIPTS, OverlayTree
-from builder.verify import Check, Report, Status, VerifyTarget, parse_levels, verify
 from builder.verify.dispatch import check_dispatch, make_request
+from builder.verify.levels import parse_levels
+from builder.verify.model import Check, Report, Status, VerifyTarget
+from builder.verify.run import verify
 from builder.verify.sandbox import _prune
 from builder.verify.static import check_static
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.index import PackageIndex
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 
 from .support import Planner
 

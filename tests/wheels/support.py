@@ -19,12 +19,12 @@ from builder.runtime.spark_apply import OverlayTree, parse_record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from builder.bases import Base
+    from builder.bases.model import Base
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan, LayerDecision
     from builder.runtime.spark_apply import Changes, Tree
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
 
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.index import PackageIndex
+from builder.sources import IndexSources
 from builder.verify.binaries import check_binaries
 from builder.verify.targets import target_of_plan
-from builder.wheels import IndexSources
 
 from .cli import spark_build
 from .support import Planner
@@ -22,7 +22,7 @@ from .support import Planner
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.verify import Check
+    from builder.verify.model import Check
 
 STABLE, OLD = "vllm/_C_stable_libtorch.abi3.so", "vllm/_C.abi3.so"
 FP8, GEMM = "FP8 per-tensor GEMM (CUTLASS)", "NVFP4 GEMM (CUTLASS)"

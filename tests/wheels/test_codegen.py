@@ -20,7 +20,7 @@ from builder.wheels import WheelTree
 
 if TYPE_CHECKING:
     from builder.runtime.spark_apply import Changes, Tree
-    from builder.verify import Check, VerifyTarget
+    from builder.verify.model import Check, VerifyTarget
 
     from .support import Planned, Planner
 

@@ -15,7 +15,7 @@ from builder.catalog import Catalog
 from builder.errors import SparkBuildError
 from builder.forge.store import Forges
 from builder.index import PackageIndex
-from builder.native.facts import read_module
+from builder.machinecode.facts import read_module
 from builder.native.source import release_source
 from builder.native.stage import Stages, refuse_cpu_torch
 from builder.runtime.spark_apply import (
@@ -26,7 +26,7 @@ from builder.runtime.spark_apply import (
     Target,
     judge,
 )
-from builder.wheels import IndexSources
+from builder.sources import IndexSources
 from tests.forge import Repository
 
 from .support import Planner

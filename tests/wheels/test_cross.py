@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.machinecode.elf import read_elf
 from builder.native.base import NativeBase
 from builder.native.build import FLAGS
 from builder.native.companion import build_companion
 from builder.native.compiler import find_compiler
-from builder.native.elf import read_elf
 from builder.native.link import link, toolkit_libraries
 from builder.native.stage import Stages
 from builder.native.toolchain import Toolchain

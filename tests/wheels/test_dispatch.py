@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.bases import Base
+from builder.bases.model import Base
 from builder.dispatch import KINDS
 from builder.dispatch.record import by_itself, read_records
 from builder.paths import package_file
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.index import PackageIndex
-    from builder.verify import Check
+    from builder.verify.model import Check
 
     from .support import Planner
 

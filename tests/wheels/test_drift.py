@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.runtime.spark_apply import Outcome
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
 
     from .support import Planned, Planner
 

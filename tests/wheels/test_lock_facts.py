@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from builder.bases import BaseRequest, identify
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.catalog import Catalog
 from builder.lockfacts import pack
 from builder.planner import make_plan
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
     from builder.index import PackageIndex
-    from builder.wheels import IndexSources
+    from builder.sources import IndexSources
 
 SITE = "usr/local/lib/python3.12/dist-packages"
 #: vLLM's images have FlashInfer's kernels installed, which are most of the files.

@@ -17,8 +17,8 @@ import pytest
 
 from builder.model import digest_of
 from builder.runtime.spark_apply import Content, OverlayTree, receipt_path
-from builder.verify import VerifyTarget, verify
 from builder.verify.codegen import sandbox_compiler
+from builder.verify.run import verify
 from builder.verify.targets import sandbox_asker, target_of_plan
 from builder.wheels import WheelTree
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.runtime.spark_apply import Changes
+    from builder.verify.model import VerifyTarget
 
     from .support import Planned, Planner
 

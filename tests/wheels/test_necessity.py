@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.catalog import Catalog
-from builder.verify import PROOF_LEVELS, verify
+from builder.verify.levels import PROOF_LEVELS
 from builder.verify.necessity import prove, whole
+from builder.verify.run import verify
 from builder.verify.targets import Opening, open_target
 
 from .cli import spark_build
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.index import PackageIndex
+    from builder.sources import IndexSources
     from builder.verify.necessity import Necessity
-    from builder.wheels import IndexSources
 
 TARGET = "pypi:vllm==0.20.1"
 #: layer -> level, check, and what is seen without it; None where nothing fails.

@@ -21,7 +21,7 @@ from builder.runtime.spark_apply import (
     parse_record,
     receipts_of,
 )
-from builder.verify import VerifyTarget
+from builder.verify.model import VerifyTarget
 from builder.verify.static import check_static
 from builder.wheels import WheelTree
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from builder.runtime.spark_apply import Outcome
-    from builder.verify import Check
-    from builder.wheels import IndexSources, RemoteWheel
+    from builder.sources import IndexSources
+    from builder.verify.model import Check
+    from builder.wheels import RemoteWheel
 
     from .support import Planned, Planner
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.machinecode.elf import read_elf
 from builder.native.compiler import find_compiler
-from builder.native.elf import read_elf
 from builder.native.link import toolkit_libraries
 from builder.runtime.spark_apply import Target
 

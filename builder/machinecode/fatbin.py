@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builder.errors import SparkBuildError
-from builder.verify.sass import ToolMissing, find_tool, function_names, listing, split_functions
+from builder.machinecode.sass import (
+    ToolMissing,
+    find_tool,
+    function_names,
+    listing,
+    split_functions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from builder.console import console
 from builder.index import write_atomically
+from builder.machinecode.fatbin import Arch, code_of, images
 from builder.paths import cache_dir
 from builder.runtime.spark_apply import DirTree, OverlayTree, canonical_json, sha256_hex
-from builder.verify.fatbin import Arch, code_of, images
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.machinecode.fatbin import Image
     from builder.runtime.spark_apply import Tree
-    from builder.verify.fatbin import Image
 
 #: Changes when a summary holds something else than before.
 _SCHEMA = 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import EngineError
+from builder.machinecode.kernels import load_kernels
+from builder.machinecode.modules import Modules
+from builder.machinecode.sass import ToolMissing
 from builder.runtime.spark_apply import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
-from builder.verify.binaries import load_kernels
-from builder.verify.modules import Modules
-from builder.verify.sass import ToolMissing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

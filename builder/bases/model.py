@@ -1,0 +1,102 @@
+"""How a base is asked for, and what an identified base is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from builder.index import PackageIndex
+    from builder.model import BaseIdentity
+    from builder.registry.model import Descriptor
+    from builder.rootfs.facts import Facts
+    from builder.rootfs.image import Image
+    from builder.rootfs.view import Rootfs
+    from builder.runtime.spark_apply import Tree
+
+    FactsOf = Callable[[Sequence[Descriptor]], Facts | None]
+
+#: Distributions that layers look at; what user layers name is added to it.
+TRACKED = (
+    "vllm",
+    "flashinfer-python",
+    "flashinfer-cubin",
+    "flashinfer-jit-cache",
+    "b12x",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-cu12",
+    "nvidia-cutlass-dsl-libs-cu13",
+)
+
+
+def no_facts(_layers: Sequence[Descriptor]) -> Facts | None:
+    """Nothing is known of any image: its layers are read."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRequest:
+    """How to identify a base: what the command line and the profile say."""
+
+    ref: str
+    platform: str | None = None
+    python: str | None = None
+    site_packages: str | None = None
+    pins: Mapping[str, str]
+    tracked: tuple[str, ...] = TRACKED
+    index: PackageIndex
+    #: ``buildkit`` asks a Docker Engine, ``oci`` none, ``auto`` one that answers
+    engine: str = "auto"
+    #: what is known of the lowest layers of an image, which is given by all of them, bottom first
+    facts_of: FactsOf = no_facts
+    #: whether what is asked of an image in a registry or layout is noted (``Rootfs.notes``)
+    noting: bool = False
+
+
+@dataclass(frozen=True)
+class Base:
+    """An identified base, its files, and what to do when they are no longer needed."""
+
+    identity: BaseIdentity
+    tree: Tree
+    close: Callable[[], None] = lambda: None
+    #: where it is read from, when that is a registry or a layout
+    opened: OpenedImage | None = None
+
+
+@dataclass(frozen=True)
+class OpenedImage:
+    """An image and its files, without a Docker Engine."""
+
+    image: Image
+    view: Rootfs
+
+    def close(self) -> None:
+        """Let go of both."""
+        self.view.close()
+        self.image.close()
+
+
+SCHEMES = ("pypi", "dir", "docker", "oci")
+
+
+def scheme_of(ref: str) -> tuple[str, str]:
+    """Split a base reference into scheme and rest; an image reference needs no scheme.
+
+    Raises:
+        UsageError: the scheme is unknown.
+    """
+    if ref.startswith("docker://"):
+        return "docker", ref.removeprefix("docker://")
+    scheme, colon, rest = ref.partition(":")
+    if colon and scheme in SCHEMES:
+        return scheme, rest
+    if colon and "/" not in scheme and "." not in scheme and "==" in rest:
+        raise UsageError(f"unknown kind of base {scheme!r}{did_you_mean(scheme, SCHEMES)}")
+    return "docker", ref

@@ -1,0 +1,52 @@
+"""The levels of verification: which there are, and running them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.verify.binaries import check_binaries
+from builder.verify.codegen import check_codegen
+from builder.verify.dispatch import check_dispatch
+from builder.verify.imports import check_imports
+from builder.verify.model import Report
+from builder.verify.ongpu import check_on_gpu
+from builder.verify.static import check_static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from builder.verify.model import Check, Listener, VerifyTarget
+
+
+def verify(
+    target: VerifyTarget,
+    levels: Sequence[str],
+    heard: Listener | None = None,
+) -> Report:
+    """Run the levels and collect the evidence; ``heard`` is told of what comes, as it comes."""
+    report = Report(
+        target=target.name,
+        plan_digest=str(target.plan["plan_digest"]),
+        digests=target.digests,
+        plan=target.plan,
+    )
+    runners: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
+        "static": check_static,
+        "imports": check_imports,
+        "dispatch": check_dispatch,
+        "codegen": check_codegen,
+        "binaries": check_binaries,
+        "device": lambda target: check_on_gpu(target, "device"),
+        "serve": lambda target: check_on_gpu(target, "serve"),
+    }
+    for level in levels:
+        with console.progress(f"checking {level}", None, "checks", said=False, whole=True) as bar:
+            for check in runners[level](target):
+                report.checks.append(check)
+                bar.advance()
+                if heard is not None:
+                    heard(check)
+        if heard is not None:
+            heard.end()
+    return report
