@@ -249,7 +249,7 @@ def _sandbox_for(
     plan: BuildPlan, base: Base, options: ImageOptions, request: BuildRequest
 ) -> Callable[[], object] | None:
     """What makes the sandbox, where verification will need one: an engine's image is its own."""
-    from builder.verify.targets import sandbox_maker
+    from builder.verify.insandbox import sandbox_maker
 
     in_engine = request.output is None and not request.push
     return None if in_engine or not options.verify else sandbox_maker(plan, base.tree)
@@ -257,7 +257,8 @@ def _sandbox_for(
 
 def _verify(built: BuiltImage, opened: Opened) -> Report:
     """Verify what was built, read back from the built thing itself."""
-    from builder.verify.targets import Opening, open_target
+    from builder.verify.opening import open_target
+    from builder.verify.targets import Opening
 
     target = open_target(
         built.target or built.ref,

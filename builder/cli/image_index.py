@@ -166,7 +166,7 @@ def _build(
             ),
         ]
     )
-    from builder.verify.targets import sandbox_maker
+    from builder.verify.insandbox import sandbox_maker
 
     first = planned[0]
     reports: list[Report] = []
@@ -212,7 +212,8 @@ def _digest(planned: list[Planned]) -> str:
 
 
 def _verify(one: Planned, built: BuiltIndex, inputs: Inputs) -> Report:
-    from builder.verify.targets import Opening, open_target
+    from builder.verify.opening import open_target
+    from builder.verify.targets import Opening
 
     assert one.base.opened is not None
     digest = built.digests[one.base.opened.image.manifest.digest]

@@ -42,8 +42,9 @@ def verify_command(
 ) -> None:
     """Verify a target; exit 5 when a check failed or a level that was named did not run."""
     from builder.verify.html import render_html
+    from builder.verify.opening import open_target
     from builder.verify.summary import render_summary
-    from builder.verify.targets import Opening, open_target
+    from builder.verify.targets import Opening
 
     chosen = parse_levels(levels, default=PROOF_LEVELS if prove_necessary else DEFAULT_LEVELS)
     required = parse_levels([*levels, *require], default=())  # asked for by name: it must run

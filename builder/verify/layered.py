@@ -17,7 +17,8 @@ from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs
 from builder.rootfs.image import open_image
 from builder.rootfs.tar import FILE
-from builder.verify.targets import Baked, Held, in_sandbox, open_overlay, target_of_image
+from builder.verify.insandbox import in_sandbox
+from builder.verify.targets import Baked, Held, open_overlay, target_of_image
 from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:

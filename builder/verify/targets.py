@@ -5,34 +5,25 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
-from builder.bases.identify import asks_engine, identify
-from builder.bases.model import Base, BaseRequest, no_facts, scheme_of
+from builder.bases.identify import identify
+from builder.bases.model import Base, BaseRequest, no_facts
 from builder.console import console
 from builder.engines.overlay import name_of_both
-from builder.errors import SparkBuildError, UsageError
-from builder.forms import refuse_other_form
+from builder.errors import UsageError
 from builder.planner import make_plan
-from builder.registry.locations import layout_place
-from builder.runtime.spark_apply import Content, OverlayTree, Target, versions
-from builder.verify import operators
+from builder.runtime.spark_apply import Content, OverlayTree, Target
 from builder.verify.codegen import python_compiler, sandbox_compiler
-from builder.verify.installer import SandboxUnavailable
+from builder.verify.insandbox import in_sandbox, sandbox_asker
 from builder.verify.model import VerifyTarget
-from builder.verify.ongpu import GpuOptions, run_beside
-from builder.verify.parts import Parts, of_backup, parts_of_image, without_layers
+from builder.verify.ongpu import GpuOptions
+from builder.verify.parts import Parts, parts_of_image
 from builder.verify.sandbox import (
     ask_probe,
-    lay_out,
-    make,
-    requirements_for,
 )
-from builder.verify.surroundings import Asking, beside_its_python
-from builder.verify.torchfolder import wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +34,7 @@ if TYPE_CHECKING:
     from builder.model import BuildPlan
     from builder.runtime.spark_apply import Tree
     from builder.sources import IndexSources
-    from builder.verify.sandbox import Made
+    from builder.verify.surroundings import Asking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,65 +47,6 @@ class Opening:
     platform: str | None = None
     gpu: GpuOptions = field(default_factory=GpuOptions)
     facts_of: FactsOf = no_facts
-
-
-def open_target(text: str, opening: Opening) -> VerifyTarget:
-    """Open a target by its reference.
-
-    Raises:
-        UsageError: the reference is malformed, or says nothing about which layers to expect.
-    """
-    refuse_other_form(text)
-    scheme, rest = scheme_of(text)
-    if scheme == "oci" and _is_overlay(text):
-        return open_layout(text, opening)
-    if scheme == "docker" and asks_engine(text, "auto"):
-        from builder.verify.container import open_engine_image
-
-        return open_engine_image(rest, opening)
-    if scheme in ("docker", "oci"):
-        from builder.verify.layered import open_layered
-
-        return open_layered(text, opening)
-    pins = opening.selection.pins() if opening.selection else {}
-    request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
-    base = identify(request)
-    try:
-        if opening.selection is None:
-            raise UsageError(
-                f"{text} does not say which layers it should have",
-                hint=f"spark-build verify {shlex.quote(text)} --layers b12x-full",
-            )
-        plan = make_plan(base, opening.selection, opening.sources)
-        opened = target_of_plan(plan, base, text, patched=False)
-        return dataclasses.replace(
-            opened,
-            parts=partial(_parts_of_base, base, opening),
-            on_gpu=_beside(base, opened.plan, opening.gpu),
-        )
-    except BaseException:
-        base.close()
-        raise
-
-
-def _parts_of_base(base: Base, opening: Opening) -> Parts:
-    """Wheels, or a directory with what ``spark-build apply`` kept of it."""
-    python = _own_python(base)
-    packages = base.identity.packages
-    asking = in_sandbox(packages) if python is None else beside_its_python(base, python)
-    if base.identity.kind == "dir":
-        base = without_layers(base, of_backup(Path(base.identity.site_packages)))
-    return Parts(base=base, sources=opening.sources, asking=asking)
-
-
-def in_sandbox(packages: Mapping[str, str]) -> Callable[[Tree, Mapping[str, str]], Asking]:
-    """Asks about files in a sandbox, which has no variables of its own."""
-
-    def asking(tree: Tree, _env: Mapping[str, str]) -> Asking:
-        ask, why = sandbox_asker(tree, packages)
-        return Asking(ask=ask, cannot_ask=why, compile=sandbox_compiler(tree, packages))
-
-    return asking
 
 
 def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> VerifyTarget:
@@ -141,19 +73,14 @@ def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> 
     )
 
 
-def _beside(base: Base, plan: Mapping[str, Any], options: GpuOptions) -> Any:
-    python = _own_python(base)
-    return None if python is None else lambda level: run_beside(python, plan, level, options)
-
-
 def _compiler_of(tree: Tree, base: Base, *, patched: bool) -> Any:
-    python = _own_python(base)
+    python = own_python(base)
     if python is not None and not patched:
         return python_compiler(python)
     return sandbox_compiler(tree, dict(base.identity.packages))
 
 
-def _own_python(base: Base) -> Path | None:
+def own_python(base: Base) -> Path | None:
     """The interpreter of a directory that is an environment of this machine."""
     if base.identity.kind != "dir":
         return None
@@ -163,89 +90,10 @@ def _own_python(base: Base) -> Path | None:
 
 
 def _ask_of(tree: Tree, base: Base) -> tuple[Any, str]:
-    python = _own_python(base)
+    python = own_python(base)
     if python is not None:
         return (lambda request: ask_probe(python, request)), ""
     return sandbox_asker(tree, dict(base.identity.packages))
-
-
-class InSandbox:
-    """Asks the vLLM of a tree in a sandbox, which is made when it is first asked."""
-
-    def __init__(self, tree: Tree, packages: Mapping[str, str]) -> None:
-        self._tree = tree
-        self._packages = {**packages, **versions(tree)}
-
-    def maker(self) -> Callable[[], Made]:
-        """What makes the sandbox.  It reads nothing of the tree: another thread may run it.
-
-        Raises:
-            UsageError: none is known for this release.
-        """
-        requirements = requirements_for(self._packages["vllm"])
-        return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
-
-    def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            make_it = self.maker()
-            folder = lay_out(self._tree)  # while it may still be made beside this
-            made = make_it()
-            release = self._packages["vllm"]
-            real = operators.operators(release) if operators.wanted(release) else {}
-        except SparkBuildError as error:
-            hint = f"; try: {error.hint}" if error.hint else ""
-            raise SandboxUnavailable(f"{error}{hint}") from None
-        full = {
-            **request,
-            **real,
-            "paths": [str(folder), *map(str, made.paths)],
-            "pretend_nvcc": "flashinfer-cubin" not in self._packages,
-            "pretend_triton": made.sandbox.requirements.pretend_triton,
-        }
-        result = made.sandbox.ask(full)
-        result.setdefault("simulated", []).insert(0, made.torch.what)
-        return result
-
-
-def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[InSandbox | None, str]:
-    """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
-    return InSandbox(tree, packages), ""
-
-
-def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], Made] | None:
-    """What makes the sandbox that an image will be asked in, before it is built; None for none."""
-    patched = OverlayTree(tree)
-    patched.update(plan.changes)
-    ask, _ = sandbox_asker(patched, dict(plan.base.packages))
-    try:
-        return ask.maker() if ask else None
-    except SparkBuildError:  # which the level itself will say
-        return None
-
-
-def _is_overlay(text: str) -> bool:
-    """Whether this may be an overlay: an image in a layout, which stands on no other image."""
-    from builder.engines.overlay import labels_of_layout
-
-    layout, name = layout_place(text)
-    if not layout.is_dir():
-        return False
-    return str(labels_of_layout(layout, name).get(bake.BASE_LABEL)).startswith("pypi:")
-
-
-def open_layout(text: str, opening: Opening) -> VerifyTarget:
-    """An overlay layout laid over the released wheels that its plan names.
-
-    Raises:
-        UsageError: it is not a layout of ours, is damaged, or is meant for other wheels.
-    """
-    from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
-
-    layout, name = layout_place(text)
-    plan, files, env = read_layout(layout, name)
-    label = labels_of_layout(layout, name).get(bake.PLAN_LABEL, "")
-    opened = open_overlay(text, plan, files, env, opening, label)
-    return dataclasses.replace(opened, digests=(layout_digest(layout, name),))
 
 
 def open_overlay(

@@ -50,6 +50,7 @@ def call_below(
     write_tree(folder / "patches", {"fix/layer.toml": LAYER.encode()})
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(folder / "patches"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
     monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
     (folder / "work").mkdir()
     monkeypatch.chdir(folder / "work")

@@ -64,10 +64,12 @@ def base(monkeypatch: pytest.MonkeyPatch) -> None:
     made = fake_base(vllm_files() | MODULE)
     monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
+    monkeypatch.setattr("builder.verify.opening.identify", lambda _: made)
     no_sandbox(monkeypatch)
 
 
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
     monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
 
 

@@ -60,10 +60,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.sources.read_module", lambda *_: dict(NOT_LOADED))
     made = fake_base(BASE)
     monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
+    monkeypatch.setattr("builder.verify.opening.identify", lambda _: made)
+    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
     monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
     here = Target("linux/arm64", "cp312")
     monkeypatch.setattr("builder.native.stage.Target.here", lambda: here)
@@ -114,7 +116,7 @@ Built = list[dict[str, Any]]
 def test_10_without_a_compile_stage(call: Call, built: Built) -> None:
     for command in ("plan", "image"):
         ended = call(command, *WORDS)
-        assert ended.code == 10
+        assert ended.code == 10, ended.err
         assert "image --layers mine --base docker://vllm/vllm-openai:v0.20.1 --compile" in ended.err
     ended = call("plan", *WORDS, "--platform", "linux/amd64")
     assert f"image --layers mine --base {REF} --platform linux/amd64 --compile" in ended.err
@@ -220,7 +222,7 @@ def test_0_no_compiler_is_asked_for_where_the_base_has_it(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_family"}
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
+    monkeypatch.setattr("builder.sources.read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")
     assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")

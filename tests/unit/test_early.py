@@ -46,7 +46,7 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "builder.cli.options.identify_base",
         "builder.cli.options.default_base",
-        "builder.verify.targets.open_target",
+        "builder.verify.opening.open_target",
         "builder.engines.docker.connect",
     ):
         monkeypatch.setattr(name, asked)

@@ -288,6 +288,7 @@ class Maker:
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
     maker = Maker()
+    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (maker, ""))
     monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (maker, ""))
     return maker
 

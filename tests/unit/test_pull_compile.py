@@ -52,7 +52,7 @@ def cuda_forge(
     monkeypatch.setattr("builder.native.stage.find_compiler", lambda *_: nvcc)
     monkeypatch.setattr("builder.native.stage.header_wheels", lambda *_: [])
     monkeypatch.setattr("builder.native.stage.refuse_cpu_torch", lambda *_: None)
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.sources.read_module", lambda *_: dict(NOT_LOADED))
     monkeypatch.setattr("builder.native.stage.free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
@@ -482,7 +482,7 @@ def test_what_is_compiled_says_nothing_of_the_base(
 ) -> None:
     """The plan is the same before and after, whatever is read of the companion."""
     runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_only"}
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
+    monkeypatch.setattr("builder.sources.read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
     planned = spark_build("plan", *words)
     assert states(planned) == {"pr-vllm-1": "needed", "sm120-family": "not-applicable"}

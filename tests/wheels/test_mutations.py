@@ -18,8 +18,9 @@ import pytest
 from builder.model import digest_of
 from builder.runtime.spark_apply import Content, OverlayTree, receipt_path
 from builder.verify.codegen import sandbox_compiler
+from builder.verify.insandbox import sandbox_asker
 from builder.verify.run import verify
-from builder.verify.targets import sandbox_asker, target_of_plan
+from builder.verify.targets import target_of_plan
 from builder.wheels import WheelTree
 
 if TYPE_CHECKING:

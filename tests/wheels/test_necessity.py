@@ -12,8 +12,9 @@ import pytest
 from builder.catalog import Catalog
 from builder.verify.levels import PROOF_LEVELS
 from builder.verify.necessity import prove, whole
+from builder.verify.opening import open_target
 from builder.verify.run import verify
-from builder.verify.targets import Opening, open_target
+from builder.verify.targets import Opening
 
 from .cli import spark_build
 

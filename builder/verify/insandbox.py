@@ -1,0 +1,86 @@
+"""Ask the vLLM of files that are installed nowhere, in a sandbox that is made for them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import SparkBuildError
+from builder.runtime.spark_apply import OverlayTree, versions
+from builder.verify import operators
+from builder.verify.codegen import sandbox_compiler
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.sandbox import lay_out, make, requirements_for
+from builder.verify.surroundings import Asking
+from builder.verify.torchfolder import wanted_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from builder.model import BuildPlan
+    from builder.runtime.spark_apply import Tree
+    from builder.verify.sandbox import Made
+
+
+def in_sandbox(packages: Mapping[str, str]) -> Callable[[Tree, Mapping[str, str]], Asking]:
+    """Asks about files in a sandbox, which has no variables of its own."""
+
+    def asking(tree: Tree, _env: Mapping[str, str]) -> Asking:
+        ask, why = sandbox_asker(tree, packages)
+        return Asking(ask=ask, cannot_ask=why, compile=sandbox_compiler(tree, packages))
+
+    return asking
+
+
+class InSandbox:
+    """Asks the vLLM of a tree in a sandbox, which is made when it is first asked."""
+
+    def __init__(self, tree: Tree, packages: Mapping[str, str]) -> None:
+        self._tree = tree
+        self._packages = {**packages, **versions(tree)}
+
+    def maker(self) -> Callable[[], Made]:
+        """What makes the sandbox.  It reads nothing of the tree: another thread may run it.
+
+        Raises:
+            UsageError: none is known for this release.
+        """
+        requirements = requirements_for(self._packages["vllm"])
+        return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
+
+    def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            make_it = self.maker()
+            folder = lay_out(self._tree)  # while it may still be made beside this
+            made = make_it()
+            release = self._packages["vllm"]
+            real = operators.operators(release) if operators.wanted(release) else {}
+        except SparkBuildError as error:
+            hint = f"; try: {error.hint}" if error.hint else ""
+            raise SandboxUnavailable(f"{error}{hint}") from None
+        full = {
+            **request,
+            **real,
+            "paths": [str(folder), *map(str, made.paths)],
+            "pretend_nvcc": "flashinfer-cubin" not in self._packages,
+            "pretend_triton": made.sandbox.requirements.pretend_triton,
+        }
+        result = made.sandbox.ask(full)
+        result.setdefault("simulated", []).insert(0, made.torch.what)
+        return result
+
+
+def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[InSandbox | None, str]:
+    """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
+    return InSandbox(tree, packages), ""
+
+
+def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], Made] | None:
+    """What makes the sandbox that an image will be asked in, before it is built; None for none."""
+    patched = OverlayTree(tree)
+    patched.update(plan.changes)
+    ask, _ = sandbox_asker(patched, dict(plan.base.packages))
+    try:
+        return ask.maker() if ask else None
+    except SparkBuildError:  # which the level itself will say
+        return None

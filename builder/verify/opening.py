@@ -1,0 +1,104 @@
+"""Open what is verified, by its reference: an image, an overlay, released wheels, a directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder import bake
+from builder.bases.identify import asks_engine, identify
+from builder.bases.model import BaseRequest, scheme_of
+from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
+from builder.errors import UsageError
+from builder.forms import refuse_other_form
+from builder.planner import make_plan
+from builder.registry.locations import layout_place
+from builder.verify.container import open_engine_image
+from builder.verify.insandbox import in_sandbox
+from builder.verify.layered import open_layered
+from builder.verify.ongpu import run_beside
+from builder.verify.parts import Parts, of_backup, without_layers
+from builder.verify.surroundings import beside_its_python
+from builder.verify.targets import open_overlay, own_python, target_of_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.bases.model import Base
+    from builder.verify.model import VerifyTarget
+    from builder.verify.ongpu import GpuOptions
+    from builder.verify.targets import Opening
+
+
+def open_target(text: str, opening: Opening) -> VerifyTarget:
+    """Open a target by its reference.
+
+    Raises:
+        UsageError: the reference is malformed, or says nothing about which layers to expect.
+    """
+    refuse_other_form(text)
+    scheme, rest = scheme_of(text)
+    if scheme == "oci" and _is_overlay(text):
+        return open_layout(text, opening)
+    if scheme == "docker" and asks_engine(text, "auto"):
+        return open_engine_image(rest, opening)
+    if scheme in ("docker", "oci"):
+        return open_layered(text, opening)
+    pins = opening.selection.pins() if opening.selection else {}
+    request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
+    base = identify(request)
+    try:
+        if opening.selection is None:
+            raise UsageError(
+                f"{text} does not say which layers it should have",
+                hint=f"spark-build verify {shlex.quote(text)} --layers b12x-full",
+            )
+        plan = make_plan(base, opening.selection, opening.sources)
+        opened = target_of_plan(plan, base, text, patched=False)
+        return dataclasses.replace(
+            opened,
+            parts=partial(_parts_of_base, base, opening),
+            on_gpu=_beside(base, opened.plan, opening.gpu),
+        )
+    except BaseException:
+        base.close()
+        raise
+
+
+def _parts_of_base(base: Base, opening: Opening) -> Parts:
+    """Wheels, or a directory with what ``spark-build apply`` kept of it."""
+    python = own_python(base)
+    packages = base.identity.packages
+    asking = in_sandbox(packages) if python is None else beside_its_python(base, python)
+    if base.identity.kind == "dir":
+        base = without_layers(base, of_backup(Path(base.identity.site_packages)))
+    return Parts(base=base, sources=opening.sources, asking=asking)
+
+
+def _beside(base: Base, plan: Mapping[str, Any], options: GpuOptions) -> Any:
+    python = own_python(base)
+    return None if python is None else lambda level: run_beside(python, plan, level, options)
+
+
+def _is_overlay(text: str) -> bool:
+    """Whether this may be an overlay: an image in a layout, which stands on no other image."""
+    layout, name = layout_place(text)
+    if not layout.is_dir():
+        return False
+    return str(labels_of_layout(layout, name).get(bake.BASE_LABEL)).startswith("pypi:")
+
+
+def open_layout(text: str, opening: Opening) -> VerifyTarget:
+    """An overlay layout laid over the released wheels that its plan names.
+
+    Raises:
+        UsageError: it is not a layout of ours, is damaged, or is meant for other wheels.
+    """
+    layout, name = layout_place(text)
+    plan, files, env = read_layout(layout, name)
+    label = labels_of_layout(layout, name).get(bake.PLAN_LABEL, "")
+    opened = open_overlay(text, plan, files, env, opening, label)
+    return dataclasses.replace(opened, digests=(layout_digest(layout, name),))
