@@ -29,7 +29,7 @@ from builder.runtime.spark_apply import (
 )
 
 if TYPE_CHECKING:
-    from builder.bases import OpenedImage
+    from builder.bases.model import OpenedImage
     from builder.rootfs.merge import Entry
     from builder.runtime.spark_apply import Tree
 
