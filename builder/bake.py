@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from builder.devicedata import device_data
 from builder.errors import UsageError
 from builder.model import PLAN_SCHEMA
-from builder.paths import package_file
+from builder.paths import package_file, project_file
 from builder.registry.reference import parse_reference
-from builder.runtime import IMAGE_VERIFIER
+from builder.runtime import IMAGE_VERIFIER, TERMS
 from builder.runtime.spark_apply import Content
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     for name in IMAGE_VERIFIER:
         data = package_file("runtime", name).read_bytes()
         contents[f"{SHARE}/{name}"] = Content.of(data)
+    for name in TERMS:
+        contents[f"{SHARE}/{name}"] = Content.of(project_file(name).read_bytes())
     interpreter = plan.base.interpreter
     script = _VERIFY.format(interpreter=interpreter, share=SHARE).encode()
     contents["/usr/local/bin/spark-verify"] = Content.of(script, 0o755)

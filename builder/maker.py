@@ -6,8 +6,8 @@ from functools import cache
 
 from builder import __version__
 from builder.model import Maker
-from builder.paths import package_file
-from builder.runtime import IMAGE_VERIFIER
+from builder.paths import package_file, project_file
+from builder.runtime import IMAGE_VERIFIER, TERMS
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 
@@ -15,13 +15,15 @@ from builder.runtime.spark_apply import canonical_json, sha256_hex
 def maker() -> Maker:
     """This spark-build.
 
-    The digest is over the programs that images and companion wheels carry, and over the tables that
-    the verifier's data is taken from; all else of an image is made by the code of this version.
+    The digest is over the programs and license terms that images and companion wheels carry, and
+    over the tables that the verifier's data is taken from; all else of an image is made by the
+    code of this version.
     """
     paths = [package_file("runtime", name) for name in (*IMAGE_VERIFIER, "companion_loader.py")]
     paths += [
         package_file("data", "kernels.toml"),
         *package_file("data", "diagnose").glob("*.toml"),
     ]
+    paths += map(project_file, TERMS)
     files = {path.name: sha256_hex(path.read_bytes()) for path in paths}
     return Maker(version=__version__, files=f"sha256:{sha256_hex(canonical_json(files))}")

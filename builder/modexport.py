@@ -12,7 +12,8 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
-from builder.paths import package_file
+from builder.paths import package_file, project_file
+from builder.runtime import TERMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,7 @@ def mod_files(name: str, selection: Selection) -> dict[str, tuple[bytes, int]]:
         "run.sh": (_RUN.format(name=name, summary=summary).encode(), 0o755),
         "layers.json": (json.dumps(bundle, indent=1, sort_keys=True).encode() + b"\n", 0o644),
         "spark_apply.py": (package_file("runtime", "spark_apply.py").read_bytes(), 0o644),
+        **{term: (project_file(term).read_bytes(), 0o644) for term in TERMS},
     }
 
 

@@ -16,6 +16,12 @@ def data_dir(name: str) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
+def project_file(name: str) -> Path:
+    """``LICENSE`` or ``NOTICE``: inside an installed wheel, or in the checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_file() else _PACKAGE.parent / name
+
+
 def in_checkout() -> bool:
     """Whether this is a checkout, where generated files belong, or an installed package."""
     return not (_PACKAGE / "_data").is_dir()

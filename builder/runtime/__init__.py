@@ -35,3 +35,5 @@ IMAGE_VERIFIER = (
     "log_watch.py",
     "tiny_model.py",
 )
+#: The license terms that images and mods carry beside these programs.
+TERMS = ("LICENSE", "NOTICE")

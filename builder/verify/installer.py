@@ -44,7 +44,7 @@ def environment_command(root: Path) -> Command:
     """Make a virtual environment of this interpreter."""
     if uv := shutil.which("uv"):
         words = ("venv", "--quiet", "--no-project", "--python", sys.executable, str(root))
-        return Command((uv, *words), _uv_environment())
+        return Command((uv, *words), uv_environment())
     own = ("--without-pip",) if _pip_here() else ()  # unpacking pip takes as long as its use
     return Command((sys.executable, "-m", "venv", *own, str(root)))
 
@@ -54,7 +54,7 @@ def install_command(python: Path, packages: Iterable[str], into: Path | None = N
     what = ("--no-deps", *(("--target", str(into)) if into else ()), *packages)
     if uv := shutil.which("uv"):
         words = ("pip", "install", "--quiet", "--no-config", "--python", str(python))
-        return Command((uv, *words, *_uv_index(), *what), _uv_environment())
+        return Command((uv, *words, *uv_index(), *what), uv_environment())
     pip = (sys.executable, "-m", "pip", "--python") if _pip_here() else ()
     run = (*pip, str(python)) if pip else (str(python), "-m", "pip")
     # compiling all of it takes most of the time; what is imported is compiled then
@@ -65,7 +65,7 @@ def _pip_here() -> bool:
     return importlib.util.find_spec("pip") is not None
 
 
-def _uv_index() -> list[str]:
+def uv_index() -> list[str]:
     """Pip's indexes in uv's words.  Pip takes the best version of all; so must uv."""
     words = []
     if index := pip_index_url():
@@ -82,7 +82,8 @@ def _uv_index() -> list[str]:
     return words
 
 
-def _uv_environment() -> dict[str, str]:
+def uv_environment() -> dict[str, str]:
+    """The certificates and the proxy that pip is configured with, as uv's variables."""
     env = {}
     if (cert := pip_setting("cert")) and not os.environ.get("SSL_CERT_FILE"):
         env["SSL_CERT_FILE"] = cert

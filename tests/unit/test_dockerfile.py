@@ -160,3 +160,5 @@ def test_what_is_baked_in() -> None:
     assert b'vllm_version: "0.20.1"\n' in files["/workspace/build-metadata.yaml"].read()
     for name in ("spark_apply.py", "spark_verify.py", "dispatch_probe.py"):
         compile(files[f"{bake.SHARE}/{name}"].read(), name, "exec")
+    assert b"Apache License" in files[f"{bake.SHARE}/LICENSE"].read()
+    assert b"vLLM" in files[f"{bake.SHARE}/NOTICE"].read()

@@ -19,7 +19,7 @@ from .commandlines import parse, root
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 #: Layers that change files, but none that vLLM runs.
 IDLE = {"b12x-env", "flashinfer-sm121"}
 

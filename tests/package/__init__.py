@@ -1,0 +1,1 @@
+"""What is published: the wheel and the source archive, built and run as users do."""
