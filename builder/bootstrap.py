@@ -2,6 +2,7 @@
 
     python3 builder/bootstrap.py image --layers b12x-full    set up, then run that command
     python3 builder/bootstrap.py --test                      set up, then lint and run all tests
+    python3 builder/bootstrap.py --test tests/unit -k name   set up, then run these with pytest
 
 Standard library only; the environment is ``.venv`` in the checkout (or SPARK_BUILD_VENV).
 """
@@ -15,7 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,18 +58,27 @@ def environment() -> Path:
     return Path(os.environ.get("SPARK_BUILD_VENV", ROOT / ".venv"))
 
 
-def set_up(extra: str) -> Path:
-    """Make or refresh the environment; gives its ``bin`` directory."""
+def set_up(*, dev: bool = False) -> Path:
+    """Make or refresh the environment; gives its ``bin`` directory.
+
+    Tests get the exact versions of the lock, users the ranges of ``pyproject.toml``.
+    """
     venv = environment()
-    stamp = venv / f"spark-build{extra}.stamp"
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    stamp = venv / f"spark-build{'[dev]' if dev else ''}.stamp"
+    lock = ROOT / "requirements-dev.lock"
+    says = [ROOT / "pyproject.toml", *([lock] if dev else [])]
+    wanted = hashlib.sha256(b"".join(file.read_bytes() for file in says)).hexdigest()
     if not stamp.is_file() or stamp.read_text() != wanted:
         ensure_venv_module()
         say(f"• setting up {venv}")
         if not (venv / "bin" / "pip").exists():
             subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        command = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "-e"]
-        subprocess.run([*command, f"{ROOT}{extra}"], check=True, stdout=sys.stderr)
+        install = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q"]
+        if dev:
+            locked = [*install, "--require-hashes", "-r", str(lock)]
+            subprocess.run(locked, check=True, stdout=sys.stderr)
+            install.append("--no-deps")
+        subprocess.run([*install, "-e", str(ROOT)], check=True, stdout=sys.stderr)
         stamp.write_text(wanted)
     return venv / "bin"
 
@@ -103,12 +113,20 @@ def use_ordinary_pip(folder: Path) -> None:
     os.environ["PIP_CONFIG_FILE"] = str(target)  # pip then reads no file of the user's
 
 
-#: Two lanes that run side by side. In the first, fast ones come first, and the engine's base image
-#: is ready by the time its tests come; the second is long, and told about when it has ended.
-_LANES = (
-    tuple(f"tests/{name}" for name in ("unit", "browser", "registry", "actions", "engine")),
-    ("tests/wheels", "tests/arm64"),
-)
+#: Two lanes that run side by side, about equally long. In the first, fast tests come first, and the
+#: engine's base image is ready by the time its tests come.
+_LANES = {
+    "machine": tuple(
+        f"tests/{name}"
+        for name in (
+            "unit", "package", "compiled", "browser", "registry", "actions", "engine", "arm64",
+        )
+    ),
+    "wheels": ("tests/wheels",),
+}  # fmt: skip
+
+#: Tests that compile.
+_COMPILING = ("tests/compiled", "tests/engine", "tests/wheels")
 
 
 #: What a first run leaves in the caches, measured: wheels and sandboxes 9 GB, engine 11 GB.
@@ -129,55 +147,97 @@ def say_if_disk_is_short() -> None:
         )
 
 
-def run_tests(bindir: Path, arguments: list[str]) -> int:
-    """Lint, types, freshness of generated files, then every test; stops at the first failure."""
-    say_if_disk_is_short()
-    python = str(bindir / "python")
-    checks = [
+def checks(bindir: Path) -> list[list[str]]:
+    """Lint, types, freshness of generated files: also the hooks of ``.pre-commit-config.yaml``."""
+    return [
         [str(bindir / "ruff"), "check", "."],
         [str(bindir / "ruff"), "format", "--check", "."],
         [str(bindir / "mypy")],
         [str(bindir / "spark-build"), "layers", "check"],
         [str(bindir / "spark-build"), "mods", "export", "--check"],
     ]
-    for command in checks:
-        say(f"• {Path(command[0]).name} {' '.join(command[1:])}")
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        if code != 0:
-            return code
+
+
+def compiling(words: list[str]) -> bool:
+    """Whether pytest's words take in tests that compile."""
+    named = [Path(word.partition("::")[0]) for word in words]
+    named = [path.resolve().relative_to(ROOT) for path in named if (ROOT / path).exists()]
+    return not named or any(
+        path.is_relative_to(place) or Path(place).is_relative_to(path)
+        for path in named
+        for place in _COMPILING
+    )
+
+
+def bring_compilers(python: str) -> None:
+    """Install the compilers that tests ask for, where they are missing."""
     compilers = [python, "-m", "tests.compilers"]
     made = subprocess.run(compilers, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     if nvcc := made.stdout.strip().rpartition("\n")[2]:
         os.environ["PATH"] += os.pathsep + nvcc
+
+
+def run_tests(bindir: Path, words: list[str]) -> int:
+    """Run the tests that pytest's words name, and start nothing that they do not need."""
+    python = str(bindir / "python")
+    if compiling(words):
+        bring_compilers(python)
+    return subprocess.run([python, "-m", "pytest", *words], cwd=ROOT, check=False).returncode
+
+
+def run_everything(bindir: Path) -> int:
+    """Run the checks, then every test; stops at the first check that fails."""
+    say_if_disk_is_short()
+    python = str(bindir / "python")
+    for command in checks(bindir):
+        say(f"• {Path(command[0]).name} {' '.join(command[1:])}")
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if code != 0:
+            return code
+    bring_compilers(python)
     # the engine and its base image are made while the other tests run
     warm = subprocess.Popen([python, "-m", "tests.engine.prepare"], cwd=ROOT)
     try:
-        command = [python, "-m", "pytest"]
-        if arguments:
-            return subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
-        return run_lanes(command)
+        return run_lanes([python, "-m", "pytest", "-q", "-p", "tests.lane"], _LANES)
     finally:
         warm.terminate()
         warm.wait()
 
 
-def run_lanes(command: list[str]) -> int:
-    """Run all tests, the second lane's beside the first's; 0 only if both are green."""
-    with tempfile.TemporaryFile("w+") as said:
-        say(f"• pytest {' '.join(_LANES[0])}, and {' '.join(_LANES[1])} beside it")
-        beside = subprocess.Popen(
-            [*command, *_LANES[1]], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT
-        )
-        try:
-            first = subprocess.run([*command, *_LANES[0]], cwd=ROOT, check=False).returncode
-            say(f"• pytest {' '.join(_LANES[1])}")
-            second = beside.wait()
-        finally:
-            beside.terminate()
-            beside.wait()
-            said.seek(0)
-            print(said.read(), flush=True)
-    return first or second
+def run_lanes(command: list[str], lanes: dict[str, tuple[str, ...]]) -> int:
+    """Run lanes side by side, and pass on what they print as they print it; 0 if all are green."""
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for name, places in lanes.items():
+            say(f"• {name}: pytest {' '.join(places)}")
+            lane = subprocess.Popen(
+                [*command, *places],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            running.append(lane)
+        readers = [
+            threading.Thread(target=_pass_on, args=(name, lane))
+            for name, lane in zip(lanes, running, strict=True)
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        return next((code for lane in running if (code := lane.wait())), 0)
+    finally:
+        for lane in running:
+            lane.terminate()
+            lane.wait()
+
+
+def _pass_on(name: str, lane: subprocess.Popen[str]) -> None:
+    """Print a lane's lines, each with the lane's name in front."""
+    for line in lane.stdout or ():
+        print(f"{name} | {line}", end="", flush=True)
 
 
 def main() -> int:
@@ -188,8 +248,9 @@ def main() -> int:
     try:
         if arguments[:1] == ["--test"]:
             use_ordinary_pip(environment())
-            return run_tests(set_up("[dev]"), arguments[1:])
-        program = str(set_up("") / "spark-build")
+            bindir, words = set_up(dev=True), arguments[1:]
+            return run_tests(bindir, words) if words else run_everything(bindir)
+        program = str(set_up() / "spark-build")
         os.execv(program, [program, *(arguments or ["--help"])])  # noqa: S606 - it gets our signals
     except subprocess.CalledProcessError as error:
         say(f"error: {' '.join(error.cmd)} exited {error.returncode}")

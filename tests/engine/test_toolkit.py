@@ -19,7 +19,7 @@ from builder.native.compiler import Compiler
 from builder.native.container import Container, open_toolkit
 from builder.native.executor import Compilation, Step
 from builder.runtime.spark_apply import DirTree
-from tests.unit.test_companion_whole import FILES, objects, request_of  # noqa: F401 - fixtures
+from tests.compiled.test_companion_whole import FILES, objects, request_of  # noqa: F401 - fixtures
 
 from . import machine, support, toolkit
 from .bridge import buildkit_socket

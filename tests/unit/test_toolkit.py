@@ -17,23 +17,13 @@ import pytest
 from builder.engines import docker
 from builder.engines.containers import ROOT, Containers, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
-from builder.native.base import NativeBase
-from builder.native.companion import build_companion
 from builder.native.container import Container, Toolkit, open_toolkit
 from builder.native.executor import Compilation, Step
 from builder.native.host import NATIVE
-from builder.native.link import toolkit_libraries
-from builder.native.toolchain import find_nvcc
 from builder.paths import package_file
-from builder.runtime.spark_apply import DirTree
-from tests.documents import validated
-
-from .test_companion_whole import objects, request_of  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from builder.native.companionrequest import CompanionRequest
 
     from .conftest import Called
 
@@ -394,48 +384,3 @@ def test_options_that_cannot_be(
     result = spark_build(*words)
     assert result.code == 2
     assert said in result.err
-
-
-# --------------------------------------------------------------------------------- sources to wheel
-
-needs_nvcc = pytest.mark.skipif(
-    shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so nothing is compiled here"
-)
-
-
-@needs_nvcc
-def test_the_same_wheel_as_here(
-    request_of: CompanionRequest,  # noqa: F811
-    containers: Here,
-    tmp_path: Path,
-) -> None:
-    """Scripts, folders and names are those of a container; the compilers are this machine's."""
-    local = build_companion(request_of, tmp_path / "local")
-    nvcc, cuda = find_nvcc()
-    versions = local.report["companion"]["compilers"]
-    toolkit = Toolkit(nvcc=str(nvcc), cuda=cuda, versions=versions, library_headers=False)
-    libraries = toolkit_libraries(nvcc)
-    container = replace(contained(containers, libraries), toolkit=toolkit)
-    there = replace(
-        request_of,
-        tools=replace(
-            request_of.tools, compiler=replace(request_of.tools.compiler, container=container)
-        ),
-        base=NativeBase(DirTree(tmp_path / "site"), libraries),
-    )
-    made = build_companion(there, tmp_path / "there")
-    assert made.path.read_bytes() == local.path.read_bytes()
-    assert validated("compile-wheel", made.report)["peak_memory_gb"] is None
-    ran = len(containers.ran)
-    assert [tasks for tasks in containers.ran if tasks[0] != "link"] == [
-        ["unit0"], ["unit0"], ["unit0", "unit1"],
-    ]  # fmt: skip
-    containers.away = True
-    again = build_companion(there, tmp_path / "again")
-    assert again.path.read_bytes() == local.path.read_bytes()
-    assert {tasks[0] for tasks in containers.ran[ran:]} == {"link"}, "objects are kept"
-    (headers,) = request_of.tools.includes
-    newer = Path(shutil.copytree(headers, tmp_path / "newer"))
-    ran = len(containers.ran)
-    build_companion(replace(there, tools=replace(there.tools, includes=(newer,))), tmp_path / "n")
-    assert ["unit0"] in containers.ran[ran:], "other headers may give other objects"

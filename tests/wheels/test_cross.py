@@ -21,8 +21,8 @@ from builder.native.link import link, toolkit_libraries
 from builder.native.stage import Stages
 from builder.native.toolchain import Toolchain
 from builder.runtime.spark_apply import DirTree, Target
+from tests.compiled.test_companion_whole import make_request
 from tests.documents import validated
-from tests.unit.test_companion_whole import make_request
 
 from .test_compile import CHANGE
 from .test_compile import compiled as command

@@ -15,8 +15,7 @@ import pytest
 from builder.runtime.spark_apply import DirTree
 from builder.verify.binaries import check_binaries
 from builder.verify.model import VerifyTarget
-
-from .fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree
+from tests.unit.fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

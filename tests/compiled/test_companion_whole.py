@@ -29,8 +29,7 @@ from builder.native.source import SourceTree
 from builder.native.toolchain import Toolchain, compiler_versions, find_nvcc
 from builder.runtime.spark_apply import DirTree
 from tests.documents import validated
-
-from .images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
+from tests.unit.images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
 
 if TYPE_CHECKING:
     from pathlib import Path

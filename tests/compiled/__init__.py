@@ -1,0 +1,1 @@
+"""Tests whose machine code nvcc makes here: real compilers, real linker, seconds each."""

@@ -1,0 +1,176 @@
+"""``bootstrap.py --test``: what runs, what is started for it, and how lanes report."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from builder import bootstrap
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements-dev.lock"
+
+
+# ----------------------------------------------------------------------------------- what is needed
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("tests/unit/test_cli.py", False),
+        ("tests/unit/test_cli.py::test_version -x", False),
+        ("tests/unit tests/registry --cov", False),
+        ("tests/compiled", True),
+        ("tests/unit tests/wheels/test_compile.py::test_x", True),
+        ("tests", True),
+        ("-k name", True),
+    ],
+)
+def test_compilers_are_for_tests_that_compile(words: str, needed: bool) -> None:
+    assert bootstrap.compiling(words.split()) is needed
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that bootstrap starts; none is run."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def test_a_unit_test_starts_pytest_and_nothing_else(started: list[list[str]]) -> None:
+    assert bootstrap.run_tests(Path("bin"), ["tests/unit/test_cli.py", "-x"]) == 0
+    assert started == [["bin/python", "-m", "pytest", "tests/unit/test_cli.py", "-x"]]
+
+
+def test_one_that_compiles_gets_compilers_and_no_engine(started: list[list[str]]) -> None:
+    bootstrap.run_tests(Path("bin"), ["tests/compiled"])
+    assert [command[2] for command in started] == ["tests.compilers", "pytest"]
+
+
+# -------------------------------------------------------------------------------------------- lanes
+
+
+def test_every_folder_of_tests_is_in_one_lane() -> None:
+    folders = [f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py")]
+    assert sorted(folders) == sorted(place for lane in bootstrap._LANES.values() for place in lane)
+    assert set(bootstrap._COMPILING) <= set(folders)
+
+
+def lanes(capfd: pytest.CaptureFixture[str], **scripts: str) -> tuple[int, list[str]]:
+    """The exit status and the lines of lanes that are Python programs."""
+    code = bootstrap.run_lanes(
+        [sys.executable, "-c"], {name: (text,) for name, text in scripts.items()}
+    )
+    return code, capfd.readouterr().out.splitlines()
+
+
+def test_lanes_report_while_they_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The second lane's line arrives before its end: it ends only when the first has seen it."""
+    seen = tmp_path / "seen"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(seen)!r}).exists(): time.sleep(.01)"
+    code, lines = lanes(capfd, fast=f"open({str(seen)!r}, 'w'); print('1\\n2')", slow=waits)
+    assert code == 0
+    assert lines == ["fast | 1", "fast | 2"]
+
+
+@pytest.mark.parametrize("broken", ["one", "two"])
+def test_a_red_lane_makes_the_run_red(broken: str, capfd: pytest.CaptureFixture[str]) -> None:
+    scripts = {"one": "print('a')", "two": "print('b')", broken: "raise SystemExit(5)"}
+    assert lanes(capfd, **scripts)[0] == 5
+
+
+def test_progress_and_failures_come_in_whole_lines(pytester_run: Any) -> None:
+    done = pytester_run(
+        "import pytest\n@pytest.mark.parametrize('n', range(120))\ndef test_it(n): assert n != 70\n"
+    )
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert re.match(r"50 of 120 tests, 0 failed, 0:\d\d$", lines[0])
+    assert lines[1] == "FAILED test_it.py::test_it[70] (call)"
+    assert re.match(r"100 of 120 tests, 1 failed, ", lines[2])
+    assert re.match(r"120 of 120 tests, 1 failed, ", lines[3])
+    assert lines[-1].startswith("1 failed, 119 passed in ")
+
+
+@pytest.fixture
+def pytester_run(tmp_path: Path) -> Any:
+    """Run a file of tests with the lanes' plugin."""
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "test_it.py").write_text(text)
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.lane", "--rootdir=."]
+        return subprocess.run(
+            [*command, "test_it.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+# -------------------------------------------------------------------------- hooks and the lock file
+
+
+def test_the_hooks_are_the_checks() -> None:
+    """What bootstrap runs on everything, ``pre-commit`` runs on what is about to be committed."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook["entry"].split()[:3] for repo in config["repos"] for hook in repo["hooks"]]
+    wanted = [
+        [word for word in command[:3] if word not in (".", "--check")]
+        for command in bootstrap.checks(Path(".venv/bin"))
+    ]
+    assert [[word for word in hook if word != "--force-exclude"] for hook in hooks] == wanted
+
+
+def problems(lock: str, wanted: list[Requirement]) -> list[str]:
+    """What is wrong with a lock: missing or outdated requirements, no hashes, a host's name."""
+    blocks = re.split(r"\n(?=[a-z0-9])", "\n" + re.sub(r"(?m)^ *#.*\n", "", lock))[1:]
+    found: dict[str, set[str]] = {}
+    said = ["names a host"] if re.search(r"https?://|--(extra-)?index-url", lock) else []
+    for block in blocks:
+        name, _, version = block.split(" ", 1)[0].partition("==")
+        found.setdefault(canonicalize_name(name), set()).add(version)
+        if "--hash=sha256:" not in block:
+            said.append(f"{name} has no hash")
+    for requirement in wanted:
+        versions = found.get(canonicalize_name(requirement.name), set())
+        if not any(requirement.specifier.contains(v, prereleases=True) for v in versions):
+            said.append(f"{requirement} is not locked")
+    return said
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[Requirement]:
+    """What ``pyproject.toml`` asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    return [Requirement(line) for line in lines]
+
+
+def test_the_lock_holds_what_the_project_asks_for(wanted: list[Requirement]) -> None:
+    assert problems(LOCK.read_text("utf-8"), wanted) == []
+
+
+def test_a_lock_that_does_not_hold_is_seen(wanted: list[Requirement]) -> None:
+    text = LOCK.read_text("utf-8")
+    assert problems(text.replace("\nruff==", "\nrough=="), wanted) == ["ruff>=0.6 is not locked"]
+    older = re.sub(r"(?m)^ruff==[\d.]+", "ruff==0.5", text)
+    assert problems(older, wanted) == ["ruff>=0.6 is not locked"]
+    bare = re.sub(r"(?m)(^ruff==\S+) \\\n(    --hash\S+( \\)?\n)+", r"\1 ;\n", text)
+    assert problems(bare, wanted) == ["ruff has no hash"]
+    assert problems("--index-url https://host/\n" + text, wanted)[0] == "names a host"
