@@ -49,6 +49,8 @@ class LoopbackHandler(BaseHTTPRequestHandler):
     """A handler that writes no log: tests read that of its owner."""
 
     owner: Any
+    #: A body that is sent after its headers would wait 40 ms for the client's acknowledgement.
+    disable_nagle_algorithm = True
 
     def log_message(self, *_words: object) -> None:
         """Say nothing."""

@@ -36,6 +36,8 @@ ANSWER_TIMEOUT = 180.0
 #: Seconds that it has to end by itself.
 STOP_TIMEOUT = 60.0
 PROGRESS = 15.0
+#: Seconds between two looks at a server that starts or ends.
+LOOK = 0.2
 TOKENS = 16
 #: What the tiny models need and no profile sets: little memory, short sequences.
 TINY_FLAGS = ("--max-model-len", "1024", "--gpu-memory-utilization", "0.1")
@@ -85,7 +87,7 @@ class Server:
             if now - said > PROGRESS:
                 said = now
                 say(f"  serve: {now - self.started:.0f} s: {self.watch.last(1)[:160]}")
-            time.sleep(0.3)
+            time.sleep(LOOK)
 
     def stop(self, timeout: float) -> tuple[bool, str]:
         """End it and all that it started; whether it ended by itself, and how."""
@@ -94,7 +96,7 @@ class Server:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout)
         while self._alive() and time.monotonic() - asked < timeout:
-            time.sleep(0.1)
+            time.sleep(LOOK)
         clean = not self._alive()
         self._signal(signal.SIGKILL)
         status = self.process.wait()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.registry.options import Options
 from tests.wheels.fakeindex import FakeIndex
 
 from .fakes import vllm_files, write_tree
@@ -29,12 +30,14 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
         if name.startswith(("SPARK_BUILD_", "VLLM_", "PIP_", "UV_")) or name == "DOCKER_HOST":
             monkeypatch.delenv(name)
     tokens = ("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_API_URL", "GH_HOST")
-    for name in ("SOURCE_DATE_EPOCH", "CLICOLOR_FORCE", "VIRTUAL_ENV", *tokens):
+    for name in ("SOURCE_DATE_EPOCH", "CLICOLOR_FORCE", "COLUMNS", "VIRTUAL_ENV", *tokens):
         monkeypatch.delenv(name, raising=False)
     nobody = tmp_path_factory.mktemp("docker")
     monkeypatch.setenv("DOCKER_CONFIG", str(nobody))
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(nobody / "none.json"))
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path_factory.mktemp("cache")))
+    # registries are tried again as often as for users, without their pauses
+    monkeypatch.setitem(Options.__init__.__kwdefaults__ or {}, "backoff", 0.001)
 
 
 @pytest.fixture(scope="session")

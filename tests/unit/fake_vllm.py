@@ -40,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
     """Health, completions, and streams of them."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
         """Be quiet."""

@@ -447,10 +447,10 @@ def blocks_of_a_busy_server() -> Iterator[bytes]:
     yield f"(EngineCore pid=2) INFO 05-06 10:00:00 [a.py:1] {PLAIN}\n".encode()
 
 
-def test_work_is_linear_and_memory_bounded_on_50_megabytes() -> None:
+def test_work_is_linear_and_memory_bounded() -> None:
     block = b"".join(blocks_of_a_busy_server())
     counts = {}
-    for size in (10_000_000, 50_000_000):
+    for size in (1_000_000, 5_000_000):
         stream = cast("BinaryIO", Repeated(block, size))
         result = scan(read_lines(stream), CATALOG)
         rounds = size // len(block)
@@ -460,7 +460,7 @@ def test_work_is_linear_and_memory_bounded_on_50_megabytes() -> None:
         assert sum(map(len, result.hits.values())) <= 4
         assert len(result.selections) == 1
         counts[size] = result.searches / rounds
-    assert counts[10_000_000] == counts[50_000_000]
+    assert counts[1_000_000] == counts[5_000_000]
 
 
 def test_an_entry_keeps_a_bounded_number_of_hits() -> None:

@@ -24,6 +24,7 @@ from builder.model import PLAN_SCHEMA, digest_of
 from builder.planner import make_plan
 from builder.publish.baked import Baked
 from builder.rebuild.replan import replan
+from builder.runtime import TERMS
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 from .fakes import BACKEND, FakeSources, copy_op, env_op, fake_base, make_layer, vllm_files
@@ -93,6 +94,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     own = paths.package_file()
     for name in ("runtime", "data"):
         shutil.copytree(own / name, tmp_path / "tool" / name)
+    for name in TERMS:
+        shutil.copy(paths.project_file(name), tmp_path / name)
     monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "tool")
     caches = (maker, load_catalog, devicedata._kernels)
     for cached in caches:
@@ -128,11 +131,15 @@ def with_another_line_to_look_for(tool: Path, _: pytest.MonkeyPatch) -> None:
     edited(tool / "data" / "diagnose" / "no-kernel-image.toml", "A compiled", "Some compiled")
 
 
+def with_another_notice(tool: Path, _: pytest.MonkeyPatch) -> None:
+    edited(tool.parent / "NOTICE", "Copyright 2026", "Copyright 2026-2027")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         at_another_time, by_another_version, with_another_program, with_another_kernel,
-        with_another_line_to_look_for,
+        with_another_line_to_look_for, with_another_notice,
     ],
 )  # fmt: skip
 def test_another_spark_build_or_time_is_another_plan_and_image(

@@ -39,7 +39,7 @@ PLAN = {
     "base": {"packages": {"vllm": "0.28.0"}},
 }
 DATA = devicedata.device_data(PLAN)
-QUICK = {"ready": 15.0, "answer": 5.0, "stop": 3.0}
+QUICK = {"ready": 15.0, "answer": 5.0, "stop": 1.0}
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
         file = tmp_path / "orders.json"
         file.write_text(json.dumps({"lines": GOOD_LINES, **orders}))
         monkeypatch.setattr(serve, "vllm_command", lambda: [sys.executable, str(FAKE), str(file)])
+        monkeypatch.setattr(serve, "LOOK", 0.02)
         monkeypatch.setattr(serve.tiny_model, "VARIANTS", variants)
         made = serve.run(PLAN, DATA, {**QUICK, **options}, "")
         assert {check["level"] for check in made} == {"serve"}
@@ -134,8 +135,8 @@ def test_one_that_ends_too_early(served: Any, orders: dict[str, Any], words: str
 
 
 def test_one_that_never_opens_its_port_is_ended(served: Any) -> None:
-    checks = served({"ready": None}, ready=2.0)
-    assert checks["dense starts"]["seen"] == "not ready within 2 s"
+    checks = served({"ready": None}, ready=1.0)
+    assert checks["dense starts"]["seen"] == "not ready within 1 s"
     assert checks["dense nvfp4-linear line"]["status"] == "pass", "what it logged still counts"
     assert children() == set()
 
@@ -163,7 +164,7 @@ def test_progress_is_said_while_it_starts(
     ],
 )
 def test_a_bad_answer(served: Any, answer: str, words: str) -> None:
-    checks = served({"answer": answer}, answer=2.0)
+    checks = served({"answer": answer}, answer=1.0)
     assert failing(checks) == {"dense answers"}
     assert words in checks["dense answers"]["seen"]
 
