@@ -21,8 +21,9 @@ from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.planner import refuse_nothing, refuse_plan
 from builder.registry.locations import Locations
 from builder.registry.manifests import is_index
+from builder.registry.platforms import platform_name
 from builder.room import check_room
-from builder.rootfs.image import PREFERRED, image_entries, platform_of
+from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
 from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.levels import DEFAULT_LEVELS
 from builder.verify.run import verify
@@ -99,11 +100,15 @@ def _platforms(options: ImageOptions) -> list[str]:
     if not is_index(top):
         raise UsageError(f"{options.base} is one image, not an index of several")
     has = [name for e in image_entries(top) if (name := platform_of(e)) in _PLATFORMS]
+    rest = [name for e in subjects(top) if (name := platform_name(e.platform)) not in has]
+    if rest:
+        become = "kept as they are" if options.others == "keep" else "left out (see --others)"
+        console.say(f"  {', '.join(rest)}: {become}")
     if options.all_platforms:
         if options.platform is not None:
             raise UsageError("--platform and --all-platforms contradict each other")
         return list(dict.fromkeys(has))
-    return [options.platform or f"linux/{PREFERRED}"]
+    return [options.platform or PREFERRED]
 
 
 def _plan(platform: str, options: ImageOptions, inputs: Inputs) -> Planned | None:

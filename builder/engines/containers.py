@@ -22,7 +22,7 @@ from builder.engines.dockerfile import render
 from builder.engines.running import run_build
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.room import engine_root
-from builder.rootfs.image import open_image
+from builder.rootfs.image import OtherPlatform, open_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -153,9 +153,7 @@ class Containers:
     def _in_registry(ref: str, platform: str) -> tuple[str, str, str]:
         try:
             image = open_image(ref, platform)
-        except UsageError as error:
-            if "has no image for" not in str(error):
-                raise
+        except OtherPlatform as error:
             raise EngineError(str(error), hint="name another image with --toolkit") from None
         with contextlib.closing(image):
             return ref, image.top.digest, f"linux/{image.config.get('architecture')}"

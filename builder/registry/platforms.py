@@ -1,4 +1,9 @@
-"""Which entries of an index are for which platform."""
+"""Which entries of an index are for which platform, as containerd tells them apart.
+
+``arm64`` is ``arm64/v8`` and ``amd64`` is ``amd64/v1`` (containerd, ``platforms.Normalize``).  An
+entry for a later variant is for another platform.  Linux calls every 64-bit Arm processor v8, those
+of the DGX Spark too, so no runtime there takes an entry for ``arm64/v9`` out of an index.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
+from builder.model import is_default
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import RawManifest, parse_json
 
@@ -22,9 +28,9 @@ _CONFIG_LIMIT = 8 << 20
 
 def platform_name(value: Mapping[str, Any]) -> str:
     """``linux/arm64``, or with the variant where there is one that says more than the default."""
-    variant = str(value.get("variant") or "")
+    variant = str(value.get("variant") or "").lower()
     names = [str(value.get("os") or "unknown"), str(value.get("architecture") or "unknown")]
-    if variant and (names[1], variant) != ("arm64", "v8"):
+    if variant and not is_default(names[1], variant):
         names.append(variant)
     return "/".join(names)
 

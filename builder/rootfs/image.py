@@ -7,9 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
+from builder.model import Platform
 from builder.registry.config import parse_config
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import DOCKER_CONFIG, OCI_CONFIG
+from builder.registry.platforms import platform_name
 from builder.rootfs import limits
 
 if TYPE_CHECKING:
@@ -23,7 +25,11 @@ BASE_NAME = "org.opencontainers.image.base.name"
 #: Indexes inside indexes are allowed, and end: each names the next by its digest.
 _NESTING = 4
 #: Without --platform, of an index that has several: the machine that this project is for.
-PREFERRED = "arm64"
+PREFERRED = "linux/arm64"
+
+
+class OtherPlatform(UsageError):
+    """There is an image, and none for the platform that is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,26 +111,38 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
     manifest = top
     for _ in range(_NESTING):
         if not is_index(manifest):
-            return Image(
-                source=source, top=top, manifest=manifest, config=read_config(source, manifest)
-            )
+            config = read_config(source, manifest)
+            _check_platform(source, identifier, config, platform)
+            return Image(source=source, top=top, manifest=manifest, config=config)
         manifest = source.manifest(_choose(source, manifest, platform).digest)
     raise RemoteError(f"{source.name}: {identifier} is an index in an index, over and over")
 
 
-def image_entries(index: RawManifest) -> list[Descriptor]:
+def subjects(index: RawManifest) -> list[Descriptor]:
     """The entries of an index that are images and not what is said about images."""
-    return [
-        entry
-        for entry in entries(index)
-        if str(entry.platform.get("os") or "linux") == "linux"
-        and "vnd.docker.reference.type" not in entry.annotations
-    ]
+    return [e for e in entries(index) if "vnd.docker.reference.type" not in e.annotations]
+
+
+def image_entries(index: RawManifest) -> list[Descriptor]:
+    """The same, for Linux alone."""
+    return [e for e in subjects(index) if str(e.platform.get("os") or "linux") == "linux"]
+
+
+def _check_platform(
+    source: ImageSource, identifier: str, config: Mapping[str, Any], platform: str | None
+) -> None:
+    """Refuse an image that is for another platform than the one that is asked for."""
+    has = platform_name({**config, "os": config.get("os") or "linux"})
+    if platform is not None and has != Platform.parse(platform).oci:
+        raise OtherPlatform(
+            f"{source.name}: {identifier} is for {has}, not for {platform}",
+            hint="without --platform it is taken as it is",
+        )
 
 
 def platform_of(entry: Descriptor) -> str:
-    """``linux/arm64``."""
-    return f"linux/{entry.platform.get('architecture') or 'unknown'}"
+    """``linux/arm64``, with a variant that is not the usual one."""
+    return platform_name({**entry.platform, "os": "linux"})
 
 
 def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> Descriptor:
@@ -132,25 +150,19 @@ def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> De
 
     found = image_entries(index)
     names = ", ".join(sorted({platform_of(entry) for entry in found})) or "none"
-    if platform is not None:
-        wanted = f"linux/{_architecture(platform)}"
-        fitting = [entry for entry in found if platform_of(entry) == wanted]
-        if not fitting:
-            raise UsageError(f"{source.name} has no image for {wanted}; it has: {names}")
-        return fitting[0]
-    if len(found) == 1:
+    wanted = Platform.parse(platform or PREFERRED).oci
+    if platform is None and len(found) == 1 and platform_of(found[0]).count("/") == 1:
         return found[0]
-    fitting = [entry for entry in found if platform_of(entry) == f"linux/{PREFERRED}"]
+    fitting = [entry for entry in found if platform_of(entry) == wanted]
     if not fitting:
-        raise UsageError(f"{source.name} has images for {names}", hint="choose one with --platform")
-    console.say(f"  of {names}: linux/{PREFERRED} (--platform chooses another)")
+        variants = [e.digest for e in found if platform_of(e).startswith(f"{wanted}/")]
+        hint = "choose one with --platform" if platform is None else ""
+        if variants:
+            hint = f"name that image by its own digest, without --platform: {variants[0]}"
+        raise OtherPlatform(f"{source.name} has no image for {wanted}; it has: {names}", hint=hint)
+    if platform is None:
+        console.say(f"  of {names}: {wanted} (--platform chooses another)")
     return fitting[0]
-
-
-def _architecture(platform: str) -> str:
-    from builder.model import Platform
-
-    return Platform.parse(platform).architecture
 
 
 def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:

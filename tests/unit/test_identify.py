@@ -22,6 +22,7 @@ from builder.registry.model import (
     OCI_CONFIG,
     OCI_INDEX,
     OCI_MANIFEST,
+    Descriptor,
     RawManifest,
 )
 from builder.rootfs.image import find_image, open_image
@@ -400,8 +401,72 @@ def test_an_index_without_the_platform(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no image for linux/arm64; it has: linux/amd64"):
         base_of(tmp_path, ":all", platform="linux/arm64")
     put_index(tmp_path, {"s390x": put_vllm(tmp_path), "ppc64le": put_vllm(tmp_path)}, name="odd")
-    with pytest.raises(UsageError, match="images for linux/ppc64le, linux/s390x"):
+    with pytest.raises(
+        UsageError, match="no image for linux/arm64; it has: linux/ppc64le, linux/s390x"
+    ):
         base_of(tmp_path, ":odd")
+
+
+def index_of_variants(root: Path, *variants: str) -> dict[str, RawManifest]:
+    """An index of images for arm64 that differ by variant; ``""`` is one that names none."""
+    raws = {v: put_vllm(root, name=f"{v}.", config={**CONFIG, "User": v}) for v in variants}
+    listed = []
+    for variant, raw in raws.items():
+        platform = {
+            "os": "linux",
+            "architecture": "arm64",
+            **({"variant": variant} if variant else {}),
+        }
+        listed.append({**raw.descriptor.as_json(), "platform": platform})
+    value = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": listed}
+    index = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
+    LayoutDirectory(root).put_manifest(index, "all")
+    return raws
+
+
+@pytest.mark.parametrize("asked", [None, "linux/arm64", "linux/arm64/v8", "arm64"])
+@pytest.mark.parametrize("usual", ["v8", "", "8"])
+def test_a_later_variant_is_another_platform(tmp_path: Path, usual: str, asked: str | None) -> None:
+    raws = index_of_variants(tmp_path, "v9", usual, "v8.2")
+    image = find_image(LayoutDirectory(tmp_path), "all", asked)
+    assert image.manifest.digest == raws[usual].digest
+
+
+def test_a_later_variant_is_taken_by_its_digest_alone(tmp_path: Path) -> None:
+    raws = index_of_variants(tmp_path, "v9")
+    layout = LayoutDirectory(tmp_path)
+    for asked in (None, "linux/arm64"):
+        with pytest.raises(
+            UsageError, match="no image for linux/arm64; it has: linux/arm64/v9"
+        ) as e:
+            find_image(layout, "all", asked)
+        assert e.value.hint.endswith(raws["v9"].digest)
+    with pytest.raises(UsageError, match="variant v9 is not supported"):
+        find_image(layout, "all", "linux/arm64/v9")
+    assert find_image(layout, raws["v9"].digest, None).manifest == raws["v9"]
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "has"),
+    [
+        ({"architecture": "amd64"}, "linux/arm64", "linux/amd64"),
+        ({"variant": "v9"}, "linux/arm64", "linux/arm64/v9"),
+        ({"os": "windows"}, "linux/arm64", "windows/arm64"),
+        ({"variant": "v8"}, "linux/amd64", "linux/arm64"),
+    ],
+)
+def test_one_image_that_is_not_for_the_platform(
+    tmp_path: Path, said: dict[str, str], asked: str, has: str
+) -> None:
+    layout, raw = LayoutDirectory(tmp_path), put_vllm(tmp_path, name="x")
+    value = raw.json()
+    with layout.open(Descriptor.parse(value["config"], "")) as stream:
+        config = json.loads(stream.read()) | said
+    value["config"] = put_json(layout, config, OCI_CONFIG).as_json()
+    layout.put_manifest(RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST), "y")
+    with pytest.raises(UsageError, match=f"y is for {has}, not for {asked}"):
+        find_image(layout, "y", asked)
+    assert find_image(layout, "y", None).config["architecture"]
 
 
 def test_docker_schema_2(tmp_path: Path) -> None:

@@ -218,6 +218,29 @@ def test_entries_that_the_profile_does_not_serve(call: Call, tmp_path: Path, oth
         assert b"cutlass" in core_of(tmp_path / "work/out", "linux/amd64")
 
 
+@pytest.mark.parametrize("others", ["keep", "drop"])
+def test_what_is_not_for_linux_or_of_a_later_variant_goes_along_only_if_it_is_asked_for(
+    call: Call, tmp_path: Path, others: str
+) -> None:
+    both = put_both(tmp_path / "base").json()
+    more = [{"os": "windows", "architecture": "amd64", "os.version": "10.0.20348.2402"},
+            {"os": "linux", "architecture": "arm64", "variant": "v9"}]  # fmt: skip
+    for number, platform in enumerate(more):
+        raw = put_vllm(tmp_path / "base", packed(tar_of(Item(f"n{number}"))), name=f"n{number}")
+        both["manifests"].insert(0, {**raw.descriptor.as_json(), "platform": platform})
+    made = RawManifest(data=json.dumps(both).encode(), media_type=both["mediaType"])
+    LayoutDirectory(tmp_path / "base").put_manifest(made, "four")
+    words = ("-b", f"oci:{tmp_path}/base:four", "--all-platforms", "--output", "oci:out")
+    done = call(*IMAGE, *words, *(["--others", others] if others == "keep" else []), "--no-verify")
+    assert done.code == 0, done.err
+    now = [e for e in entries_of("oci:out") if e["platform"]["architecture"] != "unknown"]
+    assert now[:-2] == (both["manifests"][:2] if others == "keep" else [])
+    assert [e["platform"]["architecture"] for e in now[-2:]] == ["amd64", "arm64"]
+    become = "kept as they are" if others == "keep" else "left out (see --others)"
+    assert f"linux/arm64/v9, windows/amd64: {become}" in done.err
+    assert b"b12x" in core_of(tmp_path / "work/out", "linux/arm64")
+
+
 def test_one_platform_is_patched_and_the_others_are_kept(call: Call, tmp_path: Path) -> None:
     was = put_both(tmp_path / "base").json()["manifests"]
     base = f"oci:{tmp_path}/base:all"
