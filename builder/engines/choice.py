@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from builder.engines import docker
 from builder.engines.buildkit import BuildkitEngine
 from builder.engines.oci import OciEngine
+from builder.engines.patched import check_depth
 from builder.errors import EngineError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def engine_for(
 
     Raises:
         EngineError: it is not there, or does not build this plan.
+        UsageError: no layer can be put on the base.
     """
     wanted, why = wanted_engine(name, output), ""
     if name == "auto" and wanted == "oci":
@@ -77,6 +79,8 @@ def engine_for(
     refusal = engine.refuses(plan)
     if refusal:
         raise EngineError(refusal, hint=_who_does(plan))
+    if base.opened is not None:
+        check_depth(base.opened)
     if why and plan.base.kind == "pypi":
         why += "; released wheels become an overlay, which goes onto an image"
     return engine, why

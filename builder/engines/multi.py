@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
 from builder.engines.deliver import Delivery, deliver
 from builder.engines.oci import opened_of
-from builder.engines.patched import write_patched
+from builder.engines.patched import merged_annotations, write_patched
 from builder.errors import UsageError
 from builder.registry.manifests import entries
 from builder.registry.model import OCI_INDEX, RawManifest
@@ -93,7 +92,7 @@ def _write(
         "manifests": _entries(top, new, keep=request.keep),
     }
     if top.media_type == OCI_INDEX:
-        value["annotations"] = bake.labels(request.requests[0].plan)
+        value["annotations"] = merged_annotations(top, request.requests[0].plan)
     return scratch.add_manifest(value, top.media_type), added
 
 

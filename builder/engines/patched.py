@@ -9,14 +9,16 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
+from builder.console import console
 from builder.engines.contents import image_layers
 from builder.engines.kept import MadeOf
 from builder.engines.layertar import FOLDER, Owners, entries
 from builder.engines.model import BuildRequest
 from builder.engines.removal import taken_away
 from builder.engines.scratch import say_layer
-from builder.errors import BuildFailed
+from builder.errors import BuildFailed, UsageError
 from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
+from builder.rootfs import limits
 from builder.rootfs.tar import DIR
 
 if TYPE_CHECKING:
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from builder.runtime.spark_apply import Content
 
 Files = dict[str, "Content | None"]
-#: Layers that Docker's overlay2 driver can stack.
-_MOST_LAYERS = 127
+#: Layers of an image in Docker's classic image store (``maxLayerDepth`` in moby's
+#: ``layer/layer_store.go``: two more make a container of it, and overlay2 stacks 127).
+_MOST_LAYERS = 125
+#: Annotations (OCI image specification, "Pre-Defined Annotation Keys") that do not pass on.
+_OF_THE_BASE = ("org.opencontainers.image.base.", "org.opencontainers.image.ref.name")
 
 
 def write_patched(
@@ -40,15 +45,22 @@ def write_patched(
     """Write layers, configuration and manifest; gives the manifest and the layers' bytes.
 
     Raises:
+        UsageError: the base has as many layers as an image can have.
         BuildFailed: the base has something else where a folder of ours has to be.
         RemoteError: the base's layers cannot be read any more.
     """
     assert request.base is not None
+    check_depth(opened)
     plan, view = request.plan, opened.view
     layers = _layers(request, view)
     groups = [[name] for name, _ in layers]
     single = plan.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
     if single:
+        if len(opened.image.layers) >= _MOST_LAYERS:
+            console.warn(
+                f"the base has {len(opened.image.layers)} layers; a Docker Engine with its classic "
+                f"image store takes no image of more than {_MOST_LAYERS}"
+            )
         merged: Files = {}
         for _, files in layers:
             merged.update(files)
@@ -66,15 +78,32 @@ def write_patched(
     return manifest, sum(blob.size for blob in blobs)
 
 
+def check_depth(opened: OpenedImage) -> None:
+    """Refuse a base on which no layer can be put.
+
+    Raises:
+        UsageError: that.
+    """
+    count = len(opened.image.layers)
+    if count >= limits.LAYERS:
+        raise UsageError(
+            f"the base has {count} layers, and a container cannot have more than {limits.LAYERS} "
+            "(overlayfs): no layer can be put on it",
+            hint="make a base of fewer layers, and name it with --base",
+        )
+
+
 def foresee(plan: BuildPlan, base: Base) -> None:
     """Ask a base all that :func:`write_patched` will ask of it, and write nothing.
 
     Raises:
+        UsageError: the base has as many layers as an image can have.
         BuildFailed: the base has something else where a folder of ours has to be.
         RemoteError: the base's layers cannot be read any more.
     """
     if base.opened is None:
         return
+    check_depth(base.opened)
     view = base.opened.view
     folder = _folders(view)
     for _, files in _layers(BuildRequest(plan=plan, tag="", base=base), view):
@@ -177,5 +206,19 @@ def _manifest(
         ],
     }
     if not docker:  # whose manifests have no annotations
-        value["annotations"] = bake.labels(plan)
+        value["annotations"] = merged_annotations(base, plan)
     return scratch.add_manifest(value, base.media_type)
+
+
+def merged_annotations(base: RawManifest, plan: BuildPlan) -> dict[str, str]:
+    """The base's annotations with ours in their place, as for the labels of a configuration.
+
+    What names the base's own base, or the base, is true of nothing else.
+    """
+    held = base.json().get("annotations")
+    kept = {
+        name: value
+        for name, value in (held.items() if isinstance(held, dict) else ())
+        if isinstance(value, str) and not name.startswith(_OF_THE_BASE)
+    }
+    return dict(sorted({**kept, **bake.labels(plan)}.items()))

@@ -228,6 +228,7 @@ def test_what_is_not_for_linux_or_of_a_later_variant_goes_along_only_if_it_is_as
     for number, platform in enumerate(more):
         raw = put_vllm(tmp_path / "base", packed(tar_of(Item(f"n{number}"))), name=f"n{number}")
         both["manifests"].insert(0, {**raw.descriptor.as_json(), "platform": platform})
+    both["annotations"] = {"example.com/team": "kernels"}
     made = RawManifest(data=json.dumps(both).encode(), media_type=both["mediaType"])
     LayoutDirectory(tmp_path / "base").put_manifest(made, "four")
     words = ("-b", f"oci:{tmp_path}/base:four", "--all-platforms", "--output", "oci:out")
@@ -236,6 +237,8 @@ def test_what_is_not_for_linux_or_of_a_later_variant_goes_along_only_if_it_is_as
     now = [e for e in entries_of("oci:out") if e["platform"]["architecture"] != "unknown"]
     assert now[:-2] == (both["manifests"][:2] if others == "keep" else [])
     assert [e["platform"]["architecture"] for e in now[-2:]] == ["amd64", "arm64"]
+    index = open_image("oci:out", "linux/arm64").top.json()
+    assert index["annotations"]["example.com/team"] == "kernels"
     become = "kept as they are" if others == "keep" else "left out (see --others)"
     assert f"linux/arm64/v9, windows/amd64: {become}" in done.err
     assert b"b12x" in core_of(tmp_path / "work/out", "linux/arm64")

@@ -18,10 +18,11 @@ import pytest
 from builder import bake
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
+from builder.engines.choice import engine_for
 from builder.engines.load import archive
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
-from builder.engines.patched import merged_env
+from builder.engines.patched import foresee, merged_env
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.index import PackageIndex
 from builder.registry.layout import LayoutDirectory
@@ -31,8 +32,10 @@ from builder.registry.model import (
     DOCKER_MANIFEST,
     OCI_LAYER_GZIP,
     OCI_MANIFEST,
+    RawManifest,
     sha256_digest,
 )
+from builder.rootfs import limits
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.view import Rootfs
@@ -432,14 +435,65 @@ def test_one_layer_for_all_gives_the_same_tree(tmp_path: Path) -> None:
 
 
 def test_too_many_layers_become_one(tmp_path: Path) -> None:
-    more = [packed(tar_of(Item(f"n{n}"))) for n in range(122)]
+    more = [packed(tar_of(Item(f"n{n}"))) for n in range(120)]
     put_vllm(tmp_path / "base", *more, items=EXTRA)
     base = identify(BaseRequest(ref=f"oci:{tmp_path}/base", pins={}, index=PackageIndex()))
     build(base, tmp_path / "out", make_plan_of(base, LAYERS[0], LAYERS[2]))
-    assert len(manifest_of(tmp_path / "out")["layers"]) == 127
-    four = (*LAYERS[::2], *(make_layer(f"f{n}", copy_op(f"vllm/{n}.py", b"")) for n in range(3)))
-    build(base, tmp_path / "out", make_plan_of(base, *four))
     assert len(manifest_of(tmp_path / "out")["layers"]) == 125
+    three = (*LAYERS[::2], make_layer("third", copy_op("vllm/3.py", b"")))
+    build(base, tmp_path / "out", make_plan_of(base, *three))
+    assert len(manifest_of(tmp_path / "out")["layers"]) == 123
+
+
+def base_of_many(root: Path, count: int) -> Base:
+    """A base of so many layers, most of which are one and the same."""
+    one = packed(tar_of(Item("n")))
+    put_vllm(root, *[one] * (count - 2), items=EXTRA)
+    return identify(BaseRequest(ref=f"oci:{root}", pins={}, index=PackageIndex()))
+
+
+def test_a_base_with_all_layers_that_there_can_be_is_refused_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    base = base_of_many(tmp_path / "base", limits.LAYERS)
+    plan = make_plan_of(base, LAYERS[0])
+    for attempt in (
+        lambda: build(base, tmp_path / "out", plan),
+        lambda: foresee(plan, base),
+        lambda: engine_for(plan, base, "oci", None, ""),
+    ):
+        with pytest.raises(UsageError, match=f"the base has {limits.LAYERS} layers"):
+            attempt()
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_dockers_classic_store_does_not_take_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = base_of_many(tmp_path / "base", limits.LAYERS - 1)
+    build(base, tmp_path / "out", make_plan_of(base, LAYERS[0], LAYERS[2]))
+    assert len(manifest_of(tmp_path / "out")["layers"]) == limits.LAYERS, "ours is one"
+    assert "takes no image of more than 125" in capsys.readouterr().err
+    assert view_of_layout(tmp_path / "out").read(f"/{SITE}/vllm/core.py")
+
+
+def test_the_bases_annotations_are_kept(tmp_path: Path) -> None:
+    held = {
+        "example.com/team": "kernels",
+        "org.opencontainers.image.title": "base",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.ref.name": "nightly",
+        "org.opencontainers.image.base.name": "docker.io/library/debian:13",
+    }
+    value = put_vllm(tmp_path / "base", items=EXTRA).json() | {"annotations": held}
+    raw = RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST)
+    LayoutDirectory(tmp_path / "base").put_manifest(raw, "noted")
+    base = identify(BaseRequest(ref=f"oci:{tmp_path}/base:noted", pins={}, index=PackageIndex()))
+    plan = make_plan_of(base, *LAYERS)
+    build(base, tmp_path / "out", plan)
+    now = manifest_of(tmp_path / "out")["annotations"]
+    kept = {name: held[name] for name in ("example.com/team", "org.opencontainers.image.licenses")}
+    assert now == kept | bake.labels(plan)
 
 
 def test_a_thin_layout_has_our_blobs_alone(tmp_path: Path) -> None:
