@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from builder.registry.auth import Permit
     from builder.registry.model import ImageSource
 
+#: What a registry answers that fails at something, and not for want of a right or a name.
+_FAILS = frozenset({500, 502, 503, 504})
 ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
 
 
@@ -85,6 +87,8 @@ class Repository:
         self._lock = threading.Lock()
         self._sessions: dict[str, str] = {}
         self._absent: set[str] = set()
+        #: Repositories of which blobs could not be mounted, so that they are uploaded.
+        self._no_mounts: set[str] = set()
         #: Ask for leave to write at once, so that one token serves, and so that a registry which
         #: shows a new repository only to those who may make it answers at all.
         self.writes = False
@@ -196,7 +200,8 @@ class Repository:
     def mount(self, blob: Descriptor, source: ImageSource) -> bool:
         """Make a blob of another repository of this registry appear here, if the registry does it.
 
-        One that does not opens an upload session instead, which ``put_blob`` then uses.
+        One that does not opens an upload session instead, which ``put_blob`` then uses.  One that
+        fails at it time and again is not asked for the other blobs: they are uploaded.
 
         Raises:
             RemoteError: the registry does not answer.
@@ -205,6 +210,8 @@ class Repository:
             return False
         if source.path == self.path:
             return self.has(blob.digest)
+        if source.path in self._no_mounts:
+            return False
         url = self.url("blobs/uploads/")
         query = urlencode({"mount": blob.digest, "from": source.path})
         try:
@@ -212,15 +219,22 @@ class Repository:
                 "POST",
                 f"{url}?{query}",
                 f"mount of {blob.digest}",
-                expect=frozenset({201, 202, 400, 401, 403, 404, 405}),
+                expect=frozenset({201, 202, 400, 401, 403, 404, 405, 501}),
                 headers={"Content-Length": "0"},
                 permit=self.authenticator.permit(
                     scope_of(self.path, "pull", "push"), scope_of(source.path, "pull")
                 ),
+                settle=_FAILS,
             )
         except Refused:
             return False
         drain(response)
+        if response.status_code in _FAILS:
+            self._no_mounts.add(source.path)
+            self.transport.say_once(
+                f"  {self.registry.host} answers {response.status_code} to a mount of blobs of "
+                f"{source.path}; they are uploaded"
+            )
         if response.status_code == 202:
             with self._lock:
                 self._sessions[blob.digest] = session_address(self, url, response)

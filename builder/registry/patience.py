@@ -52,6 +52,11 @@ class Retries:
             )
         return left
 
+    @property
+    def at_last_try(self) -> bool:
+        """Whether one more failure in a row is the end."""
+        return self._failures + 1 >= self._transport.options.attempts
+
     def moved(self, count: int) -> None:
         """Bytes came through; enough of them make up for earlier failures."""
         self._moved += count

@@ -200,10 +200,12 @@ class Transport:
         authorization: str | None = None,
         permit: Permit | None = None,
         retries: Retries | None = None,
+        settle: frozenset[int] = frozenset(),
     ) -> requests.Response:
         """Send until there is a final answer, authenticating when the registry asks for it.
 
-        Only for what may be sent twice.  The body of the answer is unread.
+        Only for what may be sent twice.  The body of the answer is unread.  A status of ``settle``
+        is tried again, too, and is the answer if it does not change.
 
         Raises:
             RemoteError: there is none in time, or its status is not expected.
@@ -228,6 +230,8 @@ class Transport:
                 return response
             elif status in RETRIED:
                 drain(response)
+                if status in settle and retries.at_last_try:
+                    return response
                 retries.failed(f"answered {status}", retry_after(response))
             else:
                 raise problem(response, self.host, subject)

@@ -195,6 +195,21 @@ def test_between_repositories(line: FaultProxy, fault: Fault, mounts: bool, tmp_
         assert stored(line.upstream, other) == made.digest
 
 
+@lines(Fault.ERROR_500, Fault.ERROR_502)
+def test_a_registry_that_fails_at_every_mount_gets_the_blobs(
+    line: FaultProxy, fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = images.image(tmp_path / "from", fresh())
+    name, other = fresh(), fresh()
+    line.reset()
+    push(tmp_path / "from", line, name)
+    line.reset()
+    monkeypatch.setattr(line, "mount_fault", fault)
+    within(line, name, other)
+    assert stored(line.upstream, other) == made.digest
+    assert sum(seen.fault is fault for seen in line.log) == QUICK.attempts, "not for each blob"
+
+
 @lines(Fault.CUT_AFTER, Fault.BUSY)
 def test_what_does_not_end(line: FaultProxy, fault: Fault, tmp_path: Path) -> None:
     """The line is lost for good at some request: an error that says so, and no tag."""

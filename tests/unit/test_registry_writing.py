@@ -17,7 +17,7 @@ from builder.registry.listing import attach
 from builder.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
 from builder.registry.upload import UploadLost
 
-from .fakeregistry import FakeRegistry, Reply, Request, manifest, serve
+from .fakeregistry import QUICK, FakeRegistry, Reply, Request, manifest, serve
 
 DATA = b"0123456789abcdefghij"
 BLOB = Descriptor(media_type="", digest=sha256_digest(DATA), size=len(DATA))
@@ -282,12 +282,53 @@ def test_a_refused_mount_is_an_upload_that_has_begun() -> None:
     assert parse_qs(urlsplit(fake.log[0].path).query) == {"mount": [BLOB.digest], "from": ["c/d"]}
 
 
-@pytest.mark.parametrize(("status", "mounted"), [(201, True), (400, False), (404, False),
-                                                 (405, False), (403, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "mounted"),
+    [(201, True), (400, False), (404, False), (405, False), (403, False), (501, False)],
+)
 def test_what_registries_say_to_a_mount(status: int, mounted: bool) -> None:
     with serve(Reply(status)) as fake:
         target = fake.repository()
         assert target.mount(BLOB, target.registry.repository("c/d")) is mounted
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_what_cannot_be_mounted_for_good_is_uploaded(
+    status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next blobs of the same repository are not tried again."""
+    store = Store()
+
+    def answer(request: Request) -> Reply:
+        return Reply(status) if "mount=" in request.path else store.answer(request)
+
+    with FakeRegistry(answer) as fake:
+        target = fake.repository("a/b", chunk=100)
+        source = target.registry.repository("c/d")
+        assert not target.mount(BLOB, source)
+        tries = len(fake.log)
+        assert tries == QUICK.attempts
+        assert not target.mount(BLOB, source)
+        assert len(fake.log) == tries
+        assert not target.mount(BLOB, target.registry.repository("e/f"))
+        assert len(fake.log) == 2 * tries
+        target.put_blob(BLOB, Once(DATA))
+    assert store.blobs == {BLOB.digest: DATA}
+    assert f"answers {status} to a mount of blobs of c/d; they are" in capsys.readouterr().err
+
+
+def test_a_mount_that_succeeds_in_the_end_is_one() -> None:
+    with serve(Reply(500), Reply(502), Reply(201)) as fake:
+        target = fake.repository()
+        assert target.mount(BLOB, target.registry.repository("c/d"))
+        assert len(fake.log) == 3
+
+
+def test_a_registry_that_is_busy_gets_no_upload_in_place_of_a_mount() -> None:
+    with serve(Reply(429)) as fake:
+        target = fake.repository()
+        with pytest.raises(RemoteError, match="answered 429, 3 times"):
+            target.mount(BLOB, target.registry.repository("c/d"))
 
 
 def test_nothing_is_mounted_from_elsewhere() -> None:
