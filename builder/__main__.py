@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from builder import ending, streams
+from builder import ending, settings, streams
 from builder.errors import Exit
 from builder.hints import again, of_the_system, running
 
@@ -52,7 +52,8 @@ def run(argv: list[str] | None = None) -> int:
     words = _common_first(sys.argv[1:] if argv is None else argv)
     before = (sys.stdout, sys.stderr)
     try:
-        code = _run(words)
+        with settings.during_a_command():
+            code = _run(words)
     except OSError:  # nobody takes what was to be said of an error
         if streams.lost() is None:
             raise

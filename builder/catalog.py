@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.console import console
 from builder.errors import UsageError, did_you_mean
 from builder.layerfile import load_layer
@@ -150,7 +151,7 @@ class Catalog:
         Raises:
             UsageError: a directory does not exist.
         """
-        named = os.environ.get("SPARK_BUILD_PATCHES", "")
+        named = settings.PATCHES.value
         places = [data_dir("patches")]
         places += [Path(p).expanduser() for p in named.split(os.pathsep) if p]
         places += list(extra)

@@ -8,12 +8,12 @@ each layer and of its files, and every input; pull requests are pinned once for 
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.forge.pin import Pin, read_pins
 from builder.index import write_atomically
@@ -115,7 +115,7 @@ def lock_path(start: Path) -> Path:
 
     ``SPARK_BUILD_LOCK``, else the nearest lock from here up to the project's root, else the root.
     """
-    named = os.environ.get("SPARK_BUILD_LOCK")
+    named = settings.LOCK.value
     if named:
         return Path(named).expanduser()
     root = project_root(start)

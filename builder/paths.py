@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from builder import settings
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -34,7 +36,7 @@ def package_file(*parts: str) -> Path:
 
 def cache_dir() -> Path:
     """``SPARK_BUILD_CACHE``, or the platform's user cache directory."""
-    named = os.environ.get("SPARK_BUILD_CACHE")
+    named = settings.CACHE.value
     if named:
         path = Path(named).expanduser()
     else:

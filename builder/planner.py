@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.maker import maker
 from builder.model import BuildPlan, LayerDecision
@@ -84,7 +84,7 @@ def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
     Raises:
         UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
     """
-    named = os.environ.get("SOURCE_DATE_EPOCH", "")
+    named = settings.EPOCH.value
     if named:
         if not _SECONDS.fullmatch(named):
             raise UsageError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.console import console, megabytes
 from builder.errors import BuildFailed
 from builder.hints import CACHE, OUTPUT, TEMPORARY
@@ -56,7 +56,7 @@ class Need:
 
 def engine_root(client: DockerClient) -> Path | None:
     """A Docker Engine's own folder, where the engine is on this machine."""
-    address = os.environ.get("DOCKER_HOST", "unix://")
+    address = settings.DOCKER_HOST.value or "unix://"
     if not address.startswith("unix://"):
         return None
     root = Path(str(client.info().get("DockerRootDir") or "/nonexistent"))

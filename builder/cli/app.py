@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from builder import settings
 from builder.cli import complete
 from builder.cli import options as opt
 from builder.cli.applyapp import apply_app
@@ -202,7 +203,7 @@ def image(
     time_limit: Annotated[
         str | None,
         typer.Option(
-            envvar="SPARK_BUILD_TIME_LIMIT",
+            envvar=settings.TIME_LIMIT.name,
             metavar="TIME",
             help="Give up, with exit 7 and nothing half-made, after 90s, 45m or 2h.",
         ),

@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import NamedTuple
 
+from builder import settings
 from builder.cli.show import print_json
 from builder.index import pip_index_url
 from builder.lock import lock_path
 from builder.paths import cache_dir, data_dir
 
-_VARIABLES = {
-    "SPARK_BUILD_PATCHES": "more directories of layer folders",
-    "SPARK_BUILD_CACHE": "where wheels, sandboxes and pages are kept",
-    "SPARK_BUILD_DOCKER": "the docker client to build with",
-    "SPARK_BUILD_TIME_LIMIT": "how long 'image' may take",
-    "SPARK_BUILD_BUILDER": "the buildx builder or BuildKit daemon to build on",
-    "SPARK_BUILD_NVCC": "the nvcc to compile with, or: wheels",
-    "SPARK_BUILD_TORCH": "version of the sandbox's CPU torch",
-    "SPARK_BUILD_TORCH_INDEX": "package index with CPU builds of torch",
-    "SPARK_BUILD_REAL_EXTENSIONS": "1: sandboxes load vLLM's real operator library",
-    "SPARK_BUILD_KEEP_CONTAINER": "do not remove containers (to look inside)",
-    "SOURCE_DATE_EPOCH": "timestamp of everything in an image; stands in the plan",
-    "SPARK_BUILD_LOCK": "the lock file, instead of the project's",
-    "SPARK_BUILD_FORGE": "host or API address of the forge (default: GitHub)",
-    "SPARK_BUILD_FORGE_CLONE": "local clones that answer for their repositories",
-    "SPARK_BUILD_REGISTRY": "host that the registry's user name and password are for",
-    "SPARK_BUILD_REGISTRY_USER": "user name for SPARK_BUILD_REGISTRY",
-    "SPARK_BUILD_PLAIN_HTTP": "registries to speak plain http to",
-    "DOCKER_HOST": "the Docker Engine",
-}
-#: Shown as set or not set, never with their value.
-_SECRETS = {
-    "SPARK_BUILD_REGISTRY_PASSWORD": "password or token for SPARK_BUILD_REGISTRY",
-    "SPARK_BUILD_FORGE_TOKEN": "token for the forge that is set",
-    "GITHUB_TOKEN": "token for GitHub",
-    "GH_TOKEN": "token for GitHub",
-}
+
+class Row(NamedTuple):
+    """One setting, as it is printed."""
+
+    name: str
+    value: str
+    source: str
+    meaning: str
 
 
 def show_command(json: bool) -> None:
-    """Print settings as name, value, source."""
+    """Print settings as name, value, source and meaning."""
     index = pip_index_url()
     lock = lock_path(Path.cwd())
+    cache = settings.CACHE.name if settings.CACHE.value else "the platform's default"
     rows = [
-        ("cache", str(cache_dir()), _source("SPARK_BUILD_CACHE", "the platform's default")),
-        ("patches", str(data_dir("patches")), "spark-build itself"),
-        ("index", "configured" if index else "default", "pip" if index else "pypi-simple"),
-        ("lock", str(lock), "found" if lock.is_file() else "not there"),
+        Row("cache", str(cache_dir()), cache, settings.CACHE.meaning),
+        Row("patches", str(data_dir("patches")), "spark-build itself", "the built-in layers"),
+        Row(
+            "index",
+            "configured" if index else "default",
+            "pip" if index else "pypi-simple",
+            "the package index",
+        ),
+        Row("lock", str(lock), "found" if lock.is_file() else "not there", "the lock file"),
+        *map(_row, settings.VARIABLES),
     ]
-    for name, meaning in _VARIABLES.items():
-        value = os.environ.get(name)
-        source = "environment" if value is not None else f"not set ({meaning})"
-        rows.append((name, value or "", source))
-    for name, meaning in _SECRETS.items():
-        present = bool(os.environ.get(name))
-        source = "environment" if present else f"not set ({meaning})"
-        rows.append((name, "***" if present else "", source))
     if json:
-        values = [{"name": n, "value": v, "source": s} for n, v, s in rows]
-        print_json({"schema": 1, "settings": values})
+        print_json({"schema": 2, "settings": [row._asdict() for row in rows]})
         return
-    for name, value, source in rows:
-        print(f"{name:<28}{value:<44}  {source}")
+    for row in rows:
+        print(f"{row.name:<29} {row.value:<40}  {row.source}: {row.meaning}")
 
 
-def _source(variable: str, otherwise: str) -> str:
-    return variable if os.environ.get(variable) else otherwise
+def _row(variable: settings.Variable) -> Row:
+    value = "***" if variable.secret and variable.value else variable.value
+    source = "environment" if variable.is_set else "not set"
+    return Row(variable.name, value, source, variable.meaning)

@@ -1,11 +1,11 @@
 """``spark-build dispatch ask|table``."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from builder import settings
 from builder.cli import options as opt
 from builder.cli.help import App, examples
 from builder.console import console, counted
@@ -46,10 +46,9 @@ def ask(
     from builder.dispatch.record import Asking, file_of, record_bytes, record_of
     from builder.index import PackageIndex, vllm_releases, write_atomically
     from builder.sources import IndexSources
-    from builder.verify.operators import VARIABLE
 
     if real_extensions:
-        os.environ[VARIABLE] = "1"
+        settings.choose(settings.REAL_EXTENSIONS, "1")
     index = PackageIndex(refresh=refresh)
     asking = Asking(
         catalog=Catalog.discover(),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.beside import beside
 from builder.cli.builders import check_builder, of_registry
 from builder.cli.inputs import Inputs
@@ -78,7 +78,7 @@ class ImageOptions:
         other = self.engine == "oci" or index or self.thin or self.single_layer
         # where a toolkit image compiles, the builder is for that, and the choice has it
         aside = self.engine == "oci" and self.toolkit is not None
-        if other and (aside or self.builder == os.environ.get("SPARK_BUILD_BUILDER")):
+        if other and (aside or self.builder == settings.BUILDER.value):
             return replace(self, builder="").settled() if self.builder else self
         asked = self.builder or self.cache_from or self.cache_to
         return replace(self, engine="buildkit") if asked and self.engine == "auto" else self

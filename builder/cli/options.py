@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from builder import settings
 from builder.cli import complete
 from builder.errors import UsageError
 
@@ -165,7 +166,7 @@ Toolkit = Annotated[
 Builder = Annotated[
     str | None,
     typer.Option(
-        envvar="SPARK_BUILD_BUILDER",
+        envvar=settings.BUILDER.name,
         help="Build on this buildx builder, or on the BuildKit daemon at tcp://HOST:PORT, "
         "unix://SOCKET, docker-container://NAME or kube-pod://POD.",
         metavar="NAME|ADDRESS",

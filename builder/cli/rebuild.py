@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from builder import __version__
+from builder import __version__, settings
 from builder.cli import options as opt
 from builder.cli.inputs import stages_of
 from builder.cli.show import print_json
@@ -87,7 +86,7 @@ def _toolkit(plan: Mapping[str, Any]) -> ToolkitChoice | None:
     for layer in plan["layers"]:
         if found := toolkit_of_layer(layer):
             image = f"{found['image']}@{found['digest']}"
-            return opt.toolkit_choice(image, os.environ.get("SPARK_BUILD_BUILDER"))
+            return opt.toolkit_choice(image, settings.BUILDER.value or None)
     return None
 
 

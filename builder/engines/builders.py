@@ -16,6 +16,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.console import console
 from builder.errors import EngineError, UsageError, did_you_mean
 from builder.registry.reference import parse_reference
@@ -60,7 +61,7 @@ class Builder:
 
 def engine_environment() -> dict[str, str]:
     """Lets buildx and the SDK mean the same Docker Engine, whatever context is in use."""
-    return {} if os.environ.get("DOCKER_HOST") else {"DOCKER_CONTEXT": ENGINE}
+    return {} if settings.DOCKER_HOST.value else {"DOCKER_CONTEXT": ENGINE}
 
 
 def check_name(text: str) -> str:

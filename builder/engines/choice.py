@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.engines import docker
 from builder.engines.buildkit import BuildkitEngine
 from builder.engines.oci import OciEngine
@@ -32,7 +32,7 @@ def get_engine(name: str, builder: str = "") -> Engine:
     reason = buildkit.missing()
     if reason is None:
         return buildkit
-    if name == "auto" and not builder and not os.environ.get("DOCKER_HOST"):
+    if name == "auto" and not builder and not settings.DOCKER_HOST.value:
         return OciEngine()
     raise EngineError(reason, hint="use --engine oci, or start Docker with BuildKit")
 
@@ -50,7 +50,7 @@ def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
         EngineError: that.
     """
     elsewhere = (base or "").startswith(("docker://", "oci:", "dir:"))
-    if wanted == "auto" and os.environ.get("DOCKER_HOST") and not builder and not elsewhere:
+    if wanted == "auto" and settings.DOCKER_HOST.value and not builder and not elsewhere:
         try:
             docker.connect().close()
         except EngineError as error:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder import settings
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,7 +35,7 @@ def find_cli() -> Cli | None:
 
     Several clients may be installed, and the first need not have buildx; each is asked.
     """
-    named = os.environ.get("SPARK_BUILD_DOCKER")
+    named = settings.DOCKER.value
     places = os.environ.get("PATH", "").split(os.pathsep)
     binaries = [named] if named else [str(Path(p) / "docker") for p in places if p]
     for binary in binaries:

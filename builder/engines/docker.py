@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import tarfile
 from typing import TYPE_CHECKING, Any, cast
 
+from builder import settings
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def connect() -> docker.DockerClient:
         client = docker.from_env(timeout=600)
         client.ping()
     except DockerException as error:
-        where = os.environ.get("DOCKER_HOST", "the default socket")
+        where = settings.DOCKER_HOST.value or "the default socket"
         raise EngineError(
             f"no Docker Engine answers at {where} ({_root_cause(error)})",
             hint="start Docker, or name the image as docker://NAME, which needs none",
@@ -146,7 +146,7 @@ def created(
     try:
         yield container
     finally:
-        if not os.environ.get("SPARK_BUILD_KEEP_CONTAINER"):
+        if not settings.KEEP_CONTAINER.value:
             container.remove(force=True)
 
 

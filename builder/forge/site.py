@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from builder import settings
 from builder.errors import UsageError
 
 #: GitHub's own API and the host of its pages.
@@ -15,8 +15,7 @@ GITHUB_API, GITHUB_HOST = "https://api.github.com", "github.com"
 _ENTERPRISE_PATH = "/api/v3"
 #: Our own variable is for whichever forge is set; the others belong to GitHub, or to the server
 #: that GITHUB_API_URL or GH_HOST names, and are shown to no other.
-_OWN_TOKEN = "SPARK_BUILD_FORGE_TOKEN"  # noqa: S105 - the name of a variable
-_GITHUB_TOKENS = ("GITHUB_TOKEN", "GH_TOKEN")
+_GITHUB_TOKENS = (settings.GITHUB_TOKEN, settings.GH_TOKEN)
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 
 
@@ -43,7 +42,7 @@ def site() -> Site:
     Raises:
         UsageError: the setting is not an address, carries credentials, or is not https.
     """
-    text = os.environ.get("SPARK_BUILD_FORGE", "").strip() or GITHUB_API
+    text = settings.FORGE.value.strip() or GITHUB_API
     parts = urlsplit(text if "://" in text else f"https://{text}")
     host = (parts.hostname or "").lower()
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
@@ -54,7 +53,7 @@ def site() -> Site:
     if parts.username or parts.password:
         raise UsageError(
             "SPARK_BUILD_FORGE carries a user name or password",
-            hint=f"put the token into {_OWN_TOKEN}",
+            hint=f"put the token into {settings.FORGE_TOKEN.name}",
         )
     if parts.scheme == "http" and not _LOOPBACK.fullmatch(host):
         raise UsageError(f"SPARK_BUILD_FORGE: {host} is asked over http; only https is taken")
@@ -67,11 +66,11 @@ def site() -> Site:
 
 
 def _token(api: str, host: str) -> tuple[str, str]:
-    names = [_OWN_TOKEN]
+    variables = [settings.FORGE_TOKEN]
     if api == GITHUB_API or host in _hosts_of_github_tokens():
-        names += _GITHUB_TOKENS
-    for name in names:
-        value = os.environ.get(name, "").strip()
+        variables += _GITHUB_TOKENS
+    for variable in variables:
+        name, value = variable.name, variable.value.strip()
         if value and not (value.isascii() and value.isprintable()):
             raise UsageError(f"{name} holds characters that no token has")
         if value:
@@ -81,6 +80,6 @@ def _token(api: str, host: str) -> tuple[str, str]:
 
 def _hosts_of_github_tokens() -> set[str]:
     """Hosts that the environment itself says GITHUB_TOKEN and GH_TOKEN are for."""
-    named = os.environ.get("GITHUB_API_URL", "")
-    hosts = {(urlsplit(named).hostname or "").lower(), os.environ.get("GH_HOST", "").lower()}
+    named = settings.GITHUB_API_URL.value
+    hosts = {(urlsplit(named).hostname or "").lower(), settings.GH_HOST.value.lower()}
     return hosts - {""}

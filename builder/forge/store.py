@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
@@ -34,7 +35,7 @@ class Forges:
     """The forge that is set, and local clones that answer for their repositories instead."""
 
     def __init__(self, clones: Sequence[str] = ()) -> None:
-        named = os.environ.get("SPARK_BUILD_FORGE_CLONE", "")
+        named = settings.FORGE_CLONE.value
         self._words = [*clones, *(word for word in named.split(os.pathsep) if word)]
         self._clones: list[Clone] | None = None
         self._api: Forge | None = None

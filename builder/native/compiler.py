@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.errors import EngineError, UsageError
 from builder.native.executor import Machine
 from builder.native.host import NATIVE, HostCompiler, host_compiler
@@ -136,7 +136,7 @@ def find_compiler(
             container=inside,
         )
     host = host_compiler(platform)
-    named = named or os.environ.get("SPARK_BUILD_NVCC")
+    named = named or settings.NVCC.value
     if named != WHEELS and (named or installed_nvcc()):
         nvcc, cuda = find_nvcc(Path(named) if named else None)
         if _serves(nvcc, host):

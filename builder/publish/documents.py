@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import os
 import time
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.publish import evidence, provenance, sbom
 from builder.publish.referrers import Attachment
 
@@ -26,7 +26,7 @@ def published_at() -> str:
 
     It stands on the evidence only, so image, provenance and bill stay the same from run to run.
     """
-    named = os.environ.get("SOURCE_DATE_EPOCH", "")
+    named = settings.EPOCH.value
     seconds = int(named) if named.isdigit() else int(time.time())
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from builder import settings
 from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.registry.model import parse_json
@@ -30,11 +31,7 @@ HELPER_TIMEOUT = 30.0
 _HELPER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Helpers return this user name with a token that is to be exchanged, not sent.
 _TOKEN_USER = "<token>"  # noqa: S105 - a name of the helpers' protocol, not a secret
-_VARIABLES = (
-    "SPARK_BUILD_REGISTRY",
-    "SPARK_BUILD_REGISTRY_USER",
-    "SPARK_BUILD_REGISTRY_PASSWORD",
-)
+_VARIABLES = (settings.REGISTRY, settings.REGISTRY_USER, settings.REGISTRY_PASSWORD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +77,20 @@ def find_credential(host: str, repository: str = "") -> Credential | None:
 
 
 def _from_environment(host: str) -> Credential | None:
-    registry, user, password = (os.environ.get(name, "") for name in _VARIABLES)
+    registry, user, password = (variable.value for variable in _VARIABLES)
     if not (user or password):
         return None
     if not (registry and user and password):
+        names = ", ".join(variable.name for variable in _VARIABLES)
         raise UsageError(
-            f"{', '.join(_VARIABLES)} belong together: the first names the host that the others "
-            "are for, so that they are sent to no other"
+            f"{names} belong together: the first names the host that the others are for, so that "
+            "they are sent to no other"
         )
     if registry not in _names(host):
         return None
-    return Credential(kind="basic", source=_VARIABLES[2], username=user, secret=password)
+    return Credential(
+        kind="basic", source=settings.REGISTRY_PASSWORD.name, username=user, secret=password
+    )
 
 
 def _files() -> Iterator[Path]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from builder import settings
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Options:
     @classmethod
     def from_environment(cls) -> Options:
         """The defaults, and the hosts of ``--plain-http`` and ``SPARK_BUILD_PLAIN_HTTP``."""
-        hosts = os.environ.get("SPARK_BUILD_PLAIN_HTTP", "").split(",")
+        hosts = settings.PLAIN_HTTP.value.split(",")
         named = frozenset(host.strip() for host in hosts if host.strip())
         return cls(plain_http=named | _asked_for)
 

@@ -7,12 +7,11 @@ form of the mark (filled, outlined or dashed) and of the edge beside it.
 from __future__ import annotations
 
 import datetime
-import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder import __version__
+from builder import __version__, settings
 from builder.dispatch import KINDS
 from builder.engines.overlay import name_of_both
 from builder.engines.runit import RUN
@@ -156,7 +155,7 @@ def levels_of(report: Report) -> list[Level]:
 
 
 def _now() -> datetime.datetime:
-    named = os.environ.get("SOURCE_DATE_EPOCH", "")
+    named = settings.EPOCH.value
     if named.isdigit():
         return datetime.datetime.fromtimestamp(int(named), datetime.UTC)
     return datetime.datetime.now(datetime.UTC)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.console import console
 from builder.devicedata import device_data
 from builder.errors import SparkBuildError, UsageError
@@ -164,7 +165,7 @@ def run_in_container(
             container.start()
             return _document(container)
         finally:
-            if not os.environ.get("SPARK_BUILD_KEEP_CONTAINER"):
+            if not settings.KEEP_CONTAINER.value:
                 container.remove(force=True)
     except APIError as error:
         raise NoGpu(f"the Docker Engine gives no GPU: {error.explanation or error}") from None

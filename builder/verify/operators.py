@@ -8,12 +8,12 @@ so it is not the default.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.errors import SparkBuildError
 from builder.index import PackageIndex, write_atomically
 from builder.model import Platform
@@ -24,8 +24,6 @@ from builder.wheels import RemoteWheel
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Set to 1, it makes sandboxes load the real library.
-VARIABLE = "SPARK_BUILD_REAL_EXTENSIONS"
 MODULE = "vllm._C_stable_libtorch"
 #: The first release whose host functions are in that module.
 SINCE = (0, 20)
@@ -36,7 +34,7 @@ _RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 def wanted(vllm: str) -> bool:
     """Whether the user asked for it, and the release has it."""
     parts = [int(word) for word in re.findall(r"\d+", vllm)[:2]]
-    return os.environ.get(VARIABLE) == "1" and tuple(parts) >= SINCE
+    return settings.REAL_EXTENSIONS.value == "1" and tuple(parts) >= SINCE
 
 
 def operators(vllm: str, index: PackageIndex | None = None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
+from builder import settings
 from builder.bases.pypi import requirements_of
 from builder.console import console
 from builder.errors import SparkBuildError, UsageError
@@ -78,7 +79,7 @@ class Torch:
 
 def wanted_torch(tree: Tree, packages: Mapping[str, str]) -> str:
     """The torch version that a target has, else the one that its vLLM pins."""
-    if named := os.environ.get("SPARK_BUILD_TORCH"):
+    if named := settings.TORCH.value:
         return named
     installed = packages.get("torch")
     with suppress(InvalidVersion):
@@ -103,7 +104,7 @@ def torch_folder(wanted: str) -> Torch:
         SparkBuildError: the index has none, it does not answer, or there is no room.
     """
     _check_cpp_runtime()
-    index = PackageIndex(os.environ.get("SPARK_BUILD_TORCH_INDEX"))
+    index = PackageIndex(settings.TORCH_INDEX.value or None)
     file = _choose(index, wanted)
     key = sha256_hex(f"{file.sha256} {_FORM}".encode())[:12]
     folder = cache_dir() / "sandbox" / f"torch-{file.version}-{key}"
@@ -155,7 +156,7 @@ def _choose(index: PackageIndex, wanted: str) -> WheelFile:
             return index.choose("torch", str(release), here)
         except UsageError as error:
             refusal = refusal or error
-            if "SPARK_BUILD_TORCH" in os.environ and release == same[-1]:
+            if settings.TORCH.is_set and release == same[-1]:
                 break
     assert refusal is not None
     raise refusal

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder import settings
 from builder.__main__ import run
 from builder.errors import RemoteError
 from builder.runtime.spark_apply import Store, sha256_hex
@@ -601,7 +602,9 @@ def test_settings_say_where_they_come_from(call: Call, monkeypatch: pytest.Monke
         "1",
         "environment",
     )
-    assert rows["DOCKER_HOST"]["source"].startswith("not set")
+    assert rows["DOCKER_HOST"]["source"] == "not set"
+    assert rows["DOCKER_HOST"]["meaning"] == "the Docker Engine"
+    assert {variable.name for variable in settings.VARIABLES} <= set(rows)
     assert "SOURCE_DATE_EPOCH" in call("config", "show").out
     monkeypatch.setenv("SPARK_BUILD_REGISTRY_PASSWORD", "never-shown")
     for words in (("config", "show"), ("config", "show", "--json")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from builder import settings
 from builder.errors import SparkBuildError, UsageError
 from builder.index import PackageIndex, WheelFile
 from builder.verify import operators
@@ -16,11 +17,11 @@ from builder.verify import operators
 def test_only_on_request_and_only_where_it_is_a_module_of_its_own(
     release: str, has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(operators.VARIABLE, raising=False)
+    monkeypatch.delenv(settings.REAL_EXTENSIONS.name, raising=False)
     assert not operators.wanted(release)
-    monkeypatch.setenv(operators.VARIABLE, "0")
+    monkeypatch.setenv(settings.REAL_EXTENSIONS.name, "0")
     assert not operators.wanted(release)
-    monkeypatch.setenv(operators.VARIABLE, "1")
+    monkeypatch.setenv(settings.REAL_EXTENSIONS.name, "1")
     assert operators.wanted(release) is has_it
 
 

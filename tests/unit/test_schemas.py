@@ -48,11 +48,15 @@ def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
     assert document_of(words) == "-".join(words)
 
 
+#: Documents whose form has changed since their first.
+VERSIONS = {"plan": 2, "config-show": 2}
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_schema_is_one_and_complete_in_itself(name: str) -> None:
     value = schema(name)
     jsonschema.Draft202012Validator.check_schema(value)
-    assert value["$id"] == f"urn:spark-build:schema:{name}:{2 if name == 'plan' else 1}"
+    assert value["$id"] == f"urn:spark-build:schema:{name}:{VERSIONS.get(name, 1)}"
     assert "definitions.json" not in json.dumps(value)
     for reference in references(value):
         assert reference.removeprefix("#/$defs/") in value["$defs"]

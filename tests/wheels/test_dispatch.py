@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder import settings
 from builder.bases.model import Base
 from builder.dispatch import KINDS
 from builder.dispatch.record import by_itself, read_records
@@ -229,7 +230,7 @@ def test_the_real_operator_library_gives_what_is_simulated(
 ) -> None:
     """The release's own library for this machine, beside generated stand-ins."""
     simulated = asked(release, "cutlass-sm12x", True)
-    monkeypatch.setenv(operators.VARIABLE, "1")
+    monkeypatch.setenv(settings.REAL_EXTENSIONS.name, "1")
     made = planned(f"pypi:vllm=={release}", "cutlass-sm12x")
     target = target_of_plan(made.plan, made.base, release, patched=True)
     checks = {check.name: check for check in check_dispatch(target)}

@@ -1,0 +1,113 @@
+"""The environment variables that spark-build reads: their names, their meaning, their values.
+
+A command sees them as they were when it began: ``during_a_command`` reads them once. Outside of a
+command, such as in a test of one function, the environment of the moment counts.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The values that the running command began with; None outside of one.
+_held: dict[str, str] | None = None
+
+
+class Variable(NamedTuple):
+    """One environment variable."""
+
+    name: str
+    meaning: str
+    secret: bool = False
+
+    @property
+    def value(self) -> str:
+        """Its text, and an empty one where it is not set."""
+        return (os.environ if _held is None else _held).get(self.name, "")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is such a variable, empty or not."""
+        return self.name in (os.environ if _held is None else _held)
+
+
+CACHE = Variable("SPARK_BUILD_CACHE", "where wheels, sandboxes and index pages are kept")
+PATCHES = Variable("SPARK_BUILD_PATCHES", "more directories of layer folders")
+LOCK = Variable("SPARK_BUILD_LOCK", "the lock file, instead of the project's")
+TIME_LIMIT = Variable("SPARK_BUILD_TIME_LIMIT", "how long 'image' may take")
+EPOCH = Variable("SOURCE_DATE_EPOCH", "time stamp of everything in an image; part of the plan")
+
+DOCKER = Variable("SPARK_BUILD_DOCKER", "the docker client to build with")
+DOCKER_HOST = Variable("DOCKER_HOST", "the Docker Engine")
+BUILDER = Variable("SPARK_BUILD_BUILDER", "the buildx builder or BuildKit daemon to build on")
+KEEP_CONTAINER = Variable(
+    "SPARK_BUILD_KEEP_CONTAINER", "set: containers are not removed, to look inside"
+)
+
+NVCC = Variable("SPARK_BUILD_NVCC", "the nvcc to compile with, or: wheels")
+TORCH = Variable("SPARK_BUILD_TORCH", "version of torch that verification imports")
+TORCH_INDEX = Variable("SPARK_BUILD_TORCH_INDEX", "package index with CPU builds of torch")
+REAL_EXTENSIONS = Variable(
+    "SPARK_BUILD_REAL_EXTENSIONS", "1: sandboxes load vLLM's real operator library"
+)
+
+REGISTRY = Variable("SPARK_BUILD_REGISTRY", "host that the user name and password are for")
+REGISTRY_USER = Variable("SPARK_BUILD_REGISTRY_USER", "user name for SPARK_BUILD_REGISTRY")
+REGISTRY_PASSWORD = Variable(
+    "SPARK_BUILD_REGISTRY_PASSWORD", "password or token for SPARK_BUILD_REGISTRY", secret=True
+)
+PLAIN_HTTP = Variable("SPARK_BUILD_PLAIN_HTTP", "registries to reach over plain http")
+
+FORGE = Variable("SPARK_BUILD_FORGE", "host or API address of the forge (default: GitHub)")
+FORGE_CLONE = Variable("SPARK_BUILD_FORGE_CLONE", "local clones that answer for their repositories")
+FORGE_TOKEN = Variable("SPARK_BUILD_FORGE_TOKEN", "token for SPARK_BUILD_FORGE", secret=True)
+GITHUB_TOKEN = Variable("GITHUB_TOKEN", "token for GitHub", secret=True)
+GH_TOKEN = Variable("GH_TOKEN", "token for GitHub", secret=True)
+GITHUB_API_URL = Variable("GITHUB_API_URL", "another server that GITHUB_TOKEN and GH_TOKEN are for")
+GH_HOST = Variable("GH_HOST", "another server that GITHUB_TOKEN and GH_TOKEN are for")
+
+#: Read by ``bootstrap.py``, which cannot import this, and by the tests.
+_OF_A_CHECKOUT = (
+    Variable("SPARK_BUILD_VENV", "where bootstrap.py makes its environment (default: .venv)"),
+    Variable("SPARK_BUILD_TEST_CACHE", "where tests keep their Docker Engine and base images"),
+)
+
+#: All of them, as ``config show`` prints them.
+VARIABLES = (
+    *(
+        CACHE, PATCHES, LOCK, TIME_LIMIT, EPOCH, DOCKER, DOCKER_HOST, BUILDER, KEEP_CONTAINER,
+        NVCC, TORCH, TORCH_INDEX, REAL_EXTENSIONS, REGISTRY, REGISTRY_USER, REGISTRY_PASSWORD,
+        PLAIN_HTTP, FORGE, FORGE_CLONE, FORGE_TOKEN, GITHUB_TOKEN, GH_TOKEN, GITHUB_API_URL,
+        GH_HOST,
+    ),
+    *_OF_A_CHECKOUT,
+)  # fmt: skip
+
+#: What spark-build hands to programs that it starts. Nobody else sets these.
+HANDED_ON = frozenset(
+    {"SPARK_BUILD_PROBE", "SPARK_BUILD_REQUEST", "SPARK_BUILD_GONE", "SPARK_BUILD_TRACKED"}
+)
+
+
+@contextmanager
+def during_a_command() -> Iterator[None]:
+    """Read all variables now; until the block ends, these values count."""
+    global _held  # noqa: PLW0603 - one command line, one process
+    before = _held
+    names = {variable.name for variable in VARIABLES}
+    _held = {name: text for name, text in os.environ.items() if name in names}
+    try:
+        yield
+    finally:
+        _held = before
+
+
+def choose(variable: Variable, text: str) -> None:
+    """Let an option of the running command say what a variable would say."""
+    if _held is None:
+        raise RuntimeError(f"no command is running that could choose {variable.name}")
+    _held[variable.name] = text
