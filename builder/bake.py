@@ -8,13 +8,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.trees import Content
 from builder.devicedata import device_data
 from builder.errors import UsageError
+from builder.maker import APPLIER, programs
 from builder.model import PLAN_SCHEMA
-from builder.paths import package_file, project_file
+from builder.paths import project_file
 from builder.registry.reference import parse_reference
-from builder.runtime import IMAGE_VERIFIER, TERMS
-from builder.runtime.spark_apply import Content
+from builder.runtime import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from builder.model import BaseIdentity, BuildPlan
 
 SHARE = "/usr/share/spark-build"
+#: Owners and modes that a copy into an image cannot give.
+OWNERS = f"{SHARE}/folders.json"
 #: Labels and annotations of ours, below the standard org.opencontainers.image.* ones.
 LABEL_PREFIX = "io.github.spark-build"
 PLAN_LABEL = f"{LABEL_PREFIX}.plan"
@@ -48,10 +51,9 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     }
     owned = restored(plan)
     if owned:
-        files[f"{SHARE}/folders.json"] = _json(owned)
+        files[OWNERS] = _json(owned)
     contents = {path: Content.of(data) for path, data in files.items()}
-    for name in IMAGE_VERIFIER:
-        data = package_file("runtime", name).read_bytes()
+    for name, data in programs().items():
         contents[f"{SHARE}/{name}"] = Content.of(data)
     for name in TERMS:
         contents[f"{SHARE}/{name}"] = Content.of(project_file(name).read_bytes())
@@ -64,6 +66,11 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
 def _lasting(plan: BuildPlan) -> dict[str, Any]:
     """The plan without what is said to people: that changes while the image does not."""
     return replace(plan, hints=(), pulls=()).as_json()
+
+
+def finish_command(interpreter: str, site: str, *more: str) -> list[str]:
+    """What completes an image in a container, after ready files were copied into it."""
+    return [interpreter, "-B", f"{SHARE}/{APPLIER}", "finish", "--root", site, *more]
 
 
 def restored(plan: BuildPlan) -> dict[str, list[int]]:

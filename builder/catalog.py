@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import settings
+from builder.applier.versions import all_match, normalize
 from builder.console import console
 from builder.errors import UsageError, did_you_mean
 from builder.layerfile import load_layer
 from builder.paths import data_dir, package_file
 from builder.runtime.dispatch_expect import MATCHERS
-from builder.runtime.spark_apply import all_match, normalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -26,12 +26,13 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from builder.applier.digests import sha256_hex
+from builder.applier.versions import normalize
 from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.hints import CACHE, ELSEWHERE, again, os_hint
 from builder.network import no_answer, shown
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import normalize, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

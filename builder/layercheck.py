@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from builder.applier.versions import normalize
 from builder.errors import UsageError
 from builder.pulls.pinning import refuse_unpinned
-from builder.runtime.spark_apply import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

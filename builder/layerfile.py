@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from builder.applier.diff import parse_diff
+from builder.applier.failures import ApplyError
+from builder.applier.machinecode import CODE
+from builder.applier.outcomes import layer_digest
+from builder.applier.versions import normalize
 from builder.errors import KINDS, UsageError, did_you_mean
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.native.cmake import gencode_flags
-from builder.runtime.spark_apply import CODE, ApplyError, layer_digest, normalize, parse_diff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import sha256_hex
+from builder.applier.outcomes import layer_digest
 from builder.errors import Exit, SparkBuildError
 from builder.index import WheelFile
-from builder.runtime.spark_apply import layer_digest, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

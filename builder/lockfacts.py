@@ -12,12 +12,12 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import sha256_hex
 from builder.console import console
 from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
 from builder.lock import FACTS_NAME, read_lock
 from builder.rootfs.facts import Facts
-from builder.runtime.spark_apply import sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import sha256_hex
 from builder.console import console
 from builder.errors import UsageError
 from builder.hints import CACHE, os_hint
 from builder.paths import cache_dir, in_use_lock
-from builder.runtime.spark_apply import sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,19 +6,15 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.outcomes import Outcome, Target, layer_digest
+from builder.applier.states import NEEDED
 from builder.errors import UsageError
-from builder.runtime.spark_apply import (
-    NEEDED,
-    Changes,
-    Outcome,
-    Target,
-    canonical_json,
-    layer_digest,
-    sha256_hex,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from builder.applier.trees import Changes
 
 #: 2: a plan says by which spark-build, at which time and in what form its image is made.
 PLAN_SCHEMA = 2

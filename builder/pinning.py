@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
+from builder.applier.digests import sha256_hex
+from builder.applier.machinecode import ABSENT, NO_CODE
+from builder.applier.versions import normalize, version_matches
 from builder.index import PackageIndex, WheelFile, vllm_releases, write_atomically
 from builder.machinecode.facts import read_module
 from builder.machinecode.modules import Modules
 from builder.model import Platform
-from builder.runtime.spark_apply import (
-    ABSENT,
-    NO_CODE,
-    normalize,
-    sha256_hex,
-    version_matches,
-)
 from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:

@@ -7,29 +7,30 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from builder import settings
-from builder.errors import Exit, NotServed, SparkBuildError, UsageError
-from builder.maker import maker
-from builder.model import BuildPlan, LayerDecision
-from builder.native.changes import compile_ops, estimate_of
-from builder.native.host import where_to_compile
-from builder.runtime.spark_apply import (
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
     NEEDS_REBUILD,
     NOT_APPLICABLE,
     UPSTREAM,
-    all_match,
-    judge_in_order,
 )
+from builder.applier.versions import all_match
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.maker import maker
+from builder.model import BuildPlan, LayerDecision
+from builder.native.changes import compile_ops, estimate_of
+from builder.native.host import where_to_compile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from builder.applier.outcomes import Layer
+    from builder.applier.sources import Sources
     from builder.bases.model import Base
     from builder.catalog import Selection
     from builder.model import BaseIdentity
-    from builder.runtime.spark_apply import Layer, Sources
 
 #: Seconds since 1970, up to the year 9999 or so.
 _SECONDS = re.compile("[0-9]{1,11}")

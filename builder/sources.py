@@ -5,18 +5,21 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import sha256_hex
+from builder.applier.trees import OverlayTree
 from builder.bases.imagetree import ImageTree
 from builder.errors import RemoteError
 from builder.machinecode.facts import read_module
-from builder.runtime.spark_apply import OverlayTree, sha256_hex
 from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from builder.applier.outcomes import Target
+    from builder.applier.sources import Member, Stage, Unstaged
+    from builder.applier.trees import Tree
     from builder.index import PackageIndex
     from builder.native.stage import Stages
-    from builder.runtime.spark_apply import Member, Stage, Target, Tree, Unstaged
 
 
 class IndexSources:

@@ -13,6 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from builder.applier.digests import sha256_hex
+from builder.applier.sources import Member
+from builder.applier.trees import Distribution, distribution_of
+from builder.applier.wheels import RangeFile, wheel_members
 from builder.bars import Bar
 from builder.console import console, megabytes
 from builder.download import download
@@ -21,14 +25,6 @@ from builder.hints import TEMPORARY, os_hint
 from builder.index import write_atomically
 from builder.network import no_answer
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import (
-    Distribution,
-    Member,
-    RangeFile,
-    distribution_of,
-    sha256_hex,
-    wheel_members,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

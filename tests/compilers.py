@@ -12,11 +12,11 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from builder.applier.outcomes import Target
 from builder.errors import SparkBuildError
 from builder.index import PackageIndex
 from builder.native.compiler import WHEELS, find_compiler
 from builder.native.toolchain import installed_nvcc
-from builder.runtime.spark_apply import Target
 from tests.engine import debs
 from tests.engine.cache import MachineError
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.outcomes import Target
+from builder.applier.receipts import env_of
+from builder.applier.trees import DirTree, versions
 from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
 from builder.model import BaseIdentity, Platform
-from builder.runtime.spark_apply import (
-    DirTree,
-    Target,
-    canonical_json,
-    env_of,
-    sha256_hex,
-    versions,
-)
 
 
 def find_site_packages(path: Path) -> Path:

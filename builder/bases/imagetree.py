@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from builder.applier.environment import ENV_PTH
+from builder.applier.receipts import env_of
+from builder.applier.trees import Distribution, distribution_of
 from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.hints import TEMPORARY, os_hint
 from builder.model import BaseIdentity, Platform
 from builder.registry.config import env_of_config
-from builder.runtime.spark_apply import ENV_PTH, Distribution, distribution_of, env_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

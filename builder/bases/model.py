@@ -10,13 +10,13 @@ from builder.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from builder.applier.trees import Tree
     from builder.index import PackageIndex
     from builder.model import BaseIdentity
     from builder.registry.model import Descriptor
     from builder.rootfs.facts import Facts
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
-    from builder.runtime.spark_apply import Tree
 
     FactsOf = Callable[[Sequence[Descriptor]], Facts | None]
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.versions import normalize
 from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
 from builder.model import BaseIdentity, Platform
-from builder.runtime.spark_apply import canonical_json, normalize, sha256_hex
 from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:

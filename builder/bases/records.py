@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING
 
+from builder.applier.records import parse_record
+from builder.applier.trees import distribution_of
 from builder.errors import UsageError
-from builder.runtime.spark_apply import distribution_of, parse_record
 
 if TYPE_CHECKING:
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
 
 _SHA256 = 64
 _REINSTALL = "use a base in which pip or uv has installed vllm as a wheel"

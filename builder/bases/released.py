@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
+from builder.applier.failures import ApplyError
+from builder.applier.records import parse_record
+from builder.applier.trees import distribution_of
 from builder.console import console
 from builder.errors import SparkBuildError
 from builder.rootfs.scan import is_text
-from builder.runtime.spark_apply import ApplyError, distribution_of, parse_record
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:

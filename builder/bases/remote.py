@@ -11,6 +11,7 @@ import dataclasses
 import email.parser
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.trees import distribution_of
 from builder.bases.imagetree import ImageFacts, image_base
 from builder.bases.model import OpenedImage
 from builder.bases.records import recorded
@@ -25,7 +26,6 @@ from builder.rootfs.python import interpreters
 from builder.rootfs.tar import DIR, FILE, SYMLINK
 from builder.rootfs.view import Rootfs
 from builder.runtime import identify_probe as probe
-from builder.runtime.spark_apply import distribution_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.receipts import receipts_of
+from builder.applier.store import Store
+from builder.applier.trees import DirTree
 from builder.bases.directory import find_site_packages
 from builder.catalog import Catalog
 from builder.cli.inputs import Inputs
 from builder.cli.show import print_json, show_plan
 from builder.console import console, counted
 from builder.planner import refuse_nothing, refuse_plan
-from builder.runtime.spark_apply import DirTree, Store, receipts_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.outcomes import Target
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
@@ -24,7 +25,6 @@ from builder.native.cost import cost_of_units
 from builder.native.includes import Sources
 from builder.native.outcome import unit_json
 from builder.native.stage import refuse_cpu_torch
-from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.applier.outcomes import Target
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
@@ -20,7 +21,6 @@ from builder.native.proof import machine_code, shows_trap, unit_json
 from builder.native.source import SourceTree, source_of
 from builder.native.survey import survey
 from builder.native.toolchain import make_toolchain, pinned_torch, torch_headers
-from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.beside import beside
 from builder.cli.image import layer_rows
 from builder.cli.inputs import Inputs
@@ -24,7 +25,6 @@ from builder.registry.manifests import is_index
 from builder.registry.platforms import platform_name
 from builder.room import check_room
 from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.levels import DEFAULT_LEVELS
 from builder.verify.run import verify
 from builder.verify.sandbox import sandbox_needs

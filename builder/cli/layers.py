@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.outcomes import layer_digest
 from builder.catalog import Catalog, order
 from builder.cli.frompull import print_pulls, pulls_of, write_layer
 from builder.cli.show import print_json
@@ -13,7 +14,6 @@ from builder.errors import UsageError
 from builder.layercheck import check_layer, check_name
 from builder.layerfile import description
 from builder.runtime.dispatch_expect import describe
-from builder.runtime.spark_apply import layer_digest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.states import NEEDS_REBUILD
 from builder.cli.inputs import Inputs
 from builder.cli.options import PullOptions
 from builder.cli.show import print_json, show_plan
@@ -18,7 +19,6 @@ from builder.lockfacts import chain, pins_of, read_facts, remove_unnamed, write_
 from builder.locks import locked
 from builder.planner import refuse_nothing, refuse_plan
 from builder.rootfs.facts import Facts
-from builder.runtime.spark_apply import NEEDS_REBUILD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,13 +5,14 @@ from __future__ import annotations
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.states import AMBIGUOUS, DRIFT
+from builder.applier.versions import all_match
 from builder.cli import options as opt
 from builder.cli.show import print_json
 from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex, vllm_releases
 from builder.planner import make_plan
-from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, all_match
 from builder.sources import IndexSources
 
 if TYPE_CHECKING:

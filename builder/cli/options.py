@@ -292,9 +292,9 @@ def identify_base(
     of distributions that are asked for.  They are no part of what identifies it.  ``facts_of`` and
     ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
     """
+    from builder.applier.versions import normalize
     from builder.bases.identify import identify
     from builder.bases.model import TRACKED, BaseRequest, no_facts
-    from builder.runtime.spark_apply import normalize
 
     named = {layer["package"] for layer in selection.layers}
     for variant in (v for layer in selection.layers for v in layer["variants"]):

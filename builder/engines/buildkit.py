@@ -92,10 +92,9 @@ class BuildkitEngine:
         folders = [{"title": n, "folder": folder_of(n)} for n in names]
         finish = None
         gone = any(content is None for content in plan.changes.values())
-        if (gone or bake.restored(plan)) and plan.base.kind == "image":
-            script = f"{bake.SHARE}/spark_apply.py"
-            site = plan.base.site_packages
-            finish = [plan.base.interpreter, "-B", script, "finish", "--root", site]
+        owners = ["--owners", bake.OWNERS] if bake.restored(plan) else []
+        if (gone or owners) and plan.base.kind == "image":
+            finish = bake.finish_command(plan.base.interpreter, plan.base.site_packages, *owners)
         return render(
             "image.Dockerfile.j2",
             base=base,

@@ -9,8 +9,8 @@ from builder import bake
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from builder.applier.trees import Content
     from builder.model import BuildPlan
-    from builder.runtime.spark_apply import Content
 
 
 def added_bytes(plan: BuildPlan) -> int:
@@ -27,7 +27,7 @@ def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]
     """The image's layers as ``(what it is, absolute path -> content)``, bottom first.
 
     An overlay stands on nothing, so it holds no whiteouts (an engine cannot unpack one of a file
-    that is not below it): its receipts say what goes away, and ``spark_apply.py finish`` does it.
+    that is not below it): its receipts say what goes away, and ``spark_apply.pyz finish`` does it.
     """
     alone = plan.base.kind == "pypi"
     site = plan.base.site_packages

@@ -17,8 +17,8 @@ from builder.hints import TEMPORARY, os_hint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from builder.applier.trees import Content
     from builder.model import BuildPlan
-    from builder.runtime.spark_apply import Content
 
 
 def folder_of(name: str) -> str:

@@ -16,17 +16,17 @@ import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console, megabytes
 from builder.engines.layertar import LEVEL, PIECE, Owners, entries
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.trees import Content
     from builder.model import BuildPlan, LayerDecision
-    from builder.runtime.spark_apply import Content
 
 #: Goes up when the same entries would be written as other bytes.
 RECIPE = 1

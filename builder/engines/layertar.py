@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from builder.runtime.spark_apply import Content
+    from builder.applier.trees import Content
 
 WHITEOUT = ".wh."
 #: Deflate's own default; 9 takes three times as long for 1 % less of Python source.

@@ -126,8 +126,7 @@ def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: st
     """
     base, image = f"vllm/vllm-openai:v{plan['base']['packages']['vllm']}", name_of_both(plan)
     python, site = plan["base"]["interpreter"], plan["base"]["site_packages"]
-    script = f"{bake.SHARE}/spark_apply.py"
-    finish = json.dumps([python, "-B", script, "finish", "--root", site])
+    finish = json.dumps(bake.finish_command(python, site))
     source, words = overlay, ["docker", "buildx", "build", "--platform", plan["base"]["platform"]]
     if overlay.startswith("oci:"):
         folder, reference = layout_place(overlay)

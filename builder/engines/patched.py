@@ -24,12 +24,12 @@ from builder.rootfs.tar import DIR
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from builder.applier.trees import Content
     from builder.bases.model import Base, OpenedImage
     from builder.engines.scratch import Blob, Scratch
     from builder.model import BuildPlan
     from builder.registry.model import RawManifest
     from builder.rootfs.view import Rootfs
-    from builder.runtime.spark_apply import Content
 
 Files = dict[str, "Content | None"]
 #: Layers of an image in Docker's classic image store (``maxLayerDepth`` in moby's

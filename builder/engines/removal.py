@@ -1,6 +1,6 @@
 """What goes away when patch layers are put onto an image: the ``finish`` step without a container.
 
-``spark_apply.py finish`` runs inside an image and deletes; here the same is decided on the image's
+``spark_apply.pyz finish`` runs inside an image and deletes; here the same is decided on the image's
 files as its layers show them, and becomes whiteouts.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.applier.finishing import leftovers
+from builder.applier.receipts import final_digests, receipts_of
+from builder.applier.trees import OverlayTree
 from builder.rootfs.tar import FILE
-from builder.runtime.spark_apply import OverlayTree, final_digests, leftovers, receipts_of
 
 if TYPE_CHECKING:
+    from builder.applier.trees import Changes, Distribution, Tree
     from builder.rootfs.view import Rootfs
-    from builder.runtime.spark_apply import Changes, Distribution, Tree
 
 _CACHE = "__pycache__"
 

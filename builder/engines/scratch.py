@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Content
+    from builder.applier.trees import Content
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder import settings
+from builder.applier.digests import sha256_hex
 from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
@@ -19,7 +20,6 @@ from builder.forge.site import site
 from builder.index import write_atomically
 from builder.paths import cache_dir
 from builder.pulls.normal import normalise
-from builder.runtime.spark_apply import sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
 from builder.errors import EngineError
 from builder.machinecode.kernels import load_kernels
 from builder.machinecode.modules import Modules
 from builder.machinecode.sass import ToolMissing
-from builder.runtime.spark_apply import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
 
 
 def read_module(

@@ -14,17 +14,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.trees import DirTree, OverlayTree
 from builder.console import console
 from builder.index import write_atomically
 from builder.machinecode.fatbin import Arch, code_of, images
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import DirTree, OverlayTree, canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.applier.trees import Tree
     from builder.machinecode.fatbin import Image
-    from builder.runtime.spark_apply import Tree
 
 #: Changes when a summary holds something else than before.
 _SCHEMA = 1

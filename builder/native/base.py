@@ -24,7 +24,7 @@ from builder.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
 
 #: Changes when a record in the cache holds something else than before.
 _SCHEMA = 1

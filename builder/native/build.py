@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console
 from builder.errors import UsageError
 from builder.locks import locked
 from builder.native.cost import cost_of_units
 from builder.native.executor import SOURCE, Compilation
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.diff import parse_diff
+from builder.applier.hunks import apply_hunks
+from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.paths import package_file
-from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, apply_hunks, parse_diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

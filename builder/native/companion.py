@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console, counted
 from builder.errors import Exit, SparkBuildError
 from builder.index import write_atomically
@@ -30,7 +31,6 @@ from builder.native.link import link
 from builder.native.outcome import runs_on
 from builder.native.registration import registration_source
 from builder.paths import package_file
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from builder.native.base import NativeBase

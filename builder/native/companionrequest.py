@@ -12,6 +12,7 @@ from builder.native.toolchain import header_version, make_toolchain, torch_heade
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from builder.applier.trees import Tree
     from builder.index import PackageIndex
     from builder.native.changes import SourceChange
     from builder.native.companionplan import CompanionPlan
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from builder.native.registration import Operator
     from builder.native.source import SourceTree
     from builder.native.toolchain import Toolchain
-    from builder.runtime.spark_apply import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

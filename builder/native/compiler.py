@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import settings
+from builder.applier.outcomes import Target
 from builder.errors import EngineError, UsageError
 from builder.native.executor import Machine
 from builder.native.host import NATIVE, HostCompiler, host_compiler
@@ -18,7 +19,6 @@ from builder.native.toolchain import (
     installed_nvcc,
 )
 from builder.native.toolkit import released_toolkit
-from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console
 from builder.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError
@@ -24,7 +25,6 @@ from builder.native.executor import SOURCE, Compilation, failed, refused
 from builder.native.host import NATIVE
 from builder.native.toolchain import release_in, version_in
 from builder.paths import cache_dir, package_file
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

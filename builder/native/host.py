@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
+from builder.applier.outcomes import Target
 from builder.errors import EngineError
-from builder.runtime.spark_apply import Target
 
 #: nvcc's own name for where the headers and the CUDA runtime of a platform are.
 TARGETS = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}

@@ -8,27 +8,23 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.diff import parse_diff
+from builder.applier.files import judge_file
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.trees import Content, DirTree
 from builder.native.changes import changed_by
 from builder.native.cmake import evaluate
 from builder.native.includes import SUFFIXES, Sources
-from builder.runtime.spark_apply import (
-    AMBIGUOUS,
-    DRIFT,
-    POST,
-    PRE,
-    Content,
-    DirTree,
-    judge_file,
-    parse_diff,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.diff import FileDiff
+    from builder.applier.outcomes import OpResult
+    from builder.applier.trees import Changes
     from builder.native.cmake import BuildRecipe
     from builder.native.source import SourceTree
-    from builder.runtime.spark_apply import Changes, FileDiff, OpResult
 
 #: Below ``csrc`` and read by nobody who builds.
 _DOCUMENTS = (".md", ".rst")

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console
 from builder.download import download
 from builder.errors import RemoteError, UsageError
@@ -25,7 +26,6 @@ from builder.forge.site import site
 from builder.forge.store import Forges
 from builder.locks import locked
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,6 +21,12 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder import __version__
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.sources import Stage, Unstaged
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, UPSTREAM
+from builder.applier.trees import DirTree
+from builder.applier.versions import normalize
+from builder.applier.wheels import wheel_members
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.console import console
@@ -39,25 +45,14 @@ from builder.native.source import source_of
 from builder.native.stageplan import Present, Work, plan_changes
 from builder.native.toolchain import header_wheels, pinned_torch
 from builder.paths import cache_dir, package_file
-from builder.runtime.spark_apply import (
-    AMBIGUOUS,
-    DRIFT,
-    NEEDS_REBUILD,
-    UPSTREAM,
-    DirTree,
-    Stage,
-    Target,
-    Unstaged,
-    canonical_json,
-    normalize,
-    sha256_hex,
-    wheel_members,
-)
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from builder.applier.outcomes import Target
+    from builder.applier.sources import Member
+    from builder.applier.trees import Tree
     from builder.bases.model import Base
     from builder.forge.store import Forges
     from builder.index import PackageIndex
@@ -65,7 +60,6 @@ if TYPE_CHECKING:
     from builder.native.compiler import Compiler
     from builder.native.container import ToolkitChoice
     from builder.native.cost import Cost
-    from builder.runtime.spark_apply import Member, Tree
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:

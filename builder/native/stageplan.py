@@ -7,22 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from builder.applier.digests import sha256_hex
+from builder.applier.files import judge_file
+from builder.applier.sources import Unstaged
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST
+from builder.applier.trees import DirTree
 from builder.errors import Exit, SparkBuildError
 from builder.native.changes import SourceChange, op_name, stage_name
 from builder.native.companionplan import plan_companion
 from builder.native.laid import Judged, Laid, verdict
 from builder.native.reach import is_build_file, reach
-from builder.runtime.spark_apply import (
-    AMBIGUOUS,
-    DRIFT,
-    NEEDS_REBUILD,
-    NOT_APPLICABLE,
-    POST,
-    DirTree,
-    Unstaged,
-    judge_file,
-    sha256_hex,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

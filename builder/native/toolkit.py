@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console
 from builder.download import download
 from builder.errors import EngineError, RemoteError, UsageError
@@ -24,7 +25,6 @@ from builder.locks import locked
 from builder.model import Platform
 from builder.native.host import TARGETS
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.wheels import RemoteWheel
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _JOBS = 8
 #: How our engines say in an image's history that a layer is ours.
 _OUR_LAYER = re.compile(
-    r"spark-build layer |COPY (--link )?(\d\d|layer)-[\w.-]+/ / |RUN .*spark_apply\.py.*finish"
+    r"spark-build layer |COPY (--link )?(\d\d|layer)-[\w.-]+/ / |RUN .*spark_apply\.pyz?.*finish"
 )
 
 TagKind = Literal["immutable", "moving", "previous", "base", "other"]

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.bake import LABEL_PREFIX, PLAN_LABEL
 from builder.errors import UsageError
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,11 +14,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from builder import __version__
+from builder.applier.digests import sha256_hex
 from builder.bake import SHARE
+from builder.maker import programs
 from builder.paths import in_checkout, package_file
 from builder.publish.sbom import inputs_of, purl, toolkit_of_layer
-from builder.runtime import IMAGE_VERIFIER
-from builder.runtime.spark_apply import sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -117,8 +117,7 @@ def _builder(baked: Baked) -> dict[str, Any]:
 def _made_by_this(baked: Baked) -> bool:
     """Whether the image holds our version and exactly our runtime files: an image may be published
     by another spark-build than the one that made it."""
-    files = {name: package_file("runtime", name).read_bytes() for name in IMAGE_VERIFIER}
-    ours = {f"{SHARE}/{name}": sha256_hex(data) for name, data in files.items()}
+    ours = {f"{SHARE}/{name}": sha256_hex(data) for name, data in programs().items()}
     return baked.version == __version__ and ours.items() <= baked.files.items()
 
 

@@ -6,12 +6,15 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, judge_hunks, lines_of
+from builder.applier.hunks import judge_hunks
+from builder.applier.states import AMBIGUOUS, DRIFT
+from builder.applier.text import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.runtime.spark_apply import FileDiff, Hunk, Tree
+    from builder.applier.diff import FileDiff, Hunk
+    from builder.applier.trees import Tree
 
 #: Part of a hunk's text that has to stand near one place for that place to be shown.
 _NEAR = 0.3

@@ -7,25 +7,19 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from builder.applier.edits import top_level
+from builder.applier.hunks import judge_hunks
+from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, PRE, UPSTREAM
 from builder.errors import SparkBuildError
 from builder.pulls.releases import Releases, spans
-from builder.runtime.spark_apply import (
-    APPLIED,
-    NEEDED,
-    NEEDS_REBUILD,
-    PRE,
-    UPSTREAM,
-    judge_hunks,
-    top_level,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.applier.diff import FileDiff, Hunk
     from builder.index import PackageIndex
     from builder.pulls.conflict import Conflict
     from builder.pulls.report import Pulled
-    from builder.runtime.spark_apply import FileDiff, Hunk
     from builder.wheels import WheelTree
 
 #: Definitions that a hint names before it stops.

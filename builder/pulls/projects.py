@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING
 
+from builder.applier.versions import normalize
 from builder.paths import package_file
-from builder.runtime.spark_apply import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

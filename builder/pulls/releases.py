@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from builder.applier.diff import parse_diff
+from builder.applier.files import judge_diff
+from builder.applier.states import POST
+from builder.applier.versions import all_match
 from builder.errors import SparkBuildError
 from builder.model import Platform
-from builder.runtime.spark_apply import POST, all_match, judge_diff, parse_diff
 from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:

@@ -5,31 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.diff import parse_diff
+from builder.applier.files import judge_file
+from builder.applier.hunks import judge_hunks
+from builder.applier.states import APPLIED, NEEDED, POST, PRE, UPSTREAM
+from builder.applier.trees import OverlayTree
+from builder.applier.versions import all_match
 from builder.pulls.conflict import Conflict, conflicts_of
 from builder.pulls.history import History
-from builder.runtime.spark_apply import (
-    APPLIED,
-    NEEDED,
-    POST,
-    PRE,
-    UPSTREAM,
-    OverlayTree,
-    all_match,
-    judge_file,
-    judge_hunks,
-    parse_diff,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.applier.diff import FileDiff
+    from builder.applier.trees import Tree
     from builder.bases.model import Base
     from builder.forge.pin import Pin
     from builder.index import PackageIndex
     from builder.model import BuildPlan, LayerDecision
     from builder.native.stage import Misfit
     from builder.pulls.parts import Parts
-    from builder.runtime.spark_apply import FileDiff, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

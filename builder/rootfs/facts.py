@@ -13,9 +13,9 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.records import parse_record
 from builder.rootfs.index import Row, parent_of
 from builder.rootfs.tar import DIR, FILE, OTHER, SYMLINK
-from builder.runtime.spark_apply import parse_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from builder.applier.receipts import STATE_DIR
 from builder.errors import RemoteError
 from builder.rootfs.index import OPAQUE, WHITEOUT, LayerWriter, Row, parent_of
 from builder.rootfs.tar import DIR, FILE, LayerTar, Member
-from builder.runtime.spark_apply import STATE_DIR
 
 if TYPE_CHECKING:
     from builder.rootfs.unpack import Unpacked

@@ -1,7 +1,8 @@
-"""Programs that run away from spark-build: inside an image, in a mod, in a virtual environment.
+"""Programs that run away from spark-build: in an image, a container or a virtual environment.
 
-Every module here uses the standard library only and imports nothing of ours but its siblings, so
-that it can be copied anywhere together with them.  ``tests/unit/test_standalone.py`` enforces it.
+Every module here uses the standard library only and imports nothing of ours but its siblings and
+`builder.applier`, so that it can be copied anywhere together with them.
+``tests/unit/test_standalone.py`` enforces it.
 """
 
 #: The dispatch probe, the file that is run last; each one imports only those before it.
@@ -15,9 +16,8 @@ DISPATCH_PROBE = (
 )
 #: The codegen probe, likewise.
 CODEGEN_PROBE = ("stub_driver.py", "codegen_probe.py")
-#: What the verifier inside an image is made of.
+#: What the verifier inside an image is made of, besides the applier.
 IMAGE_VERIFIER = (
-    "spark_apply.py",
     *DISPATCH_PROBE,
     "dispatch_expect.py",
     "spark_verify.py",

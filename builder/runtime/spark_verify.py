@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Checks an image from inside: ``docker run --rm --gpus all --entrypoint spark-verify IMAGE``.
 
-Standard library only, beside its siblings.  It reads the plan that was baked in, checks every
-receipt and the environment, asks the image's own vLLM which kernels it selects for SM121, runs
-those kernels on the GPU, and serves a tiny model.  What needs a GPU is *not run* where there is
-none, which is never a pass.  Exit status: 0 nothing failed, 5 a check failed (or did not run in a
-level that ``--level`` or ``--require`` names), 2 wrong usage.
+Standard library only, beside its siblings and the applier.  It reads the plan that was baked in,
+checks every receipt and the environment, asks the image's own vLLM which kernels it selects for
+SM121, runs those kernels on the GPU, and serves a tiny model.  What needs a GPU is *not run* where
+there is none, which is never a pass.
+
+Exit status: 0 nothing failed, 5 a check failed (or did not run in a level that ``--level`` or
+``--require`` names), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE / "spark_apply.pyz")]
+
+from builder.applier.commandline import find_site_packages
+from builder.applier.receipts import receipts_of, unexplained
+from builder.applier.trees import DirTree
 
 if TYPE_CHECKING:
     from builder.runtime import (
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
         device_environment,
         dispatch_expect,
         serve_checks,
-        spark_apply,
         verify_checks,
     )
 else:
@@ -35,7 +40,6 @@ else:
     import device_environment
     import dispatch_expect
     import serve_checks
-    import spark_apply
     import verify_checks
 
 EXIT_USAGE, EXIT_FAILED = 2, 5
@@ -49,8 +53,8 @@ def check(level: str, name: str, good: bool, expected: str, seen: str) -> dict[s
 
 def check_layers(plan: dict[str, Any], root: Path) -> list[dict[str, Any]]:
     """Is every layer that the plan applied still there, file by file?"""
-    tree = spark_apply.DirTree(root)
-    receipts = spark_apply.receipts_of(tree)
+    tree = DirTree(root)
+    receipts = receipts_of(tree)
     checks = []
     for layer in plan["layers"]:
         if layer["state"] != "needed":
@@ -60,7 +64,7 @@ def check_layers(plan: dict[str, Any], root: Path) -> list[dict[str, Any]]:
         if receipt is None:
             seen, good = "no receipt: the layer is not applied", False
         else:
-            wrong = spark_apply.unexplained(receipt, receipts, tree)
+            wrong = unexplained(receipt, receipts, tree)
             good = not wrong
             seen = f"{len(wrong)} files differ, such as {wrong[0]}" if wrong else "as recorded"
         checks.append(check("static", f"layer {layer['name']}", good, expected, seen))
@@ -119,7 +123,7 @@ def check_static(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Receipts and variables."""
     root = Path(plan["base"]["site_packages"])
     if not root.is_dir():
-        root = spark_apply.find_site_packages()
+        root = find_site_packages()
     return [*check_layers(plan, root), *check_environment(plan)]
 
 

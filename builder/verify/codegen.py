@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.trees import versions
 from builder.errors import SparkBuildError
 from builder.index import write_atomically
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.paths import cache_dir, package_file
 from builder.runtime import CODEGEN_PROBE
-from builder.runtime.spark_apply import canonical_json, sha256_hex, versions
 from builder.verify.dslmirror import NoDsl, mirror
 from builder.verify.kernels import (
     ADVICE,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
     from builder.verify.model import Status, VerifyTarget
 
 #: What the CuTe DSL compiles for on a GB10 by itself.

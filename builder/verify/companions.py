@@ -5,26 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import sha256_hex
+from builder.applier.machinecode import COMPANIONS
+from builder.applier.receipts import receipts_of
+from builder.applier.records import parse_record
+from builder.applier.sources import Member, Stage, Unstaged
+from builder.applier.states import NOT_APPLICABLE, UPSTREAM
+from builder.applier.trees import distribution_of
+from builder.applier.versions import normalize
 from builder.native.changes import op_name, stage_name
-from builder.runtime.spark_apply import (
-    COMPANIONS,
-    NOT_APPLICABLE,
-    UPSTREAM,
-    Member,
-    Stage,
-    Target,
-    Unstaged,
-    distribution_of,
-    normalize,
-    parse_record,
-    receipts_of,
-    sha256_hex,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.runtime.spark_apply import Sources, Tree
+    from builder.applier.outcomes import Target
+    from builder.applier.sources import Sources
+    from builder.applier.trees import Tree
 
 
 #: What a plan says was found in the sources -> the state that this was.

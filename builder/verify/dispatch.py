@@ -9,9 +9,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.receipts import receipts_of
 from builder.errors import SparkBuildError
 from builder.runtime.dispatch_expect import asks, describe, found, headline, limit
-from builder.runtime.spark_apply import receipts_of
 from builder.verify.imports import PACKAGES
 from builder.verify.model import Check
 

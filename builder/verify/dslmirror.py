@@ -14,13 +14,15 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.outcomes import Target
+from builder.applier.records import record_of
 from builder.console import console
 from builder.errors import SparkBuildError
 from builder.index import PackageIndex
 from builder.locks import locked
 from builder.model import Platform
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import Target, canonical_json, record_of, sha256_hex
 from builder.sources import preload
 from builder.wheels import RemoteWheel
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Distribution, Tree
+    from builder.applier.trees import Distribution, Tree
 
 DSL = "nvidia-cutlass-dsl"
 _PACKAGE = "nvidia_cutlass_dsl"

@@ -10,14 +10,14 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.runtime.spark_apply import receipts_of
+from builder.applier.receipts import receipts_of
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
     from builder.verify.model import VerifyTarget
 
 #: Top-level packages that layers patch; names from anywhere else are not followed.

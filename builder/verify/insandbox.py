@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.trees import OverlayTree, versions
 from builder.errors import SparkBuildError
-from builder.runtime.spark_apply import OverlayTree, versions
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
@@ -17,8 +17,8 @@ from builder.verify.torchfolder import wanted_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from builder.applier.trees import Tree
     from builder.model import BuildPlan
-    from builder.runtime.spark_apply import Tree
     from builder.verify.sandbox import Made
 
 

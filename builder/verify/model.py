@@ -10,7 +10,7 @@ from builder.verify.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
     from builder.verify.necessity import Necessity
     from builder.verify.parts import Parts
     from builder.verify.unrecorded import Unrecorded

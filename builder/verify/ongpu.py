@@ -22,8 +22,7 @@ from builder import settings
 from builder.console import console
 from builder.devicedata import device_data
 from builder.errors import SparkBuildError, UsageError
-from builder.paths import package_file
-from builder.runtime import IMAGE_VERIFIER
+from builder.maker import programs
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class GpuOptions:
 
 def verifier_files(plan: Mapping[str, Any], image: str, options: GpuOptions) -> dict[str, bytes]:
     """The verifier, the plan and what must be known of it, by file name."""
-    files = {name: package_file("runtime", name).read_bytes() for name in IMAGE_VERIFIER}
+    files = programs()
     files["plan.json"] = json.dumps(plan).encode()
     files["device.json"] = json.dumps(device_data(plan, image)).encode()
     other = options.evidence()

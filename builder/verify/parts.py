@@ -7,29 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.environment import ENV_PTH
+from builder.applier.receipts import RECEIPTS, STATE_DIR, receipt_path, receipts_of
+from builder.applier.trees import Content, OverlayTree, versions
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, Base, BaseRequest
 from builder.catalog import Selection
 from builder.errors import SparkBuildError, UsageError
 from builder.model import LAYOUT
 from builder.planner import make_plan
-from builder.runtime.spark_apply import (
-    ENV_PTH,
-    RECEIPTS,
-    STATE_DIR,
-    Content,
-    OverlayTree,
-    receipt_path,
-    receipts_of,
-    versions,
-)
 from builder.verify.companions import WithCompanions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Changes, Sources, Tree
+    from builder.applier.sources import Sources
+    from builder.applier.trees import Changes, Tree
     from builder.verify.model import VerifyTarget
     from builder.verify.surroundings import Asking
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.beside import wait_for_beside
 from builder.console import console
 from builder.errors import UsageError
 from builder.locks import locked
 from builder.paths import cache_dir, package_file
 from builder.room import Need, check_room
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 from builder.verify.installer import (
     SandboxUnavailable,
     call,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
     from builder.verify.torchfolder import Torch
 
 #: Top-level directories of site-packages whose Python files the probe may need.

@@ -5,17 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from builder.applier.outcomes import layer_digest
+from builder.applier.receipts import explained, receipt_path, receipts_of, unexplained
+from builder.applier.records import parse_record
 from builder.bake import SHARE
 from builder.console import counted
 from builder.model import digest_of
-from builder.runtime.spark_apply import (
-    explained,
-    layer_digest,
-    parse_record,
-    receipt_path,
-    receipts_of,
-    unexplained,
-)
 from builder.verify.model import Check
 
 if TYPE_CHECKING:

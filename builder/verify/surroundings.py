@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.trees import OverlayTree
 from builder.runtime import CODEGEN_PROBE, DISPATCH_PROBE
-from builder.runtime.spark_apply import OverlayTree
 from builder.verify.codegen import PROBE, TIMEOUT
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.sandbox import ask_probe
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
+    from builder.applier.trees import Changes, Tree
     from builder.bases.model import Base
-    from builder.runtime.spark_apply import Changes, Tree
 
     Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
+from builder.applier.outcomes import Target
+from builder.applier.trees import Content, OverlayTree
 from builder.bases.identify import identify
 from builder.bases.model import Base, BaseRequest, no_facts
 from builder.console import console
 from builder.engines.overlay import name_of_both
 from builder.errors import UsageError
 from builder.planner import make_plan
-from builder.runtime.spark_apply import Content, OverlayTree, Target
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
 from builder.verify.model import VerifyTarget
@@ -28,11 +29,11 @@ from builder.verify.sandbox import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from builder.applier.trees import Tree
     from builder.bases.model import FactsOf
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan
-    from builder.runtime.spark_apply import Tree
     from builder.sources import IndexSources
     from builder.verify.surroundings import Asking
 

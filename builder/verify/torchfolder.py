@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from builder import settings
+from builder.applier.digests import sha256_hex
 from builder.bases.pypi import requirements_of
 from builder.console import console
 from builder.errors import SparkBuildError, UsageError
@@ -31,7 +32,6 @@ from builder.machinecode.elf import read_elf
 from builder.model import Platform
 from builder.paths import cache_dir
 from builder.room import Need, check_room
-from builder.runtime.spark_apply import sha256_hex
 from builder.runtime.stub_driver import NO_DEVICE, UnknownMachineError, shared_library
 from builder.wheels import RemoteWheel
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from builder.applier.trees import Tree
     from builder.index import WheelFile
     from builder.machinecode.elf import ElfFacts
-    from builder.runtime.spark_apply import Tree
 
 #: The torch to ask with where neither the target nor vLLM's metadata names one.
 DEFAULT = "2.13.0"

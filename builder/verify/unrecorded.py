@@ -13,25 +13,20 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.applier.environment import ENV_PTH, env_pth
+from builder.applier.receipts import env_of, receipt_path, receipts_of
+from builder.applier.records import parse_record
+from builder.applier.trees import distribution_of
 from builder.bake import SHARE
 from builder.errors import UsageError
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.tar import DIR
 from builder.rootfs.view import Rootfs
-from builder.runtime.spark_apply import (
-    ENV_PTH,
-    distribution_of,
-    env_of,
-    env_pth,
-    parse_record,
-    receipt_path,
-    receipts_of,
-)
 
 if TYPE_CHECKING:
+    from builder.applier.trees import Tree
     from builder.bases.model import OpenedImage
     from builder.rootfs.merge import Entry
-    from builder.runtime.spark_apply import Tree
 
 _CACHE = "__pycache__"
 #: a bare name is that of a link to a package

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.spark_apply import DirTree
+from builder.applier.trees import DirTree
 from builder.verify.binaries import check_binaries
 from builder.verify.model import VerifyTarget
 from tests.unit.fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from builder.applier.trees import DirTree
 from builder.native.base import NativeBase
 from builder.native.kernelproof import prove_kernels
 from builder.native.link import Linked, link, toolkit_libraries
 from builder.native.registration import load_operators
 from builder.native.toolchain import find_nvcc
-from builder.runtime.spark_apply import DirTree
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")
 OPERATOR = replace(load_operators()[0], kernels="enable_sm120_only")

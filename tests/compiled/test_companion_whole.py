@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.trees import DirTree
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -27,7 +28,6 @@ from builder.native.compiler import Compiler
 from builder.native.registration import load_operators
 from builder.native.source import SourceTree
 from builder.native.toolchain import Toolchain, compiler_versions, find_nvcc
-from builder.runtime.spark_apply import DirTree
 from tests.documents import validated
 from tests.unit.images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.trees import DirTree
 from builder.native.base import NativeBase
 from builder.native.companion import build_companion
 from builder.native.container import Toolkit
 from builder.native.link import toolkit_libraries
 from builder.native.toolchain import find_nvcc
-from builder.runtime.spark_apply import DirTree
 from tests.documents import validated
 from tests.unit.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
 

@@ -310,10 +310,10 @@ def test_interrupted_build(
     image = trapped(build, "slow-finish:1", slim, "finish", "time.sleep(50)")
     words = ("--layers", "taking-away", "--patches", patches, "--base", image)
     started = cli.start("image", *words, "--tag", "interrupted:1", "--no-verify")
-    said = interrupt(engine, started, "spark_apply.py finish", number, group)
+    said = interrupt(engine, started, "spark_apply.pyz finish", number, group)
     assert started.returncode == (Exit.INTERRUPTED if group else Exit.TERMINATED), said
     assert "nothing half-written was left" in said
-    assert not until_gone(engine, "spark_apply.py finish")
+    assert not until_gone(engine, "spark_apply.pyz finish")
     assert "interrupted:1" not in support.tags(engine)
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.runtime import IMAGE_VERIFIER, TERMS
+from builder.maker import programs
+from builder.runtime import TERMS
 
 from . import base, machine, support
 from .support import LINEAR, MOE, PROFILE, SHARE, Built, Cli, Done
@@ -40,7 +41,7 @@ BAKED = {
     "layers.json": 0o644,
     "serve-flags.json": 0o644,
     "device.json": 0o644,
-    **dict.fromkeys((*IMAGE_VERIFIER, *TERMS), 0o644),
+    **dict.fromkeys((*programs(), *TERMS), 0o644),
 }
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder import paths
+from builder.applier.trees import Content, OverlayTree
 from builder.bases.model import Base
 from builder.model import BaseIdentity, Platform
 from builder.runtime import DISPATCH_PROBE
-from builder.runtime.spark_apply import Content, OverlayTree
 from builder.verify.surroundings import in_container
 from tests.unit.fakes import MemoryTree
 

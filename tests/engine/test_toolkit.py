@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.trees import DirTree
 from builder.engines.containers import Containers
 from builder.errors import BuildFailed, Exit
 from builder.native.base import NativeBase
@@ -18,7 +19,6 @@ from builder.native.companion import build_companion
 from builder.native.compiler import Compiler
 from builder.native.container import Container, open_toolkit
 from builder.native.executor import Compilation, Step
-from builder.runtime.spark_apply import DirTree
 from tests.compiled.test_companion_whole import FILES, objects, request_of  # noqa: F401 - fixtures
 
 from . import machine, support, toolkit

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.applier.digests import sha256_hex
 from builder.lock import NAME
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
-from builder.runtime.spark_apply import sha256_hex
 from tests.countproxy import CountProxy
 from tests.unit.fakes import REPLACE, layer_text, write_tree
 from tests.unit.images import SITE, Item, folder, packed, put_index, put_vllm, tar_of

@@ -9,35 +9,25 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.applying import apply_layers
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.judging import judge
+from builder.applier.outcomes import Outcome, Target
+from builder.applier.receipts import RECEIPTS, STATE_DIR
+from builder.applier.sequence import Step, judge_in_order
+from builder.applier.store import Store
+from builder.applier.trees import Distribution, Tree, distribution_of, versions
+from builder.applier.wheels import wheel_members
 from builder.bases.model import Base
 from builder.maker import maker
 from builder.model import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.planner import epoch_for
-from builder.runtime.spark_apply import (
-    RECEIPTS,
-    STATE_DIR,
-    Distribution,
-    Member,
-    Outcome,
-    Stage,
-    Step,
-    Store,
-    Target,
-    Tree,
-    Unstaged,
-    apply_layers,
-    canonical_json,
-    distribution_of,
-    judge,
-    judge_in_order,
-    sha256_hex,
-    versions,
-    wheel_members,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from builder.applier.sources import Member, Stage, Unstaged
 
 Files = dict[str, bytes]
 Layer = dict[str, Any]

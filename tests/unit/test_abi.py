@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.trees import DirTree
 from builder.errors import UsageError
 from builder.machinecode.elf import ElfFacts, read_elf
 from builder.native.abi import AbiBase, check_abi, too_new
 from builder.native.base import NativeBase
 from builder.native.executor import Machine
 from builder.native.glibc import older_versions, shim_source
-from builder.runtime.spark_apply import DirTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.errors import RemoteError
 from builder.machinecode import fatbin, modules
 from builder.machinecode.fatbin import Arch, BadBinary, Image, images, parse_ptx, telling
@@ -29,7 +30,6 @@ from builder.machinecode.sass import (
     split_functions,
 )
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import Content, DirTree, OverlayTree
 from builder.verify import binaries
 from builder.verify.binaries import check_binaries
 from builder.verify.levels import parse_levels
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
     from builder.verify.model import Check
 
 # ------------------------------------------------------------------------------- what loads where

@@ -10,8 +10,9 @@ import pytest
 
 from builder import settings
 from builder.__main__ import run
+from builder.applier.digests import sha256_hex
+from builder.applier.store import Store
 from builder.errors import RemoteError
-from builder.runtime.spark_apply import Store, sha256_hex
 from builder.verify.model import Check, Report
 
 from .fakes import fake_base, layer_text, snapshot, vllm_files, write_tree

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.applier.outcomes import Target
 from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
 from builder.native.container import Container, Toolkit, ToolkitChoice
-from builder.runtime.spark_apply import Target
 
 from .fakes import fake_base, snapshot, vllm_files, write_tree
 from .test_compile_op import BASE, COMPANION, MODULE, NOT_LOADED, PACKAGE, REQUEST, TEXT
@@ -68,7 +68,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
     monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
     here = Target("linux/arm64", "cp312")
-    monkeypatch.setattr("builder.native.stage.Target.here", lambda: here)
+    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: here)
     room(monkeypatch, 64.0, 100.0, tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_6_a_machine_of_another_architecture(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other = Target("linux/amd64", "cp312")
-    monkeypatch.setattr("builder.native.stage.Target.here", lambda: other)
+    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: other)
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = call("image", *WORDS, "--compile")
     assert ended.code == 6
@@ -180,7 +180,7 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
     monkeypatch.setitem(REQUEST, "toolkit", toolkit)
     monkeypatch.setattr(Containers, "elsewhere", True)
     other = Target("linux/amd64", "cp312")
-    monkeypatch.setattr("builder.native.stage.Target.here", lambda: other)
+    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: other)
     room(monkeypatch, 0.1, 0.1, tmp_path)
     words = (*WORDS, "--compile", "--toolkit", "cuda:13", "--builder", "spark")
     planned = call("plan", *words)
@@ -304,8 +304,8 @@ def test_print_dockerfile_compiles_nothing(call: Call, built: Built) -> None:
 def test_apply_and_revert(
     call: Call, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from builder.applier.trees import DirTree
     from builder.bases.model import Base
-    from builder.runtime.spark_apply import DirTree
 
     from .fakes import identity_of
 

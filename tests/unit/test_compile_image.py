@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.sources import Stage
 from builder.catalog import Selection
 from builder.cli.options import identify_base
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS
 from builder.planner import make_plan
-from builder.runtime.spark_apply import Stage
 from builder.sources import IndexSources
 
 from .fakes import dist_files, vllm_files

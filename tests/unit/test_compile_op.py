@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.applying import apply_layers
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import ApplyError
+from builder.applier.index import IndexSources
+from builder.applier.judging import judge
+from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE, read_code
+from builder.applier.sequence import judge_in_order
+from builder.applier.sources import Stage
+from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
+from builder.applier.trees import DirTree, OverlayTree
 from builder.dispatch.record import decides
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layerfile import load_layer
@@ -20,29 +30,6 @@ from builder.native.cost import cost_of_units, refuse_machine
 from builder.paths import data_dir
 from builder.planner import hints, refuse_plan
 from builder.publish.sbom import inputs_of
-from builder.runtime.spark_apply import (
-    ABSENT,
-    APPLIED,
-    NEEDED,
-    NEEDS_REBUILD,
-    NO_CODE,
-    NOT_APPLICABLE,
-    RUNS,
-    TRAP,
-    UNLOADABLE,
-    UPSTREAM,
-    ApplyError,
-    DirTree,
-    IndexSources,
-    Outcome,
-    OverlayTree,
-    Stage,
-    apply_layers,
-    judge,
-    judge_in_order,
-    read_code,
-    sha256_hex,
-)
 from builder.verify.model import VerifyTarget
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import Parts, difference
@@ -68,6 +55,8 @@ from .fakes import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from builder.applier.outcomes import Outcome
 
 MODULE = "vllm/_C.abi3.so"
 STABLE = "vllm/_C_stable_libtorch.abi3.so"

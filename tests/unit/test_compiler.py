@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.outcomes import Target
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.index import PackageIndex
 from builder.native.compiler import find_compiler, of_wheels
 from builder.native.host import NATIVE, TARGETS, where_to_compile
 from builder.native.toolkit import RELEASE
-from builder.runtime.spark_apply import Target
 from tests.wheels.fakeindex import FakeIndex
 
 from .fakes import fake_base, vllm_files

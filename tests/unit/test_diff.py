@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.spark_apply import (
-    AMBIGUOUS,
-    APPLIED,
-    DRIFT,
-    NEEDED,
-    POST,
-    PRE,
-    ApplyError,
-    Hunk,
-    apply_hunks,
-    parse_diff,
-)
+from builder.applier.diff import Hunk, parse_diff
+from builder.applier.failures import ApplyError
+from builder.applier.hunks import apply_hunks
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE
 
 from .fakes import Layer, MemoryTree, judged, make_layer, vllm_files
 

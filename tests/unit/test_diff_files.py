@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from builder.runtime.spark_apply import (
-    AMBIGUOUS,
-    APPLIED,
-    DRIFT,
-    NEEDED,
-    NEEDS_REBUILD,
-    UPSTREAM,
-    DirTree,
-    Outcome,
-    judge_diff,
-    judge_in_order,
-    parse_diff,
-)
+from builder.applier.diff import parse_diff
+from builder.applier.files import judge_diff
+from builder.applier.outcomes import Outcome
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, NEEDS_REBUILD, UPSTREAM
+from builder.applier.trees import DirTree
 
 from .fakes import (
     TARGET,

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from builder import bake
+from builder.applier.trees import Content
 from builder.engines.buildkit import BuildkitEngine
 from builder.engines.context import write_context
 from builder.engines.overlay import overlay_recipe
 from builder.errors import BuildFailed
-from builder.runtime.spark_apply import Content
+from builder.maker import applier_bundle
 
 from .fakes import (
     BACKEND,
@@ -158,7 +159,8 @@ def test_what_is_baked_in() -> None:
     assert files["/usr/local/bin/spark-verify"].mode == 0o755
     assert plan.digest.encode() in files[f"{bake.SHARE}/plan.json"].read()
     assert b'vllm_version: "0.20.1"\n' in files["/workspace/build-metadata.yaml"].read()
-    for name in ("spark_apply.py", "spark_verify.py", "dispatch_probe.py"):
+    for name in ("spark_verify.py", "dispatch_probe.py"):
         compile(files[f"{bake.SHARE}/{name}"].read(), name, "exec")
+    assert files[f"{bake.SHARE}/spark_apply.pyz"].read() == applier_bundle()
     assert b"Apache License" in files[f"{bake.SHARE}/LICENSE"].read()
     assert b"vLLM" in files[f"{bake.SHARE}/NOTICE"].read()

@@ -138,7 +138,7 @@ def test_provenance_names_the_commit_only_where_it_is_known(
     other = dataclasses.replace(baked, version="0.0.1")
     assert b"c" * 40 not in provenance(image, other), "another spark-build made it"
     assert b'"spark-build":"0.0.1"' in provenance(image, other)
-    edited = dict(baked.files) | {"/usr/share/spark-build/spark_apply.py": "0" * 64}
+    edited = dict(baked.files) | {"/usr/share/spark-build/spark_apply.pyz": "0" * 64}
     assert b"c" * 40 not in provenance(image, dataclasses.replace(baked, files=edited))
     monkeypatch.setattr(made_by, "source_commit", lambda: "")
     assert b"gitCommit" not in provenance(image, baked)

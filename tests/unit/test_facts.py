@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.digests import sha256_hex
 from builder.errors import RemoteError
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import OCI_LAYER_GZIP
@@ -15,7 +16,6 @@ from builder.rootfs.facts import CONTENT_BYTES, Facts, NotHeld
 from builder.rootfs.index import Row
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.view import Rootfs
-from builder.runtime.spark_apply import sha256_hex
 
 from .fakes import dist_files
 from .images import Item, folder, hardlink, packed, put, symlink, tar_of

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.spark_apply import STATE_DIR, ApplyError, DirTree, finish, main
+from builder.applier.commandline import main
+from builder.applier.failures import ApplyError
+from builder.applier.finishing import finish
+from builder.applier.receipts import STATE_DIR
+from builder.applier.trees import DirTree
 
 from .fakes import (
     BACKEND,

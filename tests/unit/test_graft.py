@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from builder.runtime.spark_apply import (
-    APPLIED,
-    DRIFT,
-    NEEDED,
-    POST,
-    PRE,
-    ApplyError,
-    definition,
-    graft_text,
-)
+from builder.applier.edits import definition, graft_text
+from builder.applier.failures import ApplyError
+from builder.applier.states import APPLIED, DRIFT, NEEDED, POST, PRE
 
 from .fakes import Layer, MemoryTree, judged, make_layer, make_wheel, vllm_files
 

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from builder.runtime.spark_apply import (
-    APPLIED,
-    DRIFT,
-    NEEDED,
-    NEEDS_REBUILD,
-    NOT_APPLICABLE,
-    POST,
-    PRE,
-    probe_holds,
-    read_envs,
-    run_hook,
-)
+from builder.applier.edits import run_hook
+from builder.applier.environment import read_envs
+from builder.applier.probes import probe_holds
+from builder.applier.states import APPLIED, DRIFT, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, POST, PRE
 
 from .fakes import (
     BACKEND,

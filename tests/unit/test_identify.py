@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.digests import sha256_hex
+from builder.applier.environment import ENV_PTH
+from builder.applier.receipts import receipts_of
+from builder.applier.sources import Member
 from builder.bases.identify import asks_engine, identify
 from builder.bases.model import Base, BaseRequest, OpenedImage
 from builder.bases.remote import known_base, survey_image
@@ -29,7 +33,6 @@ from builder.rootfs.image import find_image, open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.python import interpreters
 from builder.rootfs.view import Rootfs
-from builder.runtime.spark_apply import ENV_PTH, Member, receipts_of, sha256_hex
 
 from .fakes import dist_files, make_layer, make_plan_of, replace_op, vllm_files
 from .images import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.runtime.spark_apply import OverlayTree
+from builder.applier.trees import OverlayTree
 from builder.verify.imports import check_imports, dotted_name, mismatch, parse_module
 from builder.verify.model import Check, VerifyTarget
 
@@ -22,7 +22,7 @@ from .fakes import (
 )
 
 if TYPE_CHECKING:
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
 
 OTHER = {
     "flashinfer/__init__.py": "from .gemm import mm\n",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.trees import Content
 from builder.engines import kept
 from builder.engines.kept import MadeOf, layer_key
 from builder.engines.layertar import Owners
@@ -17,7 +18,6 @@ from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import Content
 
 from .fakes import copy_op, dist_files, fake_base, make_layer, make_plan_of, replace_op, vllm_files
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.outcomes import layer_digest
 from builder.errors import UsageError
 from builder.layerfile import load_layer
-from builder.runtime.spark_apply import layer_digest
 
 if TYPE_CHECKING:
     from pathlib import Path

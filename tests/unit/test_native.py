@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.failures import ApplyError
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.native import cmake
 from builder.native.changes import named_change, patched
@@ -15,7 +16,6 @@ from builder.native.cost import cost_of_units
 from builder.native.includes import Sources, dead_guards, lets_run
 from builder.native.outcome import outcome, runs_on_gb10
 from builder.native.source import SourceTree
-from builder.runtime.spark_apply import ApplyError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.receipts import RECEIPTS, STATE_DIR
+from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.bases.model import Base
 from builder.errors import SparkBuildError
-from builder.runtime.spark_apply import RECEIPTS, STATE_DIR, Content, DirTree, OverlayTree
 from builder.verify import sandbox
 from builder.verify.levels import LEVELS, PROOF_LEVELS
 from builder.verify.model import VerifyTarget
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Tree
+    from builder.applier.trees import Tree
 
 #: What vLLM says here when the file and the variable are both right.
 LINE = "Using MarlinKernel"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.diff import parse_diff
 from builder.errors import UsageError
 from builder.pulls.normal import normalise, read_sections
-from builder.runtime.spark_apply import parse_diff
 
 if TYPE_CHECKING:
     from pathlib import Path

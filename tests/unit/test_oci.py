@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import bake
+from builder.applier.trees import Content
 from builder.engines.choice import get_engine
 from builder.engines.layertar import tar_layer
 from builder.engines.model import BuildRequest, BuiltImage
@@ -23,7 +24,6 @@ from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest, read_layout
 from builder.errors import BuildFailed, SparkBuildError, UsageError
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import Content
 
 from .fakes import (
     BACKEND,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import devicedata, paths
+from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.catalog import Expectation, Profile, Selection
@@ -25,7 +26,6 @@ from builder.planner import make_plan
 from builder.publish.baked import Baked
 from builder.rebuild.replan import replan
 from builder.runtime import TERMS
-from builder.runtime.spark_apply import canonical_json, sha256_hex
 
 from .fakes import BACKEND, FakeSources, copy_op, env_op, fake_base, make_layer, vllm_files
 from .images import CONFIG, SITE, Item, put_vllm
@@ -92,7 +92,7 @@ class Talkative(Asked):
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of what spark-build itself puts into images; it is the one that is used."""
     own = paths.package_file()
-    for name in ("runtime", "data"):
+    for name in ("applier", "runtime", "data"):
         shutil.copytree(own / name, tmp_path / "tool" / name)
     for name in TERMS:
         shutil.copy(paths.project_file(name), tmp_path / name)
@@ -123,6 +123,10 @@ def with_another_program(tool: Path, _: pytest.MonkeyPatch) -> None:
     edited(tool / "runtime" / "spark_verify.py", "import json", "import json  # the same")
 
 
+def with_another_applier(tool: Path, _: pytest.MonkeyPatch) -> None:
+    edited(tool / "applier" / "digests.py", "import json", "import json  # the same")
+
+
 def with_another_kernel(tool: Path, _: pytest.MonkeyPatch) -> None:
     edited(tool / "data" / "kernels.toml", "marlin::Marlin<", "marlin::Other<")
 
@@ -138,8 +142,8 @@ def with_another_notice(tool: Path, _: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        at_another_time, by_another_version, with_another_program, with_another_kernel,
-        with_another_line_to_look_for, with_another_notice,
+        at_another_time, by_another_version, with_another_program, with_another_applier,
+        with_another_kernel, with_another_line_to_look_for, with_another_notice,
     ],
 )  # fmt: skip
 def test_another_spark_build_or_time_is_another_plan_and_image(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.runtime import IMAGE_VERIFIER, verify_checks
+from builder.maker import programs
+from builder.runtime import verify_checks
 from builder.runtime.dispatch_expect import limit
 from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions, NoGpu, archive, run_beside, verifier_files
@@ -117,7 +118,7 @@ def test_the_verifier_is_complete_and_readable(tmp_path: Path) -> None:
     data = archive(verifier_files(PLAN, "me/image:1", options), "/tmp/spark-verify")
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         names = {member.name.removeprefix("tmp/spark-verify/"): member for member in tar}
-    assert set(names) == {*IMAGE_VERIFIER, "plan.json", "device.json", "against.json"}
+    assert set(names) == {*programs(), "plan.json", "device.json", "against.json"}
     assert all(member.mode == 0o644 for member in names.values())
 
 

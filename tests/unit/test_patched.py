@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import bake
+from builder.applier.finishing import finish
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.engines.choice import engine_for
@@ -39,7 +40,6 @@ from builder.rootfs import limits
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.view import Rootfs
-from builder.runtime.spark_apply import finish
 
 from .fakes import copy_op, dist_files, env_op, make_layer, make_plan_of, replace_op, vllm_files
 from .images import (

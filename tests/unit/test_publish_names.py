@@ -164,6 +164,7 @@ def test_what_is_no_target(text: str) -> None:
         (f"COPY {folder_of('spark-build')}/ / # buildkit", True),
         ("COPY 01-marlin-env/ / # buildkit", True),
         ("spark-build layer marlin-env", True),
+        ('RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.pyz", "finish"]', True),
         ('RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish"]', True),
         ("COPY vllm /workspace/vllm # buildkit", False),
         ("RUN /bin/sh -c pip install vllm # buildkit", False),

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.digests import sha256_hex
+from builder.applier.outcomes import Target
 from builder.native.compiler import Compiler
 from builder.pulls.normal import read_sections
 from builder.pulls.render import ops_of, parts_of
-from builder.runtime.spark_apply import Target, sha256_hex
 from tests.wheels.fakeindex import FakeIndex
 
 from . import cudaworld as cw
@@ -46,7 +47,7 @@ def cuda_forge(
 ) -> Iterator[LocalForge]:
     """Forge and index of the small vLLM, on a machine of the base's architecture with nvcc."""
     here = Target("linux/arm64", "cp312")
-    monkeypatch.setattr("builder.native.stage.Target.here", lambda: here)
+    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: here)
     versions = {"nvcc": "13.0.88", "host": "12.2.0"}
     nvcc = Compiler(nvcc=tmp_path / "nvcc", cuda="13.0", versions=versions)
     monkeypatch.setattr("builder.native.stage.find_compiler", lambda *_: nvcc)
@@ -199,7 +200,9 @@ def test_a_layer_of_it_becomes_a_stage_too(spark_build: Call) -> None:
 def test_a_mod_of_it_refuses_what_it_would_have_to_compile(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
-    from builder.runtime.spark_apply import ApplyError, IndexSources, apply_layers
+    from builder.applier.applying import apply_layers
+    from builder.applier.failures import ApplyError
+    from builder.applier.index import IndexSources
 
     assert spark_build("mods", "export", "m", *named(cw.BOTH), "--in", "mods").code == 0
     bundle = json.loads((tmp_path / "work/mods/m/layers.json").read_text())

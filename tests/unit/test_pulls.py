@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.digests import sha256_hex
 from builder.errors import RemoteError
 from builder.index import PackageIndex
 from builder.pulls.normal import normalise
-from builder.runtime.spark_apply import sha256_hex
 from tests.forge import API, Fault, LocalForge, Pull
 
 from . import pullworld as pw

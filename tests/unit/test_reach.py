@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.states import PRE
 from builder.native.laid import Built, Laid
 from builder.native.reach import reach
 from builder.native.source import SourceTree
-from builder.runtime.spark_apply import PRE
 
 from .fakes import write_tree
 from .test_native import GUARDS, LISTS, UTILS

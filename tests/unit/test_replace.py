@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builder.runtime.spark_apply import AMBIGUOUS, DRIFT, POST, PRE, replace_text
+from builder.applier.edits import replace_text
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 
 OLD, NEW = "if arch == 120:\n", "if arch in (120, 121):\n"
 INSERTED = OLD + "    check(arch)\n"

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from builder.catalog import Catalog
+from builder.maker import APPLIER as BUNDLE
+from builder.maker import applier_bundle
 from builder.modexport import mod_files, stale_files, write_mod
 from builder.paths import data_dir, package_file
 from builder.runtime import IMAGE_VERIFIER
+
+from .fakes import BACKEND, copy_op, make_layer, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RUNTIME = sorted(package_file("runtime").glob("*.py"))
+APPLIER = sorted(package_file("applier").glob("*.py"))
 #: What the files may import besides: their siblings, and what the image itself is about.
 ALLOWED = {path.stem for path in RUNTIME} | {
     "vllm",
@@ -51,8 +58,16 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", RUNTIME, ids=lambda path: path.name)
 def test_it_imports_nothing_of_ours(path: Path) -> None:
-    foreign = imported(path) - sys.stdlib_module_names - ALLOWED
-    assert foreign == set()
+    ours = {"builder"} if path.name == "spark_verify.py" else set()  # the applier, see below
+    assert imported(path) - sys.stdlib_module_names - ALLOWED == ours
+
+
+def test_the_verifier_imports_the_applier_alone() -> None:
+    nodes = ast.walk(ast.parse(package_file("runtime", "spark_verify.py").read_bytes()))
+    modules = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+    ours = {name for name in modules if name.startswith("builder") and name != "builder.runtime"}
+    assert ours
+    assert all(name.startswith("builder.applier.") for name in ours)
 
 
 def test_every_baked_file_is_there_and_used() -> None:
@@ -70,10 +85,131 @@ def test_the_check_above_finds_what_it_looks_for(tmp_path: Path) -> None:
     assert imported(path) - sys.stdlib_module_names - ALLOWED == {"requests", "builder"}
 
 
-def test_the_applier_starts_without_anything_installed() -> None:
-    script = package_file("runtime", "spark_apply.py")
-    command = [sys.executable, "-I", "-S", "-B", str(script), "--help"]
-    assert "apply" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+# ---------------------------------------------------------------------------------------- applier
+
+
+#: What it compares versions with, where one is there: pip has a copy of the other.
+COMPARERS = {"packaging.specifiers", "pip._vendor.packaging.specifiers"}
+PIP = "pip._internal.models.index"
+OLDEST = (3, 10)
+"""The oldest Python that a vLLM with NVFP4 kernels is released for (its ``requires-python``)."""
+
+
+def modules_imported(source: bytes) -> set[str]:
+    """Full names of the modules that a source imports anywhere, for type checkers too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source, feature_version=OLDEST)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return names
+
+
+def foreign(source: bytes) -> set[str]:
+    """What the applier may not import, of what a source does import."""
+    own = {f"builder.applier.{path.stem}" for path in APPLIER}
+    known = own | COMPARERS | {PIP}
+    names = modules_imported(source) - known
+    return {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", APPLIER, ids=lambda path: path.name)
+def test_the_applier_imports_the_standard_library_and_itself(path: Path) -> None:
+    assert foreign(path.read_bytes()) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import requests", "import builder", "from builder import applier",
+        "from builder.model import X", "from . import text", "from builder.applier.gone import X",
+    ],
+)  # fmt: skip
+def test_what_the_applier_may_not_import(line: str) -> None:
+    assert foreign(f"def f():\n    {line}\n".encode())
+
+
+def circle(needs: dict[str, set[str]]) -> set[str]:
+    """Modules that need one another, and what needs those."""
+    left = dict(needs)
+    while free := [name for name, used in left.items() if not used & set(left)]:
+        for name in free:
+            del left[name]
+    return set(left)
+
+
+def test_no_module_of_the_applier_needs_one_that_needs_it() -> None:
+    used = {path.stem: modules_imported(path.read_bytes()) for path in APPLIER}
+    own = {name: {n for n in used if f"builder.applier.{n}" in used[name]} for name in used}
+    assert sum(map(len, own.values())) > len(own)
+    assert circle(own) == set()
+    assert circle(own | {"digests": {"commandline"}}) >= {"digests", "commandline"}
+
+
+def test_no_module_of_the_applier_is_large() -> None:
+    assert max(len(path.read_text().splitlines()) for path in APPLIER) <= 400
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """The applier as an image has it, in a folder of its own that cannot be written."""
+    folder = tmp_path / "share"
+    folder.mkdir()
+    path = folder / BUNDLE
+    path.write_bytes(applier_bundle())
+    folder.chmod(0o555)
+    return path
+
+
+def alone(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The bundle with the standard library alone, from a folder that has nothing of ours."""
+    command = [sys.executable, "-I", "-S", "-B", str(path), *words]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_the_bundle_starts_without_anything_installed(bundle: Path) -> None:
+    shown = alone(bundle, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "apply" in shown.stdout
+    assert [path.name for path in bundle.parent.iterdir()] == [BUNDLE]
+
+
+def test_the_bundle_applies_and_takes_back(bundle: Path, tmp_path: Path) -> None:
+    site = write_tree(tmp_path / "site", vllm_files())
+    layers = tmp_path / "layers.json"
+    layer = make_layer("fix", BACKEND, copy_op("vllm/new.py", b"N = 1\n"))
+    layer["variants"][0]["when"] = {}  # to compare versions takes packaging, or pip's copy
+    layers.write_text(json.dumps({"name": "t", "needs": {}, "needs_reason": "", "layers": [layer]}))
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    words = ("--root", str(site), "--layers", str(layers))
+    applied = alone(bundle, "apply", *words)
+    assert applied.returncode == 0, applied.stderr
+    assert (site / "vllm/new.py").read_bytes() == b"N = 1\n"
+    assert alone(bundle, "status", "--root", str(site)).stdout.startswith("fix\t")
+    assert alone(bundle, "revert", *words).returncode == 0
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+
+
+def test_every_module_of_the_bundle_can_be_imported_alone(bundle: Path) -> None:
+    """Python's own reader of archives finds each one in it."""
+    with zipfile.ZipFile(bundle) as archive:
+        names = [name for name in archive.namelist() if name.startswith("builder/applier/")]
+        assert {i.compress_type for i in archive.infolist()} == {zipfile.ZIP_STORED}
+    assert {name.rpartition("/")[2] for name in names} == {p.name for p in APPLIER} - {
+        "__main__.py"
+    }
+    modules = [name.removesuffix(".py").replace("/", ".") for name in names if "__" not in name]
+    code = f"import sys; sys.path.insert(0, {str(bundle)!r})\nfor name in {modules!r}:\n"
+    code += "    assert __import__(name, fromlist=['x']).__file__.startswith(sys.path[0])"
+    subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], cwd="/", check=True)
+
+
+def test_the_bundle_is_the_same_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = applier_bundle()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert applier_bundle() == first
 
 
 # ------------------------------------------------------------------------------------------- mods

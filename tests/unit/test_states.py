@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from builder.runtime.spark_apply import (
+from builder.applier.applying import refuse
+from builder.applier.failures import ApplyError
+from builder.applier.outcomes import Outcome
+from builder.applier.receipts import RECEIPTS
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
     NEEDED,
     NEEDS_REBUILD,
     NOT_APPLICABLE,
-    RECEIPTS,
     STATES,
     UPSTREAM,
-    ApplyError,
-    Outcome,
-    judge_in_order,
-    refuse,
 )
 
 from .fakes import (

@@ -15,20 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.runtime import spark_apply
-from builder.runtime.spark_apply import (
-    APPLIED,
-    ENV_PTH,
-    NEEDED,
-    RECEIPTS,
-    STATE_DIR,
-    ApplyError,
-    DirTree,
-    Store,
-    judge_in_order,
-    receipts_of,
-    sha256_hex,
-)
+from builder.applier.digests import sha256_hex
+from builder.applier.environment import ENV_PTH
+from builder.applier.failures import ApplyError
+from builder.applier.receipts import RECEIPTS, STATE_DIR, receipts_of
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import APPLIED, NEEDED
+from builder.applier.store import Store
+from builder.applier.trees import DirTree
 
 from .fakes import (
     BACKEND,
@@ -543,8 +537,8 @@ def bundle(site: Path, *layers: Layer) -> str:
 
 
 def applier(*words: str) -> subprocess.CompletedProcess[str]:
-    """The applier as a mod runs it: one file, another process."""
-    command = [sys.executable, "-B", str(spark_apply.__file__), *words]
+    """The applier in another process."""
+    command = [sys.executable, "-B", "-m", "builder.applier", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -601,7 +595,8 @@ def test_a_folder_that_its_holder_took_away_is_made_again(
 CONTEND = """
 import sys
 from pathlib import Path
-from builder.runtime.spark_apply import ApplyError, Store
+from builder.applier.failures import ApplyError
+from builder.applier.store import Store
 root, inside = Path(sys.argv[1]), Path(sys.argv[1]) / "inside"
 for _ in range(200):
     try:
@@ -615,8 +610,7 @@ for _ in range(200):
 
 def test_two_processes_are_never_inside_at_once(site: Path) -> None:
     command = [sys.executable, "-c", CONTEND, str(site)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(spark_apply.__file__).parents[2])}
-    running = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    running = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert not (site / STATE_DIR).exists()
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.receipts import RECEIPTS
+from builder.applier.trees import OverlayTree
 from builder.bake import read_layers, read_plan
 from builder.errors import SparkBuildError, UsageError
-from builder.runtime.spark_apply import RECEIPTS, OverlayTree
 from builder.verify.dispatch import check_dispatch, make_request
 from builder.verify.levels import parse_levels
 from builder.verify.model import Check, Report, Status, VerifyTarget

@@ -7,21 +7,15 @@ import zipfile
 
 import pytest
 
-from builder.runtime.spark_apply import (
-    APPLIED,
-    DRIFT,
-    NEEDED,
-    NOT_APPLICABLE,
-    ApplyError,
-    Content,
-    Target,
-    judge,
-    judge_in_order,
-    parse_record,
-    sha256_hex,
-    versions,
-    wheel_members,
-)
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import ApplyError
+from builder.applier.judging import judge
+from builder.applier.outcomes import Target
+from builder.applier.records import parse_record
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import APPLIED, DRIFT, NEEDED, NOT_APPLICABLE
+from builder.applier.trees import Content, versions
+from builder.applier.wheels import wheel_members
 
 from .fakes import (
     TARGET,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.trees import versions
 from builder.locks import locked
 from builder.paths import cache_dir, package_file
-from builder.runtime.spark_apply import versions
 from builder.verify.installer import call, install_command
 from builder.verify.sandbox import Sandbox, lay_out, make, requirements_for
 from builder.verify.torchfolder import wanted_torch
@@ -71,7 +71,7 @@ class Release:
 
 def release_of(planned: Planned) -> Release:
     """The release of a plan, as the plan leaves it."""
-    from builder.runtime.spark_apply import OverlayTree
+    from builder.applier.trees import OverlayTree
 
     tree = OverlayTree(planned.base.tree)
     tree.update(planned.plan.changes)

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.records import parse_record
+from builder.applier.trees import OverlayTree
 from builder.catalog import Catalog
 from builder.cli.options import identify_base
 from builder.planner import make_plan
-from builder.runtime.spark_apply import OverlayTree, parse_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from builder.applier.trees import Changes, Tree
     from builder.bases.model import Base
     from builder.catalog import Selection
     from builder.index import PackageIndex
     from builder.model import BuildPlan, LayerDecision
-    from builder.runtime.spark_apply import Changes, Tree
     from builder.sources import IndexSources
 
 HERE = Path(__file__).parent

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.spark_apply import Content, OverlayTree
+from builder.applier.trees import Content, OverlayTree
 from builder.verify.codegen import check_codegen, sandbox_compiler
 from builder.verify.targets import target_of_plan
 from builder.wheels import WheelTree
 
 if TYPE_CHECKING:
-    from builder.runtime.spark_apply import Changes, Tree
+    from builder.applier.trees import Changes, Tree
     from builder.verify.model import Check, VerifyTarget
 
     from .support import Planned, Planner

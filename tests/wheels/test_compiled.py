@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.judging import judge
+from builder.applier.outcomes import Target
+from builder.applier.sources import Stage
+from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.catalog import Catalog
 from builder.errors import SparkBuildError
 from builder.forge.store import Forges
@@ -18,14 +22,6 @@ from builder.index import PackageIndex
 from builder.machinecode.facts import read_module
 from builder.native.source import release_source
 from builder.native.stage import Stages, refuse_cpu_torch
-from builder.runtime.spark_apply import (
-    NEEDS_REBUILD,
-    NOT_APPLICABLE,
-    UPSTREAM,
-    Stage,
-    Target,
-    judge,
-)
 from builder.sources import IndexSources
 from tests.forge import Repository
 

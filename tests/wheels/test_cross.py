@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.outcomes import Target
+from builder.applier.trees import DirTree
 from builder.machinecode.elf import read_elf
 from builder.native.base import NativeBase
 from builder.native.build import FLAGS
@@ -20,7 +22,6 @@ from builder.native.compiler import find_compiler
 from builder.native.link import link, toolkit_libraries
 from builder.native.stage import Stages
 from builder.native.toolchain import Toolchain
-from builder.runtime.spark_apply import DirTree, Target
 from tests.compiled.test_companion_whole import make_request
 from tests.documents import validated
 

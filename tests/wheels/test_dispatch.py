@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder import settings
+from builder.applier.trees import Content, OverlayTree
 from builder.bases.model import Base
 from builder.dispatch import KINDS
 from builder.dispatch.record import by_itself, read_records
 from builder.paths import package_file
-from builder.runtime.spark_apply import Content, OverlayTree
 from builder.verify import operators
 from builder.verify.dispatch import check_dispatch
 from builder.verify.sandbox import Sandbox, requirements_for

@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.applying import apply_layers
+from builder.applier.edits import top_level
+from builder.applier.failures import ApplyError
+from builder.applier.judging import judge
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
+from builder.applier.text import first_line
+from builder.applier.trees import DirTree
+from builder.applier.versions import all_match
 from builder.errors import Exit
-from builder.runtime.spark_apply import (
-    AMBIGUOUS,
-    APPLIED,
-    DRIFT,
-    NEEDED,
-    UPSTREAM,
-    ApplyError,
-    DirTree,
-    all_match,
-    apply_layers,
-    first_line,
-    judge,
-    top_level,
-)
 
 from .cli import spark_build
 from .support import lay_out, probed_files, snapshot, write
@@ -34,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.runtime.spark_apply import Outcome
+    from builder.applier.outcomes import Outcome
     from builder.sources import IndexSources
 
     from .support import Planned, Planner

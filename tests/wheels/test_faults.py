@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.maker import APPLIER, applier_bundle
+
 from .cli import Ran, command, environment, spark_build
 from .fakeindex import FakeIndex, build_wheel, noise
 from .layouts import Layout
@@ -671,10 +673,9 @@ def bundle(world: World, layers: str) -> Path:
 
 def run_mod(world: World, layers: str, *more: str) -> Ran:
     """The applier alone, as a mod runs it when a container starts."""
-    from builder.paths import package_file
-
-    site = world.root / "site"
-    line = [sys.executable, str(package_file("runtime", "spark_apply.py")), "apply"]
+    site, program = world.root / "site", world.root / APPLIER
+    program.write_bytes(applier_bundle())
+    line = [sys.executable, str(program), "apply"]
     line += ["--layers", str(bundle(world, layers)), "--root", str(site), *more]
     ended = subprocess.run(
         line,

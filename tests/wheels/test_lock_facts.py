@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.catalog import Catalog
@@ -12,7 +13,6 @@ from builder.lockfacts import pack
 from builder.planner import make_plan
 from builder.rootfs.facts import Facts
 from builder.rootfs.index import Row
-from builder.runtime.spark_apply import sha256_hex
 from builder.wheels import WheelTree
 
 if TYPE_CHECKING:

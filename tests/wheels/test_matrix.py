@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.spark_apply import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
+from builder.applier.states import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
 
 from .support import expected_states
 
@@ -116,7 +116,8 @@ def test_the_other_architecture_is_judged_alike(planned: Planner, release: str) 
 @pytest.mark.parametrize("release", TABLE["release"])
 def test_settings_are_read_by_the_release_that_gets_them(planned: Planner, release: str) -> None:
     """No VLLM_* variable is set that the release (as patched) does not know."""
-    from builder.runtime.spark_apply import OverlayTree, read_envs
+    from builder.applier.environment import read_envs
+    from builder.applier.trees import OverlayTree
 
     for made in planned.of_all(f"pypi:vllm=={release}"):
         tree = OverlayTree(made.base.tree)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.receipts import receipt_path
+from builder.applier.trees import Content, OverlayTree
 from builder.model import digest_of
-from builder.runtime.spark_apply import Content, OverlayTree, receipt_path
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.insandbox import sandbox_asker
 from builder.verify.run import verify
@@ -26,7 +27,7 @@ from builder.wheels import WheelTree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.runtime.spark_apply import Changes
+    from builder.applier.trees import Changes
     from builder.verify.model import VerifyTarget
 
     from .support import Planned, Planner

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.outcomes import Target
 from builder.native.changes import rendered_change
 from builder.native.source import release_source
 from builder.paths import cache_dir
-from builder.runtime.spark_apply import Target
 from tests.forge import LocalForge, Pull, Repository
 
 from .cli import Ran, spark_build

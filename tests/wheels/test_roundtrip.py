@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.spark_apply import (
-    APPLIED,
-    NEEDED,
-    RECEIPTS,
-    DirTree,
-    OverlayTree,
-    Store,
-    apply_layers,
-    judge_in_order,
-    parse_record,
-    receipts_of,
-)
+from builder.applier.applying import apply_layers
+from builder.applier.receipts import RECEIPTS, receipts_of
+from builder.applier.records import parse_record
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import APPLIED, NEEDED
+from builder.applier.store import Store
+from builder.applier.trees import DirTree, OverlayTree
 from builder.verify.model import VerifyTarget
 from builder.verify.static import check_static
 from builder.wheels import WheelTree
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from builder.runtime.spark_apply import Outcome
+    from builder.applier.outcomes import Outcome
     from builder.sources import IndexSources
     from builder.verify.model import Check
     from builder.wheels import RemoteWheel
@@ -242,7 +237,7 @@ def unpack(wheel: RemoteWheel, root: Path) -> list[str]:
 
 def states_on(root: Path, made: Planned, sources: IndexSources) -> dict[str, str]:
     """Every layer judged again on a real directory, with the environment that it now gives."""
-    from builder.runtime.spark_apply import env_of
+    from builder.applier.receipts import env_of
 
     tree = DirTree(root)
     target = made.plan.base.platform.target

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.outcomes import Target
 from builder.machinecode.elf import read_elf
 from builder.native.compiler import find_compiler
 from builder.native.link import toolkit_libraries
-from builder.runtime.spark_apply import Target
 
 if TYPE_CHECKING:
     from builder.index import PackageIndex

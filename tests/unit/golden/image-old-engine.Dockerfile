@@ -5,7 +5,7 @@ COPY layer-fix/ /
 COPY layer-clean/ /
 # spark-build
 COPY layer-spark-build/ /
-RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish", "--root", "/usr/lib/python3/dist-packages"]
+RUN ["python3", "-B", "/usr/share/spark-build/spark_apply.pyz", "finish", "--root", "/usr/lib/python3/dist-packages"]
 LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"
 LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"
 LABEL "io.github.spark-build.layers"="fix,clean"

@@ -8,7 +8,7 @@ COPY --link layer-clean/ /
 COPY --link layer-set/ /
 # spark-build
 COPY --link layer-spark-build/ /
-RUN --network=none ["python3", "-B", "/usr/share/spark-build/spark_apply.py", "finish", "--root", "/usr/lib/python3/dist-packages"]
+RUN --network=none ["python3", "-B", "/usr/share/spark-build/spark_apply.pyz", "finish", "--root", "/usr/lib/python3/dist-packages"]
 ENV VLLM_NVFP4_GEMM_BACKEND="marlin"
 LABEL "io.github.spark-build.base"="vllm/vllm-openai:v0.20.1"
 LABEL "io.github.spark-build.base-digest"="sha256:abababababababababababababababababababababababababababababababab"

@@ -1,0 +1,122 @@
+"""The command line: ``apply|revert|status|finish [--layers FILE] [--root DIR]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.applying import apply_layers
+from builder.applier.environment import ENV_PTH
+from builder.applier.failures import EXIT_MISSING, EXIT_USAGE, ApplyError, say
+from builder.applier.finishing import finish
+from builder.applier.index import IndexSources
+from builder.applier.outcomes import Outcome, Target
+from builder.applier.receipts import env_of, receipts_of
+from builder.applier.states import NEEDED
+from builder.applier.store import Store
+from builder.applier.trees import DirTree, versions
+from builder.applier.versions import all_match
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def find_site_packages() -> Path:
+    """The site-packages directory of this interpreter that holds vLLM.
+
+    Raises:
+        ApplyError: vLLM is not installed for this interpreter.
+    """
+    candidates = [os.environ.get("VLLM_SITE_PACKAGES", ""), *sys.path]
+    for candidate in candidates:
+        root = Path(candidate)
+        if candidate and any(root.glob("vllm-*.dist-info/METADATA")):
+            return root.resolve()
+    raise ApplyError(
+        f"vllm is not installed for {sys.executable}",
+        EXIT_MISSING,
+        "set VLLM_SITE_PACKAGES to the directory that holds it",
+    )
+
+
+def _apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Path) -> None:
+    def report(outcome: Outcome) -> None:
+        say(f"  {outcome.state:<15}{outcome.layer}: {outcome.reason}")
+        for note in outcome.notes if outcome.state == NEEDED else []:
+            say(f"  {'':<15}note: {note}")
+
+    layers = bundle["layers"]
+    sources = IndexSources(cache=Path(options.cache) if options.cache else None)
+    say(f"spark-build: {bundle['name']}, {len(layers)} layers, on {root}")
+    packages = versions(DirTree(root))
+    if not all_match(bundle["needs"], packages):
+        wanted = ", ".join(f"{name} {spec}" for name, spec in bundle["needs"].items())
+        raise ApplyError(
+            f"{bundle['name']} needs {wanted}, this is vllm {packages.get('vllm')}: "
+            f"{bundle['needs_reason']}",
+            EXIT_USAGE,
+        )
+    outcomes = apply_layers(root, layers, sources, Target.here(), report)
+    for name, value in env_of(DirTree(root)).items():
+        if os.environ.get(name, value) != value:
+            say(f"warning: {name}={os.environ[name]} is set here and wins over {value}")
+        say(f"  default        {name}={value}  (by {ENV_PTH}, for every Python that starts here)")
+    flags = [flag for outcome in outcomes for flag in outcome.serve_flags]
+    moe = [flag for outcome in outcomes for flag in outcome.moe_serve_flags]
+    if flags:
+        say(f"  start vLLM with: {' '.join(flags)}")
+    if moe:
+        say(f"  and, for MoE models whose experts it supports: {' '.join(moe)}")
+
+
+def _read_bundle(path: str | None) -> dict[str, Any]:
+    if path is None:
+        raise ApplyError("no layers named", EXIT_USAGE, "--layers layers.json")
+    try:
+        bundle: dict[str, Any] = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ApplyError(f"{path} cannot be read: {error}", EXIT_USAGE) from None
+    return bundle
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the applier's command line; gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="spark_apply.pyz",
+        description="apply spark-build layers to site-packages",
+    )
+    parser.add_argument("command", choices=("apply", "revert", "status", "finish"))
+    parser.add_argument("--layers", help="bundle: JSON object with the rendered layers")
+    parser.add_argument("--root", help="site-packages directory (default: where vLLM is)")
+    parser.add_argument("--cache", help="directory for downloaded wheels")
+    parser.add_argument("--owners", help="finish: JSON object, path to [mode, uid, gid]")
+    options = parser.parse_args(argv)
+    try:
+        root = Path(options.root) if options.root else find_site_packages()
+        if options.command == "finish":
+            removed = finish(root, Path(options.owners) if options.owners else None)
+            say(f"spark-build: {len(removed)} files taken away, the others are as recorded")
+            return 0
+        bundle = _read_bundle(options.layers) if options.command != "status" else {}
+        if options.command == "apply":
+            _apply(options, bundle, root)
+        elif options.command == "revert":
+            with Store(root) as store:
+                for name in store.revert([layer["name"] for layer in bundle["layers"]]):
+                    say(f"  reverted       {name}")
+        else:
+            for receipt in receipts_of(DirTree(root)):
+                print(f"{receipt['layer']}\t{receipt['variant']}\t{len(receipt['files'])} files")
+    except ApplyError as error:
+        say(f"error: {error}")
+        if error.hint:
+            say(f"  try: {error.hint}")
+        return error.code
+    except KeyboardInterrupt:
+        say("interrupted; the layer in progress was rolled back")
+        return 130
+    return 0

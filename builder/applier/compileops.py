@@ -1,0 +1,152 @@
+"""The op ``compile``: kernels that a base lacks, and the wheel that brings them."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.machinecode import ABSENT, COMPANIONS, NO_CODE, RUNS, describe_code
+from builder.applier.outcomes import Layer, OpResult
+from builder.applier.records import parse_record
+from builder.applier.sources import Unstaged
+from builder.applier.states import (
+    AMBIGUOUS,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    POST,
+    PRE,
+    SKIP,
+    UPSTREAM,
+)
+from builder.applier.trees import DirTree, Distribution, OverlayTree, Tree
+from builder.applier.versions import normalize
+from builder.applier.wheelops import WheelOps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class CompileOps(WheelOps):
+    """The ops of a layer that change compiled code."""
+
+    def op_compile(self, op: Layer) -> OpResult:
+        if "change" not in op:  # of a pull request
+            return self._compiled(op, op.get("reason", "this layer changes compiled code"), {})
+        code = self._code(op)
+        compiled: dict[str, Any] = {"code": code, "wheel": None}
+        said = describe_code(code, op)
+        if code["how"] == RUNS and code["module"].startswith(COMPANIONS):
+            return OpResult(POST, reason=said, compiled=compiled)
+        if code["how"] == RUNS and op["change"]["guard"] in code.get("guard", ""):
+            since = f"vLLM {op['change']['applied-upstream']}"
+            return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
+        if code["how"] in (RUNS, NO_CODE):
+            return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
+        return self._compiled(op, said, {"code": code})
+
+    def _compiled(self, op: Layer, said: str, facts: Mapping[str, Any]) -> OpResult:
+        """A change to sources, compiled together with those before it, where that is allowed."""
+        if "source" not in op:  # nothing that a stage takes
+            return OpResult(NEEDS_REBUILD, reason=said)
+        compiled: dict[str, Any] = {**facts, "wheel": None}
+        ops = self.together.with_op(op)
+        stage = self.sources.stage(ops, self.packages, self.target, self._extension)
+        if stage is None:
+            return OpResult(NEEDS_REBUILD, reason=said, compiled=compiled)
+        if stage.sources:
+            compiled["sources"] = dict(stage.sources)
+        if isinstance(stage, Unstaged):
+            return _unstaged(stage, compiled)
+        if not self.together.add(self.layer["name"], op):
+            compiled["with"] = self.together.carrier
+            return OpResult(PRE, reason=said, compiled=compiled)
+        if stage.refusal:
+            return _unstaged(stage.refusal, compiled | {"sources": dict(stage.refusal.sources)})
+        standing, stranger = self._companions(stage.request.get("operators", ()))
+        if stranger:
+            return OpResult(AMBIGUOUS, reason=stranger, compiled=compiled)
+        compiled["stage"] = dict(stage.request)
+        if stage.wheel is None:
+            return OpResult(PRE, reason=said, compiled=compiled)
+        compiled["wheel"] = {key: stage.wheel[key] for key in ("filename", "sha256")}
+        result = self._installed(stage.wheel)
+        self.together.made |= {path.partition("/")[0] for path in result.changes}
+        for dist in standing:
+            if dist.name != normalize(stage.wheel["distribution"]):
+                result.changes = {**self._without(dist), **result.changes}
+        result.reason, result.inputs, result.compiled = said, [], compiled
+        return result
+
+    def _companions(self, operators: Iterable[str]) -> tuple[list[Distribution], str]:
+        """Companions in the tree that register any of some operators: those of layers that share
+        the stage, and what is to be said of any other."""
+        ours: list[Distribution] = []
+        layers = {*self.together.layers(), self.layer["name"]}
+        for name, dist in self.view.distributions().items():
+            package = name.replace("-", "_")
+            about = self.view.read(f"{package}/companion.json")
+            if not package.startswith(COMPANIONS) or about is None:
+                continue
+            both = {row["name"] for row in json.loads(about)["operators"]} & set(operators)
+            if not both:
+                continue
+            owners = {r["layer"] for r in self.receipts if f"{dist.info_dir}/RECORD" in r["files"]}
+            if not owners & layers:
+                return [], (
+                    f"{package} in the base registers {', '.join(sorted(both))} already, and of "
+                    "two companions one overrides the other: take it away, or start from a base "
+                    "without it"
+                )
+            ours.append(dist)
+        return ours, ""
+
+    def _extension(self, name: str) -> str:
+        """The sha256 of an extension module, such as ``vllm/_C``, or ''."""
+        found = next(iter(self._modules([f"{name}.*"])), "")
+        return self._module_digest(found) if found else ""
+
+    def _code(self, op: Layer) -> dict[str, Any]:
+        """The first module that holds the op's kernels, and how SM121 runs them there."""
+        known = {row["sha256"]: row for row in self.layer["pins"].get("code", ())}
+        seen: list[dict[str, Any]] = []
+        for path in self._modules(op["code"]["modules"]):
+            if path.partition("/")[0] in self.together.made:
+                continue
+            digest = self._module_digest(path)
+            row = known.get(digest) or self.sources.code(self.view, path, op["code"], digest)
+            facts = {key: row[key] for key in ("how", "arch", "guard") if row.get(key)}
+            seen.append({"module": path, "sha256": digest, **facts})
+            if row["how"] not in (ABSENT, NO_CODE):
+                return seen[-1]
+        lacks = next((one for one in seen if one["how"] == ABSENT), None)
+        return lacks or {"module": "", "sha256": "", "how": NO_CODE}
+
+    def _module_digest(self, path: str) -> str:
+        """The sha256 of a large file: of a directory its own, else as a RECORD has it.
+
+        In an image, hashing it would mean reading a layer of gigabytes; level ``static`` holds
+        every file of what is built against its RECORD.
+        """
+        tree: Tree = self.view
+        while isinstance(tree, OverlayTree):
+            tree = tree.base
+        if not isinstance(tree, DirTree):
+            dist = self.view.distributions()[normalize(self.layer["package"])]
+            rows = parse_record(self.view.read(f"{dist.info_dir}/RECORD") or b"")
+            recorded = next((row.sha256 for row in rows if row.path == path), None)
+            if recorded:
+                return recorded
+        return self.view.digest(path) or ""
+
+    def _modules(self, patterns: Iterable[str]) -> Iterator[str]:
+        for pattern in patterns:
+            above, _, name = pattern.rpartition("/")
+            for folder in fnmatch.filter(self.view.children(""), above):
+                names = fnmatch.filter(self.view.children(folder), name)
+                yield from (f"{folder}/{found}" for found in names if found.endswith(".so"))
+
+
+def _unstaged(why: Unstaged, compiled: dict[str, Any]) -> OpResult:
+    found = SKIP if why.state in (UPSTREAM, NOT_APPLICABLE) else why.state
+    return OpResult(found, reason=why.reason, since=why.since, notes=why.notes, compiled=compiled)

@@ -1,0 +1,16 @@
+"""Digests, and the JSON form that they are taken of.  A leaf: it imports none of its siblings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+
+def sha256_hex(data: bytes) -> str:
+    """Hex sha256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: object) -> bytes:
+    """The one byte form of a JSON value that digests are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

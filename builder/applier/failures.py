@@ -1,0 +1,21 @@
+"""Errors with the exit codes they stand for, and messages on stderr: a leaf."""
+
+from __future__ import annotations
+
+import sys
+
+EXIT_USAGE, EXIT_NOTHING, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 3, 4, 6, 8, 10
+
+
+class ApplyError(Exception):
+    """A failure with the exit code it stands for and, where known, the next command to try."""
+
+    def __init__(self, message: str, code: int = EXIT_DRIFT, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+def say(message: str) -> None:
+    """Talk goes to stderr; stdout is for data."""
+    print(message, file=sys.stderr, flush=True)

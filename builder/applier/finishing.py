@@ -1,0 +1,65 @@
+"""``finish``: what a copy of ready files into an image cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.folders import drop_empty
+from builder.applier.receipts import final_digests, receipts_of
+from builder.applier.trees import DirTree, Tree, distribution_of, stale_pyc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def leftovers(tree: Tree, final: Mapping[str, str | None]) -> list[str]:
+    """What a copy of new files leaves behind: removed files, and compiled files of changed ones."""
+    gone = [path for path, digest in final.items() if digest is None]
+    for path in list(gone):
+        folder, _, name = path.rpartition("/")
+        if name == "METADATA" and distribution_of(folder):  # what an installer added goes too
+            gone.extend(f"{folder}/{left}" for left in tree.children(folder))
+    for path in final:
+        gone.extend(stale_pyc(tree, path))
+    return sorted(set(gone))
+
+
+def finish(root: Path, owners: Path | None = None) -> list[str]:
+    """Complete an image into which ready files were copied; gives the paths taken away.
+
+    A copy cannot delete: this removes the files that receipts say are gone and compiled files of
+    modules that changed, and then checks every other file of every receipt.
+
+    Raises:
+        ApplyError: a file is not what its receipt says, so the copy went wrong.
+    """
+    tree = DirTree(root)
+    receipts = receipts_of(tree)
+    if not receipts:
+        raise ApplyError(f"{root} holds no receipts: nothing was copied here", EXIT_USAGE)
+    final = final_digests(receipts)
+    removed = []
+    for path in leftovers(tree, final):
+        target = root / path
+        if target.is_file():
+            target.unlink()
+            removed.append(path)
+            drop_empty(target.parent, root)
+    wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
+    if wrong:
+        raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
+    if owners is not None:
+        _restore_owners(owners)
+    return removed
+
+
+def _restore_owners(listing: Path) -> None:
+    """Give folders and files that a copy made root's their mode and owner back."""
+    for path, (mode, uid, gid) in json.loads(listing.read_bytes()).items():
+        if os.path.exists(path):
+            os.chown(path, uid, gid)
+            os.chmod(path, mode)

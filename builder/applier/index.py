@@ -1,0 +1,190 @@
+"""Pinned wheels from a package index, with the standard library alone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError, say
+from builder.applier.machinecode import read_code
+from builder.applier.trees import DirTree, OverlayTree, Tree
+from builder.applier.versions import normalize
+from builder.applier.wheels import RangeFile, wheel_members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from builder.applier.outcomes import Target
+    from builder.applier.sources import Member, Stage, Unstaged
+
+
+def default_index() -> str:
+    """The package index that pip is configured with, or pip's own default."""
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        named = os.environ.get(name, "")
+        if named:
+            return named
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode == 0 and answer.stdout.strip():
+        return answer.stdout.strip()
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        raise ApplyError(
+            "no package index: pip is not installed and PIP_INDEX_URL is not set",
+            EXIT_MISSING,
+            "export PIP_INDEX_URL=<simple index>",
+        ) from None
+    return str(PyPI.simple_url)
+
+
+@contextlib.contextmanager
+def reaching(filename: str) -> Iterator[None]:
+    """Turns whatever a network or a damaged archive can raise into one error.
+
+    Raises:
+        ApplyError: the file could not be fetched, or is not the wheel that it should be.
+    """
+    import http.client
+
+    damaged = (KeyError, ValueError, zipfile.BadZipFile, zlib.error)
+    broken = (OSError, http.client.HTTPException, *damaged)
+    try:
+        yield
+    except broken as error:
+        kind = type(error).__name__
+        raise ApplyError(f"cannot fetch {filename}: {kind}: {error}", EXIT_REMOTE) from error
+
+
+class IndexSources:
+    """Pinned wheels straight from a package index, with the standard library alone (for mods)."""
+
+    def __init__(self, index: str | None = None, cache: Path | None = None) -> None:
+        self._index = index
+        self._cache = cache
+        self._archives: dict[tuple[str, bool], zipfile.ZipFile] = {}
+
+    def _url(self, pin: Mapping[str, Any]) -> str:
+        import urllib.parse
+        import urllib.request
+
+        if self._index is None:
+            self._index = default_index()
+        page = f"{self._index.rstrip('/')}/{normalize(pin['distribution'])}/"
+        accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
+        request = urllib.request.Request(page, headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            body = response.read().decode("utf-8", "replace")
+            is_json = "json" in response.headers.get("Content-Type", "")
+        if is_json:
+            hrefs = [item["url"] for item in json.loads(body)["files"]]
+        else:
+            hrefs = re.findall(r"href=[\"']([^\"'#]+)", body)
+        for href in hrefs:
+            if href.split("?")[0].rsplit("/", 1)[-1] == pin["filename"]:
+                return str(urllib.parse.urljoin(page, href))
+        raise ApplyError(f"{pin['filename']} is not on the package index", EXIT_REMOTE)
+
+    def _remote(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+        import urllib.request
+
+        url = self._url(pin)
+
+        def fetch(start: int, stop: int) -> bytes:
+            request = urllib.request.Request(url, headers={"Range": f"bytes={start}-{stop - 1}"})
+            with urllib.request.urlopen(request, timeout=120) as response:
+                data: bytes = response.read()
+            if response.status != 206 or len(data) != stop - start:
+                raise ApplyError(f"{pin['filename']}: the index does not serve ranges", EXIT_REMOTE)
+            return data
+
+        head = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(head, timeout=60) as response:
+            size = int(response.headers["Content-Length"])
+        return zipfile.ZipFile(RangeFile(size, fetch))
+
+    def _download(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+        import urllib.request
+
+        if self._cache is None:
+            self._cache = Path(tempfile.mkdtemp(prefix="spark-build-"))
+            atexit.register(shutil.rmtree, self._cache, ignore_errors=True)
+        self._cache.mkdir(parents=True, exist_ok=True)
+        target = self._cache / pin["filename"]
+        if not target.is_file() or DirTree(self._cache).digest(pin["filename"]) != pin["sha256"]:
+            say(f"downloading {pin['filename']} ({pin['size'] / 1e6:.0f} MB)")
+            partial = target.with_suffix(".part")
+            with (
+                urllib.request.urlopen(self._url(pin), timeout=120) as response,
+                open(partial, "wb") as stream,
+            ):
+                shutil.copyfileobj(response, stream, 1 << 20)
+            digest = DirTree(self._cache).digest(partial.name)
+            if digest != pin["sha256"]:
+                partial.unlink()
+                raise ApplyError(
+                    f"{pin['filename']}: sha256 is {digest}, pinned is {pin['sha256']}", EXIT_REMOTE
+                )
+            partial.replace(target)
+        return zipfile.ZipFile(target)
+
+    def _archive(self, pin: Mapping[str, Any], whole: bool) -> zipfile.ZipFile:
+        """A pinned wheel: whole and checked against its sha256, or by range for one file of it."""
+        key = (pin["filename"], whole)
+        if key not in self._archives:
+            with reaching(pin["filename"]):
+                self._archives[key] = self._download(pin) if whole else self._remote(pin)
+        return self._archives[key]
+
+    def donor(self, pin: Mapping[str, Any]) -> bytes:
+        data = self._read(pin, pin["member"], whole=False)
+        if sha256_hex(data) != pin["member-sha256"]:
+            raise ApplyError(
+                f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
+                f"pinned is {pin['member-sha256']}",
+                EXIT_REMOTE,
+            )
+        return data
+
+    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        return wheel_members(self._archive(pin, whole=True))
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        return self._read(pin, path, whole=True)
+
+    def _read(self, pin: Mapping[str, Any], path: str, whole: bool) -> bytes:
+        with reaching(pin["filename"]):
+            return self._archive(pin, whole).read(path)
+
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, Any]:
+        del digest
+        while isinstance(tree, OverlayTree):
+            tree = tree.base
+        assert isinstance(tree, DirTree)  # a mod works on a directory
+        return read_code(tree.root / path, wanted)
+
+    def stage(
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        # a container that starts has no compiler, and no time for one
+        del ops, packages, target, module
+        return None

@@ -1,0 +1,202 @@
+"""Writing a real site-packages directory: all of a change, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from typing import TYPE_CHECKING, Any, Self
+
+from builder.applier.failures import EXIT_USAGE, ApplyError, say
+from builder.applier.folders import prune
+from builder.applier.receipts import STATE_DIR
+from builder.applier.trees import Changes, DirTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+class Journal:
+    """The one place that writes a real site-packages directory.
+
+    A change is journalled: originals are moved to ``.spark-build/backup`` and new files, staged
+    beforehand, are renamed into place.  An interruption rolls back at once; a kill is rolled back
+    by the next command.  Use it as a context manager: it holds the directory's lock.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / STATE_DIR
+        self._lock: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            taken = any(self._take_lock() for _ in range(100))
+        except BlockingIOError:
+            taken = False
+        except OSError as error:
+            raise ApplyError(
+                f"{self.root}: cannot write ({error.strerror}: {error.filename})", EXIT_USAGE
+            ) from error
+        if not taken:
+            raise ApplyError(
+                f"{self.root}: another spark-build is writing here",
+                EXIT_USAGE,
+                "wait for it to end, then run the same command again",
+            )
+        if (self.state / "journal.json").exists():
+            say(f"{self.root}: rolling back a change that was interrupted")
+            self._roll_back()
+        return self
+
+    def _take_lock(self) -> bool:
+        """Lock the directory; False when the lock was one that its last holder took away.
+
+        Between making the folder, opening the file in it and locking it, another process may
+        remove both (see :meth:`__exit__`); a lock on a removed file would keep nobody out.
+        """
+        import fcntl
+
+        with contextlib.suppress(FileExistsError):
+            self.state.mkdir()
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            lock = stack.enter_context(open(self.state / "lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(self.state / "lock")):
+                stack.pop_all()
+                self._lock = lock
+                return True
+        return False
+
+    def __exit__(self, *exc: object) -> None:
+        shutil.rmtree(self.state / "stage", ignore_errors=True)
+        if not (self.state / "receipts").is_dir():
+            with contextlib.suppress(OSError):
+                self._clear()
+                (self.state / "lock").unlink()  # last: from now on another process may be in here
+                self.state.rmdir()
+        self._lock.close()
+
+    def _clear(self) -> None:
+        """Empty our folder, but for the lock."""
+        for name in os.listdir(self.state):
+            path = self.state / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif name != "lock":
+                path.unlink()
+
+    def _first_missing(self, path: str, ours: Iterable[str | None] = ()) -> str | None:
+        """The topmost part of a path that is not there, or that other layers made."""
+        parts = path.split("/")
+        above = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        return next((p for p in above if p in ours or not os.path.lexists(self.root / p)), None)
+
+    def _facts(self, path: str) -> dict[str, Any]:
+        """What a file is besides its bytes, to put it back as it was."""
+        target = self.root / path
+        info = target.stat()
+        facts = {"mode": stat.S_IMODE(info.st_mode), "mtime_ns": info.st_mtime_ns}
+        return {**facts, "link": os.readlink(target)} if target.is_symlink() else facts
+
+    def _write(self, changes: Changes) -> None:
+        stage = self.state / "stage"
+        shutil.rmtree(stage, ignore_errors=True)
+        staged: dict[str, Path] = {}
+        try:
+            stage.mkdir(parents=True)
+            (self.state / "backup").mkdir(exist_ok=True)
+            for number, (path, content) in enumerate(sorted(changes.items())):
+                if content is not None:
+                    staged[path] = stage / str(number)
+                    staged[path].write_bytes(content.read())
+                    staged[path].chmod(content.mode)
+            self._swap(changes, staged)
+        except BaseException as error:
+            if (self.state / "journal.json").exists():
+                self._roll_back()
+            shutil.rmtree(stage, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ApplyError(
+                    f"{self.root}: cannot write ({error.strerror}: {error.filename}); "
+                    "nothing was changed",
+                    EXIT_USAGE,
+                ) from error
+            raise
+
+    def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
+        tree = DirTree(self.root)
+        journal: list[dict[str, Any]] = []
+        held = set(os.listdir(self.state / "backup"))
+        for path in sorted(changes):
+            digest = tree.digest(path)
+            entry: dict[str, Any] = {"path": path, "backup": digest}
+            if digest is None:
+                entry["made"] = self._first_missing(path)
+            else:
+                entry.update(self._facts(path), moves=digest not in held)
+                held.add(digest)
+            journal.append(entry)
+        self._put("journal.json", json.dumps(journal).encode())
+        for entry in journal:
+            target = self.root / entry["path"]
+            if entry["backup"] is not None:
+                kept = self.state / "backup" / entry["backup"]
+                if entry["moves"] and "link" in entry:
+                    shutil.copyfile(target, kept)
+                elif entry["moves"]:
+                    target.rename(kept)
+                if entry["path"] not in staged:
+                    target.unlink(missing_ok=True)
+            if entry["path"] in staged:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                staged[entry["path"]].replace(target)
+        for path in changes:
+            if path not in staged:
+                prune((self.root / path).parent, self.root)
+        (self.state / "journal.json").unlink()
+
+    def _put(self, name: str, data: bytes) -> None:
+        partial = self.state / f"{name}.part"
+        with open(partial, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(self.state / name)
+
+    def _roll_back(self) -> None:
+        journal = json.loads((self.state / "journal.json").read_bytes())
+        for entry in reversed(journal):
+            target = self.root / entry["path"]
+            if entry["backup"] is not None:
+                kept = self.state / "backup" / entry["backup"]
+                if kept.exists() and entry["moves"] and "link" not in entry:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    kept.replace(target)  # no copy: the disk may be full
+                elif kept.exists() or "link" in entry:
+                    self._restore(entry["path"], entry["backup"], entry)
+            elif entry["made"] is not None:
+                made = self.root / entry["made"]
+                if made.is_dir():
+                    shutil.rmtree(made)
+                else:
+                    made.unlink(missing_ok=True)
+        (self.state / "journal.json").unlink()
+
+    def _restore(self, path: str, digest: str, facts: Mapping[str, Any]) -> None:
+        """Put a file from the backup in its place, with its mode and time."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".spark-build")
+        partial.unlink(missing_ok=True)
+        if "link" in facts:
+            partial.symlink_to(facts["link"])
+        else:
+            shutil.copyfile(self.state / "backup" / digest, partial)
+            partial.chmod(facts.get("mode", 0o644))
+            if "mtime_ns" in facts:
+                os.utime(partial, ns=(facts["mtime_ns"], facts["mtime_ns"]))
+        partial.replace(target)

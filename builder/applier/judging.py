@@ -1,0 +1,135 @@
+"""Judging a layer on a tree: its state and the exact new bytes; nothing is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.ops import Ops
+from builder.applier.outcomes import Layer, Outcome, Target, layer_digest
+from builder.applier.probes import describe_probe, probe_holds
+from builder.applier.receipts import receipts_of, unexplained
+from builder.applier.states import APPLIED, DRIFT, NOT_APPLICABLE, UPSTREAM
+from builder.applier.together import Together
+from builder.applier.trees import Tree, versions
+from builder.applier.variants import diffs_of, judge_variant
+from builder.applier.versions import all_match, normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from builder.applier.sources import Sources
+
+
+def judge(
+    layer: Layer,
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str] | None = None,
+    later: Sequence[Layer] = (),
+    together: Together | None = None,
+) -> Outcome:
+    """Decide a layer's state on a tree and compute its changes; nothing is written.
+
+    Args:
+        layer: the rendered layer.
+        tree: the tree as the layers before this one leave it.
+        sources: where pinned wheels come from.
+        target: platform and interpreter that the tree is for.
+        env: variables that the base already sets.
+        later: the layers after this one, for a layer that belongs to a series.
+        together: what is compiled with this layer; nothing, where it is None.
+
+    Raises:
+        ApplyError: a pin is missing, an input cannot be fetched or has another digest.
+    """
+    packages = versions(tree)
+    package = normalize(layer["package"])
+    name = layer["name"]
+    if package not in packages:
+        return Outcome(name, NOT_APPLICABLE, f"{package} is not in the base")
+    together = together or Together(last=1, carrier=name)
+    receipted = _judge_by_receipt(layer, tree, env or {})
+    if receipted is not None:
+        together.standing += [(name, op) for op in _compiled_by(layer, receipted, packages)]
+        return receipted
+    early = _judge_by_probe(layer, tree, packages)
+    if early is not None:
+        return early
+    matching = [v for v in layer["variants"] if all_match(v["when"], packages)]
+    if not matching:
+        return _judge_no_variant(layer, packages)
+    if len(matching) > 1:
+        both = " and ".join(v["name"] for v in matching)
+        raise ApplyError(f"layer {name}: variants {both} both match this base", EXIT_USAGE)
+    judge_ops = Ops(layer, tree, sources, target, env or {}, together)
+    return judge_variant(judge_ops, layer, matching[0], _diffs_after(layer, later, packages))
+
+
+def _diffs_after(layer: Layer, later: Iterable[Layer], packages: Mapping[str, str]) -> list[str]:
+    """The diffs of the layers that follow this one in its series."""
+    return [
+        diff
+        for other in later
+        if "series" in layer and other.get("series") == layer["series"]
+        for variant in other["variants"]
+        if all_match(variant["when"], packages)
+        for diff in diffs_of(variant["ops"], packages)
+    ]
+
+
+def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> list[Layer]:
+    """The ops of an applied variant whose changes were compiled for it."""
+    ops = (op for v in layer["variants"] if v["name"] == outcome.variant for op in v["ops"])
+    mine = (op for op in ops if op["op"] == "compile" and "source" in op)
+    return [op for op in mine if "if" not in op or all_match(op["if"], packages)]
+
+
+def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outcome | None:
+    receipts = receipts_of(tree)
+    receipt = next((r for r in receipts if r["layer"] == layer["name"]), None)
+    if receipt is None or receipt["layer_digest"] != layer_digest(layer):
+        return None
+    if unexplained(receipt, receipts, tree) or any(
+        env.get(name) != value for name, value in receipt["env"].items()
+    ):
+        return None
+    count = len(receipt["files"])
+    return Outcome(
+        layer["name"],
+        APPLIED,
+        f"receipt found, {count} file{'s' if count != 1 else ''} as it says",
+        variant=receipt["variant"],
+        env=dict(receipt["env"]),
+        serve_flags=list(receipt["serve_flags"]),
+        moe_serve_flags=list(receipt["moe_serve_flags"]),
+    )
+
+
+def _judge_by_probe(layer: Layer, tree: Tree, packages: Mapping[str, str]) -> Outcome | None:
+    for entry in layer["upstream"]:
+        if all_match(entry["when"], packages) and probe_holds(entry["probe"], tree):
+            return Outcome(layer["name"], UPSTREAM, entry["reason"], since=entry["since"])
+    for entry in layer["not-applicable"]:
+        if all_match(entry["when"], packages):
+            return Outcome(layer["name"], NOT_APPLICABLE, entry["reason"])
+    return None
+
+
+def _judge_no_variant(layer: Layer, packages: Mapping[str, str]) -> Outcome:
+    nominated = [e for e in layer["upstream"] if all_match(e["when"], packages)]
+    if nominated:
+        failed = nominated[0]
+        return Outcome(
+            layer["name"],
+            DRIFT,
+            f"{failed['since']} should have this fix, but {describe_probe(failed['probe'])} "
+            "does not hold",
+        )
+    wanted = [", ".join(f"{p} {s}" for p, s in v["when"].items()) for v in layer["variants"]]
+    names = sorted({normalize(p) for v in layer["variants"] for p in v["when"]})
+    have = ", ".join(f"{p} {packages.get(p, 'absent')}" for p in names)
+    return Outcome(
+        layer["name"], NOT_APPLICABLE, f"made for {' or '.join(wanted)}; the base has {have}"
+    )

@@ -1,0 +1,107 @@
+"""How SM121 runs the kernels of a compiled extension module."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.failures import EXIT_MISSING, ApplyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from builder.applier.outcomes import Layer
+
+#: How SM121 runs a kernel of an extension module.  A kernel is admitted to one chip or to a family
+#: by a guard of its own; compiled where its guard does not hold, it is nothing but a trap.
+RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE = "runs", "trap", "not-loadable", "absent", "no-code"
+#: How the packages are called that bring a compiled change to a base.
+COMPANIONS = "spark_build_companion_"
+CODE = (RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE)
+_CODE_IMAGE = re.compile(r"^Fatbin elf code:\n=+\narch = (sm_\d+[af]?)$", re.MULTILINE)
+#: As the tools of CUDA 12 list a kernel, and those of CUDA 13.
+_CODE_KERNEL = re.compile(
+    r"^(?:STT_FUNC +\S+ +STO_ENTRY|FUNC +\S+ +\S+ +ENTRY) +(?:U +)?(\S+)$", re.MULTILINE
+)
+
+
+def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """How SM121 runs some kernels of a module, from the list of its machine code.
+
+    ``cuobjdump`` makes that list; triton, which every vLLM for CUDA brings, has one.  Whether a
+    kernel is a trap follows from its guard: ``guards`` in ``wanted`` says how the names of the
+    architectures begin that it admits.
+
+    Raises:
+        ApplyError: there is no ``cuobjdump``, or it cannot read the file.
+    """
+    beside = file.parent.parent / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = shutil.which("cuobjdump") or (str(beside) if os.access(beside, os.X_OK) else None)
+    if tool is None:
+        raise ApplyError(
+            f"what {file} is compiled for cannot be read: there is no cuobjdump here",
+            EXIT_MISSING,
+            "pip install nvidia-cuda-cuobjdump",
+        )
+    done = subprocess.run(
+        [tool, "-symbols", str(file)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if "does not contain device code" in done.stdout + done.stderr:
+        return {"how": NO_CODE, "arch": ""}
+    if done.returncode:
+        raise ApplyError(f"cuobjdump cannot read {file}: {done.stderr.strip()[-300:]}")
+    if "FUNC" in done.stdout and not _CODE_KERNEL.search(done.stdout):
+        raise ApplyError(f"what {tool} lists of {file} is in no form that is known")
+    parts = _CODE_IMAGE.split(done.stdout)
+    pattern = re.compile(wanted["symbol"])
+    found: dict[str, set[str]] = {}
+    for arch, body in zip(parts[1::2], parts[2::2], strict=True):
+        for kernel in filter(pattern.search, _CODE_KERNEL.findall(body)):
+            found.setdefault(kernel, set()).add(arch)
+    return judged_code(found, wanted)
+
+
+def judged_code(found: Mapping[str, Iterable[str]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """How SM121 runs kernels of which these architectures are there, by kernel."""
+    if not found:
+        return {"how": ABSENT, "arch": ""}
+    hows: set[str] = set()
+    archs: set[str] = set()
+    for kernel, names in found.items():
+        loaded = [name for name in names if _loads_on_sm121(name)]
+        archs.update(loaded or names)
+        admits = [archs for guard, archs in wanted["guards"].items() if guard in kernel]
+        best = max(loaded, default="")
+        dead = any(not best.startswith(archs) for archs in admits)
+        hows.add(UNLOADABLE if not loaded else TRAP if dead else RUNS)
+    how = next(how for how in (UNLOADABLE, TRAP, RUNS) if how in hows)
+    guards = sorted({guard for kernel in found for guard in wanted["guards"] if guard in kernel})
+    return {"how": how, "arch": " ".join(sorted(archs)), "guard": " ".join(guards)}
+
+
+def _loads_on_sm121(arch: str) -> bool:
+    """CUDA's rule: code for one chip (``a``) on that alone, other code on later ones too."""
+    number = arch.removeprefix("sm_")
+    return number == "121a" or number in ("120", "121", "120f", "121f")
+
+
+def describe_code(code: Mapping[str, Any], op: Layer) -> str:
+    """What was found of some kernels, in words."""
+    what, where = op["code"]["name"], code["module"]
+    if code["how"] == NO_CODE:
+        return "this vLLM has no compiled kernels: it is no build for CUDA"
+    if code["how"] == ABSENT:
+        return f"{where} was built without the {what}"
+    if code["how"] == UNLOADABLE:
+        return f"{where} has the {what} for {code['arch']} alone, which SM121 does not load"
+    if code["how"] == TRAP:
+        return f"{where} has the {what} for {code['arch']} as traps: its guard admits SM120 alone"
+    return f"{where} has the {what} for {code['arch']}, and SM121 runs it"

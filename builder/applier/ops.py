@@ -1,0 +1,118 @@
+"""Every op of a layer, as a method that gives what it found and what it would change."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.compileops import CompileOps
+from builder.applier.diff import parse_diff
+from builder.applier.edits import graft_text, replace_text, run_hook
+from builder.applier.environment import read_envs
+from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.files import create_file, edit_file, judge_diff, undone
+from builder.applier.outcomes import Layer, OpResult
+from builder.applier.states import DRIFT, POST, PRE
+from builder.applier.versions import normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Ops(CompileOps):
+    """The ops of one variant, over a view of the tree."""
+
+    def op_replace(self, op: Layer) -> OpResult:
+        return edit_file(
+            self.view,
+            op["file"],
+            lambda text: replace_text(text, op["old"], op["new"], op["count"]),
+        )
+
+    def op_diff(self, op: Layer) -> OpResult:
+        files = parse_diff(op["diff"])
+        result = judge_diff(files, self.view)
+        if result.found in (PRE, POST) or not self.later:
+            return result
+        # later changes of the same stack may have edited what this one made
+        below = judge_diff(files, undone(self.view, self.later))
+        reason = "it is there, below later changes of its series"
+        return OpResult(POST, reason=reason) if below.found == POST else result
+
+    def op_graft(self, op: Layer) -> OpResult:
+        pin = self._donor_pin(op)
+        donor = self.sources.donor(pin)
+        if op.get("whole"):
+            result = create_file(self.view, op["file"], donor)
+        else:
+            text = donor.decode("utf-8")
+            result = edit_file(
+                self.view,
+                op["file"],
+                lambda target: graft_text(
+                    target, text, op["names"], op.get("after"), op.get("replace", False)
+                ),
+            )
+        result.inputs = [dict(pin)]
+        return result
+
+    def op_copy(self, op: Layer) -> OpResult:
+        return create_file(self.view, op["to"], base64.b64decode(op["data"]))
+
+    def op_hook(self, op: Layer) -> OpResult:
+        return edit_file(
+            self.view, op["file"], lambda text: run_hook(op["source"], op["function"], text)
+        )
+
+    def op_env(self, op: Layer) -> OpResult:
+        name, value = op["name"], op["value"]
+        reader = op.get("reader", "vllm/envs.py")
+        data = self.view.read(reader)
+        if data is None:
+            return OpResult(DRIFT, reason=f"{reader}, which should read {name}, is not there")
+        text = data.decode("utf-8")
+        if reader == "vllm/envs.py":
+            try:
+                envs = read_envs(text)
+            except SyntaxError as error:
+                return OpResult(DRIFT, reason=f"{reader} is not Python: {error}")
+            if name not in envs.known:
+                near = difflib.get_close_matches(name, list(envs.known), n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                return OpResult(
+                    DRIFT,
+                    reason=f"vllm {self.packages.get('vllm')} does not read {name} "
+                    f"(not in {reader}){hint}",
+                )
+            choices = envs.known[name]
+            if choices is not None and value not in choices:
+                return OpResult(
+                    DRIFT,
+                    reason=f"{name}={value} is not a choice of vllm "
+                    f"{self.packages.get('vllm')}: {', '.join(choices)}",
+                )
+        elif name not in text:
+            return OpResult(DRIFT, reason=f"{reader} does not read {name}")
+        found = POST if self.base_env.get(name) == value else PRE
+        return OpResult(found, env={name: value})
+
+    def op_pull(self, op: Layer) -> OpResult:
+        raise ApplyError(
+            f"layer {self.layer['name']}: {op['pull']} was not fetched before it was judged",
+            EXIT_USAGE,
+            f"spark-build plan --layers {self.layer['name']}",
+        )
+
+    def _donor_pin(self, op: Layer) -> Mapping[str, Any]:
+        distribution, _, version = op["from"].partition("==")
+        member = op.get("member", op["file"])
+        for pin in self.layer["pins"]["donor"]:
+            same = normalize(pin["distribution"]) == normalize(distribution)
+            if same and pin["version"] == version and pin["member"] == member:
+                return dict(pin)
+        raise ApplyError(
+            f"layer {self.layer['name']}: no pin for {member} of {op['from']}",
+            EXIT_USAGE,
+            f"spark-build layers pin {self.layer['name']}",
+        )

@@ -1,0 +1,44 @@
+"""Probes: whether a tree has a fix in its own form, by the text of its files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.applier.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.applier.outcomes import Layer
+    from builder.applier.trees import Tree
+
+
+def probe_holds(probe: Iterable[Layer], tree: Tree) -> bool:
+    """Whether every clause of a probe holds; text only, nothing is imported."""
+    for clause in probe:
+        data = tree.read(clause["file"])
+        if clause.get("missing"):
+            if data is not None:
+                return False
+            continue
+        if data is None:
+            return False
+        text = data.decode("utf-8", "replace")
+        if "contains" in clause and clause["contains"] not in text:
+            return False
+        if "lacks" in clause and clause["lacks"] in text:
+            return False
+    return True
+
+
+def describe_probe(probe: Iterable[Layer]) -> str:
+    """A probe in words, for messages."""
+    parts = []
+    for clause in probe:
+        if clause.get("missing"):
+            parts.append(f"{clause['file']} is absent")
+        elif "contains" in clause:
+            parts.append(f"{clause['file']} holds {first_line(clause['contains'])!r}")
+        else:
+            parts.append(f"{clause['file']} lacks {first_line(clause['lacks'])!r}")
+    return " and ".join(parts)

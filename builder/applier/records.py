@@ -1,0 +1,52 @@
+"""RECORD: which files a distribution owns (PyPA specification "Recording installed projects")."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.applier.failures import ApplyError
+
+if TYPE_CHECKING:
+    from builder.applier.trees import Distribution, Tree
+
+INSTALLER = b"spark-build\n"
+
+
+@dataclass(frozen=True)
+class RecordRow:
+    """One row of a RECORD file; ``sha256`` is hex, or None where the row carries no hash."""
+
+    path: str
+    sha256: str | None
+    size: int | None
+
+
+def parse_record(data: bytes) -> list[RecordRow]:
+    """Read a RECORD file (Python packaging's "Recording installed projects")."""
+    rows = []
+    for row in csv.reader(io.StringIO(data.decode("utf-8"))):
+        if not row:
+            continue
+        path, digest, size = [*row, "", ""][:3]
+        sha = None
+        if digest.startswith("sha256="):
+            raw = digest.removeprefix("sha256=")
+            sha = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
+        rows.append(RecordRow(path, sha, int(size) if size else None))
+    return rows
+
+
+def record_of(tree: Tree, dist: Distribution) -> list[RecordRow]:
+    """The RECORD of an installed distribution.
+
+    Raises:
+        ApplyError: there is none, so nobody can say which files the distribution owns.
+    """
+    data = tree.read(f"{dist.info_dir}/RECORD")
+    if data is None:
+        raise ApplyError(f"{dist.name} {dist.version} has no RECORD, so its files are unknown")
+    return parse_record(data)

@@ -1,0 +1,91 @@
+"""Judging layers in order, each on the tree as the layers before it leave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.judging import judge
+from builder.applier.receipts import make_receipt, receipt_bytes, receipt_path, receipts_of
+from builder.applier.states import NEEDED
+from builder.applier.together import Together
+from builder.applier.trees import Changes, Content, OverlayTree, Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from builder.applier.outcomes import Layer, Outcome, Target
+    from builder.applier.sources import Sources
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer judged in its turn; ``changes`` holds its receipt too."""
+
+    layer: Layer
+    outcome: Outcome
+    receipt: Mapping[str, Any] | None
+    changes: Changes
+
+
+def judge_in_order(
+    layers: Iterable[Layer],
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str],
+) -> Iterator[Step]:
+    """Judge each layer on the tree as the layers before it leave it; nothing is written.
+
+    What layers compile is compiled together: the ops are counted first, and the last one's layer
+    brings what all of them make.
+
+    Raises:
+        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+    """
+    ordered = list(layers)
+    counted = Together()
+    steps = list(_judged_once(ordered, tree, sources, target, env, counted))
+    if counted.ops:
+        known = Together(last=len(counted.ops), carrier=counted.ops[-1][0])
+        steps = list(_judged_once(ordered, tree, sources, target, env, known))
+    return iter(steps)
+
+
+def _judged_once(
+    ordered: Sequence[Layer],
+    tree: Tree,
+    sources: Sources,
+    target: Target,
+    env: Mapping[str, str],
+    together: Together,
+) -> Iterator[Step]:
+    overlay = OverlayTree(tree)
+    current = dict(env)
+    setters: dict[str, str] = {}
+    sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
+    for number, layer in enumerate(ordered, 1):
+        outcome = judge(layer, overlay, sources, target, current, ordered[number:], together)
+        receipt: dict[str, Any] | None = None
+        changes: Changes = {}
+        if outcome.state == NEEDED:
+            sequence += 1
+        if outcome.pending:  # what is known of it already: a later layer may change it further
+            overlay.update(outcome.changes)
+        elif outcome.state == NEEDED:
+            receipt = make_receipt(layer, outcome, overlay, sequence)
+            changes = dict(outcome.changes)
+            changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+            overlay.update(changes)
+        for variable, value in outcome.env.items():
+            if variable in setters and current[variable] != value:
+                raise ApplyError(
+                    f"layers {setters[variable]} and {layer['name']} set {variable} to "
+                    f"{current[variable]} and to {value}",
+                    EXIT_USAGE,
+                    "choose one of them",
+                )
+            setters[variable] = layer["name"]
+        current.update(outcome.env)
+        yield Step(layer, outcome, receipt, changes)

@@ -1,0 +1,210 @@
+"""A site-packages directory, wherever its files are, and changes laid over one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import EXIT_REMOTE, ApplyError
+from builder.applier.versions import normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Content:
+    """The bytes that a file will have: in memory, or a member of a pinned wheel read on demand."""
+
+    sha256: str
+    size: int
+    mode: int = 0o644
+    data: bytes | None = field(default=None, repr=False)
+    load: Callable[[], bytes] | None = field(default=None, repr=False, compare=False)
+    origin: str = ""
+
+    @classmethod
+    def of(cls, data: bytes, mode: int = 0o644) -> Content:
+        """Content that is already in memory."""
+        return cls(sha256=sha256_hex(data), size=len(data), mode=mode, data=data)
+
+    def read(self) -> bytes:
+        """The bytes, checked against the digest.
+
+        Raises:
+            ApplyError: the loaded bytes have another sha256.
+        """
+        if self.data is not None:
+            return self.data
+        assert self.load is not None
+        data = self.load()
+        if sha256_hex(data) != self.sha256:
+            raise ApplyError(
+                f"{self.origin}: sha256 is {sha256_hex(data)}, pinned is {self.sha256}",
+                EXIT_REMOTE,
+            )
+        return data
+
+
+#: Path below site-packages -> new content, or None for a file that goes away.
+Changes = dict[str, "Content | None"]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed distribution: normalised name, version, and its ``.dist-info`` directory."""
+
+    name: str
+    version: str
+    info_dir: str
+
+
+class Tree(Protocol):
+    """A site-packages directory, wherever its files are.  Paths are relative POSIX paths."""
+
+    def read(self, path: str) -> bytes | None:
+        """The file's bytes, or None when there is no such file."""
+
+    def digest(self, path: str) -> str | None:
+        """The file's sha256, or None; cheaper than :meth:`read` where a RECORD vouches for it."""
+
+    def mode(self, path: str) -> int:
+        """Permission bits of a file that exists."""
+
+    def children(self, directory: str) -> list[str]:
+        """Names directly below a directory ('' is the root), sorted; empty when it is absent."""
+
+    def distributions(self) -> dict[str, Distribution]:
+        """Installed distributions by normalised name."""
+
+
+_INFO_NAME = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+)\.dist-info$")
+
+
+def distribution_of(info_dir: str) -> Distribution | None:
+    """The distribution that a ``NAME-VERSION.dist-info`` directory belongs to."""
+    match = _INFO_NAME.match(info_dir)
+    if not match:
+        return None
+    return Distribution(normalize(match["name"]), match["version"], info_dir)
+
+
+def versions(tree: Tree) -> dict[str, str]:
+    """Installed versions by normalised distribution name."""
+    return {name: dist.version for name, dist in tree.distributions().items()}
+
+
+class DirTree:
+    """A real site-packages directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def digest(self, path: str) -> str | None:
+        try:
+            with open(self.root / path, "rb") as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except AttributeError:  # hashlib.file_digest is new in Python 3.11
+            data = self.read(path)
+            return None if data is None else sha256_hex(data)
+
+    def mode(self, path: str) -> int:
+        return stat.S_IMODE((self.root / path).stat().st_mode)
+
+    def children(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def distributions(self) -> dict[str, Distribution]:
+        found: dict[str, Distribution] = {}
+        for name in self.children(""):
+            dist = distribution_of(name)
+            if dist and (self.root / name / "METADATA").is_file():
+                found[dist.name] = dist
+        return found
+
+
+class OverlayTree:
+    """A tree with changes laid over it: what the next layer is judged on."""
+
+    def __init__(self, base: Tree) -> None:
+        self.base = base
+        self.changes: Changes = {}
+
+    def update(self, changes: Mapping[str, Content | None]) -> None:
+        """Lay more changes over the tree; later ones win."""
+        self.changes.update(changes)
+
+    def read(self, path: str) -> bytes | None:
+        if path in self.changes:
+            content = self.changes[path]
+            return None if content is None else content.read()
+        return self.base.read(path)
+
+    def digest(self, path: str) -> str | None:
+        if path in self.changes:
+            content = self.changes[path]
+            return None if content is None else content.sha256
+        return self.base.digest(path)
+
+    def mode(self, path: str) -> int:
+        content = self.changes.get(path)
+        return content.mode if content is not None else self.base.mode(path)
+
+    def children(self, directory: str) -> list[str]:
+        names = set(self.base.children(directory))
+        prefix = f"{directory}/" if directory else ""
+        touched: dict[str, bool] = {}
+        for path, content in self.changes.items():
+            if path.startswith(prefix):
+                name = path[len(prefix) :].split("/", 1)[0]
+                touched[name] = touched.get(name, False) or content is not None
+        for name, alive in touched.items():
+            if alive:
+                names.add(name)
+            elif self.changes.get(prefix + name, self) is None:
+                names.discard(name)
+        return sorted(names)
+
+    def distributions(self) -> dict[str, Distribution]:
+        found = dict(self.base.distributions())
+        for path, content in self.changes.items():
+            info_dir, _, rest = path.partition("/")
+            dist = distribution_of(info_dir) if rest == "METADATA" else None
+            if dist is None:
+                continue
+            if content is not None:
+                found[dist.name] = dist
+            elif found.get(dist.name) == dist:
+                del found[dist.name]
+        return found
+
+
+def stale_pyc(tree: Tree, path: str) -> list[str]:
+    """Compiled files of a ``.py`` file.
+
+    They go away with every change: a hash-based .pyc may be 'unchecked' (PEP 552), and then
+    Python would go on running the old code.
+    """
+    if not path.endswith(".py"):
+        return []
+    directory, _, name = path.rpartition("/")
+    cache = f"{directory}/__pycache__" if directory else "__pycache__"
+    stem = name.removesuffix(".py") + "."
+    return [f"{cache}/{n}" for n in tree.children(cache) if n.startswith(stem) and ".pyc" in n]

@@ -1,0 +1,170 @@
+"""Running the ops of a variant, and what their results make of a layer."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from builder.applier.diff import parse_diff
+from builder.applier.files import unpatched
+from builder.applier.outcomes import Layer, OpResult, Outcome
+from builder.applier.states import (
+    APPLIED,
+    DRIFT,
+    NEEDED,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    POST,
+    PRE,
+    SKIP,
+    UPSTREAM,
+)
+from builder.applier.trees import stale_pyc
+from builder.applier.versions import all_match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from builder.applier.ops import Ops
+
+_TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
+
+
+def diffs_of(ops: Iterable[Layer], packages: Mapping[str, str]) -> list[str]:
+    """The diffs among some ops that count on a base with these packages."""
+    mine = (op for op in ops if op["op"] == "diff")
+    return [op["diff"] for op in mine if "if" not in op or all_match(op["if"], packages)]
+
+
+def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] = ()) -> Outcome:
+    outcome = Outcome(layer["name"], NEEDED, "", variant=variant["name"])
+    outcome.serve_flags = list(variant.get("serve-flags", ()))
+    outcome.moe_serve_flags = list(variant.get("moe-serve-flags", ()))
+    outcome.notes = list(variant.get("notes", ()))
+    texts: dict[str, list[str]] = {PRE: [], POST: []}
+    ensured: dict[str, list[str]] = {PRE: [], POST: []}
+    skipped: list[OpResult] = []
+    for number, op in enumerate(variant["ops"], 1):
+        if "if" in op and not all_match(op["if"], run.packages):
+            continue
+        kind = op["op"]
+        run.later = [*diffs_of(variant["ops"][number:], run.packages), *later]
+        label = _op_label(number, op)
+        if kind == "compile" and texts[POST] and not texts[PRE]:
+            outcome.notes.append(f"op {label} is taken to be there, as the text beside it is")
+            continue
+        result: OpResult = getattr(run, f"op_{kind}")(op)
+        if result.found == SKIP:
+            skipped.append(result)
+            outcome.compiled = outcome.compiled or result.compiled
+            continue
+        if result.found not in (PRE, POST):
+            outcome.state, outcome.changes = result.found, {}
+            outcome.compiled, outcome.since = result.compiled, result.since
+            outcome.notes += result.notes
+            outcome.reason = result.reason if result.compiled else f"op {label}: {result.reason}"
+            before = texts[PRE] or (kind == "diff" and unpatched(parse_diff(op["diff"]), run.view))
+            return outcome if before else _unless_merged(layer, outcome, run.packages)
+        (texts if kind in _TEXT_OPS else ensured)[result.found].append(label)
+        outcome.env.update(result.env)
+        outcome.inputs.extend(result.inputs)
+        if kind == "diff" and result.reason:
+            outcome.notes.append(result.reason)
+        outcome.notes += result.notes
+        if result.compiled:
+            outcome.compiled = {**result.compiled, "reason": result.reason}
+        run.view.update(result.changes)
+        outcome.changes.update(result.changes)
+        for path in result.changes:
+            outcome.ops.setdefault(path, []).append(kind)
+    if texts[PRE] and texts[POST]:
+        return _half_there(outcome, texts)
+    outcome.reason = _reason(outcome, variant, texts, ensured)
+    if outcome.state == NOT_APPLICABLE and skipped:
+        outcome.state = UPSTREAM if any(r.since for r in skipped) else NOT_APPLICABLE
+        outcome.since = next((r.since for r in skipped if r.since), None)
+        outcome.reason = "; ".join(r.reason for r in skipped)
+    else:
+        outcome.notes += [r.reason for r in skipped]
+    if outcome.state == NEEDED:
+        _finish_changes(run, outcome)
+    return outcome
+
+
+def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> Outcome:
+    """A change that was merged and then edited has neither of its two texts in the tree.
+
+    Where a layer knows from which release on its change is merged, that settles it; where any of
+    its text from before is still there, this is never asked.
+    """
+    merged = layer.get("merged")
+    open_question = outcome.state in (DRIFT, NEEDS_REBUILD)
+    if not merged or not open_question or not all_match(merged["when"], packages):
+        return outcome
+    return Outcome(layer["name"], UPSTREAM, merged["reason"], since=merged["since"])
+
+
+def _op_label(number: int, op: Layer) -> str:
+    change = op.get("change", {}).get("name")
+    subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name") or change
+    return f"{number} ({op['op']} {subject or ''})"
+
+
+def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
+    outcome.state, outcome.changes = DRIFT, {}
+    outcome.reason = (
+        f"partly there: {', '.join(texts[POST])} already in the base, "
+        f"{', '.join(texts[PRE])} not; all or nothing"
+    )
+    return outcome
+
+
+def _reason(
+    outcome: Outcome,
+    variant: Layer,
+    texts: Mapping[str, list[str]],
+    ensured: Mapping[str, list[str]],
+) -> str:
+    compiled: str = outcome.compiled.pop("reason", "")
+    if compiled and ensured[POST] and not (texts[PRE] or texts[POST] or ensured[PRE]):
+        outcome.state, outcome.changes = APPLIED, {}
+        return compiled
+    if compiled and ensured[PRE]:  # the same before and after: what it makes is not known before
+        stage = outcome.compiled.get("stage")
+        how = f"compiled with layer {outcome.compiled.get('with')}"
+        if stage:
+            how = f"{stage['change']} compiled for {stage['arch']}"
+        edited = sum("compile" not in kinds for kinds in outcome.ops.values())
+        beside = f"; {edited} file{'s' if edited != 1 else ''} to change beside it"
+        return f"{how}: {compiled}{beside if edited else ''}"
+    if texts[PRE] or ensured[PRE]:
+        what = len(outcome.changes)
+        settings = [label for label in ensured[PRE] if "(env " in label]
+        parts = [f"{what} file{'s' if what != 1 else ''} to change"] if what else []
+        if settings:
+            parts.append("sets " + ", ".join(f"{k}={v}" for k, v in outcome.env.items()))
+        return "; ".join(parts) or "nothing but order"
+    if texts[POST] or ensured[POST]:
+        outcome.state, outcome.changes = APPLIED, {}
+        return "the change is already there, byte for byte"
+    flags = outcome.serve_flags + outcome.moe_serve_flags
+    if flags:
+        return "settings only: " + " ".join(flags)
+    outcome.state, outcome.changes = NOT_APPLICABLE, {}
+    return f"no op of variant {variant['name']} concerns this base"
+
+
+def _finish_changes(run: Ops, outcome: Outcome) -> None:
+    """Parse every changed module and take its compiled files away."""
+    for path, content in list(outcome.changes.items()):
+        if not path.endswith(".py"):
+            continue
+        if content is not None and content.data is not None:
+            try:
+                ast.parse(content.data, path)
+            except SyntaxError as error:
+                outcome.state, outcome.changes = DRIFT, {}
+                outcome.reason = f"{path} would no longer parse: {error}"
+                return
+        for stale in stale_pyc(run.view, path):
+            outcome.changes[stale] = None

@@ -1,0 +1,46 @@
+"""Names and versions of distributions."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from builder.applier.failures import EXIT_MISSING, ApplyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def normalize(name: str) -> str:
+    """A distribution name in its PEP 503 form."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def version_matches(version: str, specifier: str) -> bool:
+    """Whether a PEP 440 version is in a range; pre-releases and local versions always count.
+
+    Raises:
+        ApplyError: neither ``packaging`` nor pip's copy of it can be imported.
+    """
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:
+        try:
+            from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[assignment]
+        except ImportError:
+            raise ApplyError(
+                "this interpreter has neither 'packaging' nor pip, so versions cannot be compared",
+                EXIT_MISSING,
+                f"{sys.executable} -m ensurepip",
+            ) from None
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def all_match(when: Mapping[str, str], packages: Mapping[str, str]) -> bool:
+    """Whether every named package is present at a version in its range."""
+    for name, specifier in when.items():
+        version = packages.get(normalize(name))
+        if version is None or not version_matches(version, specifier):
+            return False
+    return True

@@ -1,0 +1,179 @@
+"""The ops ``wheel`` and ``remove``: whole distributions that come and go."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.outcomes import Layer, OpResult, Target
+from builder.applier.receipts import explained, receipts_of
+from builder.applier.records import INSTALLER, parse_record, record_of
+from builder.applier.states import DRIFT, POST, PRE
+from builder.applier.trees import (
+    Changes,
+    Content,
+    Distribution,
+    OverlayTree,
+    Tree,
+    stale_pyc,
+    versions,
+)
+from builder.applier.versions import normalize, version_matches
+from builder.applier.wheels import OWN_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from builder.applier.sources import Member, Sources
+    from builder.applier.together import Together
+
+
+class WheelOps:
+    """The ops of a layer that lay out or take away a distribution, over a view of the tree."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        tree: Tree,
+        sources: Sources,
+        target: Target,
+        env: Mapping[str, str],
+        together: Together,
+    ) -> None:
+        self.layer, self.sources, self.target, self.base_env = layer, sources, target, env
+        self.together = together
+        self.view = OverlayTree(tree)
+        self.packages = versions(tree)
+        self.receipts = receipts_of(tree)
+        #: diffs that come after the op at hand in the same stack
+        self.later: list[str] = []
+
+    def op_wheel(self, op: Layer) -> OpResult:
+        name = normalize(op["distribution"])
+        version = op.get("version") or self.packages.get(normalize(op["version-of"]))
+        if version is None:
+            return OpResult(DRIFT, reason=f"{op['version-of']} is not in the base")
+        return self._installed(self._wheel_pin(name, version))
+
+    def _installed(self, pin: Mapping[str, Any]) -> OpResult:
+        """A pinned wheel laid out; an installed other version of it goes away."""
+        name, version = normalize(pin["distribution"]), pin["version"]
+        members = self.sources.members(pin)
+        installed = self.view.distributions().get(name)
+        if installed and installed.version == version and self._wins(members):
+            return OpResult(POST, reason=f"{name} {version} is there and its files won")
+        changes: Changes = {}
+        if installed:
+            changes.update(self._without(installed))
+        for member in members:
+            changes.update(self._laid_out(pin, member))
+        info_dir = next(m.path.split("/")[0] for m in members if OWN_RECORD.fullmatch(m.path))
+        changes[f"{info_dir}/INSTALLER"] = Content.of(INSTALLER)
+        changes[f"{info_dir}/RECORD"] = self._record(members, info_dir)
+        return OpResult(PRE, changes=self._minimal(changes), inputs=[dict(pin)])
+
+    def op_remove(self, op: Layer) -> OpResult:
+        installed = self.view.distributions().get(normalize(op["distribution"]))
+        if installed is None:
+            return OpResult(POST, reason=f"{op['distribution']} is not in the base")
+        if "unless" in op and version_matches(installed.version, op["unless"]):
+            return OpResult(POST, reason=f"{op['distribution']} {installed.version} may stay")
+        return OpResult(PRE, changes=self._without(installed))
+
+    def _wheel_pin(self, name: str, version: str) -> Mapping[str, Any]:
+        for pin in self.layer["pins"]["wheel"]:
+            fits = (
+                normalize(pin["distribution"]) == name
+                and pin["version"] == version
+                and pin["platform"] in ("any", self.target.platform)
+                and pin["python"] in ("py3", self.target.python)
+            )
+            if fits:
+                return dict(pin)
+        raise ApplyError(
+            f"layer {self.layer['name']}: no pinned wheel of {name} {version} for "
+            f"{self.target.platform} and {self.target.python}",
+            EXIT_USAGE,
+            f"spark-build layers pin {self.layer['name']}",
+        )
+
+    def _wins(self, members: Iterable[Member]) -> bool:
+        for member in members:
+            if OWN_RECORD.fullmatch(member.path):
+                continue
+            path = self._site_path(member.path)
+            if path is None:
+                continue
+            if not explained(path, member.sha256, self.view.digest(path), self.receipts):
+                return False
+        return True
+
+    @staticmethod
+    def _site_path(path: str) -> str | None:
+        """Where a wheel member lies in site-packages; None for scripts, headers and data."""
+        head, _, rest = path.partition("/")
+        if not head.endswith(".data"):
+            return path
+        scheme, _, below = rest.partition("/")
+        return below if scheme in ("purelib", "platlib") else None
+
+    def _laid_out(self, pin: Mapping[str, Any], member: Member) -> Changes:
+        path = self._site_path(member.path)
+        if path is None:
+            return {}
+        if member.size == 0:
+            return {path: Content.of(b"", member.mode)}
+        sources, name = self.sources, member.path
+        content = Content(
+            sha256=member.sha256,
+            size=member.size,
+            mode=member.mode,
+            load=lambda: sources.member(pin, name),
+            origin=f"{pin['filename']}:{name}",
+        )
+        return {path: content}
+
+    def _record(self, members: Sequence[Member], info_dir: str) -> Content:
+        """The wheel's RECORD as an installer leaves it: laid-out paths, plus our INSTALLER."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        own = f"{info_dir}/RECORD"
+        rows = [(m.path, m.sha256, m.size) for m in members if m.path != own]
+        rows.append((f"{info_dir}/INSTALLER", sha256_hex(INSTALLER), len(INSTALLER)))
+        for name, digest, size in rows:
+            path = self._site_path(name)
+            if path is not None:
+                raw = base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
+                writer.writerow([path, f"sha256={raw}", size])
+        writer.writerow([f"{info_dir}/RECORD", "", ""])
+        return Content.of(out.getvalue().encode())
+
+    def _without(self, dist: Distribution) -> Changes:
+        """Deletes a distribution's files, except those that another distribution also owns."""
+        shared: set[str] = set()
+        for other in self.view.distributions().values():
+            data = self.view.read(f"{other.info_dir}/RECORD") if other != dist else None
+            if data is not None:
+                shared.update(row.path for row in parse_record(data))
+        gone: Changes = {}
+        for row in record_of(self.view, dist):
+            if row.path in shared or row.path.startswith(("/", "../")):
+                continue
+            if self.view.digest(row.path) is not None:
+                gone[row.path] = None
+                gone.update(dict.fromkeys(stale_pyc(self.view, row.path)))
+        return gone
+
+    def _minimal(self, changes: Changes) -> Changes:
+        """Without the files that already have exactly these bytes, and their compiled files."""
+        same = {
+            path
+            for path, content in changes.items()
+            if content is not None and content.sha256 == self.view.digest(path)
+        }
+        same |= {pyc for path in same for pyc in stale_pyc(self.view, path)}
+        return {path: content for path, content in changes.items() if path not in same}
