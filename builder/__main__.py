@@ -51,6 +51,7 @@ def run(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code."""
     words = _common_first(sys.argv[1:] if argv is None else argv)
     before = (sys.stdout, sys.stderr)
+    ending.ended.clear()
     try:
         with settings.during_a_command():
             code = _run(words)

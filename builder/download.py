@@ -66,7 +66,7 @@ def _stream(url: str, file: WheelFile, index: PackageIndex, partial: Path, have:
     headers = {"Range": f"bytes={have}-"} if have else {}
     with (
         console.progress(f"downloading {file.release}", file.size or None) as bar,
-        index.session.get(url, headers=headers, stream=True, timeout=120) as answer,
+        index.session.get(url, headers=headers, stream=True) as answer,
     ):
         answer.raise_for_status()
         resumed = answer.status_code == 206

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Seconds for which what we started may end by itself before it is killed.
 _GRACE = 2.0
@@ -19,6 +20,9 @@ _by: list[int] = []
 #: What was running below us when the first of them came: process ids with their start times.
 _started: dict[int, str] = {}
 _interrupted: list[bool] = []
+#: Set from the moment on that something ends the run from outside.
+ended = threading.Event()
+_cuts: list[Callable[[], None]] = []
 
 
 def ended_by() -> signal.Signals | None:
@@ -39,8 +43,21 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def when_ended(cut: Callable[[], None]) -> None:
+    """Have something cut as soon as the run is ended, so that no thread goes on waiting for it."""
+    _cuts.append(cut)
+
+
+def end_waits() -> None:
+    """The run is over: nothing waits any more, and nothing new begins."""
+    ended.set()
+    for cut in _cuts:
+        cut()
+
+
 def note_what_runs() -> None:
     """At an interruption, remember what runs below us: once it ends, its children are not below."""
+    end_waits()
     _interrupted.append(True)
     _started.update(_below_us())
 

@@ -35,7 +35,7 @@ from builder.network import no_answer, shown
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import requests
 
@@ -103,31 +103,27 @@ def pip_setting(name: str) -> str | None:
     return None
 
 
-def make_session() -> requests.Session:
-    """An HTTP session that retries what is worth retrying, with backoff."""
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3.util.retry import Retry
+def make_session(window: float | None = None) -> requests.Session:
+    """An HTTP session that retries what is worth retrying; imported late, because it is slow."""
+    from builder.net.retries import reads
+    from builder.net.session import Session
+    from builder.net.sockets import WINDOW
 
-    session = requests.Session()
-    retry = Retry(
-        total=4,
-        backoff_factor=0.5,
-        status_forcelist=(429, 500, 502, 503, 504),
-        allowed_methods=("GET", "HEAD"),
-        raise_on_status=False,
-    )
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=retry, pool_maxsize=8))
-    session.headers["Accept-Encoding"] = "identity"
-    return session
+    return Session(reads(), window or WINDOW)
 
 
 class PackageIndex:
     """Looks releases up, and counts what it read."""
 
-    def __init__(self, url: str | None = None, *, refresh: bool = False) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        refresh: bool = False,
+        sessions: Callable[[], requests.Session] = make_session,
+    ) -> None:
         self._url = url
+        self._sessions = sessions
         self._refresh = refresh
         self._session: requests.Session | None = None
         self._pages: dict[str, list[WheelFile]] = {}
@@ -169,7 +165,7 @@ class PackageIndex:
     def session(self) -> requests.Session:
         """Made on first use, because importing ``requests`` is slow and warm plans need none."""
         if self._session is None:
-            self._session = make_session()
+            self._session = self._sessions()
         return self._session
 
     def wheels(self, project: str) -> list[WheelFile]:
@@ -241,7 +237,7 @@ class PackageIndex:
         console.detail(f"index: {name}")
         try:
             with PyPISimple(endpoint, session=self.session) as client:
-                page = client.get_project_page(name, timeout=60)
+                page = client.get_project_page(name)
         except NoSuchProjectError:
             raise UsageError(f"package {name!r} is not on the package index") from None
         except requests.RequestException as error:

@@ -61,7 +61,7 @@ class RemoteWheel:
         url = self._index.address(self.file)
         try:
             session = self._index.session
-            with session.get(url, headers=headers, stream=True, timeout=120) as response:
+            with session.get(url, headers=headers, stream=True) as response:
                 for piece in response.iter_content(_STEP) if response.status_code == 206 else ():
                     pieces.append(piece)
                     self._bar.advance(len(piece))
@@ -91,7 +91,7 @@ class RemoteWheel:
             return int(kept.read_bytes())
         url = self._index.address(self.file)
         try:
-            response = self._index.session.head(url, timeout=60, allow_redirects=True)
+            response = self._index.session.head(url, allow_redirects=True)
         except requests.RequestException as error:
             raise RemoteError(
                 f"{self.file.filename}: the index does not say how large it is: "

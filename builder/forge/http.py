@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from builder.forge.site import Site
 
-#: Seconds to connect, and between two pieces of an answer.
-_TIMEOUT = (10, 60)
 #: Seconds before each new try after a server error or a broken connection.
 _PAUSES = (0.5, 1.5)
 #: A limit that ends this soon, in seconds, is waited for; any other is reported.
@@ -55,12 +53,18 @@ class _Answer:
 class ForgeClient:
     """GETs below the API of one forge."""
 
-    def __init__(self, site: Site, pause: Callable[[float], None] = time.sleep) -> None:
-        import requests
+    def __init__(
+        self,
+        site: Site,
+        pause: Callable[[float], None] | None = None,
+        session: requests.Session | None = None,
+    ) -> None:
+        from builder.net.session import Session
+        from builder.net.sockets import pause as interruptible
 
         self.site = site
-        self._pause = pause
-        self._session = requests.Session()
+        self._pause = pause or interruptible
+        self._session = session or Session()
         self._session.auth = lambda request: request  # else requests takes a login from ~/.netrc
 
     def get(self, path: str, accept: str, subject: str, limit: int = _MAX_BYTES) -> bytes:
@@ -125,7 +129,7 @@ class ForgeClient:
         console.detail(f"forge: GET {parts.hostname}{parts.path}")
         try:
             with self._session.get(
-                url, headers=headers, timeout=_TIMEOUT, allow_redirects=False, stream=True
+                url, headers=headers, allow_redirects=False, stream=True
             ) as response:
                 body = _bounded(response, subject, limit)
                 return _Answer(response.status_code, response.headers, body)

@@ -12,6 +12,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.errors import RemoteError
+from builder.net.sockets import TooSlow
 from builder.registry.model import parse_json
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def reason_of(error: BaseException, host: str) -> Lost:
         found = _last_word(cause, host)
         if found is not None:
             return found
+    slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
+    if slow is not None:
+        return Lost(f"no answer in time, {slow}")
     kinds: tuple[tuple[type[BaseException], str], ...] = (
         (requests.exceptions.ProxyError, "the proxy did not let us through"),
         (requests.Timeout, "no answer in time"),

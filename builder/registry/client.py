@@ -269,7 +269,7 @@ class Repository:
     def send_manifest(self, manifest: RawManifest, reference: str) -> requests.Response:
         """``put_manifest``, with the registry's answer."""
         subject = f"push of {self.path}{separator(reference)}{reference}"
-        retries = Retries(self.transport, subject)
+        retries = Retries(self.transport, subject, small=True)
         while True:
             response = self.transport.request(
                 "PUT",

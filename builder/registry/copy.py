@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from builder.bars import Bar
 from builder.console import console
+from builder.ending import end_waits
 from builder.errors import RemoteError, UsageError
 from builder.registry.client import Repository
 from builder.registry.compose import Composed
@@ -163,12 +164,8 @@ class _Work:
             except BaseException as error:
                 self._stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                if not isinstance(error, Exception):  # interrupted: end the waits of threads, too
-                    source = self._source
-                    source = source.base if isinstance(source, Composed) else source
-                    for end in (source, self._target):
-                        if isinstance(end, Repository):
-                            end.transport.stop()
+                if not isinstance(error, Exception):  # interrupted: end the threads
+                    end_waits()
                 raise
 
     def result(self, root: RawManifest) -> Copied:

@@ -43,7 +43,11 @@ def _check_host(host: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How patient to be, in seconds, and what to send at once, in bytes."""
+    """How patient to be, in seconds, and what to send at once, in bytes.
+
+    ``read_timeout`` is the window of ``net.sockets``; the deadlines are of a task with all its
+    tries: one that moves a blob, and one that does not.
+    """
 
     plain_http: frozenset[str] = frozenset()
     attempts: int = 5
@@ -52,6 +56,7 @@ class Options:
     connect_timeout: float = 15.0
     read_timeout: float = 60.0
     deadline: float = 6 * 3600.0
+    small_deadline: float = 180.0
     chunk: int = 8 << 20
 
     @classmethod

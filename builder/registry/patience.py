@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
+from builder.net import sockets
 
 if TYPE_CHECKING:
     import requests
@@ -28,10 +30,13 @@ class Retries:
     Its time begins here: a large image, or a client that lives long, has no end of its own.
     """
 
-    def __init__(self, transport: Transport, subject: str) -> None:
+    def __init__(self, transport: Transport, subject: str, *, small: bool = False) -> None:
+        """``small`` is a task that moves no blob, which is over soon or never."""
+        options = transport.options
         self._transport = transport
         self._subject = subject
-        self._until = time.monotonic() + transport.options.deadline
+        self._seconds = min(options.deadline, options.small_deadline if small else math.inf)
+        self._until = time.monotonic() + self._seconds
         self._failures = 0
         self._moved = 0
 
@@ -41,12 +46,11 @@ class Retries:
         Raises:
             RemoteError: they are over, or the user has interrupted us.
         """
-        self._transport.check()
+        sockets.check()
         left = self._until - time.monotonic()
         if left <= 0:
-            limit = self._transport.options.deadline
             raise RemoteError(
-                f"{self._transport.host}: {self._subject}: not done after {limit:.0f} s, "
+                f"{self._transport.host}: {self._subject}: not done after {self._seconds:.0f} s, "
                 "which is the limit",
                 hint="run the same command again; what is done is not done twice",
             )
@@ -96,7 +100,7 @@ class Retries:
         self._transport.say_once(
             f"  {host}: {reason}; trying again{soon} ({self._failures} of {options.attempts - 1})"
         )
-        self._transport.wait(min(wait, limit))
+        sockets.pause(min(wait, limit))
 
 
 def retry_after(response: requests.Response) -> float | None:

@@ -14,13 +14,13 @@ import requests
 
 from builder.console import console
 from builder.errors import RemoteError
+from builder.net.session import OnlyThis, Session
+from builder.net.tls import speaks_tls
 from builder.network import through
 from builder.registry.answers import Lost, drain, problem, read_all, reason_of
 from builder.registry.options import Traffic
 from builder.registry.patience import RETRIED, Retries, retry_after
 from builder.registry.reference import is_loopback
-from builder.registry.session import OnlyThis, Session
-from builder.registry.tls import speaks_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,28 +53,10 @@ class Transport:
         self._said: set[str] = set()
         self._scheme: str | None = None
         self._session = Session()
-        self._stopped = threading.Event()
 
     def close(self) -> None:
         """Close the connections."""
         self._session.close()
-
-    def stop(self) -> None:
-        """End waits, and let nothing new begin: the user has interrupted us."""
-        self._stopped.set()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until then, or until ``stop``."""
-        self._stopped.wait(seconds)
-
-    def check(self) -> None:
-        """Go on, unless ``stop`` was called.
-
-        Raises:
-            RemoteError: it was.
-        """
-        if self._stopped.is_set():
-            raise RemoteError(f"{self.host}: interrupted")
 
     def say_once(self, message: str) -> None:
         """Talk about trouble, once for each kind of it."""
@@ -157,7 +139,6 @@ class Transport:
         authorization: str | None,
         retries: Retries | None,
     ) -> requests.Response:
-        self.check()
         left = retries.time_left() if retries is not None else self.options.deadline
         parts = urlsplit(url)
         try:
@@ -210,7 +191,7 @@ class Transport:
         Raises:
             RemoteError: there is none in time, or its status is not expected.
         """
-        retries = retries or Retries(self, subject)
+        retries = retries or Retries(self, subject, small=True)
         challenged = False
         while True:
             header = permit.header() if permit is not None else authorization
@@ -254,7 +235,7 @@ class Transport:
         Raises:
             RemoteError: as for ``request``, or the body is too large.
         """
-        retries = Retries(self, subject)
+        retries = Retries(self, subject, small=True)
         while True:
             response = self.request(
                 method,

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from builder.registry.answers import Lost
     from builder.registry.model import Descriptor, ImageSource
 
-#: Seconds until an address must answer, and between two pieces of what it sends.
-_TIMEOUT = (15, 60)
-
 
 @contextlib.contextmanager
 def open_layer(source: ImageSource, layer: Descriptor) -> Iterator[IO[bytes]]:
@@ -73,9 +70,9 @@ def _allowed(url: str) -> bool:
 def _get(url: str) -> requests.Response:
     import requests
 
-    from builder.registry.session import OnlyThis, Session
+    from builder.net.session import OnlyThis, Session
 
-    response = Session().get(url, auth=OnlyThis(None), stream=True, timeout=_TIMEOUT)
+    response = Session().get(url, auth=OnlyThis(None), stream=True)
     if not all(_allowed(step.url) for step in (*response.history, response)):
         response.close()
         raise requests.exceptions.InvalidURL

@@ -10,9 +10,9 @@ import pytest
 
 from builder.console import console
 from builder.errors import RemoteError, UsageError
-from builder.forge import http
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeTooLarge, ForgeUnreachable
 from builder.forge.site import site
+from builder.net.session import Session
 from tests.forge import API, Fault, LocalForge
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def test_a_server_that_stays_down_is_an_error(client: ForgeClient, forge: LocalF
     assert len(forge.requests) == 3
 
 
-def test_a_timeout(client: ForgeClient, forge: LocalForge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_TIMEOUT", (1, 0.1))
+def test_a_timeout(forge: LocalForge, pauses: list[float]) -> None:
+    client = ForgeClient(site(), pauses.append, Session(window=0.1))
     forge.faults.append(Fault(PATH, 200, delay=0.4))
     with pytest.raises(ForgeUnreachable, match=r"does not answer \(ReadTimeout\)"):
         get(client)

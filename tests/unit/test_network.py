@@ -29,7 +29,7 @@ NOBODY = "http://me:secret@127.0.0.1:9/simple"
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second try."""
-    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *_: None)
+    monkeypatch.setattr("builder.net.sockets.pause", lambda *_: None)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

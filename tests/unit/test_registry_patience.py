@@ -12,10 +12,10 @@ import pytest
 
 from builder.__main__ import run
 from builder.errors import RemoteError, UsageError
+from builder.net.tls import trust
 from builder.registry.client import Registry
 from builder.registry.model import Descriptor, sha256_digest
 from builder.registry.options import Options
-from builder.registry.tls import trust
 
 from .fakeregistry import QUICK, FakeRegistry, Reply, Request, serve
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the client would have waited, without the waiting."""
     seen: list[float] = []
-    monkeypatch.setattr(
-        "builder.registry.transport.Transport.wait", lambda _self, seconds: seen.append(seconds)
-    )
+    monkeypatch.setattr("builder.net.sockets.pause", seen.append)
     return seen
 
 

@@ -1,16 +1,22 @@
-"""The HTTP session of a registry client: one trust a host, no cookies, no netrc, no redirects."""
+"""The HTTP session of every client: one trust a host, our limits on time, no cookies."""
 
 from __future__ import annotations
 
 import threading
 from http.cookiejar import DefaultCookiePolicy
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import requests
-from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.auth import AuthBase
 
-from builder.registry.tls import CONNECTIONS, HostAdapter
+from builder.net.adapter import Adapter
+from builder.net.sockets import WINDOW
+from builder.net.tls import HostAdapter
+
+if TYPE_CHECKING:
+    from requests.adapters import BaseAdapter
+    from urllib3.util.retry import Retry
 
 
 class OnlyThis(AuthBase):
@@ -28,11 +34,14 @@ class OnlyThis(AuthBase):
 class Session(requests.Session):
     """A session with one adapter a host for https, so that each host has its own trust."""
 
-    def __init__(self) -> None:
+    def __init__(self, retries: Retry | int = 0, window: float = WINDOW) -> None:
+        """``retries`` are urllib3's; ``window`` is for requests that name no limit themselves."""
         super().__init__()
         self._lock = threading.Lock()
         self._hosts: dict[str, HostAdapter] = {}
-        self.mount("http://", HTTPAdapter(pool_maxsize=CONNECTIONS))
+        self._retries = retries
+        self._window = window
+        self.mount("http://", Adapter(retries, window))
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self.headers.update({"Accept-Encoding": "identity", "User-Agent": "spark-build"})
 
@@ -43,7 +52,7 @@ class Session(requests.Session):
             return super().get_adapter(str(url))
         with self._lock:
             if parts.netloc not in self._hosts:
-                self._hosts[parts.netloc] = HostAdapter(parts.netloc)
+                self._hosts[parts.netloc] = HostAdapter(parts.netloc, self._retries, self._window)
             return self._hosts[parts.netloc]
 
     def close(self) -> None:

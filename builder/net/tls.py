@@ -9,19 +9,20 @@ As Docker and Podman do, ``certs.d/HOST/`` below ``/etc/docker`` or ``/etc/conta
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from requests.adapters import HTTPAdapter
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from builder.errors import UsageError
+from builder.net.adapter import Adapter
+from builder.net.sockets import TlsSocket, connect
 
-#: Connections kept per host: transfers in parallel, and a few small requests beside them.
-CONNECTIONS = 8
+if TYPE_CHECKING:
+    from urllib3.util.retry import Retry
+
 _ADDED = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _FILES = ("SSL_CERT_FILE", *_ADDED)
 #: A server on this machine answers a greeting at once, or does not speak TLS.
@@ -49,6 +50,7 @@ def trust(host: str) -> ssl.SSLContext:
         if not path.exists():
             raise UsageError(f"{name} names {path}, which does not exist")
     context = ssl.create_default_context()
+    context.sslsocket_class = TlsSocket
     for path in {named[name] for name in _ADDED if name in named}:
         context.load_verify_locations(**{"capath" if path.is_dir() else "cafile": str(path)})
     if not context.cert_store_stats()["x509_ca"]:  # a system without a store of its own
@@ -79,13 +81,11 @@ def speaks_tls(host: str) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    context.sslsocket_class = TlsSocket
     parts = urlsplit(f"https://{host}")
     try:
-        address = (parts.hostname or "", parts.port or 443)
-        with (
-            socket.create_connection(address, timeout=_GREETING_TIMEOUT) as plain,
-            context.wrap_socket(plain),
-        ):
+        plain = connect(parts.hostname or "", parts.port or 443, _GREETING_TIMEOUT)
+        with plain, context.wrap_socket(plain):
             return True
     except ssl.SSLError as error:  # one that wants to know first who we are says so in TLS
         return "_ALERT_" in (error.reason or "")
@@ -93,12 +93,12 @@ def speaks_tls(host: str) -> bool:
         return False
 
 
-class HostAdapter(HTTPAdapter):
+class HostAdapter(Adapter):
     """Connections to one host, with its own trust."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, retries: Retry | int, window: float) -> None:
         self._context = trust(host)
-        super().__init__(pool_connections=2, pool_maxsize=CONNECTIONS, max_retries=0)
+        super().__init__(retries, window)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """Give every pool our TLS settings."""
