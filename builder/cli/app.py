@@ -352,13 +352,15 @@ def verify(
     epilog=examples(
         "docker logs NAME 2>&1 | spark-build diagnose -",
         "spark-build diagnose server.log --vllm 0.25.0",
-        note="Exit 5: the log shows an error; 0: warnings and notes at most.",
+        note="Exit 5: the log shows a failure, or a start that does not finish; else 0.",
     ),
 )
 def diagnose(
     log: Annotated[
         str | None,
-        typer.Argument(help="A log of vLLM or TensorRT-LLM; - is standard input.", metavar="LOG"),
+        typer.Argument(
+            help="A log of a model server, packed or not; - is standard input.", metavar="LOG"
+        ),
     ] = None,
     vllm: Annotated[
         str | None,
@@ -368,9 +370,10 @@ def diagnose(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Say what a server log shows, what is wrong, what to do.
+    """Say what a server log shows, what killed the server, what to do.
 
-    Which kernels were selected, and the cure in the release that wrote the log.
+    Which kernels were selected, and the cure in the release that wrote the log. A failure that
+    no entry of the catalogue knows is told with its line, its frame and what to search for.
     """
     from builder.cli.diagnose import diagnose_command
 

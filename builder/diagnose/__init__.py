@@ -1,19 +1,21 @@
-"""Reads the log of a vLLM or TensorRT-LLM server: what it selected, what is wrong, what to do.
+"""Reads the log of a model server: what it selected, what killed it, what to do.
 
 Known pitfalls are data (``builder/data/diagnose/``); advice depends on the release, because the
-cure that is published for one release is often wrong for another.
+cure that is published for one release is often wrong for another.  What no entry knows is read by
+the forms that Python, CUDA, compilers and the kernel write.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
 from builder.diagnose.catalog import SEVERITIES, load_catalog
 from builder.diagnose.entries import Entry, rendered
-from builder.diagnose.reading import read_lines
+from builder.diagnose.findings import DIAGNOSE_SCHEMA, UNKNOWN, Diagnosis, Finding, Verdict
+from builder.diagnose.health import COVERED, ENGINE_NAMES
+from builder.diagnose.reading import Reader
 from builder.diagnose.scan import Hit, Scan, scan
 from builder.errors import UsageError
 
@@ -21,85 +23,106 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO
 
-    from builder.diagnose.dispatch import Selection
+    from builder.diagnose.failures import Failure
 
-DIAGNOSE_SCHEMA = 1
+__all__ = ["DIAGNOSE_SCHEMA", "Diagnosis", "Finding", "Verdict", "diagnose", "judged"]
 
-
-class Finding(NamedTuple):
-    """One thing that a log shows, the line that shows it, and what to do about it."""
-
-    id: str
-    severity: str
-    line: int
-    message: str
-    fix: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What a log says.  ``vllm`` is empty when neither the log nor the caller tells."""
-
-    vllm: str
-    tensorrt_llm: str
-    #: every vLLM release that the log names, more than one after an upgrade in place
-    releases: tuple[str, ...]
-    lines: int
-    dispatch: tuple[Selection, ...]
-    findings: tuple[Finding, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The document that ``--json`` prints."""
-        return {
-            "schema": DIAGNOSE_SCHEMA,
-            "vllm": self.vllm,
-            "tensorrt_llm": self.tensorrt_llm,
-            "lines": self.lines,
-            "dispatch": [selected._asdict() for selected in self.dispatch],
-            "findings": [finding._asdict() for finding in self.findings],
-        }
+#: Failures outside the catalogue that are shown of one log.
+_SHOWN = 3
+#: The first release of vLLM that is told by its number; a build without tags calls itself 0.1.dev.
+_OLDEST = Version("0.5")
 
 
 def diagnose(
-    stream: BinaryIO, vllm: str | None = None, catalog: Sequence[Entry] | None = None
+    stream: BinaryIO,
+    vllm: str | None = None,
+    catalog: Sequence[Entry] | None = None,
+    *,
+    file: str = "",
 ) -> Diagnosis:
     """Read a log; ``vllm`` is the release to judge it by, before what the log says.
 
     Raises:
         UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
     """
-    if vllm is not None:
-        try:
-            vllm = str(Version(vllm.removeprefix("v")))
-        except InvalidVersion:
-            raise UsageError(f"--vllm {vllm!r} is not a version", hint="--vllm 0.25.0") from None
+    given = given_release(vllm)
     entries = load_catalog() if catalog is None else catalog
-    read = scan(read_lines(stream), entries)
-    releases = tuple(v for v in sorted(read.versions, key=read.versions.__getitem__) if _valid(v))
+    return judged(scan(Reader(stream), entries), entries, given, file=file)
+
+
+def given_release(vllm: str | None) -> str | None:
+    """``--vllm`` as a version.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if vllm is None:
+        return None
+    try:
+        return str(Version(vllm.removeprefix("v")))
+    except InvalidVersion:
+        raise UsageError(f"--vllm {vllm!r} is not a version", hint="--vllm 0.25.0") from None
+
+
+def judged(
+    read: Scan, entries: Sequence[Entry], vllm: str | None = None, *, file: str = ""
+) -> Diagnosis:
+    """What a pass over a log comes to."""
+    named = sorted(read.versions, key=read.versions.__getitem__)
+    releases = tuple(v for v in named if _release(v))
     version = vllm or (releases[0] if releases else None)
+    engine = _engine(read)
+    failures = read.failures.failures()
+    if all(f.survived for f in failures):
+        failures = [*failures, *(f for f in read.unjoined.failures() if not f.survived)]
+    findings = _findings(read, entries, version, engine, failures, file)
+    findings = sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.line, f.id))
+    verdict = _verdict(read, findings)
     return Diagnosis(
         vllm=version or "",
         tensorrt_llm=next(iter(read.trtllm), ""),
         releases=releases,
         lines=read.lines,
         dispatch=tuple(sorted(read.selections.values(), key=lambda s: (s.line, s.kind))),
-        findings=tuple(_findings(read, entries, version)),
+        findings=tuple(findings),
+        verdict=verdict,
+        engine=engine,
+        build=next((v for v in named if not _release(v)), "") if version is None else "",
+        ready=read.failures.course.first_ready,
+        file=file,
     )
 
 
-def _valid(version: str) -> bool:
+def _release(version: str) -> bool:
+    """Whether it tells the release: a build from a checkout without tags does not."""
     try:
-        Version(version)
+        return Version(version) >= _OLDEST
     except InvalidVersion:
         return False
-    return True
 
 
-def _findings(read: Scan, entries: Sequence[Entry], version: str | None) -> list[Finding]:
+def _engine(read: Scan) -> str:
+    if read.versions and not read.trtllm:
+        return "vllm"
+    return "tensorrt-llm" if read.trtllm and not read.versions else read.failures.course.wrote()
+
+
+def _findings(
+    read: Scan,
+    entries: Sequence[Entry],
+    version: str | None,
+    engine: str,
+    failures: list[Failure],
+    file: str,
+) -> list[Finding]:
     found: dict[tuple[str, str], Finding] = {}
-    engine = "tensorrt-llm" if read.trtllm and not read.versions else "vllm"
+    survived = {n for f in failures if f.survived for n in f.lines}
+    fatal = {n for f in failures if not f.survived for n in f.lines}
+    spoken = _spoken(read, engine)
     for entry in entries:
-        if entry.engine not in (engine, "any"):
+        if entry.engine not in spoken:
+            continue
+        if read.times.get(entry.id, 0) < entry.times and not entry.settings:
             continue
         if not read.holds(entry.required, every=True) or read.holds(entry.forbidden, every=False):
             continue
@@ -107,17 +130,137 @@ def _findings(read: Scan, entries: Sequence[Entry], version: str | None) -> list
         for hit in sorted(hits, key=lambda h: h.line):
             if not entry.applies(version, by_setting=hit.by_setting):
                 continue
-            message = rendered(entry.message, hit.groups)
-            fix = rendered(entry.fix_for(version), hit.groups)
-            finding = Finding(entry.id, entry.severity, hit.line, message, fix)
-            found.setdefault((entry.id, message), finding)
-    return sorted(found.values(), key=lambda f: (SEVERITIES.index(f.severity), f.line, f.id))
+            finding = Finding(
+                entry.id,
+                entry.severity,
+                hit.line,
+                rendered(entry.message, hit.groups),
+                rendered(entry.fix_for(version), hit.groups),
+                file=file,
+                quote=hit.text,
+                sure=entry.sure,
+                link=entry.source or f"docs/diagnose.md#{entry.id}",
+            )
+            if hit.line in survived and hit.line not in fatal and entry.severity == "error":
+                finding = finding._replace(
+                    severity="info", message=f"{finding.message} The server went on after this."
+                )
+            found.setdefault((entry.id, finding.message), finding)
+    known = list(found.values())
+    return [*(_with_place(f, failures) for f in known), *_unknown(failures, known, file)]
+
+
+def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
+    """Whose entries hold for a log; a paste that tells nothing is taken for vLLM's."""
+    if read.trtllm and not read.versions:
+        return ("tensorrt-llm", "any")
+    if engine in COVERED or not engine or engine == "ray":
+        return ("vllm", "any")
+    return (engine, "any") if read.failures.course.certain(engine) else (engine, "vllm", "any")
+
+
+def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
+    """A finding with what the failure that it explains tells."""
+    for failure in failures:
+        if finding.line in failure.lines:
+            return finding._replace(frame=failure.frame, process=failure.source)
+    return finding
+
+
+def _unknown(failures: list[Failure], known: list[Finding], file: str) -> list[Finding]:
+    """What killed the server and no entry explains, the root first."""
+    told = {f.line for f in known if f.severity == "error"}
+    fatal = [f for f in failures if not f.survived]
+    roots = [f for f in fatal if not f.follower and not f.weak] or [
+        f for f in fatal if not f.follower and f.kind != "an error"
+    ]
+    explained = any(told & f.lines for f in fatal) or (bool(told) and not roots)
+    if not roots and not explained:
+        roots = fatal[:1]
+    found: list[Finding] = []
+    for failure in roots[:_SHOWN]:
+        if told & failure.lines or (found and failure.weak):
+            continue
+        if explained and (failure.weak or failure.follower):
+            continue
+        found.append(_unknown_finding(failure, file))
+    return found
+
+
+def _unknown_finding(failure: Failure, file: str) -> Finding:
+    what = f"{failure.kind} ended it" if failure.kind[:1].islower() else f"{failure.kind} error"
+    message = f"Not in the catalogue: {what}."
+    fix = f"no cure is known here; search for: {failure.search}"
+    if failure.follower:
+        message = (
+            f"Not in the catalogue: {failure.kind} that follows when another process dies. "
+            "Its cause is not in this log."
+        )
+        fix = f"read the log of the other process, rank or node; or search for: {failure.search}"
+    return Finding(
+        UNKNOWN,
+        "error",
+        failure.line,
+        message,
+        fix,
+        file=file,
+        quote=failure.quote,
+        before=failure.before.text.strip() if failure.before else "",
+        before_line=failure.before.line if failure.before else 0,
+        frame=failure.frame,
+        search=failure.search,
+        process=failure.source,
+        became=tuple(noted.text for noted in failure.became),
+        more=failure.more,
+    )
+
+
+def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
+    errors = [f for f in findings if f.severity == "error"]
+    state = read.failures.course
+    if not read.lines:
+        return Verdict("empty", "nothing found: the log is empty")
+    if errors:
+        first = min(errors, key=lambda f: (f.id == UNKNOWN and f.line == 0, f.line))
+        also = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        if first.id == UNKNOWN:
+            return Verdict(
+                "failed", f"The server failed, line {first.line}: {first.quote[:160]}{also}"
+            )
+        return Verdict("failed", f"The log shows an error, line {first.line}: {first.id}{also}.")
+    if state.ready:
+        some = [f for f in findings if f.severity == "warning"]
+        what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
+        return Verdict("ready", f"The server became ready (line {state.first_ready}): {what}.")
+    unseen = "No failure found, and the server is not seen ready"
+    if state.started:
+        last = state.last.text.strip()[:160]
+        return Verdict("stopped", f"{unseen}: the log stops at line {state.last.line}: {last}")
+    return Verdict("unclear", f"{unseen}.")
+
+
+def described(result: Diagnosis) -> str:
+    """Which program and release wrote a log, in words."""
+    if result.vllm and result.engine in ("vllm", ""):
+        return f"vLLM {result.vllm}"
+    if result.tensorrt_llm:
+        return f"TensorRT-LLM {result.tensorrt_llm}"
+    name = ENGINE_NAMES.get(result.engine, result.engine)
+    if result.engine == "vllm" or (not result.engine and result.vllm):
+        own = f" build {result.build}, of" if result.build else " of"
+        return f"vLLM{own} an unknown release (say which: --vllm VERSION)"
+    return name
 
 
 def _asked(entry: Entry, read: Scan) -> list[Hit]:
     """Hits of an entry's ``settings``."""
     return [
-        Hit(setting.line, {"name": setting.name, "value": setting.value}, by_setting=True)
+        Hit(
+            setting.line,
+            {"name": setting.name, "value": setting.value},
+            by_setting=True,
+            text=f"{setting.name}={setting.value}",
+        )
         for setting in read.settings.values()
         for asked in entry.settings
         if asked.holds(setting.name, setting.value)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEVERITIES = ("error", "warning", "info")
-ENGINES = ("vllm", "tensorrt-llm", "any")
+ENGINES = ("vllm", "tensorrt-llm", "sglang", "any")
+#: Seen in the code or the wheels of that release; inferred from them; only told by others.
+SURE = ("certain", "likely", "reported")
 
 #: key -> (type, required)
 _Keys = dict[str, tuple[type, bool]]
@@ -38,6 +40,9 @@ _ENTRY: _Keys = {
     "engine": (str, False),
     "when": (str, False),
     "needs-version": (bool, False),
+    "times": (int, False),
+    "sure": (str, False),
+    "source": (str, False),
     "patterns": (list, False),
     "unless": (list, False),
     "settings": (list, False),
@@ -124,7 +129,7 @@ class _Reader:
         except tomllib.TOMLDecodeError as error:
             raise self.fail(f"not valid TOML: {error}") from None
         raw = self.table(loaded, _ENTRY, "")
-        for key, known in (("severity", SEVERITIES), ("engine", ENGINES)):
+        for key, known in (("severity", SEVERITIES), ("engine", ENGINES), ("sure", SURE)):
             if raw.get(key, known[0]) not in known:
                 raise self.fail(f"{key} {raw[key]!r} is none of {', '.join(known)}")
         if raw["id"] != self.path.stem:
@@ -144,6 +149,9 @@ class _Reader:
             required=self.condition(raw.get("with", {}), "with: "),
             forbidden=self.condition(raw.get("without", {}), "without: "),
             fixes=tuple(self.fixes(raw["fix"])),
+            times=raw.get("times", 1),
+            sure=raw.get("sure", "certain"),
+            source=raw.get("source", ""),
             examples=tuple(Example(**self.table(e, _EXAMPLE, "example: ")) for e in raw["example"]),
         )
 

@@ -100,6 +100,12 @@ class Entry:
     required: Condition
     forbidden: Condition
     fixes: tuple[Fix, ...] = ()
+    #: so many lines must show it: one of them alone is harmless
+    times: int = 1
+    #: how well the cause is known: certain, likely, reported
+    sure: str = "certain"
+    #: where the cause or the cure was published
+    source: str = ""
     examples: tuple[Example, ...] = field(default=(), compare=False)
 
     def applies(self, version: str | None, *, by_setting: bool) -> bool:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.dispatch import FORMS, Selection, selection
 from builder.diagnose.entries import Condition, Entry, Pattern, Regex
+from builder.diagnose.failureforms import SKIPPED
+from builder.diagnose.failures import QUOTED, Failures
 from builder.diagnose.literals import fixed_text
+from builder.diagnose.reading import Reader
 from builder.diagnose.settings import TRIGGERS, Setting, settings_in
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class Hit(NamedTuple):
     line: int
     groups: Mapping[str, str]
     by_setting: bool = False
+    text: str = ""
 
 
 @dataclass
@@ -55,6 +59,11 @@ class Scan:
     selections: dict[tuple[str, str], Selection] = field(default_factory=dict)
     settings: dict[tuple[str, str], Setting] = field(default_factory=dict)
     hits: dict[str, list[Hit]] = field(default_factory=dict)
+    #: how many lines of each entry were seen
+    times: dict[str, int] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures)
+    #: the same for the physical lines of a log that may be wrapped
+    unjoined: Failures = field(default_factory=Failures)
     #: sources of the patterns of ``with`` and ``without`` that are somewhere in the log
     present: set[str] = field(default_factory=set)
 
@@ -72,7 +81,7 @@ class _Watch(NamedTuple):
     """A pattern to look for and what to do with a line that matches."""
 
     pattern: Pattern
-    found: Callable[[re.Match[str], int], object]
+    found: Callable[[re.Match[str], Line], object]
 
 
 def scan(lines: Iterable[Line], catalog: Iterable[Entry]) -> Scan:
@@ -84,6 +93,9 @@ def scan(lines: Iterable[Line], catalog: Iterable[Entry]) -> Scan:
         by_needle.setdefault(watch.pattern.needle, []).append(watch)
     for block in _blocks(lines, result):
         _read_block(block, by_needle, result)
+    if isinstance(lines, Reader):
+        result.lines = lines.lines
+        result.failures.course.passed_over(lines.passed_over())
     return result
 
 
@@ -92,6 +104,10 @@ def _blocks(lines: Iterable[Line], result: Scan) -> Iterator[list[Line]]:
     size = 0
     for line in lines:
         block.append(line)
+        if not line.again:
+            result.failures.feed(line)
+        if line.pieces == 1 and isinstance(lines, Reader) and lines.wrapped:
+            result.unjoined.feed(line)
         size += len(line.text) + 1
         result.lines = line.number
         if size >= _BLOCK:
@@ -112,7 +128,7 @@ def _read_block(block: list[Line], by_needle: dict[str, list[_Watch]], result: S
             for watch in watches:
                 result.searches += 1
                 if match := watch.pattern.regex.search(line.text):
-                    watch.found(match, line.number)
+                    watch.found(match, line)
     seen: set[int] = set()
     for trigger in TRIGGERS:
         seen.update(_lines_with(trigger, text, starts))
@@ -152,37 +168,41 @@ def _pattern(source: str) -> Pattern:
     return Pattern(Regex(source), fixed_text(source))
 
 
-def _note_version(versions: dict[str, int]) -> Callable[[re.Match[str], int], object]:
-    return lambda match, line: versions.setdefault(match["version"].rstrip("."), line)
+def _note_version(versions: dict[str, int]) -> Callable[[re.Match[str], Line], object]:
+    return lambda match, line: versions.setdefault(match["version"].rstrip("."), line.number)
 
 
-def _note_selection(result: Scan, kind: str) -> Callable[[re.Match[str], int], object]:
-    def note(match: re.Match[str], line: int) -> None:
-        found = selection(kind, match, line)
+def _note_selection(result: Scan, kind: str) -> Callable[[re.Match[str], Line], object]:
+    def note(match: re.Match[str], line: Line) -> None:
+        found = selection(kind, match, line.number)
         key = (found.kind, found.kernel)
-        if key not in result.selections or result.selections[key].line > line:
+        if key not in result.selections or result.selections[key].line > line.number:
             result.selections[key] = found
 
     return note
 
 
-def _note_hit(result: Scan, entry: Entry) -> Callable[[re.Match[str], int], object]:
+def _note_hit(result: Scan, entry: Entry) -> Callable[[re.Match[str], Line], object]:
     kept = result.hits.setdefault(entry.id, [])
 
-    def note(match: re.Match[str], line: int) -> None:
+    def note(match: re.Match[str], line: Line) -> None:
         if any(unless.search(match.string) for unless in entry.unless):
             return
+        if entry.severity == "error" and SKIPPED.search(match.string):
+            return
+        result.times[entry.id] = result.times.get(entry.id, 0) + 1
         groups = {name: value or "" for name, value in match.groupdict().items()}
+        fresh = Hit(line.number, groups, text=match.string.strip()[:QUOTED])
         for index, hit in enumerate(kept):
             if hit.groups == groups:
-                if line < hit.line:
-                    kept[index] = Hit(line, groups)
+                if line.number < hit.line and line.pieces == 1:
+                    kept[index] = fresh
                 return
         if len(kept) < _KEPT:
-            kept.append(Hit(line, groups))
+            kept.append(fresh)
 
     return note
 
 
-def _note_present(result: Scan, pattern: Pattern) -> Callable[[re.Match[str], int], object]:
+def _note_present(result: Scan, pattern: Pattern) -> Callable[[re.Match[str], Line], object]:
     return lambda _match, _line: result.present.add(pattern.regex.pattern)

@@ -1,0 +1,130 @@
+"""How a server goes on: which one it is, whether it is ready, what it waits for."""
+
+from __future__ import annotations
+
+import collections
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from builder.diagnose.failureforms import ENDING
+from builder.diagnose.health import ALIVE, ENGINES, READY, STARTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.diagnose.reading import Line
+
+#: Processes of vLLM.
+_VLLM = ("APIServer", "EngineCore", "Worker_", "VllmWorker")
+#: One line about a missing broadcast block is harmless; a hang repeats it every 60 seconds.
+_WAITS = 3
+#: Ray says how long it waited for a placement group; a cluster that fits gives it at once.
+_LONG = 60
+_WAITING = (
+    re.compile(r"No available shared memory broadcast block found in \d+ seconds"),
+    re.compile(r"Waiting for creating a placement group of specs for (?P<seconds>\d+) seconds"),
+    re.compile(
+        r"Waiting for \d+ (?:local|remote),? .{0,40}(?:core|engine).{0,40}to (?:start|connect)"
+    ),
+    re.compile(r"Still waiting for .{3,80}"),
+)
+#: So many lines about one wait are kept.
+_KEPT = 64
+#: So far from the start of a log lines are asked which engine wrote them.
+_FIRST = 400
+
+
+class Noted(NamedTuple):
+    """A line with its number."""
+
+    line: int
+    text: str
+    source: str = ""
+
+
+@dataclass
+class Course:
+    """What a log tells of its server, failures left out."""
+
+    started: int = 0
+    #: the first and the last line that say that it is ready
+    first_ready: int = 0
+    ready: int = 0
+    #: the last line that shows it answer
+    alive: int = 0
+    last: Noted = field(default_factory=lambda: Noted(0, ""))
+    waits: dict[int, list[Noted]] = field(default_factory=dict)
+    #: lines of progress by process, the last ones
+    progress: dict[str, collections.deque[int]] = field(default_factory=dict)
+    votes: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def feed(self, line: Line) -> None:
+        """Take note of one line."""
+        text = line.text
+        self.last = Noted(line.number, text, line.source)
+        if line.number <= _FIRST or self.votes.total() < _WAITS:
+            self._vote(line)
+        if not self.started and STARTED.search(text):
+            self.started = line.number
+        self._state(line)
+
+    def _vote(self, line: Line) -> None:
+        for key, _, regex in ENGINES:
+            if regex.search(line.text) or (key == "vllm" and line.source.startswith(_VLLM)):
+                self.votes[key] += 1
+                return
+
+    def _state(self, line: Line) -> None:
+        text, number = line.text, line.number
+        if READY.search(text):
+            self.first_ready = self.first_ready or number
+            self.ready = max(self.ready, number)
+        if ALIVE.search(text):
+            self.alive = max(self.alive, number)
+        if "aiting for" in text or "broadcast block" in text:
+            for index, regex in enumerate(_WAITING):
+                kept = self.waits.setdefault(index, [])
+                if regex.search(text) and len(kept) < _KEPT:
+                    kept.append(Noted(number, text, line.source))
+
+    def goes_on(self, line: Line) -> None:
+        """Take note of a line that is part of no failure."""
+        if line.level == "INFO" and not ENDING.search(line.text):
+            kept = self.progress.setdefault(line.source, collections.deque(maxlen=_KEPT))
+            kept.append(line.number)
+
+    def passed_over(self, lines: Iterable[Line]) -> None:
+        """Take note of the last ones of lines that were too many to read."""
+        for line in lines:
+            self._state(line)
+            self.goes_on(line)
+            if line.number > self.last.line:
+                self.last = Noted(line.number, line.text, line.source)
+
+    def after(self, source: str, line: int) -> int:
+        """How many lines of progress a process wrote behind a line."""
+        return sum(number > line for number in self.progress.get(source, ()))
+
+    def wrote(self) -> str:
+        """Which engine wrote the log; empty when nothing tells."""
+        for key in ("nim", "tensorrt-llm", "sglang", "llama.cpp"):
+            if self.votes[key] >= max(1, self.votes["vllm"] // 3):
+                return key
+        return next((key for key, _ in self.votes.most_common(1)), "")
+
+    def certain(self, engine: str) -> bool:
+        """Whether several lines name an engine, and none names vLLM."""
+        return self.votes[engine] > 1 and not self.votes["vllm"]
+
+    def hang(self) -> list[Noted]:
+        """The lines of a wait that does not end."""
+        for index, kept in self.waits.items():
+            seconds = _WAITING[index].search(kept[-1].text) if kept else None
+            if seconds is None or self.ready > kept[-1].line:
+                continue
+            long = int(seconds.groupdict().get("seconds") or 0) >= _LONG
+            after = sum(self.after(source, kept[-1].line) for source in self.progress)
+            if (long or len(kept) >= _WAITS) and after < _WAITS:
+                return kept
+        return []
