@@ -133,3 +133,8 @@ console = Console()
 def counted(number: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """The one JSON document of a command; it goes to stdout when the command ends."""
+    console.document = value

@@ -104,20 +104,23 @@ def plan(
 ) -> None:
     """Show what each layer would do to a base; change nothing."""
     from builder.cli.plan import plan_command
+    from builder.pipeline.options import PlanOptions, toolkit_choice
 
-    plan_command(
-        layers=layers,
-        pulls=opt.pull_options(with_pr, forge_clone, locked),
+    options = PlanOptions(
+        layers=tuple(layers or ()),
+        with_pr=tuple(with_pr or ()),
+        forge_clone=tuple(forge_clone or ()),
+        patches=tuple(patches or ()),
         base=base,
         platform=platform,
         python=python,
         site_packages=site_packages,
-        patches=patches,
-        compile_here=compile_here,
-        toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
+        locked=locked,
         refresh=refresh,
-        json=json,
+        compile_here=compile_here,
+        toolkit=toolkit_choice(toolkit, builder, compiling=compile_here),
     )
+    plan_command(options, json=json)
 
 
 @app.command(
@@ -222,17 +225,27 @@ def image(
 
     The last line of stdout names the image by digest.
     """
-    from builder.cli.image import ImageOptions, image_command
+    from builder.cli.image import image_command
+    from builder.pipeline.options import ImageOptions, PlanOptions, toolkit_choice
 
+    options = PlanOptions(
+        layers=tuple(layers or ()),
+        with_pr=tuple(with_pr or ()),
+        forge_clone=tuple(forge_clone or ()),
+        patches=tuple(patches or ()),
+        base=base,
+        platform=platform,
+        python=python,
+        site_packages=site_packages,
+        locked=locked,
+        refresh=refresh,
+        compile_here=compile_here,
+        toolkit=toolkit_choice(toolkit, builder, compiling=compile_here),
+        single_layer=single_layer,
+    )
     image_command(
         ImageOptions(
-            layers=layers,
-            pulls=opt.pull_options(with_pr, forge_clone, locked),
-            base=base,
-            platform=platform,
-            python=python,
-            site_packages=site_packages,
-            patches=patches,
+            plan=options,
             engine=engine,
             builder=builder or "",
             cache_from=tuple(cache_from or ()),
@@ -241,18 +254,14 @@ def image(
             output=output,
             push=push,
             thin=thin,
-            single_layer=single_layer,
             all_platforms=all_platforms,
             others=others,
             verify=not no_verify,
-            compile_here=compile_here,
-            toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
-            time_limit=time_limit or "",
             dry_run=dry_run,
             print_dockerfile=print_dockerfile,
-            refresh=refresh,
             json=json,
-        )
+        ),
+        limit=time_limit or "",
     )
 
 
@@ -328,21 +337,29 @@ def verify(
 ) -> None:
     """Prove what an image is, and which kernels it selects."""
     from builder.cli.verify import verify_command
+    from builder.pipeline.options import PlanOptions, VerifyOptions
     from builder.verify.ongpu import GpuOptions
 
-    verify_command(
-        target=target,
-        layers=layers,
-        pulls=opt.pull_options(with_pr, forge_clone, locked),
-        levels=level or [],
-        require=require or [],
-        html=html,
-        summary=summary,
-        prove_necessary=prove_necessary,
-        gpu=GpuOptions(bench=bench, against=against, model=model, serve_args=serve_args),
+    options = PlanOptions(
+        layers=tuple(layers or ()),
+        with_pr=tuple(with_pr or ()),
+        forge_clone=tuple(forge_clone or ()),
+        patches=tuple(patches or ()),
         platform=platform,
-        patches=patches,
+        locked=locked,
         refresh=refresh,
+    )
+    verify_command(
+        VerifyOptions(
+            target=target,
+            plan=options,
+            levels=tuple(level or ()),
+            require=tuple(require or ()),
+            html=html,
+            summary=summary,
+            prove_necessary=prove_necessary,
+            gpu=GpuOptions(bench=bench, against=against, model=model, serve_args=serve_args),
+        ),
         json=json,
     )
 

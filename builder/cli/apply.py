@@ -10,31 +10,20 @@ from builder.applier.store import Store
 from builder.applier.trees import DirTree
 from builder.bases.directory import find_site_packages
 from builder.catalog import Catalog
-from builder.cli.inputs import Inputs
-from builder.cli.show import print_json, show_plan
-from builder.console import console, counted
+from builder.console import console, counted, print_json
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.show import show_plan
 from builder.planner import refuse_nothing, refuse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.cli.options import PullOptions
-    from builder.native.container import ToolkitChoice
+    from builder.pipeline.options import PlanOptions
 
 
-def apply_command(
-    *,
-    directory: Path,
-    layers: list[str] | None,
-    pulls: PullOptions,
-    patches: list[Path] | None,
-    compile_here: bool,
-    toolkit: ToolkitChoice | None,
-    dry_run: bool,
-    json: bool,
-) -> None:
+def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json: bool) -> None:
     """Judge all layers first, refuse if one cannot go on, then commit them one by one."""
-    inputs = Inputs(layers, patches, pulls, compile_here=compile_here, toolkit=toolkit)
+    inputs = Inputs(options)
     root = find_site_packages(directory)
     base = inputs.identify(f"dir:{root}")
     plan = inputs.plan(base)

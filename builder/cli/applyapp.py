@@ -43,17 +43,18 @@ def apply(
     Each layer is applied as a whole, or not at all.
     """
     from builder.cli.apply import apply_command
+    from builder.pipeline.options import PlanOptions, toolkit_choice
 
-    apply_command(
-        directory=directory,
-        layers=layers,
-        pulls=opt.pull_options(with_pr, forge_clone, locked),
-        patches=patches,
+    options = PlanOptions(
+        layers=tuple(layers or ()),
+        with_pr=tuple(with_pr or ()),
+        forge_clone=tuple(forge_clone or ()),
+        patches=tuple(patches or ()),
+        locked=locked,
         compile_here=compile_here,
-        toolkit=opt.toolkit_choice(toolkit, builder, compiling=compile_here),
-        dry_run=dry_run,
-        json=json,
+        toolkit=toolkit_choice(toolkit, builder, compiling=compile_here),
     )
+    apply_command(directory, options, dry_run=dry_run, json=json)
 
 
 @apply_app.command(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from builder.cache.kinds import KINDS, OTHER, Kind, kinds_named
 from builder.cache.prune import IN_USE, Pruned, Wish, prune
 from builder.cache.scan import Entry, entries, unknown
-from builder.cli.show import print_json
 from builder.cli.units import bytes_of, seconds_of
-from builder.console import console, megabytes
+from builder.console import console, megabytes, print_json
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.hints import again
 from builder.paths import cache_dir

@@ -10,8 +10,7 @@ from builder.applier.outcomes import Target
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
-from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, print_json
 from builder.errors import EngineError, UsageError
 from builder.index import PackageIndex
 from builder.model import Platform

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, print_json
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.index import PackageIndex
 from builder.model import Platform

@@ -133,6 +133,7 @@ def compile_run(
     No GPU is needed.
     """
     from builder.cli.compile import RunOptions, run_command
+    from builder.pipeline.options import toolkit_choice
 
     run_command(
         RunOptions(
@@ -144,7 +145,7 @@ def compile_run(
             units=unit or [],
             torch=torch,
             nvcc=nvcc,
-            toolkit=opt.toolkit_choice(toolkit, builder),
+            toolkit=toolkit_choice(toolkit, builder),
             platform=platform,
             jobs=jobs,
             dry_run=dry_run,
@@ -196,6 +197,7 @@ def compile_wheel(
 ) -> None:
     """Compile what a change reaches, as a wheel beside vLLM."""
     from builder.cli.companion import WheelOptions, wheel_command
+    from builder.pipeline.options import toolkit_choice
 
     wheel_command(
         WheelOptions(
@@ -208,7 +210,7 @@ def compile_wheel(
             cuda=cuda,
             torch=torch,
             nvcc=nvcc,
-            toolkit=opt.toolkit_choice(toolkit, builder),
+            toolkit=toolkit_choice(toolkit, builder),
             platform=platform,
             out=out,
             jobs=jobs,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from builder import settings
-from builder.cli.show import print_json
+from builder.console import print_json
 from builder.index import pip_index_url
 from builder.lock import lock_path
 from builder.paths import cache_dir, data_dir

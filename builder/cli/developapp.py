@@ -92,8 +92,16 @@ def mods_export(
     """Write self-contained mods/NAME/run.sh from the layers."""
     from builder.cli.mods import export_command
 
-    pulls = opt.pull_options(with_pr, forge_clone)
-    export_command(names or [], directory, layers, pulls, patches, check=check, json=json)
+    export_command(
+        names or [],
+        directory,
+        layers,
+        with_pr or (),
+        forge_clone or (),
+        patches,
+        check=check,
+        json=json,
+    )
 
 
 @develop_app.command(

@@ -6,8 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, print_json
 from builder.diagnose import Diagnosis, diagnose
 from builder.diagnose.report import lines_of
 from builder.diagnose.sources import found, texts

@@ -42,9 +42,10 @@ def ask(
     By default, with every choice that they offer, and with each profile.
     """
     from builder.catalog import Catalog
-    from builder.cli.show import print_json
+    from builder.console import print_json
     from builder.dispatch.record import Asking, file_of, record_bytes, record_of
     from builder.index import PackageIndex, vllm_releases, write_atomically
+    from builder.pipeline import bases
     from builder.sources import IndexSources
 
     if real_extensions:
@@ -53,7 +54,7 @@ def ask(
     asking = Asking(
         catalog=Catalog.discover(),
         sources=IndexSources(index),
-        identify=lambda release, selection: opt.identify_base(
+        identify=lambda release, selection: bases.identify_base(
             f"pypi:vllm=={release}", selection, index, platform=platform
         ),
     )
@@ -81,7 +82,7 @@ def table(
 ) -> None:
     """Write the release table from the records, or check it."""
     from builder.catalog import Catalog
-    from builder.cli.show import print_json
+    from builder.console import print_json
     from builder.dispatch.record import read_records, stale_records
     from builder.dispatch.table import render
     from builder.errors import Exit, SparkBuildError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.cli.show import print_json
-from builder.console import console, counted, megabytes
+from builder.console import console, counted, megabytes, print_json
 from builder.distribute.node import Node
 from builder.distribute.run import Delivery, Distribution
 from builder.errors import Exit, SparkBuildError, UsageError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.outcomes import layer_digest
 from builder.catalog import Catalog, order
 from builder.cli.frompull import print_pulls, pulls_of, write_layer
-from builder.cli.show import print_json
-from builder.console import console, counted
+from builder.console import console, counted, print_json
 from builder.errors import UsageError
 from builder.layercheck import check_layer, check_name
 from builder.layerfile import description

@@ -39,15 +39,17 @@ def lock(
     Without --layers and --with-pr, what the lock has is locked once more.
     """
     from builder.cli.lock import lock_command
+    from builder.pipeline.options import PlanOptions
 
-    lock_command(
-        layers=layers,
-        pulls=opt.pull_options(with_pr, forge_clone),
+    options = PlanOptions(
+        layers=tuple(layers or ()),
+        with_pr=tuple(with_pr or ()),
+        forge_clone=tuple(forge_clone or ()),
+        patches=tuple(patches or ()),
         base=base,
         platform=platform,
         python=python,
-        patches=patches,
-        check=check,
+        refresh=upgrade,
         upgrade=upgrade,
-        json=json,
     )
+    lock_command(options, check=check, json=json)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
-from builder.cli import options as opt
-from builder.cli.show import print_json
-from builder.console import console
+from builder.catalog import Catalog
+from builder.console import console, print_json
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.index import PackageIndex, vllm_releases
+from builder.pipeline import bases
+from builder.pipeline.select import without_pulls
 from builder.planner import make_plan
 from builder.sources import IndexSources
 
@@ -51,13 +52,13 @@ def matrix_command(
         raise UsageError(
             "--evidence keeps what dispatch answers, and none is asked for", hint="--dispatch"
         )
-    _, selection = opt.select(layers, patches)
+    selection = without_pulls(Catalog.discover(patches or ()).select(layers))
     index = PackageIndex(refresh=refresh)
     sources = IndexSources(index)
     rows: list[dict[str, Any]] = []
     for release in vllm_releases(index, releases):
         console.say(f"  vllm {release}")
-        base = opt.identify_base(f"pypi:vllm=={release}", selection, index, platform=platform)
+        base = bases.identify_base(f"pypi:vllm=={release}", selection, index, platform=platform)
         plan = make_plan(base, selection, sources)
         row: dict[str, Any] = {
             "vllm": release,

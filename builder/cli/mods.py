@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builder.catalog import Catalog, Selection
-from builder.cli.options import PullOptions, without_pulls
-from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, print_json
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.lock import lock_path, read_lock
 from builder.modexport import mod_files, stale_files, write_mod
 from builder.paths import data_dir, in_checkout
+from builder.pipeline.select import without_pulls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def export_command(
     names: list[str],
     directory: Path | None,
     layers: list[str] | None,
-    pulls: PullOptions,
+    with_pr: Sequence[str],
+    forge_clone: Sequence[str],
     patches: list[Path] | None,
     *,
     check: bool,
@@ -31,7 +35,7 @@ def export_command(
         SparkBuildError: ``check`` found stale files (exit 9).
     """
     catalog = Catalog.discover(patches or ())
-    if layers or pulls.with_pr:
+    if layers or with_pr:
         if len(names) != 1:
             raise UsageError("--layers makes one mod: name it", hint="mods export NAME --layers L")
         wanted = {names[0]: layers or []}
@@ -47,7 +51,7 @@ def export_command(
     root = directory or (data_dir("mods") if check or in_checkout() else Path("mods"))
     stale: list[str] = []
     for name, selected in wanted.items():
-        files = mod_files(name, _selection(catalog, selected, pulls))
+        files = mod_files(name, _selection(catalog, selected, with_pr, forge_clone))
         if check:
             stale += [f"{name}/{file}" for file in stale_files(root / name, files)]
         else:
@@ -65,8 +69,10 @@ def export_command(
     print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")
 
 
-def _selection(catalog: Catalog, layers: list[str], pulls: PullOptions) -> Selection:
+def _selection(
+    catalog: Catalog, layers: list[str], with_pr: Sequence[str], forge_clone: Sequence[str]
+) -> Selection:
     """What a mod is made of, with the pull requests that the project's lock pins as it does."""
     chosen = catalog.select(layers) if layers else Selection((), ())
-    lock = read_lock(lock_path(Path.cwd())) if pulls.with_pr else None
-    return without_pulls(chosen, pulls, lock.pulls if lock else {})
+    lock = read_lock(lock_path(Path.cwd())) if with_pr else None
+    return without_pulls(chosen, with_pr, forge_clone, lock.pulls if lock else {})

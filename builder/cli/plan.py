@@ -4,38 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.cli.inputs import Inputs
-from builder.cli.show import print_json, show_plan
-from builder.console import console, megabytes
+from builder.console import console, megabytes, print_json
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.show import show_plan
 from builder.planner import refuse_nothing, refuse_plan
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from builder.cli.options import PullOptions
-    from builder.native.container import ToolkitChoice
+    from builder.pipeline.options import PlanOptions
 
 
-def plan_command(
-    *,
-    layers: list[str] | None,
-    pulls: PullOptions,
-    base: str | None,
-    platform: str | None,
-    python: str | None,
-    site_packages: str | None,
-    patches: list[Path] | None,
-    compile_here: bool,
-    toolkit: ToolkitChoice | None,
-    refresh: bool,
-    json: bool,
-) -> None:
+def plan_command(options: PlanOptions, *, json: bool) -> None:
     """Plan and print; a plan that could not be built is shown, then refused."""
-    inputs = Inputs(
-        layers, patches, pulls, refresh=refresh, compile_here=compile_here, toolkit=toolkit
-    )
-    ref = inputs.base_ref(base)
-    identified = inputs.identify(ref, platform=platform, python=python, site_packages=site_packages)
+    inputs = Inputs(options)
+    ref = inputs.base_ref()
+    identified = inputs.identify(ref)
     try:
         made = inputs.plan(identified)
     finally:

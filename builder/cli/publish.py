@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.show import CheckLines, print_json, show_report
-from builder.console import console, counted, megabytes
+from builder.console import console, counted, megabytes, print_json
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.pipeline.show import CheckLines, show_report
 from builder.publish.evidence import REQUIRED, Evidence, read_evidence
 from builder.publish.overlays import check_overlay
 from builder.publish.prove import prove

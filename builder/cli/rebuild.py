@@ -6,14 +6,14 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder import __version__, settings
-from builder.cli import options as opt
-from builder.cli.inputs import stages_of
-from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, print_json
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS
 from builder.native.compiler import WHEELS, of_wheels
+from builder.pipeline import bases
+from builder.pipeline.inputs import stages_of
+from builder.pipeline.options import toolkit_choice
 from builder.publish.mirror import mirrored_base
 from builder.publish.repository import PublishRepository
 from builder.publish.sbom import toolkit_of_layer
@@ -47,7 +47,7 @@ def rebuild_command(
     compiled = False
 
     def identify(wanted: Wanted) -> Base:
-        return opt.identify_base(
+        return bases.identify_base(
             wanted.reference,
             wanted.selection,
             index,
@@ -86,7 +86,7 @@ def _toolkit(plan: Mapping[str, Any]) -> ToolkitChoice | None:
     for layer in plan["layers"]:
         if found := toolkit_of_layer(layer):
             image = f"{found['image']}@{found['digest']}"
-            return opt.toolkit_choice(image, settings.BUILDER.value or None)
+            return toolkit_choice(image, settings.BUILDER.value or None)
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.cli.show import print_json
+from builder.console import print_json
 from builder.schemas import names, schema
 
 

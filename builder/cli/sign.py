@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.cli.show import print_json
-from builder.console import console
+from builder.console import console, print_json
 from builder.publish.cosign import Trust, sign, verify_signature
 from builder.registry.locations import Locations
 from builder.registry.reference import parse_reference

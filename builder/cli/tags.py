@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.show import print_json
-from builder.console import console, megabytes
+from builder.console import console, megabytes, print_json
 from builder.errors import UsageError
 from builder.publish.inventory import Held, take_inventory
 from builder.publish.named import Names

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.cli.options import identify_base, select
+from builder.catalog import Catalog
 from builder.engines.buildkit import BuildkitEngine
 from builder.engines.model import BuildRequest
 from builder.errors import BuildFailed, Exit
 from builder.index import PackageIndex
+from builder.pipeline.bases import identify_base
 from builder.planner import make_plan
 from builder.sources import IndexSources
 
@@ -225,7 +226,7 @@ def test_tag_that_moved_is_not_built_on(
         monkeypatch.setenv(name, value)
     index = PackageIndex()
     tag = build("moving:1", f"FROM {slim}\nLABEL version=1\n")
-    _, selection = select(["marlin"], None)
+    selection = Catalog.discover(()).select(["marlin"])
     identified = identify_base(tag, selection, index, platform=None)
     try:
         plan = make_plan(identified, selection, IndexSources(index))

@@ -64,7 +64,7 @@ def own_layers(
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every base is a vLLM in memory; nothing can be asked in a sandbox."""
     made = fake_base(vllm_files() | MODULE)
-    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
+    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
     monkeypatch.setattr("builder.verify.opening.identify", lambda _: made)
     no_sandbox(monkeypatch)
@@ -188,7 +188,7 @@ class TestExitCodes:
         def broken(*words: object, **options: object) -> None:
             raise RuntimeError("unexpected")
 
-        monkeypatch.setattr("builder.cli.inputs.make_plan", broken)
+        monkeypatch.setattr("builder.pipeline.inputs.make_plan", broken)
         words = ["plan", "-l", "fix", "-b", BASE]
         if debug:
             with pytest.raises(RuntimeError, match="unexpected"):
@@ -211,7 +211,7 @@ class TestExitCodes:
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = fake_base(vllm_files("0.19.0"))
-        monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: old)
+        monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: old)
         result = call("plan", "-l", "b12x-full", "-b", BASE)
         assert result.code == 2
         assert "try: spark-build plan --layers b12x-full --base pypi:vllm==0.20.1" in result.err
@@ -287,7 +287,7 @@ class TestExitCodes:
         def down(*words: object, **options: object) -> None:
             raise RemoteError("the package index did not answer")
 
-        monkeypatch.setattr("builder.cli.options.identify_base", down)
+        monkeypatch.setattr("builder.pipeline.bases.identify_base", down)
         assert call("plan", "-l", "fix", "-b", BASE).code == 8
 
     def test_9_stale(self, call: Call, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ class TestExitCodes:
         def interrupted(*words: object, **options: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("builder.cli.inputs.make_plan", interrupted)
+        monkeypatch.setattr("builder.pipeline.inputs.make_plan", interrupted)
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == 130
         assert "nothing half-written was left" in result.err
@@ -327,7 +327,7 @@ class TestExitCodes:
         def imports(*words: object, **options: object) -> None:
             raise RuntimeError("Error calling __set_name__ on 'Field' instance") from cause
 
-        monkeypatch.setattr("builder.cli.inputs.make_plan", imports)
+        monkeypatch.setattr("builder.pipeline.inputs.make_plan", imports)
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == (130 if isinstance(cause, KeyboardInterrupt) else 1)
         assert ("interrupted" in result.err) == (result.code == 130)
@@ -416,7 +416,7 @@ class TestStreams:
     ) -> None:
         check = Check(level="static", name="x", status="fail", expected="a", seen="b")
         report = Report(target="oci:out", plan_digest=f"sha256:{'0' * 64}", checks=[check])
-        monkeypatch.setattr("builder.cli.image.verify", lambda *_: report)
+        monkeypatch.setattr("builder.pipeline.verify.verify", lambda *_: report)
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         result = call(*words)
         assert result.code == 5

@@ -62,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("builder.sources.read_module", lambda *_: dict(NOT_LOADED))
     made = fake_base(BASE)
-    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
+    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
     monkeypatch.setattr("builder.verify.opening.identify", lambda _: made)
     monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
@@ -313,7 +313,7 @@ def test_apply_and_revert(
     before = snapshot(root)
     tree = DirTree(root)
     base = Base(identity_of(tree, "dir", site_packages=str(root)), tree)
-    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: base)
+    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: base)
     refused = call("apply", root, "-l", "mine")
     assert refused.code == 10
     assert f"spark-build apply {root} --layers mine --compile" in refused.err

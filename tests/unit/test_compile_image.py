@@ -9,9 +9,9 @@ import pytest
 
 from builder.applier.sources import Stage
 from builder.catalog import Selection
-from builder.cli.options import identify_base
 from builder.index import PackageIndex
 from builder.native.base import DISTRIBUTIONS
+from builder.pipeline.bases import identify_base
 from builder.planner import make_plan
 from builder.sources import IndexSources
 

@@ -32,7 +32,7 @@ def image(
     (tmp_path / "patches" / "fix" / "layer.toml").write_text(LAYER)
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     base = fake_base(vllm_files(), "pypi")
-    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: base)
+    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: base)
     return lambda *words: spark_build(*IMAGE, "--output", f"oci:{tmp_path}/work/out", *words)
 
 

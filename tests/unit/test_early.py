@@ -44,8 +44,8 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(words)
 
     for name in (
-        "builder.cli.options.identify_base",
-        "builder.cli.options.default_base",
+        "builder.pipeline.bases.identify_base",
+        "builder.pipeline.bases.default_base",
         "builder.verify.opening.open_target",
         "builder.engines.docker.connect",
     ):

@@ -10,11 +10,11 @@ import pytest
 
 from builder import locks
 from builder.bases.model import Base
-from builder.cli import options
-from builder.cli.inputs import at_digest
 from builder.errors import RemoteError, UsageError
 from builder.lock import NAME, lock_path, read_lock
 from builder.lockfacts import read_facts, write_facts
+from builder.pipeline import bases
+from builder.pipeline.inputs import at_digest
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
 from tests.forge import Fault, LocalForge, Pull
@@ -185,7 +185,7 @@ class TestWriting:
             held.append(subject)
             return original(subject, **options)
 
-        monkeypatch.setattr("builder.cli.lock.locked", noted)
+        monkeypatch.setattr("builder.pipeline.locking.locked", noted)
         spark_build("lock")
         assert held == [str(project / NAME)]
 
@@ -470,7 +470,7 @@ class TestMovedTag:
             changed = dataclasses.replace(made.identity, ref=ref, digest=known[ref])
             return Base(changed, made.tree)
 
-        monkeypatch.setattr("builder.cli.options.identify_base", identify_base)
+        monkeypatch.setattr("builder.pipeline.bases.identify_base", identify_base)
         return known
 
     @pytest.fixture(autouse=True)
@@ -563,12 +563,12 @@ class TestFacts:
     ) -> None:  # fmt: skip
         pin = entry_of(project)["base"]["facts"]
         (fix / "fix.txt").write_text("two\n")
-        identify_base = options.identify_base
+        identify_base = bases.identify_base
 
         def by_engine(*words: Any, **more: Any) -> Base:
             return dataclasses.replace(identify_base(*words, **more), opened=None)
 
-        monkeypatch.setattr(options, "identify_base", by_engine)
+        monkeypatch.setattr(bases, "identify_base", by_engine)
         assert spark_build("lock").code == 0
         assert entry_of(project)["base"]["facts"] == pin
         assert spark_build("lock", "--upgrade").code == 8, "which takes nothing from the lock"

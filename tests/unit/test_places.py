@@ -84,7 +84,7 @@ IMAGE = ("image", "-l", "fix", "-b", "pypi:vllm==0.20.1", "--engine", "oci", "--
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every base is a small vLLM in memory."""
     made = fake_base(vllm_files())
-    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: made)
+    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
 
 
 @pytest.mark.parametrize("what", ["below-a-file", "far-below-a-file", "long"])
@@ -155,7 +155,7 @@ def test_it_is_no_bug(spark_build: SparkBuild, site: Path, monkeypatch: pytest.M
     def refused(*_: Any, **__: Any) -> None:
         raise system(errno.EACCES, str(site / "vllm"))
 
-    monkeypatch.setattr("builder.cli.inputs.make_plan", refused)
+    monkeypatch.setattr("builder.pipeline.inputs.make_plan", refused)
     result = spark_build("plan", "-l", "fix", "-b", f"dir:{site}", "--json")
     assert result.code == 2
     assert result.json["error"]["message"] == f"cannot use {site}/vllm: Permission denied"

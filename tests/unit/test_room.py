@@ -159,7 +159,7 @@ def big(
     (tmp_path / "patches" / "fix" / "large.bin").write_bytes(os.urandom(1_000_000))
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     base = fake_base(vllm_files(), "pypi")
-    monkeypatch.setattr("builder.cli.options.identify_base", lambda *_, **__: base)
+    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: base)
     return spark_build
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.cli.show import CheckLines
 from builder.console import console
+from builder.pipeline.show import CheckLines
 from builder.verify.model import Check, Status
 from builder.verify.run import verify
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.cli.show import CheckLines
+from builder.pipeline.show import CheckLines
 from builder.runtime.dispatch_expect import limit
 from builder.verify.html import render_html
 from builder.verify.model import Check, Report
@@ -223,7 +223,7 @@ def test_the_last_word_of_image(
     words = ["image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out"]
     for report in (report_of(STATIC, *DISPATCH), report_of(STATIC, *UNASKED)):
         verdict = report.verdict()
-        monkeypatch.setattr("builder.cli.image.verify", verifier(report))
+        monkeypatch.setattr("builder.pipeline.verify.verify", verifier(report))
         done = call(*words, *(["--json"] if json else []))
         assert done.code == 0
         assert verdict.sentence in done.err
@@ -243,7 +243,7 @@ def test_verify_does_not_say_verified_of_what_is_not_proven(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
-    monkeypatch.setattr("builder.cli.verify.verify", verifier(report_of(STATIC, *UNASKED)))
+    monkeypatch.setattr("builder.pipeline.verify.verify", verifier(report_of(STATIC, *UNASKED)))
     done = call("-q", "verify", "oci:out")
     assert (done.code, done.out) == (0, "NOT PROVEN oci:out\n")
     assert "NOT PROVEN: which kernels vLLM selects" in done.err

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.records import parse_record
 from builder.applier.trees import OverlayTree
 from builder.catalog import Catalog
-from builder.cli.options import identify_base
+from builder.pipeline.bases import identify_base
 from builder.planner import make_plan
 
 if TYPE_CHECKING:

@@ -5,49 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.inputs import Inputs
 from builder.errors import Exit, SparkBuildError
 from builder.index import PackageIndex
 from builder.lock import NAME, lock_path, read_lock
 from builder.lockentry import plan_differences, stale, wheels_of
 from builder.lockfacts import LockedFacts
+from builder.pipeline.inputs import Inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from builder.catalog import Selection
-    from builder.cli.options import PullOptions
+    from builder.pipeline.options import PlanOptions
 
 
 class TargetInputs:
     """A selection, where one was named, and the lock."""
 
-    def __init__(
-        self,
-        layers: Sequence[str] | None,
-        patches: Sequence[Path] | None,
-        pulls: PullOptions,
-        *,
-        refresh: bool,
-    ) -> None:
-        self._locked = pulls.locked
+    def __init__(self, options: PlanOptions) -> None:
         self._path = lock_path(Path.cwd())
-        self._lock = read_lock(self._path) if pulls.locked else None
-        if pulls.locked and self._lock is None:
+        self._lock = read_lock(self._path) if options.locked else None
+        if options.locked and self._lock is None:
             raise SparkBuildError(
                 f"--locked, and there is no {NAME} ({self._path})",
                 Exit.STALE,
                 hint="spark-build lock --layers L --base BASE",
             )
         self.facts = (
-            LockedFacts(self._lock, strict=True) if pulls.locked else LockedFacts.beside(self._path)
+            LockedFacts(self._lock, strict=True)
+            if options.locked
+            else LockedFacts.beside(self._path)
         )
         self.selection: Selection | None = None
-        if layers or pulls.with_pr:
-            inputs = Inputs(layers, patches, pulls, refresh=refresh)
+        if options.names or options.with_pr:
+            inputs = Inputs(options)
             self.selection, self.index = inputs.selection, inputs.index
         else:
-            self.index = PackageIndex(refresh=refresh)
+            self.index = PackageIndex(refresh=options.refresh)
         for entry in self._lock.entries.values() if self._lock else ():
             self.index.hold(wheels_of(entry))
 

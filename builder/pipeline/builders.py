@@ -11,7 +11,7 @@ from builder.errors import EngineError, RemoteError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.cli.image import ImageOptions
+    from builder.pipeline.options import ImageOptions
 
 
 def check_builder(options: ImageOptions) -> None:
@@ -37,10 +37,10 @@ def check_builder(options: ImageOptions) -> None:
             f"{given} is for the buildkit engine; the oci engine keeps finished layers by itself",
             hint="--engine buildkit, or leave it out",
         )
-    if options.thin or options.single_layer:
+    if options.thin or options.plan.single_layer:
         thing = "--thin" if options.thin else "--single-layer"
         raise UsageError(f"{thing} is for the oci engine, {given} for the buildkit engine")
-    if options.all_platforms or options.others != "drop":
+    if options.is_index:
         raise UsageError(f"{given}: the buildkit engine builds for one platform")
 
 

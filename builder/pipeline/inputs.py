@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.bases.model import Base
 from builder.catalog import Catalog, Selection
-from builder.cli import options as opt
 from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.reference import parse_pull
@@ -20,19 +21,22 @@ from builder.lockentry import differences, entry_of, layer_differences, stale, w
 from builder.lockfacts import LockedFacts
 from builder.native.base import DISTRIBUTIONS
 from builder.native.changes import image_of
+from builder.pipeline import bases
 from builder.planner import make_plan
 from builder.pulls.report import report_pulls
 from builder.pulls.resolve import Resolver
 from builder.sources import IndexSources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from builder.bases.model import Base
     from builder.forge.pin import Pin
     from builder.model import BuildPlan
     from builder.native.container import ToolkitChoice
     from builder.native.stage import Stages
+    from builder.pipeline.options import PlanOptions
+
+    Identify = Callable[[str], Base]
 
 #: What a request says about a platform or Python that nobody named: it is the base's own.
 _OWN = "own"
@@ -54,47 +58,37 @@ def stages_of(
     """What may be compiled; ``nvcc`` and ``toolkit`` name what would not be taken by itself."""
     from builder.native.stage import Stages
 
+    Callable[[str], Base]
+
     return Stages(index, forges, nvcc, toolkit)
 
 
 class Inputs:
-    """A selection with its pull requests resolved, and the lock that holds them still.
+    """What a plan is made from: selected layers, pull requests, the index, the project's lock."""
 
-    Without ``lock`` the one of the project is found; ``upgrade`` takes nothing from it.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[str] | None,
-        patches: Sequence[Path] | None,
-        pulls: opt.PullOptions,
-        *,
-        refresh: bool = False,
-        upgrade: bool = False,
-        compile_here: bool = False,
-        toolkit: ToolkitChoice | None = None,
-        single_layer: bool = False,
-    ) -> None:
-        self.single_layer = single_layer
-        words = (word.strip() for name in layers or () for word in name.split(","))
-        self.layers = tuple(word for word in words if word)
-        self.with_pr = tuple(str(parse_pull(text)) for text in pulls.with_pr)
-        self.locked = pulls.locked
+    def __init__(self, options: PlanOptions) -> None:
+        self._options = options
+        self.layers = options.names
+        self.with_pr = tuple(str(parse_pull(text)) for text in options.with_pr)
+        self.locked = options.locked
         self.request: Request | None = None
         self.entry: Entry | None = None
         self.path = lock_path(Path.cwd())
-        self.lock = None if upgrade else read_lock(self.path)
+        self.lock = None if options.upgrade else read_lock(self.path)
         self.facts = LockedFacts(self.lock, strict=self.locked)
-        self.catalog = Catalog.discover(patches or ())
-        self.index = PackageIndex(refresh=refresh)
-        forges = Forges(pulls.forge_clone)
-        self.stages = stages_of(self.index, forges, toolkit=toolkit) if compile_here else None
+        self.catalog = Catalog.discover(options.patches)
+        self.index = PackageIndex(refresh=options.refresh)
+        forges = Forges(options.forge_clone)
+        toolkit = options.toolkit
+        self.stages = (
+            stages_of(self.index, forges, toolkit=toolkit) if options.compile_here else None
+        )
         self.sources = IndexSources(self.index, self.stages)
         self._refuse_unlocked()
         chosen = self.catalog.select(self.layers) if self.layers else Selection((), ())
         store = PullStore(forges)
         resolver = Resolver(store, self.index, self._held_pins())
-        self.resolved = resolver.resolve(chosen, pulls.with_pr)
+        self.resolved = resolver.resolve(chosen, options.with_pr)
         self.selection = self.resolved.selection
 
     def _held_pins(self) -> Mapping[str, Pin]:
@@ -126,46 +120,47 @@ class Inputs:
 
     # -- the base
 
-    def base_ref(self, named: str | None, engine: str = "auto", *, pull: bool = False) -> str:
+    def base_ref(self, engine: str = "auto", *, pull: bool = False) -> str:
         """The base to plan for: as named, with ``--locked`` the locked one, else the default.
 
         Raises:
             UsageError: there is no default, or several bases are locked.
         """
-        if named:
-            return named
+        if self._options.base:
+            return self._options.base
         if self.locked and self.lock:
             asked = Request(
                 layers=self.layers, with_pr=self.with_pr, base="", platform="", python=""
             )
-            bases = {Request.of(entry).base for entry in self.lock.of_layers(asked)}
-            if len(bases) > 1:
+            names = {Request.of(entry).base for entry in self.lock.of_layers(asked)}
+            if len(names) > 1:
                 raise UsageError(
-                    f"{self.path} locks several bases for these layers: {', '.join(sorted(bases))}",
+                    f"{self.path} locks several bases for these layers: {', '.join(sorted(names))}",
                     hint="name one: --base",
                 )
-            if bases:
-                return bases.pop()
-        return opt.default_base(self.selection, engine, pull=pull)
+            if names:
+                return names.pop()
+        return bases.default_base(self.selection, engine, pull=pull)
 
     def identify(
         self,
         ref: str,
         *,
         platform: str | None = None,
-        python: str | None = None,
-        site_packages: str | None = None,
         engine: str = "auto",
         locking: bool = False,
     ) -> Base:
         """Identify a base; what the lock holds of it is taken from there.
 
-        When ``locking``, as with ``--locked``, a tag that moved stands for the image that is
-        locked, and what is asked of the base is noted.
+        ``platform`` stands in for the one of the options.  When ``locking``, as with ``--locked``,
+        a tag that moved stands for the image that is locked, and what is asked of the base is
+        noted.
 
         Raises:
             RemoteError: the locked image is gone.
         """
+        platform = platform or self._options.platform
+        python, site_packages = self._options.python, self._options.site_packages
         for name, value in (("--python", python), ("--site-packages", site_packages)):
             if value is not None and not ref.startswith("pypi:"):
                 raise UsageError(
@@ -186,7 +181,7 @@ class Inputs:
             pins = self.entry["base"]["packages"]
 
         def identified(name: str) -> Base:
-            return opt.identify_base(
+            return bases.identify_base(
                 name,
                 self.selection,
                 self.index,
@@ -215,7 +210,7 @@ class Inputs:
         return base
 
     @staticmethod
-    def _pinned(ref: str, digest: str, identified: opt.Identify) -> Base:
+    def _pinned(ref: str, digest: str, identified: Identify) -> Base:
         """The locked image of a tag that has moved: by its registry digest, else by its ID."""
         said = ""
         for name in (at_digest(ref, digest), digest):
@@ -302,7 +297,9 @@ class Inputs:
 
     def unchecked_plan(self, base: Base) -> BuildPlan:
         """The plan, with a report on each pull request."""
-        plan = make_plan(base, self.selection, self.sources, single_layer=self.single_layer)
+        plan = make_plan(
+            base, self.selection, self.sources, single_layer=self._options.single_layer
+        )
         if not self.resolved.pulled:
             return plan
         misfits = self.stages.misfits if self.stages else {}

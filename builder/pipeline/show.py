@@ -29,11 +29,6 @@ _STATE_STYLE = {
 _MARK = {"pass": ("PASS", "green"), "fail": ("FAIL", "red"), "not-run": ("NOT RUN", "yellow")}
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """The one JSON document of a command; it goes to stdout when the command ends."""
-    console.document = value
-
-
 def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
     """A plan as a table; ``elsewhere``: another machine compiles what it takes."""
     base = plan.base
@@ -45,7 +40,7 @@ def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
         _show_decision(decision, elsewhere=elsewhere)
     console.say("")
     if plan.pulls:
-        from builder.cli.showpulls import show_pulls
+        from builder.pipeline.showpulls import show_pulls
 
         show_pulls(plan.pulls)
     for name, value in plan.env.items():

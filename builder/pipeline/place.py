@@ -13,8 +13,8 @@ from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 
 if TYPE_CHECKING:
-    from builder.cli.image import ImageOptions
     from builder.model import BuildPlan
+    from builder.pipeline.options import ImageOptions
 
 _TAG = re.compile(r"[a-z0-9][a-zA-Z0-9._/:-]*")
 
@@ -80,7 +80,7 @@ def _refuse_contradictions(options: ImageOptions, engine: str, output: str, *, p
             "--thin leaves the base's blobs out of an OCI layout, and none is written",
             hint="--output oci:DIR",
         )
-    if options.single_layer and engine == "buildkit":
+    if options.plan.single_layer and engine == "buildkit":
         raise UsageError("--single-layer is for the oci engine", hint="--engine oci")
 
 

@@ -1,0 +1,98 @@
+"""The base of a build: the one that a profile names by default, and identifying one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from builder.applier.versions import normalize
+from builder.bases.identify import identify
+from builder.bases.model import TRACKED, BaseRequest, no_facts
+from builder.console import console
+from builder.errors import SparkBuildError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.bases.model import Base, FactsOf
+    from builder.catalog import Selection
+    from builder.index import PackageIndex
+
+
+def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
+    """The profile's image where a Docker Engine has or can pull it, else its released wheels.
+
+    Raises:
+        UsageError: no profile is named, so there is no default.
+    """
+    if not selection.profiles:
+        raise UsageError("no --base, and no profile that has one", hint="--base pypi:vllm==0.20.1")
+    profile = selection.profiles[0]
+    if engine != "oci":
+        from builder.engines import docker
+
+        try:
+            client = docker.connect()
+        except SparkBuildError as error:
+            console.say(f"  {error}; the base is {profile.pypi}")
+            return profile.pypi
+        try:
+            name = profile.image.removeprefix("docker://")
+            docker.find_image(client, name, "linux/arm64", pull=pull)
+        except SparkBuildError as error:
+            console.say(f"  {error}")
+            console.say(f"  using {profile.pypi} instead")
+            return profile.pypi
+        finally:
+            client.close()
+        return name
+    return profile.pypi
+
+
+def identify_base(
+    ref: str,
+    selection: Selection,
+    index: PackageIndex,
+    *,
+    platform: str | None,
+    python: str | None = None,
+    site_packages: str | None = None,
+    engine: str = "auto",
+    pins: Mapping[str, str] | None = None,
+    libraries: Sequence[str] = (),
+    facts_of: FactsOf | None = None,
+    noting: bool = False,
+) -> Base:
+    """Identify a base, following also the packages that user layers name.
+
+    ``pins`` are versions that go before those of the profiles where the base leaves one open.
+    ``libraries`` are distributions whose files an image's tree must have too: it knows only those
+    of distributions that are asked for.  They are no part of what identifies it.  ``facts_of`` and
+    ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
+    """
+    named = {layer["package"] for layer in selection.layers}
+    for variant in (v for layer in selection.layers for v in layer["variants"]):
+        named.update(variant["when"])
+        for op in variant["ops"]:
+            named.update(op.get("if", ()))
+            named.update(normalize(op[k]) for k in ("distribution", "version-of") if k in op)
+    tracked = (*TRACKED, *sorted(named - set(TRACKED)))
+    also = [] if ref.startswith(("pypi:", "dir:")) else [n for n in libraries if n not in tracked]
+    base = identify(
+        BaseRequest(
+            ref=ref,
+            platform=platform,
+            python=python,
+            site_packages=site_packages,
+            pins={**selection.pins(), **(pins or {})},
+            tracked=(*tracked, *also),
+            index=index,
+            engine=engine,
+            facts_of=facts_of or no_facts,
+            noting=noting,
+        )
+    )
+    if not also:
+        return base
+    packages = {n: v for n, v in base.identity.packages.items() if n not in also}
+    return replace(base, identity=replace(base.identity, packages=packages))

@@ -1,0 +1,169 @@
+"""One image, from options to evidence: identify, plan, compile what is missing, build, verify."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from builder.beside import beside
+from builder.console import console
+from builder.engines.choice import check_docker_host, engine_for, wanted_engine
+from builder.engines.model import BuildRequest
+from builder.engines.overlay import write_dockerfile
+from builder.engines.runit import run_it
+from builder.errors import UsageError, did_you_mean
+from builder.pipeline.builders import check_builder, of_registry
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.place import check_base_options, check_place, place_of
+from builder.pipeline.result import Entry, Result
+from builder.pipeline.show import show_plan
+from builder.pipeline.verify import verify_built
+from builder.planner import refuse_nothing, refuse_plan
+from builder.room import check_room
+from builder.verify.insandbox import sandbox_maker
+from builder.verify.sandbox import sandbox_needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from builder.engines.model import Engine
+    from builder.pipeline.options import ImageOptions
+    from builder.verify.model import Report
+
+ENGINES = ("auto", "buildkit", "oci")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What will be built: an entry for each platform, whose bases are open."""
+
+    entries: tuple[Entry, ...]
+    inputs: Inputs
+    #: seconds that planning took
+    seconds: float
+    #: the base as it was named
+    ref: str
+
+
+def check_options(options: ImageOptions) -> ImageOptions:
+    """Options that go together, with the engine that they are about; nothing is read yet.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    options = options.settled()
+    if options.engine not in ENGINES:
+        guess = did_you_mean(options.engine, ENGINES)
+        raise UsageError(f"unknown engine {options.engine!r}; engines: {', '.join(ENGINES)}{guess}")
+    check_builder(options)
+    check_place(options, wanted_engine(options.engine, options.output))
+    if options.plan.base:
+        check_base_options(options, options.plan.base)
+    return options
+
+
+@contextmanager
+def planned_image(options: ImageOptions) -> Iterator[Planned]:
+    """Identify the base and plan for it; the base is open as long as the block runs.
+
+    Raises:
+        NotServed: the profile does not serve this base.
+        SparkBuildError: there is nothing to do, or a layer cannot be applied.
+    """
+    inputs = Inputs(options.plan)
+    began = time.monotonic()
+    with console.step("base"):
+        engine = wanted_engine(options.engine, options.output)
+        check_docker_host(engine, options.plan.base, options.builder)
+        pull = not (options.dry_run or options.builder)
+        ref = inputs.base_ref(engine, pull=pull)
+        check_base_options(options, ref)
+        with of_registry(ref, options.builder):
+            base = inputs.identify(ref, engine="oci" if options.builder else engine)
+    try:
+        with console.step("plan"):
+            plan = inputs.plan(base)
+            if not options.json or not options.dry_run:
+                show_plan(plan, elsewhere=inputs.elsewhere)
+        seconds = time.monotonic() - began
+        refuse_nothing(plan, inputs.selection, building=True)
+        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        inputs.refuse_stages(plan)
+        entry = Entry(plan.base.platform.oci, base, plan)
+        yield Planned(entries=(entry,), inputs=inputs, seconds=seconds, ref=ref)
+    finally:
+        base.close()
+
+
+def dockerfile_of(options: ImageOptions, planned: Planned) -> str:
+    """What would be built, as text; first what would be compiled."""
+    plan, base = planned.entries[0].plan, planned.entries[0].base
+    engine, _ = engine_for(plan, base, options.engine, options.output, options.builder)
+    return planned.inputs.stage_dockerfiles(plan) + engine.render(plan)
+
+
+def build_image(options: ImageOptions, planned: Planned) -> Result:
+    """Compile what is pending, build the image, and verify it.
+
+    Raises:
+        EngineError: no engine can build this plan.
+        BuildFailed: the build, or a compiler, failed.
+    """
+    timings = {"plan": planned.seconds}
+    entry = planned.entries[0]
+    base = entry.base
+    engine, why = engine_for(entry.plan, base, options.engine, options.output, options.builder)
+    if entry.plan.pending:  # what cannot be built is not compiled for
+        began = time.monotonic()
+        entry = replace(entry, plan=planned.inputs.compiled(entry.plan, base))
+        timings["compile"] = time.monotonic() - began
+        engine, why = engine_for(entry.plan, base, options.engine, options.output, options.builder)
+    plan = entry.plan
+    if why:
+        console.say(f"engine  {engine.name}, because {why}")
+    request = _request(entry, options, engine)
+    check_room(
+        [
+            *engine.needs(request),
+            *(sandbox_needs(plan.base.packages, base.tree) if options.verify else ()),
+        ]
+    )
+    reports: tuple[Report, ...] = ()
+    with beside(_sandbox_for(entry, options, request)):
+        began = time.monotonic()
+        with console.step(f"build with {engine.name}"):
+            built = engine.build(request)
+        timings["build"] = time.monotonic() - began
+        if options.verify:
+            began = time.monotonic()
+            with console.step("verify"):
+                reports = (verify_built(built.target or built.ref, planned.inputs),)
+            timings["verify"] = time.monotonic() - began
+    started = run_it(plan, built, write_dockerfile(plan, built))
+    return Result(entries=(entry,), built=built, reports=reports, timings=timings, started=started)
+
+
+def _request(entry: Entry, options: ImageOptions, engine: Engine) -> BuildRequest:
+    place = place_of(entry.plan, options, engine.name)
+    return BuildRequest(
+        plan=entry.plan,
+        tag=place.tag,
+        output=place.output,
+        push=place.push,
+        base=entry.base,
+        thin=options.thin,
+        cache_from=options.cache_from,
+        cache_to=options.cache_to,
+    )
+
+
+def _sandbox_for(
+    entry: Entry, options: ImageOptions, request: BuildRequest
+) -> Callable[[], object] | None:
+    """What makes the sandbox, where verification will need one: an engine's image is its own."""
+    in_engine = request.output is None and not request.push
+    if in_engine or not options.verify:
+        return None
+    return sandbox_maker(entry.plan, entry.base.tree)

@@ -1,0 +1,204 @@
+"""Images for the several platforms of a base's index, in a new index."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from builder.beside import beside
+from builder.console import console
+from builder.engines.model import BuildRequest
+from builder.engines.multi import IndexRequest, build_index
+from builder.engines.oci import OciEngine
+from builder.engines.runit import run_it
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.pipeline.image import Planned
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.place import Place, place_of
+from builder.pipeline.result import Entry, Result, plans_digest
+from builder.pipeline.show import show_plan
+from builder.pipeline.verify import verify_built
+from builder.planner import refuse_nothing, refuse_plan
+from builder.registry.locations import Locations
+from builder.registry.manifests import is_index
+from builder.registry.platforms import platform_name
+from builder.room import check_room
+from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
+from builder.verify.insandbox import sandbox_maker
+from builder.verify.sandbox import sandbox_needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from builder.engines.multi import BuiltIndex
+    from builder.pipeline.options import ImageOptions
+    from builder.verify.model import Report
+
+#: What vLLM has wheels for.
+_PLATFORMS = ("linux/arm64", "linux/amd64")
+
+
+@contextmanager
+def planned_index(options: ImageOptions) -> Iterator[Planned]:
+    """Plan for the entries that the profile serves; their bases are open as long as the block runs.
+
+    Raises:
+        UsageError: the options are not about an index, or the base is none.
+        SparkBuildError: there is nothing to do for any entry.
+    """
+    ref = _check(options)
+    inputs = Inputs(options.plan)
+    began = time.monotonic()
+    with ExitStack() as opened:
+        entries: list[Entry] = []
+        for platform in _platforms(ref, options):
+            found = _plan(ref, platform, options, inputs)
+            if found is not None:
+                opened.callback(found.base.close)
+                entries.append(found)
+        if not entries:
+            raise SparkBuildError(
+                f"nothing to do: no image of {ref} is one that this profile serves",
+                Exit.NOTHING_TO_DO,
+            )
+        seconds = time.monotonic() - began
+        yield Planned(entries=tuple(entries), inputs=inputs, seconds=seconds, ref=ref)
+
+
+def _check(options: ImageOptions) -> str:
+    """The base, once the options are known to be about an index."""
+    if options.others not in ("keep", "drop"):
+        raise UsageError(f"--others {options.others!r} is neither keep nor drop")
+    ref = options.plan.base
+    if ref is None or ref.startswith(("pypi:", "dir:")):
+        raise UsageError("--all-platforms and --others are about an index: name it with --base")
+    if options.plan.compile_here:
+        raise UsageError(
+            "--compile makes modules for this machine's architecture alone",
+            hint="one platform at a time: --platform, without --all-platforms and --others",
+        )
+    if options.print_dockerfile:
+        raise UsageError(
+            "--print-dockerfile shows what is built for one platform",
+            hint="--platform, without --all-platforms and --others",
+        )
+    if options.engine == "buildkit":
+        raise UsageError("the buildkit engine builds for one platform", hint="--engine oci")
+    return ref
+
+
+def _platforms(ref: str, options: ImageOptions) -> list[str]:
+    """The platforms that are to be patched."""
+    with Locations() as locations:
+        place = locations.open(ref)
+        top = place.image.manifest(place.reference)
+    if not is_index(top):
+        raise UsageError(f"{ref} is one image, not an index of several")
+    has = [name for e in image_entries(top) if (name := platform_of(e)) in _PLATFORMS]
+    rest = [name for e in subjects(top) if (name := platform_name(e.platform)) not in has]
+    if rest:
+        become = "kept as they are" if options.others == "keep" else "left out (see --others)"
+        console.say(f"  {', '.join(rest)}: {become}")
+    if options.all_platforms:
+        if options.plan.platform is not None:
+            raise UsageError("--platform and --all-platforms contradict each other")
+        return list(dict.fromkeys(has))
+    return [options.plan.platform or PREFERRED]
+
+
+def _plan(ref: str, platform: str, options: ImageOptions, inputs: Inputs) -> Entry | None:
+    """The plan for one entry, or None where the profile does not concern it."""
+    with console.step(f"base and plan for {platform}"):
+        base = inputs.identify(ref, platform=platform, engine="oci")
+        try:
+            plan = inputs.plan(base)
+            if not options.json:
+                show_plan(plan)
+            refuse_nothing(plan, inputs.selection, building=True)
+            refuse_plan(plan, inputs.rebuild_command("image", ref))
+        except SparkBuildError as error:
+            base.close()
+            if error.code != Exit.NOTHING_TO_DO and not isinstance(error, NotServed):
+                raise
+            console.say(f"  {platform} is not patched: {error}")
+            return None
+        except BaseException:
+            base.close()
+            raise
+    return Entry(platform, base, plan)
+
+
+def build_images(options: ImageOptions, planned: Planned) -> Result:
+    """Build every entry and the index, and verify each entry.
+
+    Raises:
+        UsageError, BuildFailed, RemoteError: see ``engines.deliver``.
+    """
+    entries, first = planned.entries, planned.entries[0]
+    request = _request(options, entries)
+    needs = [need for single in request.requests for need in OciEngine().needs(single)]
+    if options.verify:
+        needs += sandbox_needs(first.plan.base.packages, first.base.tree)
+    check_room(needs)
+    timings = {"plan": planned.seconds}
+    reports: list[Report] = []
+    with beside(sandbox_maker(first.plan, first.base.tree) if options.verify else None):
+        began = time.monotonic()
+        with console.step("build with oci"):
+            built = build_index(request)
+        timings["build"] = time.monotonic() - began
+        if options.verify:
+            began = time.monotonic()
+            for entry in entries:
+                with console.step(f"verify {entry.platform}"):
+                    reports.append(verify_built(_name_of(entry, built), planned.inputs))
+            timings["verify"] = time.monotonic() - began
+    return Result(
+        entries=entries,
+        built=built.image,
+        reports=tuple(reports),
+        timings=timings,
+        started=run_it(first.plan, built.image),
+        is_index=True,
+    )
+
+
+def _request(options: ImageOptions, entries: Sequence[Entry]) -> IndexRequest:
+    place = _place(options, entries)
+    return IndexRequest(
+        requests=tuple(
+            BuildRequest(
+                plan=entry.plan,
+                tag=place.tag,
+                base=entry.base,
+                output=place.output,
+                push=place.push,
+                thin=options.thin,
+            )
+            for entry in entries
+        ),
+        tag=place.tag,
+        keep=options.others == "keep",
+        output=place.output,
+        push=place.push,
+        thin=options.thin,
+    )
+
+
+def _place(options: ImageOptions, entries: Sequence[Entry]) -> Place:
+    """Where the index goes; without a tag, its name comes from all of its plans."""
+    place = place_of(entries[0].plan, options, "oci")
+    if options.tag is not None:
+        return place
+    name = place.tag.rpartition("-")[0]
+    return replace(place, tag=f"{name}-{plans_digest(entries).removeprefix('sha256:')[:12]}")
+
+
+def _name_of(entry: Entry, built: BuiltIndex) -> str:
+    """An entry of the new index, as a target of verification."""
+    assert entry.base.opened is not None
+    digest = built.digests[entry.base.opened.image.manifest.digest]
+    ref = built.image.ref
+    return f"{ref}@{digest}" if ref.startswith("oci:") else f"docker://{ref}@{digest}"

@@ -1,0 +1,224 @@
+"""The project's lock: written, checked, or renewed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.states import NEEDS_REBUILD
+from builder.console import console
+from builder.engines.patched import foresee
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.lock import NAME, Lock, Request, lock_path, read_lock
+from builder.lockentry import differences, stale
+from builder.lockfacts import chain, pins_of, read_facts, remove_unnamed, write_facts
+from builder.locks import locked
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.show import show_plan
+from builder.planner import refuse_nothing, refuse_plan
+from builder.rootfs.facts import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.lock import Entry
+    from builder.model import BuildPlan
+    from builder.pipeline.options import PlanOptions
+
+
+#: What ``--check`` says of a request that the lock does not have.
+_NEW = "not locked yet"
+
+
+def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
+    """Lock one request, or, when none is named, every one that the lock has.
+
+    With ``check`` nothing is written: what it returns says whether the lock holds.
+
+    Raises:
+        UsageError: nothing is named and there is no lock, or the base is a directory.
+    """
+    path = lock_path(Path.cwd())
+    with locked(str(path)):
+        kept = read_lock(path) or Lock(path)
+        if options.names or options.with_pr:
+            made = [_one(options)]
+        else:
+            made = [_again(entry, options) for entry in kept.entries.values()]
+            if not made:
+                raise UsageError(
+                    f"nothing is named, and there is no {NAME} to go by ({path})",
+                    hint="spark-build lock --layers L --base BASE",
+                )
+        found = _compare(kept, made)
+        requests = tuple(one.key for one in made)
+        if check:
+            return Locked(path=path, changes=found, requests=requests, written=False)
+        for lines in found.values():
+            lines[:] = ["new" if line == _NEW else line for line in lines]
+        fresh = Lock(path, dict(kept.pulls), dict(kept.entries))
+        for one in made:
+            fresh.entries[one.key] = one.entry
+            fresh.pulls.update(one.inputs.resolved.pins)
+        _write_facts(kept, fresh, made)
+        written = fresh.write()
+        remove_unnamed(fresh)
+    return Locked(path=path, changes=found, requests=requests, written=written)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locked:
+    """What the lock holds now, and what was not so before."""
+
+    path: Path
+    #: what changed, in words, by request; requests that held are left out
+    changes: Mapping[str, Sequence[str]]
+    requests: tuple[str, ...]
+    written: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of ``lock --json``."""
+        return {
+            "schema": 1,
+            "lock": str(self.path),
+            "requests": list(self.requests),
+            "changes": {key: list(lines) for key, lines in self.changes.items()},
+            "written": self.written,
+        }
+
+    def refuse_stale(self) -> None:
+        """Raise unless the lock is there and holds.
+
+        Raises:
+            SparkBuildError: that (exit 9).
+        """
+        if not self.path.is_file():
+            raise SparkBuildError(f"there is no {self.path}", Exit.STALE, hint="spark-build lock")
+        lines = [f"{key}: {line}" for key, lines in self.changes.items() for line in lines]
+        if lines:
+            raise stale(self.path, lines)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An entry as it would be locked now, and what its base was asked for it."""
+
+    inputs: Inputs
+    entry: Entry
+    facts: Facts | None
+
+    @property
+    def key(self) -> str:
+        """The request in one line."""
+        return Request.of(self.entry).key
+
+
+def _write_facts(kept: Lock, fresh: Lock, made: Sequence[Made]) -> None:
+    """Write what the bases answered, and pin it in every entry on the same layers.
+
+    What other entries need of the same base stays.  A base that a Docker Engine has read this time
+    keeps the facts that it had, while it is the same.
+    """
+    asked = {one.key: one.facts for one in made if one.facts is not None}
+    for one in made:
+        old = kept.entries.get(one.key, one.entry)["base"]
+        if one.facts is None and old["digest"] == one.entry["base"]["digest"] and "facts" in old:
+            one.entry["base"]["facts"] = old["facts"]
+    of_base = {chain(facts.layers): Facts(facts.layers) for facts in asked.values()}
+    others = [entry for key, entry in fresh.entries.items() if key not in asked]
+    for pin in pins_of(others).values():
+        if pin["layers"] in of_base:
+            try:
+                of_base[pin["layers"]].add(read_facts(kept.path, pin))
+            except SparkBuildError as error:
+                console.warn(f"{error}")
+    for facts in asked.values():
+        of_base[chain(facts.layers)].add(facts)
+    before = pins_of(kept.entries.values()).values()
+    pins = {
+        layers: write_facts(fresh.path, facts, [pin for pin in before if pin["layers"] == layers])
+        for layers, facts in of_base.items()
+    }
+    for key, entry in fresh.entries.items():
+        base = entry["base"]
+        layers = chain(asked[key].layers) if key in asked else base.get("facts", {}).get("layers")
+        if layers in pins:
+            base["facts"] = pins[layers]
+
+
+def _one(options: PlanOptions) -> Made:
+    inputs = Inputs(options)
+    ref = inputs.base_ref()
+    if ref.startswith("dir:"):
+        raise UsageError(
+            f"{ref} is not locked: a directory is what it is",
+            hint="lock the release that it was installed from: --base pypi:vllm==VERSION",
+        )
+    identified = inputs.identify(ref, locking=True)
+    try:
+        plan = inputs.unchecked_plan(identified)
+        _refuse(plan, inputs)
+        foresee(plan, identified)
+    finally:
+        identified.close()
+    opened = identified.opened
+    return Made(inputs, inputs.entry_for(plan), opened.view.notes if opened else None)
+
+
+def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
+    """What cannot be built is not locked; what a compiler could still build, is."""
+    stuck = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
+    try:
+        refuse_nothing(plan, inputs.selection)
+        if not stuck:
+            refuse_plan(plan)
+    except SparkBuildError:
+        show_plan(plan)
+        raise
+    for decision in stuck:
+        console.warn(f"layer {decision.name} needs a rebuild: {decision.outcome.reason}")
+
+
+def _again(entry: Entry, options: PlanOptions) -> Made:
+    """An entry's request, locked once more."""
+    request = Request.of(entry)
+    again = replace(
+        options,
+        layers=tuple(request.layers),
+        with_pr=tuple(request.with_pr),
+        base=request.base,
+        platform=None if request.platform == "own" else request.platform,
+        python=None if request.python == "own" else request.python,
+    )
+    return _one(again)
+
+
+def _compare(kept: Lock, made: list[Made]) -> dict[str, list[str]]:
+    """What changes in the lock, in words, by request; requests that hold are left out."""
+    changes = {}
+    for one in made:
+        old = kept.entries.get(one.key)
+        found = differences(old, one.entry) if old else [_NEW]
+        if old and not found:
+            found += _compare_facts(kept, old, one)
+        for request, pin in one.inputs.resolved.pins.items():
+            was = kept.pulls.get(request)
+            if was is None or was.commit != pin.commit:
+                before = was.short if was else "not pinned yet"
+                found.append(f"pull {request}: {before}, now {pin.short}")
+        if found:
+            changes[one.key] = found
+    return changes
+
+
+def _compare_facts(kept: Lock, old: Entry, one: Made) -> list[str]:
+    """What is wrong with what the lock holds of a base; a lock may hold nothing of it."""
+    pin = old["base"].get("facts")
+    if pin is None or one.facts is None:
+        return []
+    try:
+        lacking = read_facts(kept.path, pin).lacks(one.facts)
+    except SparkBuildError as error:
+        return [f"base: {error}"]
+    return [f"base: {pin['file']} lacks {lacking} answers of its layers"] if lacking else []

@@ -1,0 +1,33 @@
+"""What ``--layers`` and ``--with-pr`` select, with pull requests turned into diffs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.pulls.resolve import has_pulls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.catalog import Selection
+    from builder.forge.pin import Pin
+
+
+def without_pulls(
+    selection: Selection,
+    with_pr: Sequence[str] = (),
+    forge_clone: Sequence[str] = (),
+    held: Mapping[str, Pin] | None = None,
+) -> Selection:
+    """A selection whose pull requests, and those named beside it, are turned into diffs.
+
+    ``forge_clone`` are local clones that answer for their repository, ``held`` pins that stand.
+    """
+    if not with_pr and not any(has_pulls(layer) for layer in selection.layers):
+        return selection
+    from builder.forge.store import Forges, PullStore
+    from builder.index import PackageIndex
+    from builder.pulls.resolve import Resolver
+
+    resolver = Resolver(PullStore(Forges(forge_clone)), PackageIndex(), held or {})
+    return resolver.resolve(selection, with_pr).selection

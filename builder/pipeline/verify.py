@@ -1,0 +1,136 @@
+"""Verify: a target that a user names, or the image that was just built."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.console import console
+from builder.errors import Exit, SparkBuildError
+from builder.index import write_atomically
+from builder.pipeline.show import CheckLines, show_report
+from builder.pipeline.target import TargetInputs
+from builder.places import refuse_place
+from builder.sources import IndexSources
+from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
+from builder.verify.opening import open_target
+from builder.verify.run import verify
+from builder.verify.targets import Opening
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from builder.pipeline.inputs import Inputs
+    from builder.pipeline.options import VerifyOptions
+    from builder.verify.model import Report, VerifyTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """The evidence on a target, and the levels that had to run."""
+
+    report: Report
+    plan: Mapping[str, Any]
+    required: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """No check failed, and every level that was named ran."""
+        return self.report.passed(self.required)
+
+    def refuse_failed(self, target: str) -> None:
+        """Raise where it did not pass.
+
+        Raises:
+            SparkBuildError: it names what failed or, where nothing did, what did not run (exit 5).
+        """
+        if self.passed:
+            return
+        failed = self.report.of("fail")
+        if not failed:
+            verdict = self.report.verdict(self.required)
+            hint = verdict.todo[0] if verdict.todo else ""
+            raise SparkBuildError(f"{target}: {verdict.sentence}", Exit.VERIFY_FAILED, hint)
+        lines = [f"{c.level} {c.name}: {c.reason or c.seen}" for c in failed[:6]]
+        number = "a check" if len(failed) == 1 else f"{len(failed)} checks"
+        message = f"{target}: {number} failed:\n  " + "\n  ".join(lines)
+        raise SparkBuildError(message, Exit.VERIFY_FAILED)
+
+
+def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
+    """Open a target, run the levels, and write the pages that were asked for.
+
+    Raises:
+        UsageError: the options contradict each other, or nothing says what the target should be.
+    """
+    from builder.verify.html import render_html
+    from builder.verify.summary import render_summary
+
+    default = PROOF_LEVELS if options.prove_necessary else DEFAULT_LEVELS
+    chosen = parse_levels(options.levels, default=default)
+    # asked for by name: it must run
+    required = parse_levels([*options.levels, *options.require], default=())
+    chosen = tuple(dict.fromkeys([*chosen, *required]))
+    options.gpu.check(chosen)  # wrong input is said before anything runs
+    for file in (options.html, options.summary):
+        if file is not None:
+            refuse_place(file)
+    with _opened(options) as opened:
+        run = _proven if options.prove_necessary else _run
+        report = run(opened, chosen, told)
+    if options.html is not None:
+        write_atomically(options.html, render_html(report, opened.plan, required).encode())
+        console.say(f"  evidence: {options.html}")
+    if options.summary is not None:
+        with options.summary.open("a", encoding="utf-8") as page:
+            page.write(render_summary(report, opened.plan, required))
+    return Verified(report=report, plan=opened.plan, required=required)
+
+
+@contextmanager
+def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
+    """The target, held against the lock where ``--locked`` asks for that."""
+    inputs = TargetInputs(options.plan)
+    opening = Opening(
+        index=inputs.index,
+        sources=IndexSources(inputs.index),
+        selection=inputs.selection,
+        platform=options.plan.platform,
+        gpu=options.gpu,
+        facts_of=inputs.facts.of,
+    )
+    opened = open_target(options.target, opening)
+    try:
+        inputs.check(opened.plan)
+        yield opened
+    finally:
+        opened.close()
+
+
+def _run(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
+    with console.step(f"verify {target.name}"):
+        return verify(target, levels, told)
+
+
+def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
+    """The report on all layers together, then a verdict on each."""
+    from builder.verify.necessity import prove, whole
+
+    with whole(target) as (full, apart):
+        report = _run(full, levels, told)
+        report.necessity = prove(full, apart, report)
+    return report
+
+
+def verify_built(name: str, inputs: Inputs) -> Report:
+    """Verify what was built, read back from the built thing itself."""
+    opening = Opening(index=inputs.index, sources=inputs.sources, facts_of=inputs.facts.of)
+    target = open_target(name, opening)
+    try:
+        report = verify(target, DEFAULT_LEVELS, CheckLines())
+        show_report(report)
+    finally:
+        target.close()
+    return report
