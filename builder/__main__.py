@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from builder import ending, settings, streams
+from builder.cli import COMMON
 from builder.errors import Exit
 from builder.hints import again, of_the_system, running
 
@@ -37,14 +38,10 @@ def _print_document(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2))
 
 
-#: Options of the program that people also write after the command.
-_COMMON = ("-q", "--quiet", "-v", "--verbose", "--debug")
-
-
 def _common_first(words: list[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
-    common = [word for word in words[:end] if word in _COMMON]
-    return [*common, *(word for word in words[:end] if word not in _COMMON), *words[end:]]
+    common = [word for word in words[:end] if word in COMMON]
+    return [*common, *(word for word in words[:end] if word not in COMMON), *words[end:]]
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -74,12 +71,12 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     try:
-        from builder.cli.app import app
+        from builder.cli.root import app_for
         from builder.console import console
 
         console.document = None
         running(words)
-        result = app(args=words, prog_name="spark-build", standalone_mode=False)
+        result = app_for(words)(args=words, prog_name="spark-build", standalone_mode=False)
         if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
             return _interrupted(words)
         if console.document is not None:

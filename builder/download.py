@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 
 
+def downloaded(file: WheelFile) -> Path | None:
+    """The whole wheel, where an earlier run has fetched and checked it."""
+    target = _place(file)
+    return target if target.is_file() else None
+
+
+def _place(file: WheelFile) -> Path:
+    return cache_dir() / "wheels" / file.sha256 / file.filename
+
+
 def download(file: WheelFile, index: PackageIndex) -> Path:
     """Fetch a whole wheel into the cache, resuming a partial one.
 
@@ -29,7 +39,7 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
     """
     import requests
 
-    target = cache_dir() / "wheels" / file.sha256 / file.filename
+    target = _place(file)
     with locked(file.filename):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():

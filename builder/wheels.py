@@ -19,7 +19,7 @@ from builder.applier.trees import Distribution, distribution_of
 from builder.applier.wheels import RangeFile, wheel_members
 from builder.bars import Bar
 from builder.console import console, megabytes
-from builder.download import download
+from builder.download import download, downloaded
 from builder.errors import RemoteError, UsageError
 from builder.hints import TEMPORARY, os_hint
 from builder.index import write_atomically
@@ -132,10 +132,10 @@ class RemoteWheel:
         write_atomically(cached, json.dumps(rows).encode())
         return {m.path: m for m in members}
 
-    @property
+    @cached_property
     def info_dir(self) -> str:
         """The wheel's own ``.dist-info`` directory, not that of something vendored below it."""
-        own = (p for p in self.members if p.count("/") == 1 and p.endswith(".dist-info/METADATA"))
+        own = (p for p in self.members if p.endswith(".dist-info/METADATA") and p.count("/") == 1)
         return next(own).split("/")[0]
 
     def read(self, path: str) -> bytes:
@@ -256,7 +256,8 @@ class RemoteWheel:
         Raises:
             RemoteError: the download breaks off or has another digest.
         """
-        return download(dataclasses.replace(self.file, size=self.size), self._index)
+        kept = downloaded(self.file)  # the index need not say how large it is
+        return kept or download(dataclasses.replace(self.file, size=self.size), self._index)
 
 
 class WheelTree:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from builder.applier.failures import ApplyError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from builder.applier.trees import Distribution, Tree
 
 INSTALLER = b"spark-build\n"
@@ -38,6 +40,11 @@ def parse_record(data: bytes) -> list[RecordRow]:
             sha = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
         rows.append(RecordRow(path, sha, int(size) if size else None))
     return rows
+
+
+def recorded_paths(data: bytes) -> Iterator[str]:
+    """The paths of a RECORD file alone, which are read in a fraction of the time."""
+    return (row[0] for row in csv.reader(io.StringIO(data.decode("utf-8"))) if row)
 
 
 def record_of(tree: Tree, dist: Distribution) -> list[RecordRow]:

@@ -11,7 +11,7 @@ from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.outcomes import Layer, OpResult, Target
 from builder.applier.receipts import explained, receipts_of
-from builder.applier.records import INSTALLER, parse_record, record_of
+from builder.applier.records import INSTALLER, record_of, recorded_paths
 from builder.applier.states import DRIFT, POST, PRE
 from builder.applier.trees import (
     Changes,
@@ -158,7 +158,7 @@ class WheelOps:
         for other in self.view.distributions().values():
             data = self.view.read(f"{other.info_dir}/RECORD") if other != dist else None
             if data is not None:
-                shared.update(row.path for row in parse_record(data))
+                shared.update(recorded_paths(data))
         gone: Changes = {}
         for row in record_of(self.view, dist):
             if row.path in shared or row.path.startswith(("/", "../")):

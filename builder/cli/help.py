@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -11,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from typer.models import CommandFunctionType
+    from typer.models import CommandFunctionType, CommandInfo
 
 BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP = "Build", "Inspect", "Publish", "Maintain", "Develop"
 #: In the order in which help lists them.
@@ -33,8 +36,46 @@ def _group(command: Any) -> str | None:
     return panel if panel in _GROUPS else None
 
 
+class _AsWritten:
+    """Takes flags, texts, folders and lists of these as they are written.
+
+    Typer has pydantic check them, whose import takes as long as a warm plan.
+    """
+
+    def __init__(self, kind: Callable[[str], object]) -> None:
+        self._kind = kind
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
+        """The value as a command gets it."""
+        del ctx
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        return [self._kind(word) for word in value] if several else self._kind(value)
+
+
+def _kind(parameter: Any) -> type | None:
+    """``bool``, ``str`` or ``Path`` where a parameter is one, or a list of them."""
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if get_origin(annotation) is list:
+        (annotation,) = get_args(annotation)
+    return annotation if annotation in (bool, str, Path) else None
+
+
+def _as_written(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if kind := _kind(parameter):
+            given = _AsWritten(kind)
+            parameter.get_runtime_param = lambda given=given: given
+    return parameters
+
+
 class Commands(TyperGroup):
     """Commands in their groups; without a command the help, which is no error."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """As the base class, ``--help`` included."""
+        return _as_written(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As the base class, but no words at all ask for help."""
@@ -68,6 +109,10 @@ class Command(TyperCommand):
                 # typer would add its type: "TARGET <str>"
                 parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """As the base class, ``--help`` included."""
+        return _as_written(super().get_params(ctx))
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """As the base class, but typer would write ``{TARGET}``."""
         pieces = super().collect_usage_pieces(ctx)
@@ -85,3 +130,32 @@ class App(typer.Typer):
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """As the base class, with our own kind of command."""
         return super().command(*args, **{"cls": Command, **options})
+
+    def info_of(self, name: str) -> CommandInfo:
+        """The registered command of that name."""
+        return next(info for info in self.registered_commands if _name(info) == name)
+
+    def without_parameters(self) -> App:
+        """The same commands without their options: all that a list of commands takes."""
+        bare = copy.copy(self)
+        bare.registered_commands = [_bare(info) for info in self.registered_commands]
+        bare.registered_groups = [copy.copy(group) for group in self.registered_groups]
+        for group in bare.registered_groups:
+            if isinstance(group.typer_instance, App):
+                group.typer_instance = group.typer_instance.without_parameters()
+        return bare
+
+
+def _name(info: CommandInfo) -> str:
+    """As typer names it."""
+    return info.name or str(getattr(info.callback, "__name__", "")).replace("_", "-")
+
+
+def _bare(info: CommandInfo) -> CommandInfo:
+    def nothing() -> None:
+        """Take no option."""
+
+    text = info.help or inspect.getdoc(info.callback)
+    bare = copy.copy(info)
+    bare.name, bare.help, bare.callback = _name(info), text, nothing
+    return bare

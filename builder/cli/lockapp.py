@@ -5,16 +5,20 @@ from typing import Annotated
 import typer
 
 from builder.cli import options as opt
-from builder.cli.help import examples
+from builder.cli.help import MAINTAIN, App, examples
 
-LOCK_EXAMPLES = examples(
-    "spark-build lock -l b12x-full -b pypi:vllm==0.20.1",
-    "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
-    "spark-build lock --check",
-    "spark-build lock --upgrade",
+lock_app = App()
+
+
+@lock_app.command(
+    rich_help_panel=MAINTAIN,
+    epilog=examples(
+        "spark-build lock -l b12x-full -b pypi:vllm==0.20.1",
+        "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
+        "spark-build lock --check",
+        "spark-build lock --upgrade",
+    ),
 )
-
-
 def lock(
     layers: opt.LayersOrPulls = None,
     with_pr: opt.WithPr = None,

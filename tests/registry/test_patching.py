@@ -15,6 +15,7 @@ from tests.countproxy import CountProxy
 from tests.faultproxy import Fault, FaultProxy
 from tests.unit.caller import Call, call_below
 from tests.unit.images import SITE, Item, packed, put_index, put_vllm, tar_of
+from tests.unit.startup import HEAVY, imported
 
 from . import servers
 
@@ -78,6 +79,18 @@ def test_in_one_registry_the_base_is_mounted(
     assert pushed.digest == done.json["digest"]
     was = repository(counted.address, "base/vllm").manifest("1").json()["layers"]
     assert pushed.json()["layers"][: len(was)] == was
+
+
+def test_a_push_imports_no_library_that_it_does_not_need(
+    call: Call, tmp_path: Path, registry: servers.DockerRegistry
+) -> None:
+    del call  # for its layer
+    base = put_base(tmp_path, registry.address, "base/imports")
+    tag = f"{registry.address}/out/imports:1"
+    words = (*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag, "--no-verify")
+    needed = {"requests", "urllib3", "packaging", "filelock"}
+    assert imported(*words).isdisjoint(set(HEAVY) - needed)
+    assert repository(registry.address, "out/imports").manifest("1").digest
 
 
 def test_with_a_lock_next_to_nothing_is_asked_of_the_registry(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from builder.__main__ import run
 from builder.cli.app import app
 
 from .commandlines import parse, root
+from .startup import HEAVY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     import typer
 
 #: Slow to import, and of no use to ``--help`` and to shell completion.
-HEAVY = (
-    "requests",
-    "urllib3",
-    "docker",
-    "jinja2",
-    "pypi_simple",
-    "packaging",
-    "filelock",
-    "rich",
-)
-
-
 ROOT = "spark-build"
 #: Names of commands that only hold others.
 GROUPS: list[str] = []
@@ -177,19 +165,6 @@ def test_the_shell_completes(words: list[str], wanted: list[str]) -> None:
 @pytest.mark.parametrize("words", [words for words, _ in LEAVES.values()], ids=LEAVES.keys())
 def test_every_command_takes_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "--json" in shown([*words, "--help"], capsys)
-
-
-@pytest.mark.parametrize("words", [["--help"], ["image", "--help"], ["--version"]])
-def test_heavy_modules_are_not_imported(words: list[str]) -> None:
-    code = (
-        "import json, sys\nfrom builder.__main__ import run\nrun(sys.argv[1:])\n"
-        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, *words]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    loaded = set(json.loads(answer.stderr))
-    assert "builder.cli.app" in loaded
-    assert loaded.isdisjoint(HEAVY)
 
 
 def test_typer_has_no_annotation_to_evaluate() -> None:

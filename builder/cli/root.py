@@ -1,0 +1,122 @@
+"""The program without its commands, and the one command that a line of words names.
+
+Each command's options are in a module of their own, and only that module is imported.
+"""
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from builder.cli import COMMON
+from builder.cli.help import CONTEXT, DEVELOP, MAINTAIN, App, examples
+from builder.console import console
+
+_ABOUT = (
+    "Container images that run NVFP4 models on NVIDIA DGX Spark (GB10, SM121): patch a vLLM "
+    "release, prove without a GPU which kernels it selects, publish it."
+)
+_CODES = (
+    "Exit codes: 0 ok, 2 usage, 3 nothing to do, 4 drift, 5 verification failed, 6 engine "
+    "missing, 7 build failed, 8 remote failed, 9 stale, 10 needs a rebuild, 130 interrupted, "
+    "143 terminated."
+)
+#: Words for which the list of commands is enough.
+_WITHOUT_COMMAND = ("-h", "--help", "-V", "--version")
+#: Module and application that hold commands -> their names.
+_HOLDERS = {
+    ("mainapp", "main_app"): ("plan", "image", "verify", "diagnose"),
+    ("lockapp", "lock_app"): ("lock",),
+    ("applyapp", "apply_app"): ("apply", "revert"),
+    ("publishapp", "publish_app"): (
+        "publish", "tags", "sign", "verify-signature", "rebuild", "distribute",
+    ),
+    ("developapp", "develop_app"): ("matrix", "schema"),
+}  # fmt: skip
+#: The same for groups of commands, with the part of the help that lists them.
+_GROUPS = {
+    "layers": ("layersapp", "layers_app", DEVELOP),
+    "dispatch": ("dispatch", "app", DEVELOP),
+    "cache": ("cacheapp", "cache_app", MAINTAIN),
+    "mods": ("developapp", "mods_app", DEVELOP),
+    "config": ("developapp", "config_app", MAINTAIN),
+    "compile": ("compileapp", "compile_app", DEVELOP),
+}
+
+
+def _version(value: bool) -> None:
+    if value:
+        from builder import __version__
+
+        print(f"spark-build {__version__}")
+        raise typer.Exit
+
+
+def common(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every detail.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Tracebacks for unexpected errors.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Set how much is said."""
+    del debug, version  # --debug is read by the error boundary, --version by its callback
+    console.quiet, console.verbose = quiet, verbose
+
+
+def _held(module: str, name: str) -> App:
+    found = getattr(import_module(f"builder.cli.{module}"), name)
+    assert isinstance(found, App)
+    return found
+
+
+def root() -> App:
+    """The program, without commands."""
+    one = App(
+        name="spark-build",
+        help=_ABOUT,
+        epilog=examples(
+            "spark-build plan -l b12x-full -b pypi:vllm==0.20.1",
+            "spark-build image -l b12x-full",
+            "docker logs NAME 2>&1 | spark-build diagnose -",
+            note=_CODES,
+        ),
+        context_settings=CONTEXT,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    one.callback()(common)
+    return one
+
+
+def whole() -> App:
+    """The program with all commands, in the order in which help lists them."""
+    one = root()
+    for module, name in _HOLDERS:
+        one.add_typer(_held(module, name))
+    for group, (module, name, panel) in _GROUPS.items():
+        one.add_typer(_held(module, name), name=group, rich_help_panel=panel)
+    return one
+
+
+def app_for(words: list[str]) -> App:
+    """As much of the program as these words need: one command, or all of them."""
+    named = next((word for word in words if word not in COMMON), "")
+    if named in _WITHOUT_COMMAND:
+        return whole().without_parameters()
+    one = root()
+    if named in _GROUPS:
+        module, name, panel = _GROUPS[named]
+        one.add_typer(_held(module, name), name=named, rich_help_panel=panel)
+        return one
+    for (module, name), commands in _HOLDERS.items():
+        if named in commands:
+            one.registered_commands = [_held(module, name).info_of(named)]
+            return one
+    return whole()
