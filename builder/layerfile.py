@@ -22,6 +22,20 @@ from builder.applier.versions import normalize
 from builder.errors import KINDS, UsageError, did_you_mean
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
+from builder.layerkeys import (
+    CODE_PIN,
+    COMMON,
+    DONOR_PIN,
+    LAYER,
+    NOT_APPLICABLE,
+    OPS,
+    PINS,
+    PROBE,
+    PROVENANCE,
+    UPSTREAM,
+    VARIANT,
+    WHEEL_PIN,
+)
 from builder.native.cmake import gencode_flags
 
 if TYPE_CHECKING:
@@ -29,121 +43,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Table = dict[str, Any]
-
-#: key -> (type, required).  Unknown keys are errors: a misspelt one would silently do nothing.
-_LAYER = {
-    "summary": (str, True),
-    "description": (str, False),
-    "order": (int, True),
-    "after": (list, False),
-    "package": (str, True),
-    "provenance": (dict, True),
-    "upstream": (list, False),
-    "not-applicable": (list, False),
-    "variant": (list, True),
-}
-#: DEP-3 words; https://dep-team.pages.debian.net/deps/dep3/
-_PROVENANCE = {
-    "origin": (str, True),
-    "bug": (list, False),
-    "forwarded": (str, True),
-    "applied-upstream": (str, True),
-    "last-update": (datetime.date, True),
-}
-_UPSTREAM = {
-    "when": (dict, True),
-    "since": (str, True),
-    "reason": (str, True),
-    "probe": (list, True),
-}
-_PROBE = {
-    "file": (str, True),
-    "contains": (str, False),
-    "lacks": (str, False),
-    "missing": (bool, False),
-}
-_NOT_APPLICABLE = {"when": (dict, True), "reason": (str, True)}
-_VARIANT = {
-    "name": (str, True),
-    "when": (dict, True),
-    "notes": (list, False),
-    "serve-flags": (list, False),
-    "moe-serve-flags": (list, False),
-    "op": (list, False),
-}
-_COMMON = {"op": (str, True), "if": (dict, False)}
-_OPS: dict[str, dict[str, tuple[type, bool]]] = {
-    "replace": {
-        "file": (str, True),
-        "old": (str, False),
-        "old-file": (str, False),
-        "new": (str, False),
-        "new-file": (str, False),
-        "count": (int, False),
-    },
-    "diff": {"file": (str, True)},
-    "graft": {
-        "file": (str, True),
-        "from": (str, True),
-        "member": (str, False),
-        "names": (list, False),
-        "after": (str, False),
-        "replace": (bool, False),
-        "whole": (bool, False),
-    },
-    "copy": {"from": (str, True), "to": (str, True)},
-    "wheel": {
-        "distribution": (str, True),
-        "version": (str, False),
-        "version-of": (str, False),
-        "wins-over": (list, False),
-    },
-    "remove": {"distribution": (str, True), "unless": (str, False)},
-    "env": {"name": (str, True), "value": (str, True), "reader": (str, False)},
-    "hook": {"file": (str, True), "hook": (str, True)},
-    "compile": {"source": (str, True), "change": (str, True), "arch": (str, True)},
-    "pull": {
-        "pull": (str, True),
-        "include": (list, False),
-        "exclude": (list, False),
-        "map": (dict, False),
-    },
-}
-_PINS = {
-    "wheel": (list, False),
-    "donor": (list, False),
-    "pull": (list, False),
-    "code": (list, False),
-}
-_WHEEL_PIN = {
-    "distribution": (str, True),
-    "version": (str, True),
-    "filename": (str, True),
-    "sha256": (str, True),
-    "size": (int, True),
-    "platform": (str, True),
-    "python": (str, True),
-}
-_DONOR_PIN = {
-    "distribution": (str, True),
-    "version": (str, True),
-    "filename": (str, True),
-    "sha256": (str, True),
-    "member": (str, True),
-    "member-sha256": (str, True),
-}
-
-
-#: What was read of a released extension module: how SM121 runs the kernels of a `compile` op.
-_CODE_PIN = {
-    "version": (str, True),
-    "platform": (str, True),
-    "module": (str, True),
-    "sha256": (str, True),
-    "how": (str, True),
-    "arch": (str, False),
-    "guard": (str, False),
-}
 
 
 def _is_a(value: object, kind: type) -> bool:
@@ -225,9 +124,9 @@ class _Reader:
         if not isinstance(value, dict) or "op" not in value:
             raise self.fail(where, "key 'op' is missing")
         kind = value["op"]
-        if kind not in _OPS:
-            raise self.fail(where, f"unknown op {kind!r}{did_you_mean(str(kind), _OPS)}")
-        op = dict(self.table(value, {**_COMMON, **_OPS[kind]}, f"{where} ({kind})", "layer.toml"))
+        if kind not in OPS:
+            raise self.fail(where, f"unknown op {kind!r}{did_you_mean(str(kind), OPS)}")
+        op = dict(self.table(value, {**COMMON, **OPS[kind]}, f"{where} ({kind})", "layer.toml"))
         if "if" in op:
             op["if"] = self.when(op["if"], where)
         for key in ("file", "to", "reader"):
@@ -334,7 +233,7 @@ class _Reader:
         return op
 
     def variant(self, value: object, where: str) -> Table:
-        variant = self.table(value, _VARIANT, where, "layer.toml")
+        variant = self.table(value, VARIANT, where, "layer.toml")
         ops = [self.op(op, f"{where} op {i}") for i, op in enumerate(variant.get("op", ()), 1)]
         if not ops and not variant.get("serve-flags") and not variant.get("moe-serve-flags"):
             raise self.fail(where, "has no op and no flags: it would do nothing")
@@ -342,9 +241,9 @@ class _Reader:
         return {**rendered, "when": self.when(variant["when"], where), "ops": ops}
 
     def upstream(self, value: object, where: str) -> Table:
-        entry = self.table(value, _UPSTREAM, where, "layer.toml")
+        entry = self.table(value, UPSTREAM, where, "layer.toml")
         for clause in entry["probe"]:
-            self.table(clause, _PROBE, f"{where} probe", "layer.toml")
+            self.table(clause, PROBE, f"{where} probe", "layer.toml")
             if len(clause) != 2 or clause.get("missing") is False:
                 raise self.fail(where, "a probe clause is 'file' and one test")
         if not entry["probe"]:
@@ -355,8 +254,8 @@ class _Reader:
         name = "pins.toml"
         if not (self.folder / name).is_file():
             return {"wheel": [], "donor": []}
-        raw = self.table(self.toml(name), _PINS, "", name)
-        for kind, schema in (("wheel", _WHEEL_PIN), ("donor", _DONOR_PIN), ("code", _CODE_PIN)):
+        raw = self.table(self.toml(name), PINS, "", name)
+        for kind, schema in (("wheel", WHEEL_PIN), ("donor", DONOR_PIN), ("code", CODE_PIN)):
             for number, row in enumerate(raw.get(kind, ()), 1):
                 self.table(row, schema, f"{kind} {number}", name)
         pins = {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
@@ -379,13 +278,13 @@ def load_layer(folder: Path) -> Table:
         UsageError: a file is missing or malformed, or a key is unknown.
     """
     reader = _Reader(folder)
-    raw = reader.table(reader.toml("layer.toml"), _LAYER, "", "layer.toml")
-    provenance = dict(reader.table(raw["provenance"], _PROVENANCE, "provenance", "layer.toml"))
+    raw = reader.table(reader.toml("layer.toml"), LAYER, "", "layer.toml")
+    provenance = dict(reader.table(raw["provenance"], PROVENANCE, "provenance", "layer.toml"))
     provenance["last-update"] = provenance["last-update"].isoformat()
     not_applicable = []
     for number, entry in enumerate(raw.get("not-applicable", ()), 1):
         where = f"not-applicable {number}"
-        entry = reader.table(entry, _NOT_APPLICABLE, where, "layer.toml")
+        entry = reader.table(entry, NOT_APPLICABLE, where, "layer.toml")
         not_applicable.append({**entry, "when": reader.when(entry["when"], where)})
     layer: Table = {
         "name": folder.name,

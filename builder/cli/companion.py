@@ -21,9 +21,9 @@ from builder.native.companionplan import plan_companion
 from builder.native.companionrequest import request_for
 from builder.native.compiler import find_compiler
 from builder.native.cost import cost_of_units
+from builder.native.cputorch import refuse_cpu_torch
 from builder.native.includes import Sources
 from builder.native.outcome import unit_json
-from builder.native.stage import refuse_cpu_torch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.native.cmake import evaluate
 from builder.native.cost import cost_of_units
-from builder.native.discovery import Behind, Discovery, demangled
+from builder.native.demangle import demangled
+from builder.native.discovery import Behind, Discovery
 from builder.native.includes import Sources, touched
 from builder.native.registration import known_operators, operators_behind, sibling_units
 

@@ -8,13 +8,11 @@ are registered anew.  What such units call in turn comes along too.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from builder.errors import EngineError, UsageError
+from builder.errors import UsageError
 from builder.native.bindings import Registered, head_of, registered
 from builder.native.build import FLAGS, HOST_SUFFIXES
 from builder.native.cppscan import Facts, scan
@@ -36,10 +34,6 @@ _BUILD_FILES = ("CMakeLists.txt", "cmake/*.cmake", "cmake/external_projects/*.cm
 _SET = re.compile(r"(?:\b|-D)([A-Z_][A-Z0-9_]*)\b")
 #: Not defined where functions are linked: the compiler's pass for the host has none.
 _HOST = frozenset({"__CUDA_ARCH__", "__HIP_DEVICE_COMPILE__"})
-
-
-#: Template arguments without any inside.
-_ANGLES = re.compile(r"<[^<>]*>")
 
 
 class Unknown(UsageError):
@@ -383,29 +377,6 @@ class Discovery:
         for path in seen:  # grows as it is read
             seen += [other for other in step(path) if other not in seen]
         return seen
-
-
-def demangled(symbols: Sequence[str]) -> set[Name]:
-    """The names of symbols as sources have them, without arguments; by ``c++filt``.
-
-    Raises:
-        EngineError: there is none.
-    """
-    tool = shutil.which("c++filt")
-    if tool is None:
-        raise EngineError("no c++filt here", hint="apt-get install binutils")
-    done = subprocess.run(
-        [tool], input="\n".join(symbols), capture_output=True, text=True, check=True
-    )
-    found = set()
-    for line in done.stdout.splitlines():
-        plain = line
-        while (inner := _ANGLES.sub("", plain)) != plain:
-            plain = inner
-        words = plain.partition("(")[0].split()
-        if words:
-            found.add(tuple(part for part in words[-1].split("::") if part))
-    return found
 
 
 def _all(sets: Iterable[frozenset[Name]]) -> frozenset[Name]:

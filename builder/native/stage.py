@@ -30,16 +30,17 @@ from builder.applier.wheels import wheel_members
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.console import console
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.errors import UsageError
 from builder.index import write_atomically
 from builder.locks import locked
 from builder.model import Platform
 from builder.native.base import DISTRIBUTIONS
-from builder.native.changes import image_of, stage_name
+from builder.native.changes import stage_name
 from builder.native.companion import build_companion
 from builder.native.companionrequest import request_for
 from builder.native.compiler import MEMBER, find_compiler
 from builder.native.cost import cost_of_units, free_here, refuse_machine
+from builder.native.cputorch import refuse_cpu_torch
 from builder.native.laid import Built
 from builder.native.source import source_of
 from builder.native.stageplan import Present, Work, plan_changes
@@ -60,23 +61,6 @@ if TYPE_CHECKING:
     from builder.native.compiler import Compiler
     from builder.native.container import ToolkitChoice
     from builder.native.cost import Cost
-
-
-def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
-    """Refuse wheels whose torch has no CUDA: nothing is there to hold a companion against.
-
-    Raises:
-        SparkBuildError: it is a CPU build (exit 10).
-    """
-    platform = Platform.parse(target.platform, target.python)
-    wheel = RemoteWheel(index.choose("torch", torch, platform), index)
-    if "torch/lib/libtorch_cuda.so" not in wheel.members:
-        raise SparkBuildError(
-            f"torch {torch} for {target.platform} on the package index is a CPU build, and what is "
-            "compiled has to be held against the libraries of one for CUDA",
-            Exit.NEEDS_REBUILD,
-            hint=f"name the image or the environment that it is for: --base {image_of(release)}",
-        )
 
 
 @dataclass(frozen=True)

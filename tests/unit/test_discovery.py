@@ -12,7 +12,8 @@ from builder.native.cmake import BuildRecipe, Extension, Unit
 from builder.native.companionsources import companion_texts
 from builder.native.cppscan import scan
 from builder.native.cpptext import Defined, holds, read
-from builder.native.discovery import Discovery, Unknown, demangled
+from builder.native.demangle import demangled
+from builder.native.discovery import Discovery, Unknown
 from builder.native.includes import Sources
 from builder.native.registration import registration_source
 

@@ -20,8 +20,9 @@ from builder.errors import SparkBuildError
 from builder.forge.store import Forges
 from builder.index import PackageIndex
 from builder.machinecode.facts import read_module
+from builder.native.cputorch import refuse_cpu_torch
 from builder.native.source import release_source
-from builder.native.stage import Stages, refuse_cpu_torch
+from builder.native.stage import Stages
 from builder.sources import IndexSources
 from tests.forge import Repository
 
