@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from builder.rootfs import limits
-from builder.rootfs.tar import DIR, HARDLINK
+from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 #: Changes when the code makes something else of the same layer.
-VERSION = 1
+VERSION = 2
 #: A directory that the layer writes into without an entry of its own.
 IMPLICIT = "implicit"
 WHITEOUT, OPAQUE = "whiteout", "opaque"
@@ -29,6 +29,7 @@ _SCHEMA = """
 CREATE TABLE entry (path BLOB PRIMARY KEY, parent BLOB, kind TEXT, size INTEGER, mode INTEGER,
                     uid INTEGER, gid INTEGER, link BLOB, sha256 TEXT) WITHOUT ROWID;
 CREATE TABLE hidden (path BLOB, parent BLOB, kind TEXT, PRIMARY KEY (path, kind)) WITHOUT ROWID;
+CREATE TABLE implied (path BLOB PRIMARY KEY, kind TEXT) WITHOUT ROWID;
 CREATE TABLE content (sha256 TEXT PRIMARY KEY, packed BLOB) WITHOUT ROWID;
 CREATE TABLE unpacked (diff_id TEXT);
 """
@@ -72,8 +73,17 @@ class Row:
     sha256: str = ""
 
 
+class Contradiction(Exception):
+    """Runtimes refuse a layer, or make different files of it; the message says where."""
+
+
 class LayerWriter:
-    """Fills the index of one layer in the order of its tar; later entries win, as on a disk."""
+    """Fills the index of one layer in the order of its tar; later entries win, as on a disk.
+
+    A runtime either unpacks a layer into a folder of its own, which an overlay file system puts
+    over the layers below, or into the files of the layers below.  What the two make different
+    things of is refused.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -85,7 +95,7 @@ class LayerWriter:
         # not part of the index: what earlier hard links of this layer lead to
         self._db.execute("CREATE TEMP TABLE shared (path BLOB PRIMARY KEY) WITHOUT ROWID")
         self._any_shared = False
-        self._parent = ""
+        self._parent = ("", "")
 
     def kind(self, path: str) -> str | None:
         """What is at a path so far."""
@@ -96,45 +106,70 @@ class LayerWriter:
         """Add an entry.
 
         Raises:
-            NotADirectoryError: the layer itself put something else where its directory would be.
-            FileExistsError: a hard link of the layer leads to what this would replace: it would
-                keep bytes that no name leads to any more.
+            Contradiction: the layer itself put something else where its directory would be, or
+                what the entry replaces or links to.
         """
-        self._add_parents(parent_of(row.path))
+        before = self.kind(row.path)
+        if before is not None and (before in (DIR, IMPLICIT)) != (row.kind == DIR):
+            # containerd wants its folders back at the end; below a new one an overlay shows the old
+            raise Contradiction(f"it has /{row.path} as {before} and as {row.kind}")
+        self._add_parents(parent_of(row.path), FILE)
+        if row.kind == DIR:
+            self._check_folder(row.path)
         if self._any_shared:
-            self._keep_shared(row)
+            self._keep_shared(row.path)
         if row.kind == HARDLINK:
-            words = (_key(row.link),)
-            self._db.execute("INSERT OR IGNORE INTO temp.shared VALUES (?)", words)
-            self._any_shared = True
-        if row.kind != DIR and self.kind(row.path) in (DIR, IMPLICIT):
-            low, high = _range(row.path)
-            self._db.execute("DELETE FROM entry WHERE path >= ? AND path < ?", (low, high))
-            self._parent = ""
+            row = self._shared(row)
         self._insert(row)
 
-    def _keep_shared(self, row: Row) -> None:
-        low, high = _range(row.path)
-        words = (_key(row.path), low, high if row.kind != DIR else low)
-        found = self._db.execute(
-            "SELECT path FROM temp.shared WHERE path = ? OR (path >= ? AND path < ?)", words
-        ).fetchone()
-        if found is not None:
-            raise FileExistsError(_text(found[0]))
+    def _check_folder(self, path: str) -> None:
+        if self._has_hidden(WHITEOUT, path):
+            raise Contradiction(f"it has a whiteout of /{path}, and a folder there")
 
-    def _add_parents(self, directory: str) -> None:
-        if not directory or directory == self._parent:
+    def _shared(self, row: Row) -> Row:
+        """A hard link to what has the bytes: a runtime makes it at once, within the layer."""
+        target = None if row.link == row.path else self._target(row.link)
+        if target is None:
+            raise Contradiction(
+                f"/{row.path} is a hard link to /{row.link}, which is no earlier file of it"
+            )
+        self._db.execute("INSERT OR IGNORE INTO temp.shared VALUES (?)", (_key(target),))
+        self._any_shared = True
+        return replace(row, link=target)
+
+    def _target(self, path: str) -> str | None:
+        query = "SELECT kind, link FROM entry WHERE path = ?"
+        kind, link = self._db.execute(query, (_key(path),)).fetchone() or ("", b"")
+        if kind == HARDLINK:
+            return _text(link)
+        return path if kind in (FILE, SYMLINK) else None
+
+    def _keep_shared(self, path: str) -> None:
+        query = "SELECT 1 FROM temp.shared WHERE path = ?"
+        if self._db.execute(query, (_key(path),)).fetchone() is not None:
+            raise Contradiction(f"it replaces /{path}, to which a hard link was made before")
+
+    def _add_parents(self, directory: str, kind: str) -> None:
+        """Note the folders above an entry (``FILE``) or a whiteout that have no entry so far."""
+        if not directory or (directory, kind) == self._parent:
             return
-        missing = directory
-        while missing and (kind := self.kind(missing)) in (None, DIR, IMPLICIT):
-            if kind is not None:
+        above = directory
+        while above and (found := self.kind(above)) != DIR:
+            if found not in (None, IMPLICIT):
+                raise Contradiction(f"it puts files below /{above}, which in it is no directory")
+            if found is None:
+                self._check_folder(above)
+                self._insert(Row(above, IMPLICIT))
+            elif self._implied(above) in (kind, FILE):
                 break
-            self._insert(Row(missing, IMPLICIT))
-            missing = parent_of(missing)
-        else:
-            if missing:
-                raise NotADirectoryError(missing)
-        self._parent = directory
+            self._db.execute("INSERT OR REPLACE INTO implied VALUES (?, ?)", (_key(above), kind))
+            above = parent_of(above)
+        self._parent = (directory, kind)
+
+    def _implied(self, path: str) -> str | None:
+        query = "SELECT kind FROM implied WHERE path = ?"
+        found = self._db.execute(query, (_key(path),)).fetchone()
+        return None if found is None else str(found[0])
 
     def _insert(self, row: Row) -> None:
         self._db.execute(
@@ -146,9 +181,29 @@ class LayerWriter:
         )  # fmt: skip
 
     def hide(self, path: str, kind: str) -> None:
-        """Hide what lower layers have at a path (``WHITEOUT``) or below it (``OPAQUE``)."""
+        """Hide what lower layers have at a path (``WHITEOUT``) or below it (``OPAQUE``).
+
+        Raises:
+            Contradiction: runtimes differ in what that hides.
+        """
+        self._add_parents(path if kind == OPAQUE else parent_of(path), WHITEOUT)
+        if kind == OPAQUE and not path:
+            raise Contradiction("it hides all that is below it, which an overlay does not")
+        if kind == OPAQUE and self._any_implicit(path):
+            raise Contradiction(f"it hides what is in /{path} after it put folders there")
+        if kind == WHITEOUT and (self.kind(path) is not None or self._has_hidden(kind, path)):
+            raise Contradiction(f"it has a whiteout of its own /{path}")
         row = (_key(path), _key(parent_of(path)), kind)
         self._db.execute("INSERT OR IGNORE INTO hidden VALUES (?, ?, ?)", row)
+
+    def _any_implicit(self, directory: str) -> bool:
+        low, high = _range(directory)
+        query = "SELECT 1 FROM entry WHERE path >= ? AND path < ? AND kind = ?"
+        return self._db.execute(query, (low, high, IMPLICIT)).fetchone() is not None
+
+    def _has_hidden(self, kind: str, path: str) -> bool:
+        query = "SELECT 1 FROM hidden WHERE path = ? AND kind = ?"
+        return self._db.execute(query, (_key(path), kind)).fetchone() is not None
 
     def keep(self, sha256: str, data: bytes) -> None:
         """Keep a file's bytes."""
@@ -203,6 +258,11 @@ class LayerIndex:
         """The entry at a path."""
         return next(self._rows(f"{_SELECT} WHERE path = ?", _key(path)), None)
 
+    def implied(self) -> list[tuple[str, str]]:
+        """Folders without an entry when something was put (``FILE``) or hidden there, sorted."""
+        query = "SELECT path, kind FROM implied ORDER BY path"
+        return [(_text(path), kind) for path, kind in self._db.execute(query)]
+
     def below(self, directory: str) -> Iterator[Row]:
         """Every entry below a directory, sorted by name."""
         low, high = _range(directory)
@@ -210,7 +270,7 @@ class LayerIndex:
 
     def children(self, directory: str) -> Iterable[str]:
         """Names directly in a directory."""
-        query = "SELECT path FROM entry WHERE parent = ? AND path != ''"
+        query = "SELECT path FROM entry WHERE parent = ? AND path != x''"
         return [_name(row[0]) for row in self._db.execute(query, (_key(directory),))]
 
     def whiteouts(self, directory: str) -> Iterable[str]:

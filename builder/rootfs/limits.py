@@ -14,7 +14,8 @@ RATIO = 200
 #: Entries of one layer, and the bytes of all their names together.
 ENTRIES = 2_000_000
 NAME_BYTES = 256 << 20
-#: Bytes of one path (Linux: PATH_MAX) and of one name in it (NAME_MAX), and names in a path.
+#: Bytes of one path with the one that ends it (Linux: PATH_MAX) and of one name in it (NAME_MAX),
+#: and names in a path.
 PATH_BYTES = 4096
 COMPONENT_BYTES = 255
 DEPTH = 200
@@ -22,6 +23,10 @@ DEPTH = 200
 EXTENSION_BYTES = 1 << 20
 #: Extension headers in front of one entry.
 EXTENSIONS = 8
+#: User and group numbers: Linux has 32 bits, and the last one means "leave it as it is".
+IDS = (1 << 32) - 1
+#: Modes: permissions and, from some writers, the kind (Linux: S_IFMT).
+MODES = 1 << 16
 #: Links followed for one path; Linux stops at the same.
 LINKS = 40
 #: Bytes of a file that may be read into memory.

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from builder.applier.receipts import STATE_DIR
 from builder.errors import RemoteError
-from builder.rootfs.index import OPAQUE, WHITEOUT, LayerWriter, Row, parent_of
+from builder.rootfs.index import OPAQUE, WHITEOUT, Contradiction, LayerWriter, Row, parent_of
 from builder.rootfs.tar import DIR, FILE, LayerTar, Member
 
 if TYPE_CHECKING:
     from builder.rootfs.unpack import Unpacked
 
 #: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
-_PREFIX, _OPAQUE_NAME, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
+_PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
 #: Of a ``.dist-info``, what says which files belong to a distribution.
 _INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json")
 #: Packages whose text files layers patch and verification reads; those of any other are fetched
@@ -34,15 +34,10 @@ def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
     try:
         for member in tar:
             _note(tar, member, writer, where)
-    except FileExistsError as error:
+    except Contradiction as error:
         raise RemoteError(
-            f"{where}: it replaces {error}, to which a hard link was made before; "
-            "no layer that a builder writes does that"
-        ) from None
-    except NotADirectoryError as error:
-        raise RemoteError(
-            f"{where}: this is no layer of an image: it puts files below {error}, "
-            "which in it is no directory"
+            f"{where}: {error}; no builder of images writes such a layer, and runtimes do not "
+            "agree on it"
         ) from None
 
 
@@ -81,8 +76,6 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
     folder, name = parent_of(member.path), member.path.rpartition("/")[2]
     if name == _OPAQUE_NAME:
         writer.hide(folder, OPAQUE)
-    elif name.startswith(_AUFS):
-        return
     elif name.startswith(_PREFIX):
         target = name.removeprefix(_PREFIX)
         if target in ("", ".", ".."):
@@ -91,7 +84,7 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
     elif not member.path and member.kind != DIR:
         raise RemoteError(f"{where}: its root is no directory")
     else:
-        digest = _digest(tar, member, writer) if member.kind == FILE and not member.sparse else ""
+        digest = _digest(tar, member, writer) if member.kind == FILE else ""
         writer.add(
             Row(
                 path=member.path,

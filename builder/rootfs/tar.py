@@ -1,18 +1,17 @@
 """A layer's tar as a stream of entries, for input that may be hostile.
 
-``tarfile`` reads extension headers and sparse maps of any declared size into memory, so only its
-header block parser is used.  What is accepted is what Go's ``archive/tar``, which the container
-runtimes use, would read the same way; anything else is refused.
+What is accepted is what Go's ``archive/tar``, which the container runtimes use, reads the same way.
+Anything else is refused, and so is what no runtime unpacks, or what runtimes unpack differently.
 """
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
-from builder.rootfs import limits
+from builder.rootfs import limits, tarheader
+from builder.rootfs.tarheader import BLOCK, DamagedHeader, Header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,28 +20,21 @@ if TYPE_CHECKING:
 
 FILE, DIR, SYMLINK, HARDLINK, OTHER = "file", "dir", "symlink", "hardlink", "other"
 
-_BLOCK = 512
 _CHUNK = 256 << 10
 _KINDS = {
-    tarfile.REGTYPE: FILE,
-    tarfile.AREGTYPE: FILE,
-    tarfile.GNUTYPE_SPARSE: FILE,
-    tarfile.DIRTYPE: DIR,
-    tarfile.SYMTYPE: SYMLINK,
-    tarfile.LNKTYPE: HARDLINK,
+    tarheader.OLD_FILE: FILE,
+    tarheader.FILE: FILE,
+    tarheader.DIRECTORY: DIR,
+    tarheader.SYMLINK: SYMLINK,
+    tarheader.HARDLINK: HARDLINK,
+    tarheader.CHARACTER: OTHER,
+    b"4": OTHER,
+    tarheader.PIPE: OTHER,
 }
-#: Types that have no data, whatever size their header claims.
-_NO_DATA = (
-    tarfile.DIRTYPE,
-    tarfile.SYMTYPE,
-    tarfile.LNKTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.FIFOTYPE,
-)
-#: Byte of a GNU sparse header, and of each block that follows it, that says "one more block".
-_SPARSE_MORE, _SPARSE_NEXT = 482, 504
-_SPARSE_BLOCKS = 1024
+#: Extended attributes by which the overlay file system shows other files than there are.
+_OVERLAY = (b"SCHILY.xattr.trusted.overlay.", b"SCHILY.xattr.user.overlay.")
+#: How many major and minor numbers Linux tells apart in a device that is made.
+_MAJORS, _MINORS = 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +49,6 @@ class Member:
     gid: int
     #: a symlink's target as it stands; a hard link's as a path like ``path``
     link: str
-    #: stored with holes, so that its bytes are not the ones in the tar
-    sparse: bool = False
 
 
 class LayerTar:
@@ -94,105 +84,113 @@ class LayerTar:
     # -- headers
 
     def _next(self) -> Member | None:
-        records: dict[str, str] = {}
-        gnu: dict[str, str] = {}
-        extensions = 0
-        while True:
-            header = self._header()
-            if header is None:
-                return None
-            if header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
-                records = self._pax(self._extension(header))
-            elif header.type == tarfile.XGLTYPE:  # runtimes do not apply these either
-                self._extension(header)
-            elif header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-                text = self._text(self._extension(header).split(b"\0", 1)[0])
-                gnu["path" if header.type == tarfile.GNUTYPE_LONGNAME else "linkpath"] = text
-            else:
-                return self._member(header, {**records, **gnu})
-            extensions += 1
-            if extensions > limits.EXTENSIONS:
-                raise self._wrong(f"{extensions} extension headers in a row")
+        try:
+            return self._parsed()
+        except DamagedHeader as error:
+            raise self._wrong(f"a header is damaged: {error}") from None
 
-    def _header(self) -> tarfile.TarInfo | None:
+    def _parsed(self) -> Member | None:
+        records: dict[bytes, bytes] = {}
+        name = link = b""
+        for _ in range(limits.EXTENSIONS + 1):
+            block = self._block()
+            if block is None:
+                return None
+            header = tarheader.parse_block(block)
+            self._data(header)
+            if header.type == tarheader.PAX:
+                records = tarheader.parse_records(self._extension())
+            elif header.type == tarheader.LONG_NAME:
+                name = self._extension().partition(b"\0")[0]
+            elif header.type == tarheader.LONG_LINK:
+                link = self._extension().partition(b"\0")[0]
+            elif header.type == tarheader.PAX_GLOBAL:
+                # containerd removes what has the header's name, and umoci refuses it
+                raise self._wrong("it has a global pax header, with which runtimes differ")
+            else:
+                header.name = name or records.get(b"path", header.name)
+                header.link = link or records.get(b"linkpath", header.link)
+                return self._member(header, records)
+        raise self._wrong(f"more than {limits.EXTENSIONS} extension headers in a row")
+
+    def _block(self) -> bytes | None:
+        """The next header block; None at the end, which two blocks of zeros or the stream make."""
         if not self._stream.skip(self._left):
             raise self._wrong("it ends in the middle of a file")
         padded = self._stream.skip(self._padding)  # which some writers leave out at the end
         self._left = self._padding = 0
-        if not padded:
-            return None
-        block = self._stream.read(_BLOCK)
-        if not block or not block.strip(b"\0"):
-            return None
-        try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except (tarfile.HeaderError, ValueError, OverflowError) as error:
-            raise self._wrong(f"a header is damaged ({error})") from None
-        if header.type == tarfile.GNUTYPE_SPARSE:
-            self._skip_sparse_map(block)
-        self._data(0 if header.type in _NO_DATA else header.size)
-        return header
+        block = self._stream.read(BLOCK) if padded else b""
+        if block == bytes(BLOCK):
+            block = self._stream.read(BLOCK)
+            if block == bytes(BLOCK):
+                return None
+            if len(block) == BLOCK:
+                raise self._wrong("something follows its end")
+        if block and len(block) < BLOCK:
+            raise self._wrong("it ends in the middle of a header")
+        return block or None
 
-    def _data(self, size: int) -> None:
+    def _data(self, header: Header) -> None:
         """What follows the header: data, and zeros up to the next block."""
+        size = 0 if header.type in tarheader.NO_DATA else header.size
         if not 0 <= size <= limits.TAR_BYTES:
             raise self._wrong(f"an entry of {size} bytes")
-        self._left, self._padding = size, -size % _BLOCK
+        self._left, self._padding = size, -size % BLOCK
 
-    def _skip_sparse_map(self, block: bytes) -> None:
-        more, count = block[_SPARSE_MORE], 0
-        while more:
-            block, count = self._stream.read(_BLOCK), count + 1
-            if len(block) < _BLOCK or count > _SPARSE_BLOCKS:
-                raise self._wrong("a sparse file has a map without end")
-            more = block[_SPARSE_NEXT]
-
-    def _extension(self, header: tarfile.TarInfo) -> bytes:
-        if header.size > limits.EXTENSION_BYTES:
-            raise self._wrong(f"an extension header of {header.size} bytes")
+    def _extension(self) -> bytes:
+        if self._left > limits.EXTENSION_BYTES:
+            raise self._wrong(f"an extension header of {self._left} bytes")
         return b"".join(self.chunks())
 
-    def _pax(self, data: bytes) -> dict[str, str]:
-        """Records of a pax header: ``LENGTH KEY=VALUE`` and a line feed each (POSIX.1-2001)."""
-        records: dict[str, str] = {}
-        at, end = 0, len(data.rstrip(b"\0"))
-        while at < end:
-            digits = data[at : at + 10].partition(b" ")[0]
-            stop = at + (int(digits) if digits.isdigit() else 0)
-            record = data[at + len(digits) + 1 : stop]
-            key, equals, value = record.partition(b"=")
-            if not equals or not value.endswith(b"\n") or stop > end:
-                raise self._wrong("a pax header is damaged")
-            records[self._text(key)] = self._text(value[:-1])
-            at = stop
-        return records
-
-    def _member(self, header: tarfile.TarInfo, records: dict[str, str]) -> Member:
-        kind = _KINDS.get(header.type, OTHER)
-        if "size" in records and header.type not in _NO_DATA:
-            self._data(self._number(records, "size", 0))
-        sparse = any(key.startswith("GNU.sparse") for key in records)
-        name = records.get("GNU.sparse.name", records.get("path", header.name))
-        link = records.get("linkpath", header.linkname)
+    def _member(self, header: Header, records: dict[bytes, bytes]) -> Member:
+        header.size = self._number(records, b"size", header.size)
+        header.uid = self._number(records, b"uid", header.uid)
+        header.gid = self._number(records, b"gid", header.gid)
+        if header.type == tarheader.OLD_FILE and header.name.endswith(b"/"):
+            header.type = tarheader.DIRECTORY
+        self._data(header)
+        name = self._checked(header.name)
+        kind = _KINDS.get(header.type)
+        if kind is None:
+            raise self._wrong(f"{name!r} is of type {header.type!r}, which no runtime unpacks")
+        self._check(name, header, records)
         return Member(
             path=self.clean(name),
             kind=kind,
-            size=self._left if kind == FILE else 0,
+            size=self._left,
             mode=header.mode & 0o7777,
-            uid=self._number(records, "uid", header.uid),
-            gid=self._number(records, "gid", header.gid),
-            link=self.clean(link) if kind == HARDLINK else self._checked(link) * (kind == SYMLINK),
-            sparse=sparse or header.type == tarfile.GNUTYPE_SPARSE,
+            uid=header.uid,
+            gid=header.gid,
+            link=self._link(kind, name, self._checked(header.link)),
         )
 
-    def _number(self, records: dict[str, str], key: str, default: int) -> int:
+    def _number(self, records: dict[bytes, bytes], key: bytes, default: int) -> int:
         text = records.get(key)
-        value = default if text is None else int(text) if text.isdigit() and len(text) < 20 else -1
-        if not 0 <= value < 1 << 62:
-            raise self._wrong(f"{key} is {text or default}")
-        return value
+        return default if text is None else tarheader.decimal(text)
+
+    def _check(self, name: str, header: Header, records: dict[bytes, bytes]) -> None:
+        """Refuse what has more than one reading."""
+        tarheader.check_times(records)
+        if tarheader.is_sparse(records):
+            raise self._wrong(f"{name!r} is stored with holes, which no builder of images writes")
+        if not (0 <= header.uid < limits.IDS and 0 <= header.gid < limits.IDS):
+            raise self._wrong(f"{name!r} belongs to user {header.uid} and group {header.gid}")
+        if not 0 <= header.mode < limits.MODES:
+            raise self._wrong(f"{name!r} has mode {header.mode:o}")
+        if any(key.startswith(_OVERLAY) for key in records):
+            raise self._wrong(f"{name!r} sets attributes of the overlay file system")
+        major, minor = header.device
+        if header.type == tarheader.CHARACTER and not major % _MAJORS and not minor % _MINORS:
+            raise self._wrong(f"{name!r} is device 0/0, a whiteout for some runtimes only")
 
     # -- names
+
+    def _link(self, kind: str, name: str, link: str) -> str:
+        if kind == HARDLINK:
+            return self.clean(link)
+        if kind == SYMLINK and not link:
+            raise self._wrong(f"{name!r} is a link to nothing")
+        return link if kind == SYMLINK else ""
 
     def clean(self, name: str) -> str:
         """A name as a path below the root; a leading slash means the root, as for the runtimes.
@@ -200,7 +198,7 @@ class LayerTar:
         Raises:
             RemoteError: it climbs with ``..``, or is longer than Linux allows.
         """
-        parts = [part for part in self._checked(name).split("/") if part not in ("", ".")]
+        parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise self._wrong(f"the name {name!r} climbs out with '..'")
         longest = max((len(p.encode("utf-8", "surrogateescape")) for p in parts), default=0)
@@ -208,13 +206,11 @@ class LayerTar:
             raise self._wrong(f"the name {name[:60]!r}... is longer than a file system takes")
         return "/".join(parts)
 
-    def _checked(self, name: str) -> str:
-        if "\0" in name or len(name.encode("utf-8", "surrogateescape")) > limits.PATH_BYTES:
-            raise self._wrong(f"the name {name[:60]!r}... is not one of a file")
-        return name
-
-    def _text(self, data: bytes) -> str:
-        return data.decode("utf-8", "surrogateescape")
+    def _checked(self, name: bytes) -> str:
+        text = name.decode("utf-8", "surrogateescape")
+        if len(name) >= limits.PATH_BYTES:
+            raise self._wrong(f"the name {text[:60]!r}... is not one of a file")
+        return text
 
     def _wrong(self, what: str) -> RemoteError:
         return RemoteError(f"{self._where}: this is no layer of an image: {what}")

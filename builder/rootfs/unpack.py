@@ -168,13 +168,10 @@ class Unpacked:
                 raise RemoteError(f"{self._where}: the compressed data ends too early")
 
     def _next_member(self) -> bool:
-        """Begin the next gzip member or zstd frame; zeros after the last one are padding."""
-        while True:
-            self._pending = self._pending.lstrip(b"\0") or self._fill()
-            if not self._pending:
-                return False
-            if self._pending[0]:
-                break
+        """Begin the next gzip member or zstd frame.  Runtimes take nothing else, zeros neither."""
+        self._pending = self._pending or self._fill()
+        if not self._pending:
+            return False
         assert self._make is not None
         self._codec = self._make()
         return True

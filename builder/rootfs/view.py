@@ -6,23 +6,26 @@ are absolute, and links in them are followed inside the image as a container wou
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING
+from collections import deque
+from functools import partial
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from builder.console import console
-from builder.errors import RemoteError, UsageError
+from builder.errors import RemoteError
 from builder.rootfs import limits
 from builder.rootfs.facts import NotHeld
-from builder.rootfs.index import IMPLICIT, LayerIndex, Row, parent_of
+from builder.rootfs.index import IMPLICIT, WHITEOUT, LayerIndex, Row, parent_of
 from builder.rootfs.merge import Entry, merged_below
 from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from builder.registry.model import Descriptor
     from builder.rootfs.facts import Facts
     from builder.rootfs.layers import LayerCache
 
+_Answer = TypeVar("_Answer")
 
 _ROOT = Entry(Row("", DIR), 0)
 #: Layers that are read at once when one after the other does not answer.
@@ -53,6 +56,9 @@ class Rootfs:
         self._above = len(layers) - len(facts.layers) if facts is not None else 0
         self._cache = cache
         self._open: list[LayerIndex] = []
+        #: folders that an open layer has no entry for, and that were not looked for below it
+        self._unsettled: deque[tuple[int, str, str]] = deque()
+        self._nowhere: set[tuple[int, str]] = set()
         self._folders: dict[str, Entry] = {}
         self._new = 0
 
@@ -80,6 +86,8 @@ class Rootfs:
                 return
             if number == len(self._open):
                 self._open.append(self._index(number))
+                said = self._open[number].implied()
+                self._unsettled.extend((number, path, kind) for path, kind in said)
             yield number, self._open[number]
 
     def _index(self, number: int) -> LayerIndex:
@@ -100,24 +108,49 @@ class Rootfs:
 
     # -- one path
 
-    def _find(self, path: str, first: int = 0) -> Entry | None:
-        """The entry at a relative path none of whose directories is a link."""
+    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+        """An answer from the facts as far as they go, else from the layers."""
         try:
-            found = self._search(path, first)
+            answer = question()
+            self._settle()
         except NotHeld as missing:
             self._forget(str(missing))
-            found = self._search(path, first)
-        if self.notes is not None and not first:
+            answer = question()
+            self._settle()
+        return answer
+
+    def _settle(self) -> None:
+        """See that what the layers write into without an entry are directories below them.
+
+        Of a link there, one runtime follows it, and another puts a directory in its place.
+        """
+        while self._unsettled:
+            number, path, kind = self._unsettled[0]
+            hidden = (number, parent_of(path)) in self._nowhere or self._open[number].hides(path)
+            found = None if hidden else self._search(path, number + 1)
+            if found is not None and found.kind != DIR:
+                raise self._unclear(number, path, f"a {found.kind} in the layers below it")
+            if found is None:
+                own = self._open[number].row(path)
+                if kind == WHITEOUT and own is not None and own.kind == IMPLICIT:
+                    raise self._unclear(number, path, "nowhere in the layers below it")
+                self._nowhere.add((number, path))
+            self._unsettled.popleft()
+
+    def _find(self, path: str) -> Entry | None:
+        """The entry at a relative path none of whose directories is a link."""
+        found = self._asked(partial(self._search, path))
+        if self.notes is not None:
             self.notes.note(path, None if found is None else found.row)
         return found
 
-    def _search(self, path: str, first: int) -> Entry | None:
+    def _search(self, path: str, first: int = 0) -> Entry | None:
         implicit: int | None = None
         for number, layer in self._layers(first):
             row = layer.row(path)
             if row is not None and row.kind != IMPLICIT:
                 if implicit is not None and row.kind != DIR:
-                    raise self._unclear(implicit, path, row)
+                    raise self._unclear(implicit, path, f"a {row.kind} in the layers below it")
                 entry = Entry(row, number)
                 return self._resolved(entry) if row.kind == HARDLINK else entry
             if row is not None and implicit is None:
@@ -128,29 +161,22 @@ class Rootfs:
             return _ROOT
         return None if implicit is None else Entry(Row(path, DIR), implicit)
 
-    def _unclear(self, number: int, path: str, row: Row) -> RemoteError:
+    def _unclear(self, number: int, path: str, what: str) -> RemoteError:
         digest = self._descriptors[number].digest
         return RemoteError(
-            f"{self._cache.source.name}: layer {digest[:19]} puts files below /{path}, which is a "
-            f"{row.kind} in the layers below it, without saying what becomes of that; runtimes "
-            "differ in what they make of it"
+            f"{self._cache.source.name}: layer {digest[:19]} writes into /{path}, which is {what}, "
+            "and has no entry for it; runtimes differ in what they make of it"
         )
 
-    def _resolved(self, entry: Entry, depth: int = 0) -> Entry:
-        """What a hard link shares its bytes with: a file of its own layer, or of those below."""
-        target = entry.row.link
-        own = self._open[entry.layer].row(target)
-        found: Entry | None = Entry(own, entry.layer) if own is not None else None
-        if found is None or own is None or own.kind == IMPLICIT:
-            found = self._find(target, entry.layer + 1)
-        if found is not None and found.kind == HARDLINK and depth < limits.LINKS:
-            found = self._resolved(found, depth + 1)
-        if found is None or found.kind not in (FILE, SYMLINK):
+    def _resolved(self, entry: Entry) -> Entry:
+        """What a hard link shares its bytes with: a file of its own layer."""
+        row = self._open[entry.layer].row(entry.row.link)
+        if row is None or row.kind not in (FILE, SYMLINK):
             raise RemoteError(
-                f"{self._cache.source.name}: /{entry.row.path} is a hard link to /{target}, which "
-                "is no file of this image"
+                f"{self._cache.source.name}: /{entry.row.path} is a hard link to "
+                f"/{entry.row.link}, which is no file of this image"
             )
-        return found
+        return Entry(row, entry.layer)
 
     def _follow(self, path: str) -> tuple[str, Entry] | None:
         """Where a path leads, links followed: the real path (relative) and what is there."""
@@ -215,11 +241,7 @@ class Rootfs:
         if real is None or real[1].kind != DIR:
             return []
         relative = real[0]
-        try:
-            found = self._names(relative)
-        except NotHeld as missing:
-            self._forget(str(missing))
-            found = self._names(relative)
+        found = self._asked(partial(self._names, relative))
         if self.notes is not None:
             self.notes.names[relative] = found
         return found
@@ -237,11 +259,7 @@ class Rootfs:
     def below(self, directory: str) -> dict[str, Entry]:
         """Everything below a real directory, by its path from there; links are not followed."""
         start = directory.strip("/")
-        try:
-            found = self._below(start)
-        except NotHeld as missing:
-            self._forget(str(missing))
-            found = self._below(start)
+        found = self._asked(partial(self._below, start))
         if self.notes is not None:
             self.notes.note_below(start, {path: entry.row for path, entry in found.items()})
         return found
@@ -316,7 +334,6 @@ class Rootfs:
         ``beside`` are files that are taken along where their layers are read for the others.
 
         Raises:
-            UsageError: a file is stored in a form that is not read here.
             RemoteError: a layer cannot be read any more.
         """
         wanted: dict[int, list[Row]] = {}
@@ -324,7 +341,6 @@ class Rootfs:
             entry = self.stat(path)
             if entry is None or entry.kind != FILE:
                 continue
-            _check(entry)
             if self.kept(entry) is None:
                 entry = self._in_layer(path, entry)
             if self.kept(entry) is None:
@@ -340,13 +356,11 @@ class Rootfs:
         """Write the bytes of a file, links followed, without holding them; whether it is there.
 
         Raises:
-            UsageError: it is stored in a form that is not read here.
             RemoteError: its layer cannot be read any more.
         """
         entry = self.stat(path)
         if entry is None or entry.kind != FILE:
             return False
-        _check(entry)
         data = self.kept(entry)
         if data is None:
             entry = self._in_layer(path, entry)
@@ -356,8 +370,3 @@ class Rootfs:
         else:
             out.write(data)
         return True
-
-
-def _check(entry: Entry) -> None:
-    if not entry.row.sha256:
-        raise UsageError(f"/{entry.row.path} is stored with holes, and cannot be read")

@@ -32,6 +32,7 @@ BASE = (
     tar_of(
         folder("app/", mode=0o2755, uid=7),
         *(Item(f"{SITE}/{path}", data) for path, data in LIB.items()),
+        hardlink(f"{SITE}/lib/c.py", f"{SITE}/lib/a.py"),
         Item("app/gone/x", b"x"),
         Item("app/old", b"old"),
         symlink("link", "app"),
@@ -39,17 +40,17 @@ BASE = (
     ),
     tar_of(
         Item("app/.wh.old"),
-        hardlink(f"{SITE}/lib/c.py", f"{SITE}/lib/a.py"),
         symlink(f"{SITE}/lib/d.py", "a.py"),
         Item(f"{SITE}/lib/\udcff.py", b"odd"),
         Item("app/gone/.wh..wh..opq"),
     ),
 )
 TOP = tar_of(
+    *(folder(path) for path in ("app", SITE, f"{SITE}/lib", f"{SITE}/new")),
     Item(f"{SITE}/lib/b.py", b"B = 2\n"),
     Item(f"{SITE}/lib/.wh.c.py"),
     Item(f"{SITE}/new/n.py", b"N = 1\n"),
-    hardlink("app/again.py", f"{SITE}/lib/a.py"),
+    hardlink("app/again.py", f"{SITE}/lib/b.py"),
 )
 #: What is asked of an image when it is noted, and again.
 QUESTIONS: tuple[Callable[[Rootfs], object], ...] = (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from backports import zstd
 
-from builder.errors import RemoteError, UsageError
+from builder.errors import RemoteError
 from builder.rootfs import limits
 from builder.rootfs.tar import LayerTar
 from builder.rootfs.unpack import Unpacked
@@ -84,7 +84,7 @@ def test_names_that_are_refused(tmp_path: Path, name: str, message: str) -> None
 
 
 def test_a_nul_in_a_name() -> None:
-    with pytest.raises(RemoteError, match="is not one of a file"):
+    with pytest.raises(RemoteError, match="is no pax record"):
         read(pax("path=a\0b") + header() + END)
 
 
@@ -116,7 +116,7 @@ def test_links_never_lead_to_this_machine(tmp_path: Path) -> None:
         ([Item("a", b"file"), Item("a/b")], "in it is no directory"),
         ([symlink("a", "/etc"), Item("a/passwd", b"x")], "in it is no directory"),
         ([symlink("a", "."), Item("a/a/b")], "in it is no directory"),
-        ([Item("a", type=tarfile.CHRTYPE), Item("a/b")], "in it is no directory"),
+        ([Item("a", type=tarfile.FIFOTYPE), Item("a/b")], "in it is no directory"),
         ([Item(".wh.")], "a whiteout of nothing"),
         ([Item("a/.wh...")], "a whiteout of nothing"),
         ([Item("./", b"root")], "its root is no directory"),
@@ -143,22 +143,22 @@ def test_a_refused_layer_leaves_no_index_behind(tmp_path: Path) -> None:
     [
         (header(size=1 << 60), "an entry of 1152921504606846976 bytes"),
         (header(size=-5), "an entry of -5 bytes"),
-        (pax("size=-1") + header(), "size is -1"),
-        (pax(f"size={1 << 62}") + header(), "size is 4611686018427387904"),
-        (pax("size=" + "9" * 5000) + header(), "size is 999"),
-        (pax("uid=x") + header(), "uid is x"),
-        (header(uid=-7), "uid is -7"),
+        (pax("size=-1") + header(), "an entry of -1 bytes"),
+        (pax(f"size={1 << 62}") + header(), "an entry of 4611686018427387904 bytes"),
+        (pax("size=" + "9" * 5000) + header(), "no number"),
+        (pax("uid=x") + header(), "no number"),
+        (header(uid=-7), "belongs to user -7"),
         (header(kind=b"x", size=1 << 36), "an extension header of 68719476736 bytes"),
         (header(kind=b"L", size=1 << 30), "an extension header of 1073741824 bytes"),
         (header(kind=b"K", size=2 << 20), "an extension header of 2097152 bytes"),
-        (header(kind=b"g", size=2 << 20), "an extension header of 2097152 bytes"),
-        (extension(b"x", b"no record") + header(), "a pax header is damaged"),
-        (extension(b"x", b"99 a=b\n") + header(), "a pax header is damaged"),
-        (extension(b"x", b"0 a=b\n") + header(), "a pax header is damaged"),
-        (extension(b"x", b"7 ab\n") + header(), "a pax header is damaged"),
-        (pax("a=b") * 20 + header(), "9 extension headers in a row"),
-        (extension(b"L", b"n" * 300) * 20, "9 extension headers in a row"),
-        (header()[:300], "a header is damaged"),
+        (header(kind=b"g", size=2 << 20), "a global pax header"),
+        (extension(b"x", b"no record") + header(), "no number"),
+        (extension(b"x", b"99 a=b\n") + header(), "the wrong length"),
+        (extension(b"x", b"0 a=b\n") + header(), "the wrong length"),
+        (extension(b"x", b"5 ab\n") + header(), "is no pax record"),
+        (pax("a=b") * 20 + header(), "more than 8 extension headers in a row"),
+        (extension(b"L", b"n" * 300) * 20, "more than 8 extension headers in a row"),
+        (header()[:300], "middle of a header"),
         (b"\x01" * 512, "a header is damaged"),
         (header(size=1000) + b"short", "ends in the middle of a file"),
         (pax("a=b")[:515], "ends in the middle of a file"),
@@ -181,7 +181,7 @@ def test_a_pax_header_of_many_records_takes_no_time() -> None:
 
 def test_extensions_are_applied_as_runtimes_apply_them() -> None:
     long = "d/" * 90 + "name"
-    data = extension(b"g", b"16 path=ignored\n") + pax(f"path={long}") + header("short", uid=3)
+    data = pax(f"path={long}") + header("short", uid=3)
     data += extension(b"L", f"{long}2\0".encode()) + header("short")
     data += extension(b"K", b"target\0") + header("link", b"2", linkname="x")
     data += pax("uid=2097152") + pax("mtime=1.5") + header("big") + END
@@ -192,7 +192,8 @@ def test_extensions_are_applied_as_runtimes_apply_them() -> None:
 
 
 def test_folders_and_links_have_no_data_whatever_they_claim() -> None:
-    data = header("d", b"5", size=1 << 30) + header("l", b"2", size=512) + header("f", size=3)
+    data = header("d", b"5", size=1 << 30) + header("l", b"2", size=512, linkname="d")
+    data += header("f", size=3)
     assert [(m.path, held) for m, held in read(data + b"abc" + bytes(509) + END)] == [
         ("d", b""), ("l", b""), ("f", b"abc"),
     ]  # fmt: skip
@@ -201,34 +202,6 @@ def test_folders_and_links_have_no_data_whatever_they_claim() -> None:
 def test_a_tar_that_ends_after_its_last_byte() -> None:
     """Without padding and end: some writers leave that out, and runtimes do not mind."""
     assert read(header("f", size=3) + b"abc")[0][1] == b"abc"
-
-
-def sparse(more: bool) -> bytes:
-    block = bytearray(header("holes", b"S", size=512))
-    block[482] = int(more)
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
-
-
-def test_sparse_files_are_passed_over_and_not_read(tmp_path: Path) -> None:
-    maps = bytes(504) + b"\1" + bytes(7) + bytes(512)
-    layer = sparse(True) + maps + b"d" * 512 + header("next", size=1) + b"n" + bytes(511) + END
-    seen = scanned(tmp_path, packed(layer))
-    assert seen.read("/next") == b"n"
-    with pytest.raises(UsageError, match="is stored with holes"):
-        seen.read("/holes")
-    endless = sparse(True) + (bytes(504) + b"\1" + bytes(7)) * 2000
-    with pytest.raises(RemoteError, match="a map without end"):
-        read(endless)
-
-
-def test_pax_sparse_files_are_passed_over(tmp_path: Path) -> None:
-    layer = pax("GNU.sparse.name=real") + header("GNUSparseFile.0/real", size=4) + b"data"
-    seen = scanned(tmp_path, packed(layer + bytes(508) + END))
-    assert seen.names("/") == ["real"]
-    with pytest.raises(UsageError, match="is stored with holes"):
-        seen.read("/real")
 
 
 def test_too_many_entries_and_too_long_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +245,8 @@ def test_every_compression_reads_the_same(pack: Any) -> None:
 
 
 def members_of(tar: bytes) -> bytes:
-    """Gzip members and padding, as some writers leave them."""
-    return gzip.compress(tar[:1000]) + gzip.compress(b"") + gzip.compress(tar[1000:]) + bytes(700)
+    """Gzip members, as some writers leave them."""
+    return gzip.compress(tar[:1000]) + gzip.compress(b"") + gzip.compress(tar[1000:])
 
 
 def frames_of(tar: bytes) -> bytes:
@@ -332,10 +305,14 @@ def test_damaged_compression(pack: Any, harm: Any) -> None:
         read(GOOD, lambda tar: harm(pack(tar)))
 
 
+@pytest.mark.parametrize("junk", [b"junk after the end", bytes(700), bytes(3)])
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
-def test_junk_after_the_compressed_data(pack: Any) -> None:
-    with pytest.raises(RemoteError, match="is damaged"):
-        read(GOOD[:-1024], lambda tar: pack(tar) + b"junk after the end")
+def test_junk_after_the_compressed_data(pack: Any, junk: bytes) -> None:
+    """Go's readers take another member or frame there and nothing else, zeros neither."""
+    stream = Unpacked(io.BytesIO(pack(GOOD) + junk), "layer")
+    assert len(list(LayerTar(stream, "layer"))) == 2
+    with pytest.raises(RemoteError, match=r"is damaged|ends too early"):
+        stream.finish()
 
 
 #: Reads the layer at argv[1] with 400 MB of memory, and says how it ended.
@@ -416,7 +393,7 @@ def test_nothing_is_written_outside_the_cache(
     monkeypatch.chdir(work)
     items = [
         Item("/abs/file", b"1"), symlink("out", "/tmp"), Item("c:\\x", b"2"), Item("-rf", b"3"),
-        Item("a\nb", b"4"), Item("dev", type=tarfile.CHRTYPE), hardlink("h", "/abs/file"),
+        Item("a\nb", b"4"), Item("dev", type=tarfile.FIFOTYPE), hardlink("h", "/abs/file"),
     ]  # fmt: skip
     put_image(tmp_path / "layout", packed(tar_of(*items)), config=CONFIG)
     seen = scanned(tmp_path, packed(tar_of(*items)))
