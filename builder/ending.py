@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from builder import leftovers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -125,17 +127,23 @@ def _below_us() -> dict[int, str]:
 def own_temporary_folder() -> Iterator[None]:
     """A folder for all temporary files of this run, also those of what it starts and kills."""
     parent = os.environ.get("TMPDIR")
-    name = f"spark-build-run-{os.getpid()}-{os.urandom(4).hex()}"
-    folder = Path(parent or "/tmp", name)  # noqa: S108 - a name that nobody knows beforehand
+    place = Path(parent or "/tmp")  # noqa: S108 - for a name that nobody knows beforehand
+    leftovers.sweep_temporary(place)
+    folder = place / leftovers.temporary_name()
     try:
         folder.mkdir(0o700)
     except OSError:  # who needs one says so
         yield
+        leftovers.close()
         return
     os.environ["TMPDIR"] = str(folder.absolute())
+    handle = leftovers.hold(folder)
     try:
         yield
     finally:
+        leftovers.close()
+        if handle is not None:
+            os.close(handle)
         if parent is None:
             del os.environ["TMPDIR"]
         else:

@@ -7,7 +7,6 @@ is the one pip is configured with, or that library's default.
 from __future__ import annotations
 
 import configparser
-import contextlib
 import json
 import os
 import sys
@@ -31,6 +30,7 @@ from builder.applier.versions import normalize
 from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.hints import CACHE, ELSEWHERE, again, os_hint
+from builder.leftovers import making
 from builder.network import no_answer, shown
 from builder.paths import cache_dir
 
@@ -334,16 +334,12 @@ def _manylinux(machine: str) -> Iterable[str]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a cache file so that nobody ever reads half of it; a full disk is reported."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # where there is no such folder, there is no such file
-            partial.unlink()
-        if not isinstance(error, OSError):
-            raise
+        with making(path) as partial:
+            partial.write_bytes(data)
+            partial.replace(path)
+    except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}",
             hint=os_hint(error, CACHE if path.is_relative_to(cache_dir()) else ELSEWHERE),

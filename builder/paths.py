@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from builder import settings
+from builder import leftovers, settings
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -43,6 +43,7 @@ def cache_dir() -> Path:
         import platformdirs
 
         path = Path(platformdirs.user_cache_dir("spark-build"))
+    leftovers.use(path)
     in_use_lock(path)
     return path
 

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Fault(Enum):
@@ -82,8 +82,8 @@ class FaultProxy(LoopbackServer):
     upstream: str
     faults: Mapping[int, Fault] = field(default_factory=dict)
     mounts: bool = True
-    #: what happens to every request for a mount
-    mount_fault: Fault | None = None
+    #: what happens to requests whose number has no fault, by method and path
+    by_path: Callable[[str, str], Fault | None] = lambda _method, _path: None
     expired_token: str = "none"
     stall: float = 1.5
     slow: float = 0.3
@@ -100,13 +100,13 @@ class FaultProxy(LoopbackServer):
             self.faults = {} if faults is None else faults
             self._count, self.log = 0, []
 
-    def next_fault(self, path: str) -> Fault | None:
+    def next_fault(self, method: str, path: str) -> Fault | None:
         """The fault of the request that has just come."""
         with self._lock:
             number = self._count
             self._count += 1
             fault = self.faults.get(number)
-        return self.mount_fault if fault is None and "mount=" in path else fault
+        return fault or self.by_path(method, path)
 
 
 class _Handler(LoopbackHandler):
@@ -125,7 +125,7 @@ class _Handler(LoopbackHandler):
             self.close_connection = True
 
     def _any(self) -> None:
-        self._fault = self.owner.next_fault(self.path)
+        self._fault = self.owner.next_fault(self.command, self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self._do(self._fault, body)
 

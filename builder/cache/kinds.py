@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Entries are named by a hash of what they hold or come from.
 _HASHED = re.compile(r"(?:[\w.+-]*-)?[0-9a-f]{12,64}(?:\.[\w.-]+)?")
-_PAGE = re.compile(r"[a-z0-9][\w.-]*\.json(?:\.\d+\.part)?")
+_PAGE = re.compile(r"[a-z0-9][\w.-]*\.json(?:\.[\w.-]+\.part)?")
 _VERSIONED = re.compile(r"[0-9a-f]{64}-\d+\.json")
 _HEADERS = re.compile(rf"own|{_HASHED.pattern}")
 

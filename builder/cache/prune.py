@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 import shutil
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from builder.cache.scan import Entry, entries, measure
 from builder.errors import UsageError
+from builder.leftovers import making
 from builder.paths import in_use_lock
 
 if TYPE_CHECKING:
@@ -124,20 +124,24 @@ def _alone(cache: Path) -> Iterator[bool]:
 
 def _remove(entry: Entry) -> bool:
     """Take an entry away from under its name, then delete it; one that was used meanwhile stays."""
-    gone = entry.path.with_name(f"{entry.path.name}.{os.getpid()}.old")
     try:
-        if measure(entry.kind, entry.path).used > entry.used:
-            return False
-        entry.path.rename(gone)
-        if measure(entry.kind, gone).used > entry.used:
-            gone.rename(entry.path)
-            return False
-        if gone.is_dir() and not gone.is_symlink():
-            shutil.rmtree(gone)
-        else:
-            gone.unlink()
+        with making(entry.path) as gone:
+            return _removed(entry, gone)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise UsageError(f"cannot remove {entry.path}: {error.strerror}") from error
+
+
+def _removed(entry: Entry, gone: Path) -> bool:
+    if measure(entry.kind, entry.path).used > entry.used:
+        return False
+    entry.path.rename(gone)
+    if measure(entry.kind, gone).used > entry.used:
+        gone.rename(entry.path)
+        return False
+    if gone.is_dir() and not gone.is_symlink():
+        shutil.rmtree(gone)
+    else:
+        gone.unlink()
     return True

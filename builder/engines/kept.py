@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console, megabytes
 from builder.engines.layertar import LEVEL, PIECE, Owners, entries
+from builder.leftovers import making
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
 def keep(key: str, kept: KeptLayer, source: Path) -> None:
     """Keep a layer that was just made; a disk without room for it is no error."""
     folder = _folder(key)
-    work = folder.with_name(f"{key}.{os.getpid()}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
@@ -153,16 +153,15 @@ def keep(key: str, kept: KeptLayer, source: Path) -> None:
             console.detail(f"not kept for another build: {megabytes(kept.size)}")
             return
         _make_room(folder.parent, kept.size)
-        work.mkdir()
-        shutil.copyfile(source, work / "layer")
-        record = {**vars(kept), "check": _check(key, kept)}
-        (work / "record.json").write_text(json.dumps(record))
-        shutil.rmtree(folder, ignore_errors=True)
-        work.rename(folder)
+        with making(folder) as work:
+            work.mkdir()
+            shutil.copyfile(source, work / "layer")
+            record = {**vars(kept), "check": _check(key, kept)}
+            (work / "record.json").write_text(json.dumps(record))
+            shutil.rmtree(folder, ignore_errors=True)
+            work.rename(folder)
     except OSError as error:
         console.detail(f"not kept for another build: {error}")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _make_room(parent: Path, size: int) -> None:

@@ -20,6 +20,7 @@ from builder.console import console
 from builder.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError
 from builder.index import write_atomically
+from builder.leftovers import making
 from builder.locks import locked
 from builder.native.executor import SOURCE, Compilation, failed, refused
 from builder.native.host import NATIVE
@@ -118,13 +119,14 @@ class Container:
         mounts = {SOURCE: work / SOURCE}
         mounts |= {_header(number): folder for number, folder in enumerate(headers)}
         tasks = self.tasks(left, at_once)
-        with tempfile.TemporaryDirectory(dir=work, prefix="out-") as scratch:
+        with making(work / "out") as scratch:
+            scratch.mkdir()
             try:
-                self.containers.run(self.image, tasks, mounts, Path(scratch))
+                self.containers.run(self.image, tasks, mounts, scratch)
             except TaskFailed as error:
                 raise self._killed(error) or refused(error.said, work) from None
             for task, one in zip(tasks, left, strict=True):
-                made = Path(scratch) / task.name
+                made = scratch / task.name
                 target = work / one.object
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (made / "object").replace(target)

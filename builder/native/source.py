@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import tarfile
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
@@ -24,11 +21,13 @@ from builder.download import download
 from builder.errors import RemoteError, UsageError
 from builder.forge.site import site
 from builder.forge.store import Forges
+from builder.leftovers import making
 from builder.locks import locked
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from builder.index import PackageIndex
 
@@ -143,18 +142,16 @@ def _lay_out(archive: IO[bytes], name: str, final: Path) -> None:
     """The parts that a build needs, without the archive's own first folder."""
     console.detail(f"unpacking {name}")
     final.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=final.parent))
-    try:
+    with making(final) as work:
+        work.mkdir()
         try:
             with closing(tarfile.open(fileobj=archive)) as tar:
-                tar.extractall(work / "tree", members=_wanted(tar), filter="data")
+                tar.extractall(work, members=_wanted(tar), filter="data")
         except (tarfile.TarError, EOFError) as error:
             raise RemoteError(f"{name} is no archive: {error}") from None
-        if not (work / "tree" / "CMakeLists.txt").is_file():
+        if not (work / "CMakeLists.txt").is_file():
             raise UsageError(f"{name} holds no CMakeLists.txt: it is not vLLM's source")
-        (work / "tree").rename(final)
-    finally:
-        shutil.rmtree(work)
+        work.rename(final)
 
 
 def _wanted(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

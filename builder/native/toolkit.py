@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,6 +20,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.console import console
 from builder.download import download
 from builder.errors import EngineError, RemoteError, UsageError
+from builder.leftovers import making
 from builder.locks import locked
 from builder.model import Platform
 from builder.native.host import TARGETS
@@ -119,14 +119,11 @@ class Toolkit:
             console.say(f"  nvcc {self.version} out of released wheels")
             archives = {part.file.sha256: download(part.file, index) for part in self.parts}
             final.parent.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(dir=final.parent))
-            try:
+            with making(final) as work:
                 for part in self.parts:
-                    _unpack(archives[part.file.sha256], part, work / "toolkit")
-                self._complete(work / "toolkit")
-                (work / "toolkit").rename(final)
-            finally:
-                shutil.rmtree(work)
+                    _unpack(archives[part.file.sha256], part, work)
+                self._complete(work)
+                work.rename(final)
             for archive in archives.values():
                 archive.unlink()
 

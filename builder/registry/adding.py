@@ -11,12 +11,12 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.console import console
 from builder.errors import RemoteError, UsageError
+from builder.leftovers import identity, noted
 from builder.registry.layout import REF_NAME, LayoutDirectory
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import MANIFEST_LIMIT
@@ -57,7 +57,7 @@ def check_place(target: Path) -> None:
 @contextlib.contextmanager
 def work_folder(target: Path) -> Iterator[Path]:
     """A folder on the disk of ``target``; it goes away, with those of runs that were killed."""
-    parent, prefix = (target, _WORK)
+    parent, prefix, stack = target, _WORK, contextlib.ExitStack()
     if not target.is_dir():
         parent, prefix = target.parent, f".{target.name}{_WORK}"
         parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +68,15 @@ def work_folder(target: Path) -> Iterator[Path]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(old, ignore_errors=True)
             os.close(handle)
-        work = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        work = parent / f"{prefix}{identity() or os.getpid()}-{os.urandom(4).hex()}"
+        stack.enter_context(noted(work))
+        work.mkdir(0o700)
         handle = os.open(work, os.O_RDONLY)
+        stack.callback(os.close, handle)
         with contextlib.suppress(OSError):  # where it cannot be held, nobody takes it away either
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    try:
+    with stack:
         yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        os.close(handle)
 
 
 class Filling(LayoutDirectory):

@@ -30,7 +30,7 @@ from builder.registry.patience import Retries
 from builder.registry.reference import Reference, is_digest, is_repository, is_tag
 from builder.registry.stream import verified
 from builder.registry.transport import Transport
-from builder.registry.upload import session_address, upload
+from builder.registry.upload import end_abandoned, note_session, session_address, upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +89,7 @@ class Repository:
         self._absent: set[str] = set()
         #: Repositories of which blobs could not be mounted, so that they are uploaded.
         self._no_mounts: set[str] = set()
+        self._tidied = False
         #: Ask for leave to write at once, so that one token serves, and so that a registry which
         #: shows a new repository only to those who may make it answers at all.
         self.writes = False
@@ -236,8 +237,10 @@ class Repository:
                 f"{source.path}; they are uploaded"
             )
         if response.status_code == 202:
+            address = session_address(self, url, response)
+            note_session(self, address)
             with self._lock:
-                self._sessions[blob.digest] = session_address(self, url, response)
+                self._sessions[blob.digest] = address
         return response.status_code == 201
 
     def waiting_session(self, digest: str) -> str | None:
@@ -256,7 +259,15 @@ class Repository:
             asked = blob.digest in self._absent
             self._absent.discard(blob.digest)
         if asked or not self.has(blob.digest):
+            self._tidy()
             upload(self, blob, content)
+
+    def _tidy(self) -> None:
+        """Once, before anything is uploaded."""
+        with self._lock:
+            tidied, self._tidied = self._tidied, True
+        if not tidied:
+            end_abandoned(self)
 
     def put_manifest(self, manifest: RawManifest, reference: str) -> None:
         """Write a manifest under a tag or its own digest; this is the last step of a push.

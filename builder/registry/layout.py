@@ -8,13 +8,12 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import threading
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
 from builder.hints import ELSEWHERE, os_hint
+from builder.leftovers import making
 from builder.locks import locked
 from builder.registry.manifests import check_manifest
 from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
@@ -23,6 +22,7 @@ from builder.registry.stream import verified
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from builder.registry.answers import Lost
     from builder.registry.model import ImageSource
@@ -225,18 +225,18 @@ class LayoutDirectory:
         """A new file that takes the place of ``target`` at the end of the block, or goes away."""
         with self._told(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
-        partial, out = Path(name), os.fdopen(handle, "wb")
-        try:
-            yield out
+        with making(target) as partial:
             with self._told(target):
-                out.close()  # which also writes what was kept back
-                partial.chmod(0o644)
-                partial.replace(target)
-        finally:
-            with contextlib.suppress(OSError):
-                out.close()
-            partial.unlink(missing_ok=True)
+                out = partial.open("xb")
+            try:
+                yield out
+                with self._told(target):
+                    out.close()  # which also writes what was kept back
+                    partial.chmod(0o644)
+                    partial.replace(target)
+            finally:
+                with contextlib.suppress(OSError):
+                    out.close()
 
     @contextlib.contextmanager
     def _told(self, path: Path) -> Iterator[None]:

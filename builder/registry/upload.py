@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from builder.errors import RemoteError
+from builder.leftovers import abandoned_uploads, forget_upload, note_upload
 from builder.registry.answers import Lost, answered, drain, number, problem
 from builder.registry.patience import RETRIED, Retries, retry_after
 from builder.registry.reference import is_digest
@@ -35,6 +36,8 @@ _LARGEST_PIECE = 64 << 20
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
 _TOO_LARGE = (413, 416)
 _STORED = (200, 201, 202, 204)
+#: What registries answer when a session is ended, or is there no more, or is not for us to end.
+_ENDED = frozenset({200, 202, 204, 400, 401, 403, 404, 405, 416, 501})
 _BYTES = {"Content-Type": "application/octet-stream"}
 
 
@@ -98,9 +101,11 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
         least = 0
         if address is None:
             address, least = start(repository, retries)
+        note_session(repository, address)
         try:
             _Upload(repository, blob, content, address, least, retries).run()
         except _SessionLost as lost:
+            forget_upload(repository.name, address)
             if beginning is None:
                 raise UploadLost(
                     f"{repository.name}: {blob.digest}: {lost}", hint="run the same command again"
@@ -108,7 +113,31 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
             retries.failed(str(lost))
             content.seek(beginning)
         else:
+            forget_upload(repository.name, address)
             return
+
+
+def note_session(repository: Repository, address: str) -> None:
+    """For the next run, should this one be killed; an address elsewhere may hold a credential."""
+    if origin(address) == origin(repository.transport.root):
+        note_upload(repository.name, address)
+
+
+def end_abandoned(repository: Repository) -> None:
+    """End the upload sessions that earlier runs have left in a repository, as far as it does so."""
+    for address in abandoned_uploads(repository.name):
+        if origin(address) != origin(repository.transport.root):
+            continue
+        with contextlib.suppress(RemoteError):
+            response = repository.transport.request(
+                "DELETE",
+                address,
+                "end of an upload that an earlier run has left",
+                expect=_ENDED,
+                permit=repository.writing,
+                settle=RETRIED,
+            )
+            drain(response)
 
 
 class _Upload:

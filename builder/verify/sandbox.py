@@ -28,6 +28,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.beside import wait_for_beside
 from builder.console import console
 from builder.errors import UsageError
+from builder.leftovers import making
 from builder.locks import locked
 from builder.paths import cache_dir, package_file
 from builder.room import Need, check_room
@@ -169,16 +170,11 @@ class Sandbox:
         folder = cache_dir() / "sandbox" / f"dsl-{tag}-{sha256_hex(canonical_json(wanted))[:12]}"
         with locked(str(folder)):
             if not folder.exists():
-                partial = folder.with_suffix(".part")
-                shutil.rmtree(partial, ignore_errors=True)
-                try:
-                    release = wanted[0].partition("==")[2] if wanted else ""
-                    title = f"installing the CuTe DSL {release}, up to {_DSL_MEGABYTES} MB"
-                    with console.progress(title):
-                        call(install_command(self.python, wanted, partial))
+                release = wanted[0].partition("==")[2] if wanted else ""
+                title = f"installing the CuTe DSL {release}, up to {_DSL_MEGABYTES} MB"
+                with making(folder) as partial, console.progress(title):
+                    call(install_command(self.python, wanted, partial))
                     partial.rename(folder)
-                finally:
-                    shutil.rmtree(partial, ignore_errors=True)
         return folder
 
     def ask(self, request: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
@@ -295,13 +291,12 @@ def lay_out(tree: Tree) -> Path:
             os.utime(folder)
             return folder
         preload(tree, paths)
-        partial = folder.with_suffix(".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        for path in paths:
-            target = partial / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(tree.read(path) or b"")
-        partial.rename(folder)
+        with making(folder) as partial:
+            for path in paths:
+                target = partial / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(tree.read(path) or b"")
+            partial.rename(folder)
     _prune(folder.parent, keep=12)
     return folder
 
@@ -312,7 +307,5 @@ def _prune(parent: Path, keep: int) -> None:
     folders = sorted((p.stat().st_mtime, p) for p in parent.iterdir() if p.is_dir())
     for used, old in folders[:-keep]:
         if used < settled:
-            gone = old.with_suffix(".old")
-            with contextlib.suppress(OSError):  # somebody else was first
+            with contextlib.suppress(OSError), making(old) as gone:  # somebody else was first
                 old.rename(gone)  # never leave half of it under its name
-                shutil.rmtree(gone, ignore_errors=True)

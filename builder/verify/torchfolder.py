@@ -12,7 +12,6 @@ import ctypes
 import os
 import platform
 import re
-import shutil
 import sys
 from collections import defaultdict
 from contextlib import suppress
@@ -27,6 +26,7 @@ from builder.bases.pypi import requirements_of
 from builder.console import console
 from builder.errors import SparkBuildError, UsageError
 from builder.index import PackageIndex
+from builder.leftovers import making
 from builder.locks import locked
 from builder.machinecode.elf import read_elf
 from builder.model import Platform
@@ -110,13 +110,9 @@ def torch_folder(wanted: str) -> Torch:
     folder = cache_dir() / "sandbox" / f"torch-{file.version}-{key}"
     with locked(str(folder)):
         if not folder.is_dir():
-            partial = folder.with_name(f"{folder.name}.part")
-            shutil.rmtree(partial, ignore_errors=True)
-            try:
+            with making(folder) as partial:
                 _unpack(RemoteWheel(file, index), partial)
                 partial.rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
         os.utime(folder)
     return Torch(folder=folder, version=file.version, what=_what(file, folder, wanted))
 

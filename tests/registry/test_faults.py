@@ -167,7 +167,7 @@ def test_a_pull(line: FaultProxy, fault: Fault, tmp_path: Path) -> None:
             line.reset()
             pull(line, name, to)
         assert images.check(to) == made.digest
-        assert not list(to.rglob(".partial*"))
+        assert not list(to.rglob("*.part"))
 
 
 @pytest.mark.parametrize("mounts", [True, False], ids=["mounted", "streamed"])
@@ -204,7 +204,7 @@ def test_a_registry_that_fails_at_every_mount_gets_the_blobs(
     line.reset()
     push(tmp_path / "from", line, name)
     line.reset()
-    monkeypatch.setattr(line, "mount_fault", fault)
+    monkeypatch.setattr(line, "by_path", lambda _, path: fault if "mount=" in path else None)
     within(line, name, other)
     assert stored(line.upstream, other) == made.digest
     assert sum(seen.fault is fault for seen in line.log) == QUICK.attempts, "not for each blob"
@@ -274,7 +274,7 @@ def test_a_full_disk(proxy: FaultProxy, tmp_path: Path) -> None:
     assert "UsageError: cannot write" in done.stderr
     assert "File too large; nothing half-written was left" in done.stderr
     assert not (to / "index.json").exists()
-    assert not list(to.rglob(".partial*"))
+    assert not list(to.rglob("*.part"))
     pull(proxy, name, to)
     assert images.check(to) == made.digest
 
@@ -296,7 +296,7 @@ def test_an_interruption(proxy: FaultProxy, tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
     assert "KeyboardInterrupt" in said
     assert not (tmp_path / "to" / "index.json").exists()
-    assert not list((tmp_path / "to").rglob(".partial*"))
+    assert not list((tmp_path / "to").rglob("*.part"))
 
 
 def test_memory_does_not_grow_with_the_image(proxy: FaultProxy, tmp_path: Path) -> None:
