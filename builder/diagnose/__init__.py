@@ -130,6 +130,8 @@ def _findings(
         for hit in sorted(hits, key=lambda h: h.line):
             if not entry.applies(version, by_setting=hit.by_setting):
                 continue
+            if entry.passing and read.failures.course.ready > hit.line:
+                continue
             finding = Finding(
                 entry.id,
                 entry.severity,
@@ -146,8 +148,20 @@ def _findings(
                     severity="info", message=f"{finding.message} The server went on after this."
                 )
             found.setdefault((entry.id, finding.message), finding)
-    known = list(found.values())
-    return [*(_with_place(f, failures) for f in known), *_unknown(failures, known, file)]
+    known = [_with_place(finding, failures) for finding in found.values()]
+    spoke = {finding.id for finding in known if finding.severity == "error"}
+    left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
+    return [*known, *_unknown(left, failures, known, file)]
+
+
+def _same(failure: Failure, spoke: list[Entry]) -> bool:
+    """Whether an entry that speaks of another line says this too."""
+    return any(
+        pattern.regex.search(failure.quote)
+        for entry in spoke
+        for pattern in entry.patterns
+        if entry.times == 1
+    )
 
 
 def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
@@ -167,21 +181,25 @@ def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
     return finding
 
 
-def _unknown(failures: list[Failure], known: list[Finding], file: str) -> list[Finding]:
+def _unknown(
+    left: list[Failure], failures: list[Failure], known: list[Finding], file: str
+) -> list[Finding]:
     """What killed the server and no entry explains, the root first."""
     told = {f.line for f in known if f.severity == "error"}
     fatal = [f for f in failures if not f.survived]
+    explained = any(told & f.lines or f not in left for f in fatal)
+    fatal = [f for f in left if not f.survived]
     roots = [f for f in fatal if not f.follower and not f.weak] or [
         f for f in fatal if not f.follower and f.kind != "an error"
     ]
-    explained = any(told & f.lines for f in fatal) or (bool(told) and not roots)
+    explained = explained or (bool(told) and not roots)
     if not roots and not explained:
         roots = fatal[:1]
     found: list[Finding] = []
     for failure in roots[:_SHOWN]:
         if told & failure.lines or (found and failure.weak):
             continue
-        if explained and (failure.weak or failure.follower):
+        if explained and (failure.weak or failure.follower or failure.kind == "a compiler"):
             continue
         found.append(_unknown_finding(failure, file))
     return found

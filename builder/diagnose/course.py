@@ -29,6 +29,21 @@ _WAITING = (
     ),
     re.compile(r"Still waiting for .{3,80}"),
 )
+#: Texts of which one is in every line that tells a state.
+_WORDS = (
+    "omplete",
+    "Uvicorn",
+    "HTTP/1.1",
+    "throughput",
+    "ready to",
+    "listening",
+    "slots are",
+    "Started ",
+    "batch",
+    "Processed",
+    "aiting for",
+    "broadcast block",
+)
 #: So many lines about one wait are kept.
 _KEPT = 64
 #: So far from the start of a log lines are asked which engine wrote them.
@@ -65,9 +80,10 @@ class Course:
         self.last = Noted(line.number, text, line.source)
         if line.number <= _FIRST or self.votes.total() < _WAITS:
             self._vote(line)
-        if not self.started and STARTED.search(text):
+        if not self.started and line.number <= _FIRST and STARTED.search(text):
             self.started = line.number
-        self._state(line)
+        if any(word in text for word in _WORDS):
+            self._state(line)
 
     def _vote(self, line: Line) -> None:
         for key, _, regex in ENGINES:
@@ -84,8 +100,9 @@ class Course:
             self.alive = max(self.alive, number)
         if "aiting for" in text or "broadcast block" in text:
             for index, regex in enumerate(_WAITING):
-                kept = self.waits.setdefault(index, [])
-                if regex.search(text) and len(kept) < _KEPT:
+                if regex.search(text):
+                    kept = self.waits.setdefault(index, [])
+                    del kept[_KEPT:]
                     kept.append(Noted(number, text, line.source))
 
     def goes_on(self, line: Line) -> None:

@@ -102,6 +102,8 @@ class Entry:
     fixes: tuple[Fix, ...] = ()
     #: so many lines must show it: one of them alone is harmless
     times: int = 1
+    #: a server that becomes ready later has passed it
+    passing: bool = False
     #: how well the cause is known: certain, likely, reported
     sure: str = "certain"
     #: where the cause or the cure was published

@@ -181,7 +181,8 @@ FORMS = (
 
 #: What only follows from a failure elsewhere: in another process, on another node.
 FOLLOWERS = re.compile(
-    r"Engine core initialization failed|EngineCore failed to start|EngineDead|engine is dead"
+    r"device-side assert triggered|Engine core initialization failed"
+    r"|EngineCore failed to start|EngineDead|engine is dead"
     r"|EngineCore encountered (?:an issue|a fatal error)|EngineCore hit an exception"
     r"|WorkerProc (?:initialization failed|hit an exception)|Worker proc \S+ died|Executor failed"
     r"|RPC call to \w+ timed out|shared memory broadcast block|Failed core proc"

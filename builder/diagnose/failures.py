@@ -146,17 +146,20 @@ class Failures:
         """Read one line."""
         text = line.text
         self.course.feed(line)
-        states = self.tracebacks.states
-        if (states and line.source in states) or any(smell in text for smell in _SMELLS):
+        quiet = line.level in ("INFO", "DEBUG") and "kip" not in text and "gnor" not in text
+        if line.source in self.tracebacks.states or (
+            not quiet and any(smell in text for smell in _SMELLS)
+        ):
             if self._event(line):
                 return
         elif line.level in _LOUD:
             self._note(
                 Failure("an error", line.number, line.number, text[:QUOTED], weak=True), line
             )
-        if text[:1] not in " \t^~" and not FOLLOWERS.search(text):
+        if text[:1] not in " \t^~":
             self._recent.append(Noted(line.number, text[:QUOTED], line.source))
-        self.course.goes_on(line)
+        if self.exceptions or self.events or self.course.waits:
+            self.course.goes_on(line)
 
     def _event(self, line: Line) -> bool:
         """Whether a line is part of a failure, which is noted."""
@@ -201,7 +204,7 @@ class Failures:
 
     def _matters(self, line: int, source: str) -> Noted | None:
         """Of the lines before one, the last that tells something: a warning, or the stage."""
-        earlier = [n for n in self._recent if n.line < line]
+        earlier = [n for n in self._recent if n.line < line and not FOLLOWERS.search(n.text)]
         near = [n for n in earlier if _WARNS.search(n.text) and line - n.line <= 30]
         own = [n for n in earlier if n.source == source]
         return next(iter((near or own or earlier)[-1:]), None)

@@ -71,7 +71,7 @@ _BEGINS = re.compile(
     r"|(?:[A-Za-z_]\w*\.)*[A-Z]\w{2,}(?:Error|Exception)(?:: |:?$)|NVRM:|ninja:|ptxas |FAILED: "
     r"|The above exception|During handling of|Exception (?:ignored |in |Group )|terminate called"
     r"|Fatal |Killed$|Aborted|Segmentation |\*{3}|thread '|panic: |docker: |[Ee]rror: |bash: |make"
-    r"|INFO: |\[[\w-]+\]|[\w.-]+: error: )"
+    r"|INFO: |\[[A-Za-z][\w-]*\]|[\w.-]+: error: )"
 )
 #: A line that is whole, however long it is.
 _WHOLE = re.compile(
@@ -107,7 +107,9 @@ def records(text: str) -> list[str]:
         parts = re.split(r"(?<!\\)(?:\\r)?\\n", text)
         if len(parts) > 1 and "prompt" not in text and "template" not in text:
             return parts
-    if len(text) < 160 or len(_STARTS.findall(text)) < _GLUED:
+    if len(text) < 160 or max(map(text.count, ("pid=", "INFO", "[", "Z "))) < _GLUED:
+        return [text]
+    if len(_STARTS.findall(text)) < _GLUED:
         return [text]
     found: list[str] = []
     start = 0
@@ -183,9 +185,10 @@ class _Wrap:
         bare = self.bare(text)
         if not own.strip() or not bare.strip() or _BEGINS.match(own) or _WHOLE.search(bare):
             return False
-        if len(text) < max(30, 0.4 * self.width) or set(bare.strip()) <= set("^~-= |+"):
-            return False
         word = own.split(None, 1)[0]
+        short = len(text) < max(30, 0.4 * self.width) and len(word) < 0.5 * self.width
+        if short or set(bare.strip()) <= set("^~-= |+"):
+            return False
         return len(text.rstrip()) + 1 + len(word) > self.width
 
     def joined(self, held: list[tuple[int, str]]) -> Iterator[Reading]:

@@ -37,8 +37,12 @@ def _short(path: str) -> str:
     """A path from its package on."""
     short = _INSTALLED.sub("", path)
     parts = short.split("/")
-    starts = [at for at, part in enumerate(parts[:-1]) if part in _OWN]
-    return "/".join(parts[starts[-1] :]) if starts and short.startswith("/") else short
+    starts = [
+        at
+        for at, part in enumerate(parts[:-1])
+        if part in _OWN and parts[at + 1] not in ("python", "src")
+    ]
+    return "/".join(parts[starts[0] :]) if starts and short.startswith("/") else short
 
 
 def _within(path: str, packages: Sequence[str]) -> bool:

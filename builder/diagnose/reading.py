@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LONGEST = 1 << 16
 #: Of lines that differ in digits alone so many are read; a log of a busy server is mostly those.
 REPEATS = 8
+_DIGITS = b"0123456789"
+#: Identifiers of requests stand in lines of level INFO.
+_HEX = b"0123456789abcdef"
 #: So many different lines are remembered.
 _SHAPES = 20_000
 
@@ -73,7 +76,7 @@ _LETTERS = {"D": "DEBUG", "V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR
 #: Prompts that a server logs: what stands in them is not of the server.
 _PROMPT = re.compile(
     r"(Received request \S+:? prompt: |Receive: obj=|Finish: obj=|Generated response \S+: output: "
-    r"|\bprompt: ['\"]|['\"]messages['\"]: ?\[|\brequest body: |Input prompt: )"
+    r"|\bprompt: ['\"]|['\"]messages['\"]: ?\[|Input prompt: )"
 )
 
 
@@ -142,7 +145,7 @@ class Reader:
                 yield from cleaned(shape.last, shape.first.decode("utf-8", "replace"))
 
     def _lines(self, buffered: io.BufferedReader) -> Iterator[tuple[int, str]]:
-        shapes, digits = self.shapes, b"0123456789"
+        shapes = self.shapes
         whole = True
         number = 1
         while piece := buffered.readline(LONGEST):
@@ -151,7 +154,7 @@ class Reader:
                 self.lines = number
                 if number == 1:
                     piece = piece.removeprefix(b"\xef\xbb\xbf")
-                key = piece.translate(None, digits)
+                key = piece.translate(None, _HEX if b"INFO" in piece else _DIGITS)
                 shape = shapes.get(key)
                 if shape is None:
                     if len(shapes) < _SHAPES and not self.live:
@@ -232,7 +235,11 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     text = text.rstrip()
     if not level and (match := _OWN_LEVEL.match(text)):
         level = match[1]
-    if prompt := _PROMPT.search(text):
+    if "rompt" in text or "obj=" in text or "essages" in text or "output: " in text:
+        prompt = _PROMPT.search(text)
+    else:
+        prompt = None
+    if prompt:
         text = text[: prompt.end()]
     return [Line(number, text, source, level)] if text or every else []
 

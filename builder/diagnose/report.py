@@ -68,8 +68,7 @@ def lines_of(result: Diagnosis) -> Iterator[str]:
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    who = f" ({finding.process})" if finding.process else ""
-    yield f"  {finding.severity:<8}line {finding.line}{who}: {finding.id}"
+    yield f"  {finding.severity:<8}line {finding.line}: {finding.id}"
     yield from _paragraph("", finding.message)
     if finding.before:
         yield f"{_INDENT}  line {finding.before_line} | {_cut(finding.before)}"
@@ -80,6 +79,8 @@ def _finding(finding: Finding) -> Iterator[str]:
         yield f"{_INDENT}  {_cut(part)}"
     for later in finding.became[-2:]:
         yield f"{_INDENT}  became | {_cut(later)}"
+    if finding.process:
+        yield f"{_INDENT}  process: {finding.process}"
     if finding.frame:
         yield f"{_INDENT}  innermost frame: {finding.frame}"
     yield from _paragraph("fix: ", finding.fix)

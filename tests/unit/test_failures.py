@@ -213,7 +213,7 @@ def test_a_death_of_a_running_server_is_a_failure() -> None:
 
 
 def test_a_follower_alone_points_to_the_other_process() -> None:
-    (found,) = read("TimeoutError: RPC call to wombat timed out.").findings
+    (found,) = read("RuntimeError: Engine core initialization failed. See above.").findings
     assert "not in this log" in found.message
     assert "other process, rank or node" in found.fix
 
