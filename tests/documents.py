@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
-
 from builder import __main__ as main
 from builder.schemas import names, schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import jsonschema
     import pytest
 
 
@@ -26,12 +25,17 @@ def document_of(words: Sequence[str]) -> str:
 @functools.cache
 def validator(name: str) -> jsonschema.Draft202012Validator:
     """The validator of a document."""
+    # here, because the grammars of formats that it makes take as long as a hundred unit tests
+    import jsonschema
+
     return jsonschema.Draft202012Validator(schema(name))
 
 
 def validated(name: str, document: Any) -> Any:
     """The document; an error that says where it is not as its schema has it."""
-    error = jsonschema.exceptions.best_match(validator(name).iter_errors(document))
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator(name).iter_errors(document))
     assert error is None, f"{name}: {error.json_path}: {error.message}"
     return document
 
