@@ -76,8 +76,10 @@ class Owner:
             return False
         if self.boot == here.boot:  # another namespace of this kernel, which knows who holds what
             return time.time() - changed > _SETTLING and not _held(path)
-        # before this machine was started again; else another machine, of which nothing is known
-        return self.machine == here.machine and changed < time.time() - _uptime()
+        if self.machine != here.machine:  # of which nothing is known
+            return False
+        # before this machine was started again, or a copy of it has the same name: look twice
+        return changed < time.time() - _uptime() and not _held(path)
 
     def _has_children(self) -> bool:
         """Whether something that it started runs still: that has its folder as ``TMPDIR``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def cache_dir() -> Path:
 
 #: The cache that this process has in use, and the open file that says so to others.
 _in_use: dict[Path, int] = {}
+_in_use_lock = threading.Lock()
 
 
 def in_use_lock(cache: Path) -> int | None:
@@ -58,16 +60,17 @@ def in_use_lock(cache: Path) -> int | None:
     ``cache prune`` wants that lock for itself, so it knows whether others are running; a process
     that begins meanwhile waits here.  None where there is no cache, or it cannot be written.
     """
-    if cache in _in_use:
-        return _in_use[cache]
-    try:
-        descriptor = os.open(cache / "locks" / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    except OSError:
-        return None
-    for other in _in_use.values():  # a process has one cache; tests have one after the other
-        os.close(other)
-    _in_use.clear()
-    _in_use[cache] = descriptor
-    with suppress(OSError):  # a file system without such locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+    with _in_use_lock:  # of two threads' open files, one would be closed under the other
+        if cache in _in_use:
+            return _in_use[cache]
+        try:
+            descriptor = os.open(cache / "locks" / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError:
+            return None
+        for other in _in_use.values():  # a process has one cache; tests have one after the other
+            os.close(other)
+        _in_use.clear()
+        _in_use[cache] = descriptor
+        with suppress(OSError):  # a file system without such locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor

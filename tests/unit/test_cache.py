@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from builder.cli import complete
 from builder.cli.units import bytes_of, seconds_of
 from builder.errors import UsageError
 from builder.locks import locked
-from builder.paths import cache_dir
+from builder.paths import _in_use, cache_dir, in_use_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -336,3 +338,22 @@ def test_every_place_in_the_cache_is_described() -> None:
     known = {folder.split("/")[0] for kind in KINDS for folder in kind.folders}
     assert used - {"locks"} <= known
     assert len(used) > 12
+
+
+def test_two_threads_hold_one_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two open files for the lock, one was closed while its thread believed to hold it."""
+    _in_use.clear()
+    both = threading.Barrier(2)
+    real = os.open
+
+    def opened(*words: Any, **more: Any) -> int:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # until the other thread is here, too, if it can be
+        return real(*words, **more)
+
+    monkeypatch.setattr("builder.paths.os.open", opened)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(in_use_lock, [cache, cache])
+    assert first is not None
+    assert first == second
+    os.fstat(first)

@@ -142,6 +142,10 @@ def test_a_process_of_before_the_machine_started_has_ended(here: Owner, tmp_path
     earlier = dataclasses.replace(here, boot="00000000")
     folder = old(tmp_path / "a", 10.0 + float(Path("/proc/uptime").read_text().split()[0]))
     assert earlier.has_ended(folder)
+    handle = leftovers.hold(folder)
+    assert handle is not None
+    assert not earlier.has_ended(folder), "a copy of this machine, on a shared disk"
+    os.close(handle)
     assert not earlier.has_ended(old(folder, 0.0)), "then it is no machine that was started again"
 
 
