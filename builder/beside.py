@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: Seconds that work which is no longer wanted has to clean up.
 _GRACE = 5.0
+#: Seconds between two looks whether a thread that waits is wanted.
+_LOOK = 0.2
 
 
 class Unwanted(Exception):
@@ -21,7 +23,18 @@ class _Beside(threading.Thread):
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(name="beside", daemon=True)
         self._work = work
-        self.unwanted = threading.Event()
+        self._begun_by = threading.current_thread()
+        self._ended = threading.Event()
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether the block that it works for, or one of those around that, has ended."""
+        above = self._begun_by
+        return self._ended.is_set() or (isinstance(above, _Beside) and above.unwanted)
+
+    def end(self) -> None:
+        """Its block has ended."""
+        self._ended.set()
 
     def run(self) -> None:
         with suppress(Exception):  # whoever needs what was to be made does it again, and says why
@@ -39,7 +52,7 @@ def check_wanted() -> None:
         Unwanted: this thread works for somebody who has gone.
     """
     thread = threading.current_thread()
-    if isinstance(thread, _Beside) and thread.unwanted.is_set():
+    if isinstance(thread, _Beside) and thread.unwanted:
         raise Unwanted
 
 
@@ -59,13 +72,18 @@ def beside(work: Callable[[], object] | None) -> Iterator[None]:
         yield
     finally:
         _running.remove(thread)
-        thread.unwanted.set()
+        thread.end()
         if thread.ident is not None:
             thread.join(_GRACE)
 
 
 def wait_for_beside() -> None:
-    """Wait until what is done beside this thread is done."""
+    """Wait until what is done beside this thread is done.
+
+    Raises:
+        Unwanted: this thread works for somebody who has gone.
+    """
     for thread in tuple(_running):
-        if thread is not threading.current_thread():
-            thread.join()
+        while thread is not threading.current_thread() and thread.is_alive():
+            check_wanted()
+            thread.join(_LOOK)

@@ -18,14 +18,14 @@ import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.beside import wait_for_beside
+from builder.beside import beside, wait_for_beside
 from builder.console import console
 from builder.errors import UsageError
 from builder.leftovers import making
@@ -199,9 +199,11 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     """
     wait_for_beside()  # which may be making the same
     sandbox = Sandbox(requirements)
-    sandbox.prepare()
+    with beside(partial(torch_folder, torch)):  # each of the two is about half of what is fetched
+        sandbox.prepare()
+        dsl = (sandbox.dsl(packages),) if requirements.needs_dsl else ()
+        wait_for_beside()
     folder = torch_folder(torch)
-    dsl = (sandbox.dsl(packages),) if requirements.needs_dsl else ()
     return Made(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from builder.beside import beside, check_wanted, wait_for_beside
 from builder.console import Console
+from builder.verify import sandbox
 from builder.verify.installer import Command, SandboxUnavailable, call
+from builder.verify.torchfolder import Torch
 
 
 def test_it_goes_on_beside() -> None:
@@ -91,3 +94,59 @@ def test_a_command_that_fails_gives_its_last_words() -> None:
     code = "import sys; print('no such package', file=sys.stderr); sys.exit(3)"
     with pytest.raises(SandboxUnavailable, match="no such package"):
         call(Command((sys.executable, "-c", code)))
+
+
+def test_what_goes_on_beside_work_that_has_gone_ends_too() -> None:
+    """Two deep: the one in the middle waits for the other, and neither is wanted any more."""
+    begun, ended = threading.Event(), []
+
+    def inner() -> None:
+        begun.set()
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0.01)
+        finally:
+            ended.append("inner")
+
+    def outer() -> None:
+        try:
+            with beside(inner):
+                wait_for_beside()
+        finally:
+            ended.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(begun, outer)
+    assert sorted(ended) == ["inner", "outer"]
+
+
+def test_torch_is_fetched_while_the_rest_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    torch = Torch(folder=Path("torch"), version="1", what="a torch")
+    calls: list[str] = []
+
+    def fetched(wanted: str) -> Torch:
+        if not calls:  # later calls find it in the cache
+            both.wait(5)
+        calls.append(wanted)
+        return torch
+
+    monkeypatch.setattr(sandbox, "torch_folder", fetched)
+    monkeypatch.setattr(sandbox.Sandbox, "prepare", lambda _: both.wait(5))
+    monkeypatch.setattr(sandbox.Sandbox, "dsl", lambda _, __: Path("dsl"))
+    made = sandbox.make(sandbox.requirements_for("0.20.1"), "2.9.0", {"vllm": "0.20.1"})
+    assert made.torch == torch
+    assert made.paths[-1] == Path("torch")
+    assert set(calls) == {"2.9.0"}
+
+
+def test_a_torch_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(_wanted: str) -> Torch:
+        raise SandboxUnavailable("no torch")
+
+    monkeypatch.setattr(sandbox, "torch_folder", fetched)
+    monkeypatch.setattr(sandbox.Sandbox, "prepare", lambda _: None)
+    monkeypatch.setattr(sandbox.Sandbox, "dsl", lambda _, __: Path("dsl"))
+    with pytest.raises(SandboxUnavailable, match="no torch"):
+        sandbox.make(sandbox.requirements_for("0.20.1"), "2.9.0", {"vllm": "0.20.1"})
