@@ -17,18 +17,17 @@ _STYLE = r"\x1b\[(?:(?:[0-4]|2[2-4]|3[0-79]|9[0-7])(?:;|(?=m)))*m"
 #: C0 less tab and line feed, DEL, C1, line and paragraph separators, controls of direction, and
 #: bytes of a name that is not UTF-8.
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-_ALL = re.compile(_CONTROL)
-_STYLED = re.compile(f"({_STYLE})|{_CONTROL}")
+_STYLED = f"({_STYLE})|{_CONTROL}"
 #: Data may be a source file or a patch: form feeds and carriage returns at the end of a line stay.
-_DATA = re.compile(rf"(\x0c|\r(?=\n))|{_CONTROL}")
-_STYLED_DATA = re.compile(rf"({_STYLE}|\x0c|\r(?=\n))|{_CONTROL}")
+_DATA = rf"(\x0c|\r(?=\n))|{_CONTROL}"
+_STYLED_DATA = rf"({_STYLE}|\x0c|\r(?=\n))|{_CONTROL}"
 #: What makes typer colour its help although nobody looks.
 _FORCED = ("CLICOLOR_FORCE", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 
 
 def plain(text: str, *, styled: bool = False) -> str:
     """Text in which nothing commands a terminal; ``styled`` lets colours and weights be."""
-    return (_STYLED if styled else _ALL).sub(_shown, text)
+    return re.sub(_STYLED if styled else _CONTROL, _shown, text)
 
 
 def plain_data(text: str, stream: TextIO) -> str:
@@ -36,7 +35,7 @@ def plain_data(text: str, stream: TextIO) -> str:
     if text.isascii() and text.isprintable():
         return text
     styled = any(map(os.environ.get, _FORCED)) or stream.isatty()
-    return (_STYLED_DATA if styled else _DATA).sub(_shown, text)
+    return re.sub(_STYLED_DATA if styled else _DATA, _shown, text)
 
 
 def below(message: str) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from builder.cli import options as opt
-from builder.cli.help import BUILD, App, examples
+from builder.cli.commands import BUILD
+from builder.cli.help import App, examples
 
 apply_app = App()
 

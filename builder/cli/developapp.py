@@ -7,7 +7,8 @@ import typer
 
 from builder.cli import complete
 from builder.cli import options as opt
-from builder.cli.help import DEVELOP, INSPECT, App, examples
+from builder.cli.commands import DEVELOP, INSPECT
+from builder.cli.help import App, examples
 
 develop_app = App()
 mods_app = App(

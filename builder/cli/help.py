@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -11,12 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from builder.cli.commands import BUILD, DEVELOP, INSPECT, MAINTAIN, PUBLISH
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typer.models import CommandFunctionType, CommandInfo
 
-BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP = "Build", "Inspect", "Publish", "Maintain", "Develop"
 #: In the order in which help lists them.
 _GROUPS = (BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
 #: The names of ``--help``, on every command.
@@ -135,27 +134,7 @@ class App(typer.Typer):
         """The registered command of that name."""
         return next(info for info in self.registered_commands if _name(info) == name)
 
-    def without_parameters(self) -> App:
-        """The same commands without their options: all that a list of commands takes."""
-        bare = copy.copy(self)
-        bare.registered_commands = [_bare(info) for info in self.registered_commands]
-        bare.registered_groups = [copy.copy(group) for group in self.registered_groups]
-        for group in bare.registered_groups:
-            if isinstance(group.typer_instance, App):
-                group.typer_instance = group.typer_instance.without_parameters()
-        return bare
-
 
 def _name(info: CommandInfo) -> str:
     """As typer names it."""
     return info.name or str(getattr(info.callback, "__name__", "")).replace("_", "-")
-
-
-def _bare(info: CommandInfo) -> CommandInfo:
-    def nothing() -> None:
-        """Take no option."""
-
-    text = info.help or inspect.getdoc(info.callback)
-    bare = copy.copy(info)
-    bare.name, bare.help, bare.callback = _name(info), text, nothing
-    return bare

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from builder.cli import options as opt
-from builder.cli.help import MAINTAIN, App, examples
+from builder.cli.commands import MAINTAIN
+from builder.cli.help import App, examples
 
 lock_app = App()
 

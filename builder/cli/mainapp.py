@@ -12,7 +12,8 @@ import typer
 from builder import settings
 from builder.cli import complete
 from builder.cli import options as opt
-from builder.cli.help import BUILD, INSPECT, App, examples
+from builder.cli.commands import BUILD, INSPECT
+from builder.cli.help import App, examples
 
 main_app = App()
 

@@ -7,7 +7,8 @@ import typer
 
 from builder.cli import complete
 from builder.cli import options as opt
-from builder.cli.help import PUBLISH, App, examples
+from builder.cli.commands import PUBLISH
+from builder.cli.help import App, examples
 
 publish_app = App()
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from builder.cli import COMMON
-from builder.cli.help import CONTEXT, DEVELOP, MAINTAIN, App, examples
+from builder.cli.commands import COMMANDS, GROUPS, Entry
+from builder.cli.help import CONTEXT, App, examples
 from builder.console import console
 
 _ABOUT = (
@@ -23,25 +24,6 @@ _CODES = (
 )
 #: Words for which the list of commands is enough.
 _WITHOUT_COMMAND = ("-h", "--help", "-V", "--version")
-#: Module and application that hold commands -> their names.
-_HOLDERS = {
-    ("mainapp", "main_app"): ("plan", "image", "verify", "diagnose"),
-    ("lockapp", "lock_app"): ("lock",),
-    ("applyapp", "apply_app"): ("apply", "revert"),
-    ("publishapp", "publish_app"): (
-        "publish", "tags", "sign", "verify-signature", "rebuild", "distribute",
-    ),
-    ("developapp", "develop_app"): ("matrix", "schema"),
-}  # fmt: skip
-#: The same for groups of commands, with the part of the help that lists them.
-_GROUPS = {
-    "layers": ("layersapp", "layers_app", DEVELOP),
-    "dispatch": ("dispatch", "app", DEVELOP),
-    "cache": ("cacheapp", "cache_app", MAINTAIN),
-    "mods": ("developapp", "mods_app", DEVELOP),
-    "config": ("developapp", "config_app", MAINTAIN),
-    "compile": ("compileapp", "compile_app", DEVELOP),
-}
 
 
 def _version(value: bool) -> None:
@@ -70,8 +52,8 @@ def common(
     console.quiet, console.verbose = quiet, verbose
 
 
-def _held(module: str, name: str) -> App:
-    found = getattr(import_module(f"builder.cli.{module}"), name)
+def _held(entry: Entry) -> App:
+    found = getattr(import_module(f"builder.cli.{entry.module}"), entry.app)
     assert isinstance(found, App)
     return found
 
@@ -98,10 +80,23 @@ def root() -> App:
 def whole() -> App:
     """The program with all commands, in the order in which help lists them."""
     one = root()
-    for module, name in _HOLDERS:
-        one.add_typer(_held(module, name))
-    for group, (module, name, panel) in _GROUPS.items():
-        one.add_typer(_held(module, name), name=group, rich_help_panel=panel)
+    holders = {(entry.module, entry.app): entry for entry in COMMANDS}
+    for entry in holders.values():
+        one.add_typer(_held(entry))
+    for group in GROUPS:
+        one.add_typer(_held(group), name=group.name, rich_help_panel=group.panel)
+    return one
+
+
+def listed() -> App:
+    """The program with the names of all commands, to list them: nothing else is imported."""
+
+    def nothing() -> None:
+        pass
+
+    one = root()
+    for entry in (*COMMANDS, *GROUPS):
+        one.command(entry.name, rich_help_panel=entry.panel, help=entry.summary)(nothing)
     return one
 
 
@@ -109,14 +104,14 @@ def app_for(words: list[str]) -> App:
     """As much of the program as these words need: one command, or all of them."""
     named = next((word for word in words if word not in COMMON), "")
     if named in _WITHOUT_COMMAND:
-        return whole().without_parameters()
+        return listed()
     one = root()
-    if named in _GROUPS:
-        module, name, panel = _GROUPS[named]
-        one.add_typer(_held(module, name), name=named, rich_help_panel=panel)
-        return one
-    for (module, name), commands in _HOLDERS.items():
-        if named in commands:
-            one.registered_commands = [_held(module, name).info_of(named)]
+    for group in GROUPS:
+        if group.name == named:
+            one.add_typer(_held(group), name=named, rich_help_panel=group.panel)
+            return one
+    for entry in COMMANDS:
+        if entry.name == named:
+            one.registered_commands = [_held(entry).info_of(named)]
             return one
     return whole()

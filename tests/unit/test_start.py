@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 
+from builder.cli.commands import COMMANDS, GROUPS
 from builder.cli.help import _kind
 from builder.cli.root import app_for
 
@@ -39,6 +40,7 @@ def test_a_command_does_not_import_the_options_of_others() -> None:
     loaded = imported("plan", "--help")
     others = {"publishapp", "applyapp", "layersapp", "compileapp", "developapp", "cacheapp"}
     assert loaded.isdisjoint({f"builder.cli.{name}" for name in others})
+    assert imported("--help").isdisjoint({f"builder.cli.{name}" for name in (*others, "mainapp")})
 
 
 GAMMA = """op = "replace"
@@ -106,12 +108,14 @@ def test_all_other_words_get_all_commands(words: list[str]) -> None:
     assert list(some.commands) == list(WHOLE.commands)
 
 
-def test_the_list_of_commands_is_the_same_without_their_options() -> None:
-    bare: Any = typer.main.get_command(app_for(["--help"]))
+def test_the_list_of_commands_is_what_the_commands_say_of_themselves() -> None:
+    listed: Any = typer.main.get_command(app_for(["--help"]))
     context = typer.Context(WHOLE, info_name="spark-build")
-    assert bare.get_help(context) == WHOLE.get_help(context)
-    whole: Any = typer.main.get_command(app_for(["nosuch"]))
-    assert at(whole, ("plan",)).params, "other runs of this process keep their options"
+    assert listed.get_help(context) == WHOLE.get_help(context)
+    for entry in (*COMMANDS, *GROUPS):
+        said = (WHOLE.commands[entry.name].help or "").partition("\n\n")[0]
+        assert entry.summary == " ".join(said.split())
+    assert {entry.name for entry in (*COMMANDS, *GROUPS)} == set(WHOLE.commands)
 
 
 # ----------------------------------------------------------------------- values as typer takes them
