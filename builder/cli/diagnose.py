@@ -7,71 +7,117 @@ import sys
 from typing import TYPE_CHECKING
 
 from builder.console import console, print_json
-from builder.diagnose import Diagnosis, diagnose
-from builder.diagnose.report import lines_of
-from builder.diagnose.sources import found, texts
+from builder.diagnose import diagnose, shelf
+from builder.diagnose.report import lines_of, lines_of_several
+from builder.diagnose.several import as_json, together
+from builder.diagnose.sources import Source, found, texts
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.hints import os_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
+    from collections.abc import Sequence
+
+    from builder.diagnose import Diagnosis
 
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
-
 _AGAIN = "when the server runs again, read its log again: " + _PIPE
+#: First words that are no logs; a file of such a name is ./list.
+WORDS = ("list", "show", "check", "table")
 
 
-def diagnose_command(log: str | None, vllm: str | None, json: bool) -> None:
-    """Read a log and say what it shows; exit 5 when it shows a failure.
+def diagnose_command(logs: Sequence[str], vllm: str | None, json: bool) -> None:
+    """Read logs and say what they show; exit 5 when one shows a failure.
 
     Raises:
-        UsageError: the log cannot be read, or ``--vllm`` is not a version.
-        SparkBuildError: the log shows a failure, or a start that does not finish (exit 5).
+        UsageError: a log cannot be read, or ``--vllm`` is not a version.
+        SparkBuildError: a log shows a failure, or a start that does not finish (exit 5).
     """
-    try:
-        with _opened(log) as stream:
-            name = log if log not in (None, "-") else "standard input"
-            results = [diagnose(text, vllm) for _, text in texts(stream, str(name))]
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {log}: {error.strerror or error}", hint=os_hint(error, _PIPE)
-        ) from None
-    for result in results:
-        if json:
-            print_json(result.as_json())
-        else:
-            _show(result)
-        _end(result)
+    if logs and logs[0] in WORDS:
+        _catalogue(logs[0], logs[1:], json)
+        return
+    results = _read(logs or ["-"], vllm, asked=bool(logs))
+    if len(results) > 1:
+        results = together(results)
+    if json:
+        print_json(results[0].as_json() if len(results) == 1 else as_json(results))
+    else:
+        _show(results)
+    _end(results)
 
 
-def _end(result: Diagnosis) -> None:
-    wrong = list(dict.fromkeys(f.id for f in result.findings if f.severity == "error"))
-    if wrong:
-        search = next((f.search for f in result.findings if f.search), "")
+def _read(logs: Sequence[str], vllm: str | None, *, asked: bool) -> list[Diagnosis]:
+    if not asked and sys.stdin.isatty():
+        raise UsageError("no log", hint=_PIPE)
+    standard = Source("standard input", lambda: contextlib.nullcontext(sys.stdin.buffer))
+    results = []
+    for source in [standard] if list(logs) == ["-"] else found(logs):
+        try:
+            with source.open() as stream:
+                results += [
+                    (name, diagnose(text, vllm)) for name, text in texts(stream, source.name)
+                ]
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {source.name}: {error.strerror or error}",
+                hint=os_hint(error, _PIPE),
+            ) from None
+    if len(results) == 1:
+        return [results[0][1]]
+    return [result.in_file(name) for name, result in results]
+
+
+def _end(results: Sequence[Diagnosis]) -> None:
+    findings = [f for result in results for f in result.findings if f.severity == "error"]
+    if wrong := list(dict.fromkeys(f.id for f in findings)):
+        search = next((f.search for f in findings if f.search), "")
         hint = f"search the issues of the engine for: {search}" if search else _AGAIN
-        raise SparkBuildError(f"the log shows {', '.join(wrong)}", Exit.VERIFY_FAILED, hint)
-    if result.failed:
+        what = "the log shows" if len(results) == 1 else "the logs show"
+        raise SparkBuildError(f"{what} {', '.join(wrong)}", Exit.VERIFY_FAILED, hint)
+    if any(result.failed for result in results):
         raise SparkBuildError("the server is not seen ready", Exit.VERIFY_FAILED, _AGAIN)
 
 
-@contextlib.contextmanager
-def _opened(log: str | None) -> Iterator[BinaryIO]:
-    """The log: a file, or standard input for ``-`` and when something is piped in."""
-    if log is None and sys.stdin.isatty():
-        raise UsageError("no log", hint=_PIPE)
-    if log in (None, "-"):
-        yield sys.stdin.buffer
-        return
-    (source,) = found([str(log)])
-    with source.open() as stream:
-        yield stream
-
-
-def _show(result: Diagnosis) -> None:
+def _show(results: Sequence[Diagnosis]) -> None:
     """A diagnosis on stdout: it is what the command is for."""
-    for line in lines_of(result):
+    for line in lines_of(results[0]) if len(results) == 1 else lines_of_several(results):
         print(line)
-    if len(result.releases) > 1:
-        others = ", ".join(v for v in result.releases if v != result.vllm)
-        console.warn(f"the log also names vLLM {others}; judged as {result.vllm}")
+    for result in results:
+        if len(result.releases) > 1:
+            others = ", ".join(v for v in result.releases if v != result.vllm)
+            console.warn(f"the log also names vLLM {others}; judged as {result.vllm}")
+
+
+def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
+    """``diagnose list``, ``show ID``, ``check [FILE...]`` and ``table``."""
+    if word == "check":
+        _check(names)
+        return
+    if word == "show" and not names:
+        raise UsageError("no entry named", hint="spark-build diagnose list")
+    entries = [shelf.named(name) for name in names] if word == "show" else shelf.chosen(())
+    if json:
+        print_json(shelf.as_json(entries))
+    elif word == "table":
+        print(shelf.page(entries), end="")
+    elif word == "show":
+        for entry in entries:
+            print("\n".join(shelf.told(entry)))
+    else:
+        for entry in entries:
+            print(f"{entry.id:<36} {entry.severity:<8} {shelf.releases(entry)}")
+
+
+def _check(names: Sequence[str]) -> None:
+    """Run the examples of entries; exit 5 when one does not hold."""
+    entries = shelf.chosen(names)
+    wrong = shelf.wrong(entries)
+    for entry, example, why in wrong:
+        print(f"{entry}: {f'example {example}: ' if example else ''}{why}")
+    if wrong:
+        raise SparkBuildError(
+            f"{len(wrong)} examples of {len(entries)} entries do not hold",
+            Exit.VERIFY_FAILED,
+            "mend the entry, and run it again: spark-build diagnose check FILE.toml",
+        )
+    count = sum(len(entry.examples) for entry in entries)
+    print(f"{len(entries)} entries, {count} examples: all hold")

@@ -310,14 +310,18 @@ def verify(
     epilog=examples(
         "docker logs NAME 2>&1 | spark-build diagnose -",
         "spark-build diagnose server.log --vllm 0.25.0",
+        "spark-build diagnose head.log worker.log",
+        "spark-build diagnose show no-kernel-image",
         note="Exit 5: the log shows a failure, or a start that does not finish; else 0.",
     ),
 )
 def diagnose(
-    log: Annotated[
-        str | None,
+    logs: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="A log of a model server, packed or not; - is standard input.", metavar="LOG"
+            help="Logs of a model server, folders of them, packed or not; - is standard input. "
+            "Or the catalogue: list, show ID, check [FILE...], table.",
+            metavar="[LOG...]",
         ),
     ] = None,
     vllm: Annotated[
@@ -335,4 +339,4 @@ def diagnose(
     """
     from builder.cli.diagnose import diagnose_command
 
-    diagnose_command(log=log, vllm=vllm, json=json)
+    diagnose_command(logs or [], vllm=vllm, json=json)

@@ -177,7 +177,12 @@ def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
     """A finding with what the failure that it explains tells."""
     for failure in failures:
         if finding.line in failure.lines:
-            return finding._replace(frame=failure.frame, process=failure.source)
+            return finding._replace(
+                frame=failure.frame,
+                process=failure.source,
+                when=failure.when,
+                follows=failure.follower,
+            )
     return finding
 
 
@@ -230,6 +235,8 @@ def _unknown_finding(failure: Failure, file: str) -> Finding:
         process=failure.source,
         became=tuple(noted.text for noted in failure.became),
         more=failure.more,
+        when=failure.when,
+        follows=failure.follower,
     )
 
 

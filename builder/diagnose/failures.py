@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from builder.diagnose.course import Course, Noted
 from builder.diagnose.failureforms import FOLLOWERS, FORMS, HARMLESS, WRAPPERS
 from builder.diagnose.frames import place, search_phrase
+from builder.diagnose.times import when
 from builder.diagnose.tracebacks import Exceptional, Tracebacks
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Failure:
     survived: bool = False
     #: all lines of the event, for what the catalogue says of one
     lines: frozenset[int] = frozenset()
+    #: MM-DD HH:MM:SS
+    when: str = ""
     search: str = ""
 
     def same_as(self, other: Failure) -> bool:
@@ -140,12 +143,17 @@ class Failures:
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     _recent: collections.deque[Noted] = field(default_factory=lambda: collections.deque(maxlen=12))
     _before: dict[int, Noted] = field(default_factory=dict)
+    #: the last that told a time
+    _head: str = ""
+    _when: dict[int, str] = field(default_factory=dict)
     _harmless: dict[str, int] = field(default_factory=dict)
 
     def feed(self, line: Line) -> None:
         """Read one line."""
         text = line.text
         self.course.feed(line)
+        if ":" in line.head:
+            self._head = line.head
         quiet = line.level in ("INFO", "DEBUG") and "kip" not in text and "gnor" not in text
         if line.source in self.tracebacks.states or (
             not quiet and any(smell in text for smell in _SMELLS)
@@ -192,11 +200,13 @@ class Failures:
     def _found(self, found: Exceptional) -> None:
         if before := self._matters(found.start, found.source):
             self._before[id(found)] = before
+        self._when[id(found)] = when(self._head)
         if len(self.exceptions) < _KEPT:
             self.exceptions.append(found)
 
     def _note(self, event: Failure, line: Line) -> None:
         event.source, event.level = line.source, line.level
+        event.when = when(self._head)
         event.follower = bool(FOLLOWERS.search(event.quote))
         event.before = self._matters(event.line, event.source)
         if len(self.events) < _KEPT and not any(event.same_as(e) for e in self.events[-40:]):
@@ -291,6 +301,7 @@ class Failures:
             quote=quote[:QUOTED],
             source=root.source,
             level=root.level,
+            when=self._when.get(id(root), ""),
             before=before,
             frame=frame,
             became=tuple(Noted(e.line, e.quote[:QUOTED], e.source) for e in chain[at + 1 :]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class Finding(NamedTuple):
     became: tuple[str, ...] = ()
     #: further lines of the message
     more: tuple[str, ...] = ()
+    #: MM-DD HH:MM:SS, where the log tells
+    when: str = ""
+    #: it only follows from the death of another process
+    follows: bool = False
 
 
 class Verdict(NamedTuple):
@@ -75,6 +79,11 @@ class Diagnosis:
         """Whether it shows a failure, or a start that does not finish."""
         return self.verdict.state in ("failed", "stopped")
 
+    def in_file(self, name: str) -> Diagnosis:
+        """The same, as one of several logs."""
+        named = tuple(finding._replace(file=name) for finding in self.findings)
+        return replace(self, file=name, findings=named)
+
     def as_json(self) -> dict[str, Any]:
         """The document that ``--json`` prints."""
         return {
@@ -86,10 +95,7 @@ class Diagnosis:
             "lines": self.lines,
             "ready_line": self.ready,
             "verdict": self.verdict._asdict(),
-            "dispatch": [
-                {k: v for k, v in chosen._asdict().items() if k != "file" or v}
-                for chosen in self.dispatch
-            ],
+            "dispatch": [chosen._asdict() for chosen in self.dispatch],
             "findings": [
                 {
                     **finding._asdict(),

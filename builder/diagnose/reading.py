@@ -93,6 +93,8 @@ class Line(NamedTuple):
     again: bool = False
     #: of how many physical lines it was joined
     pieces: int = 1
+    #: what stood in front of it
+    head: str = ""
 
 
 @dataclass
@@ -219,16 +221,19 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     if "\x1b" in text or "#033" in text:
         text = _ANSI.sub("", text)
     text = mended(text)
-    source = level = ""
+    source = level = head = ""
     before = ""
     while text != before:
         before = text
         if match := _PREFIX.match(text):
+            head += match[0]
             text = text[match.end() :]
             source, level = _said(match, source, level)
     if inner := _unwrapped(text):
         return [
-            line._replace(source=line.source or source, level=line.level or level)
+            line._replace(
+                source=line.source or source, level=line.level or level, head=head + line.head
+            )
             for part in inner.splitlines()
             for line in cleaned(number, part, every=every)
         ]
@@ -241,7 +246,7 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
         prompt = None
     if prompt:
         text = text[: prompt.end()]
-    return [Line(number, text, source, level)] if text or every else []
+    return [Line(number, text, source, level, head=head)] if text or every else []
 
 
 #: Uvicorn's own form, and a level alone; these stay in the text.

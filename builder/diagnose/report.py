@@ -11,9 +11,10 @@ from builder.diagnose import described
 from builder.diagnose.dispatch import LABELS
 from builder.diagnose.findings import UNKNOWN
 from builder.diagnose.health import COVERED
+from builder.diagnose.several import verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from builder.diagnose import Diagnosis, Finding
 
@@ -65,6 +66,14 @@ def lines_of(result: Diagnosis) -> Iterator[str]:
         yield from _paragraph("", _STOPPED, "  ")
     elif result.verdict.state == "unclear":
         yield from _paragraph("", _UNCLEAR, "  ")
+
+
+def lines_of_several(results: Sequence[Diagnosis]) -> Iterator[str]:
+    """The report of several logs: one verdict, then each."""
+    yield from textwrap.wrap(verdict(results).sentence, width())
+    for result in results:
+        yield ""
+        yield from lines_of(result)
 
 
 def _finding(finding: Finding) -> Iterator[str]:

@@ -185,11 +185,19 @@ def found(paths: Sequence[str]) -> list[Source]:
         if not path.is_dir():
             sources.append(_file(path))
             continue
-        inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        inside = sorted(p for p in path.rglob("*") if p.is_file() and _has_text(p))
         if not inside:
             raise UsageError(f"no log in the folder {given}", hint="spark-build diagnose FILE...")
         sources += map(_file, inside)
     return sources
+
+
+def _has_text(path: Path) -> bool:
+    """Whether a file of a folder is a log rather than something that lies beside one."""
+    with path.open("rb") as stream:
+        start = stream.read(SAMPLE)
+    packed = start.startswith((b"PK\x03\x04", *(magic for magic, _ in _OPENERS)))
+    return not path.name.startswith(".") and bool(start) and (packed or not _strange(start))
 
 
 def _file(path: Path) -> Source:

@@ -473,7 +473,7 @@ def test_an_entry_keeps_a_bounded_number_of_hits() -> None:
 
 def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SparkBuildError, match="b12x-moe-refused") as ended:
-        diagnose_command(str(LOGS / "bad-0.22.0-relu2.log"), None, json=True)
+        diagnose_command([str(LOGS / "bad-0.22.0-relu2.log")], None, json=True)
     assert ended.value.code == 5
     assert not capsys.readouterr().out
     assert console.document is not None
@@ -494,7 +494,7 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_good_log_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    diagnose_command(str(LOGS / "good-0.18.0-default.log"), None, json=False)
+    diagnose_command([str(LOGS / "good-0.18.0-default.log")], None, json=False)
     out = capsys.readouterr().out
     assert "vLLM 0.18.0" in out
     assert re.search(r"NVFP4 linear +FLASHINFER_CUTLASS +line \d+", out)
@@ -506,7 +506,7 @@ def test_what_people_read(
 ) -> None:
     monkeypatch.setattr(shutil, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
     with pytest.raises(SparkBuildError):
-        diagnose_command(str(LOGS / "bad-0.25.1-unreachable.log"), None, json=False)
+        diagnose_command([str(LOGS / "bad-0.25.1-unreachable.log")], None, json=False)
     out = capsys.readouterr().out
     assert re.search(r"error +line \d+: b12x-linear-unreachable", out)
     assert "fix: " in out
@@ -516,13 +516,13 @@ def test_what_people_read(
 
 
 def test_only_warnings_are_no_failure() -> None:
-    diagnose_command(str(LOGS / "bad-0.19.1-not-marlin.log"), None, json=False)
+    diagnose_command([str(LOGS / "bad-0.19.1-not-marlin.log")], None, json=False)
 
 
 @pytest.mark.parametrize("name", ["-", None])
 def test_standard_input(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{PLAIN}\n".encode())))
-    diagnose_command(name, "0.25.0", json=True)
+    diagnose_command([name] if name else [], "0.25.0", json=True)
     assert console.document is not None
     assert console.document["dispatch"][0]["line"] == 1
 
@@ -530,19 +530,19 @@ def test_standard_input(name: str | None, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_terminal_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="no log"):
-        diagnose_command(None, None, json=False)
+        diagnose_command([], None, json=False)
 
 
 def test_an_empty_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.log").touch()
-    diagnose_command(str(tmp_path / "empty.log"), None, json=False)
+    diagnose_command([str(tmp_path / "empty.log")], None, json=False)
     assert "nothing found: the log is empty" in capsys.readouterr().out
 
 
 def test_what_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.log", "cannot read"), (tmp_path, "no log in the folder")):
         with pytest.raises(UsageError, match=why) as refused:
-            diagnose_command(str(path), None, json=False)
+            diagnose_command([str(path)], None, json=False)
         assert refused.value.code == 2
 
 

@@ -1,0 +1,131 @@
+"""Logs of several ranks or nodes: which one failed first, and what only follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from builder.diagnose.catalog import SEVERITIES
+from builder.diagnose.findings import Diagnosis, Finding, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Behind every time that a log can hold.
+_LATE = "99"
+
+
+def together(results: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """The logs, the earliest failure first; findings that only follow say from which line."""
+    first = _first(results)
+    ordered = sorted(results, key=lambda r: _rank(r, first))
+    return [_pointed(result, first) for result in ordered]
+
+
+def _errors(result: Diagnosis) -> list[Finding]:
+    return [finding for finding in result.findings if finding.severity == "error"]
+
+
+def _first(results: Sequence[Diagnosis]) -> tuple[str, Finding] | None:
+    """The earliest failure that does not only follow from another one."""
+    found = [
+        (finding.when or _LATE, index, result.file, finding)
+        for index, result in enumerate(results)
+        for finding in _errors(result)
+        if not finding.follows
+    ]
+    if not found:
+        return None
+    _, _, file, finding = min(found, key=lambda f: (f[0], f[1], f[3].line))
+    return file, finding
+
+
+def _rank(result: Diagnosis, first: tuple[str, Finding] | None) -> tuple[bool, bool, str]:
+    errors = _errors(result)
+    roots = [f.when or _LATE for f in errors if not f.follows]
+    times = roots or [f.when or _LATE for f in errors]
+    return (
+        not (first and result.file == first[0]),
+        not errors,
+        ("0" if roots else "1") + min(times, default=_LATE),
+    )
+
+
+def _pointed(result: Diagnosis, first: tuple[str, Finding] | None) -> Diagnosis:
+    """A log whose followers say where the cause is."""
+    if first is None or first[0] == result.file:
+        return result
+    file, cause = first
+    findings = tuple(
+        finding._replace(
+            message=f"{finding.message} It follows from {file}, line {cause.line}: "
+            f"{cause.quote[:200]}"
+        )
+        if finding.follows and finding.severity == "error"
+        else finding
+        for finding in result.findings
+    )
+    return replace(result, findings=findings)
+
+
+def verdict(results: Sequence[Diagnosis]) -> Verdict:
+    """The one sentence about all logs."""
+    failed = [r for r in results if r.verdict.state == "failed"]
+    if failed:
+        count = f"{len(failed)} of {len(results)} logs show a failure"
+        first = _first(results)
+        if first is None:
+            return Verdict(
+                "failed",
+                f"{count}, and each only that another rank died or hangs: the log of the rank that "
+                "died first is not among them.",
+            )
+        file, cause = first
+        when = f" at {cause.when}" if cause.when else ""
+        return Verdict(
+            "failed", f"{count}. The first is {file}, line {cause.line}{when}: {cause.id}."
+        )
+    for state in ("stopped", "unclear", "empty"):
+        some = [r.file for r in results if r.verdict.state == state]
+        if some and not any(r.verdict.state == "ready" for r in results):
+            return Verdict(
+                state, f"No failure found, and the server is not seen ready ({', '.join(some)})."
+            )
+    warnings = sum(f.severity == "warning" for r in results for f in r.findings)
+    what = f"{warnings} warnings" if warnings else "nothing wrong was found"
+    return Verdict("ready", f"The server became ready: {what} in {len(results)} logs.")
+
+
+def as_json(results: Sequence[Diagnosis]) -> dict[str, Any]:
+    """One document for all: as that of one log, with each line's file."""
+    documents = [result.as_json() for result in results]
+    findings = [
+        (SEVERITIES.index(f["severity"]), index, f)
+        for index, document in enumerate(documents)
+        for f in document["findings"]
+    ]
+    return {
+        **documents[0],
+        "vllm": next((d["vllm"] for d in documents if d["vllm"]), ""),
+        "tensorrt_llm": next((d["tensorrt_llm"] for d in documents if d["tensorrt_llm"]), ""),
+        "lines": sum(d["lines"] for d in documents),
+        "ready_line": 0,
+        "verdict": verdict(results)._asdict(),
+        "dispatch": [
+            {**chosen, "file": result.file}
+            for result, document in zip(results, documents, strict=True)
+            for chosen in document["dispatch"]
+        ],
+        "findings": [f for _, _, f in sorted(findings, key=lambda found: found[:2])],
+        "files": [
+            {
+                "file": result.file,
+                "engine": result.engine,
+                "vllm": result.vllm,
+                "lines": result.lines,
+                "ready_line": result.ready,
+                "verdict": result.verdict._asdict(),
+            }
+            for result in results
+        ],
+    }
