@@ -18,6 +18,12 @@ class PublishTarget(ImageTarget, Protocol):
     def digest_of(self, reference: str) -> str | None:
         """The digest that a tag points to, None where there is no such tag."""
 
+    def settle(self) -> None:
+        """Wait until whoever found a tag free, just before it was taken, has written it, too."""
+
+    def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
+        """Give a tag that names ``was`` (None: nothing) to a manifest; TagTaken if it does not."""
+
     def tags(self) -> Sequence[str]:
         """Every tag, in no order; none where the repository does not exist yet."""
 

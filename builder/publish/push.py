@@ -16,7 +16,9 @@ from builder.publish.evidence import PASSED
 from builder.publish.referrers import attach, is_fallback_tag
 from builder.registry.client import Repository
 from builder.registry.copy import copy_image, origin
+from builder.registry.presence import absent
 from builder.registry.reference import check_tag
+from builder.registry.tagging import TagTaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,32 +106,41 @@ def steps_to_publish(publication: Publication, target: PublishTarget) -> list[St
     subject = publication.subject
     present = target.digest_of(publication.tag)
     if present not in (None, subject.digest):
-        raise RemoteError(
-            f"{target.name}:{publication.tag} is already {present}, and this is {subject.digest}: "
-            "one plan, two images",
-            hint=f"spark-build rebuild {target.name}@{present} says which of them the plan makes",
-        )
+        raise two_images(target, publication.tag, subject.digest, "is already", present)
     steps: list[Step] = []
-    if present is None:
-        steps.append(_image_step(subject, publication.source, publication.origins, target))
+    missing = absent(target, subject.blobs())
+    if present is None or missing:
+        place, others = publication.source, publication.origins
+        steps.append(_image_step(subject, missing, place, others, target))
     for mirror in publication.mirrors:
         steps += _mirror_steps(mirror, publication, target)
     steps += _proof_steps(publication, target)
     if present is None:
-        steps.append(_tag_step("tag", target, subject.root, publication.tag))
+        steps.append(_tag_step("tag", target, subject.root, publication.tag, None))
     for tag in publication.moving:
         steps += _move_steps(target, subject.root, tag)
     return steps
 
 
+def two_images(
+    target: PublishTarget, tag: str, digest: str, how: str, seen: str | None
+) -> RemoteError:
+    """An immutable tag names another image than the one that is published."""
+    return RemoteError(
+        f"{target.name}:{tag} {how} {seen}, and this is {digest}: one plan, two images; this one "
+        "is not published",
+        hint=f"spark-build rebuild {target.name}@{seen} says which of them the plan makes",
+    )
+
+
 def _image_step(
     subject: Subject,
+    missing: Sequence[Descriptor],
     source: ImageSource,
     origins: Sequence[ImageSource],
     target: PublishTarget,
 ) -> Step:
     """Everything but the tag: the manifests stand under their digests afterwards."""
-    missing = [blob for blob in subject.blobs() if not target.has(blob.digest)]
     sent = [
         blob for blob in missing if not _is_beside(blob, (origin(source, blob), *origins), target)
     ]
@@ -138,7 +149,7 @@ def _image_step(
         mounted = sum(
             any(target.mount(blob, place) for place in origins)
             for blob in missing
-            if origins and not target.has(blob.digest)
+            if origins and not target.gives(blob)
         )
         copied = copy_image(source, subject.digest, target, subject.digest)
         return replace(copied, mounted=copied.mounted + mounted)
@@ -188,26 +199,43 @@ def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) 
 
 def _mirror_steps(mirror: Mirror, publication: Publication, target: PublishTarget) -> list[Step]:
     """The base's layers come with the image; what is left of it is small."""
-    if target.digest_of(mirror.tag) == mirror.subject.digest:
+    lost = absent(target, mirror.subject.blobs())
+    if target.digest_of(mirror.tag) == mirror.subject.digest and not lost:
         return []
     coming = {blob.digest for blob in publication.subject.blobs()}
-    left = [blob for blob in mirror.subject.blobs() if blob.digest not in coming]
+    left = [blob for blob in lost if blob.digest not in coming]
     return [
         Step(
             kind="mirror",
             what=f"{mirror.tag} -> {mirror.subject.digest}",
-            size=sum(blob.size for blob in left if not target.has(blob.digest)),
+            size=sum(blob.size for blob in left),
             run=lambda: copy_image(mirror.source, mirror.subject.digest, target, mirror.tag),
         )
     ]
 
 
-def _tag_step(kind: Kind, target: PublishTarget, root: RawManifest, tag: str) -> Step:
-    return Step(
-        kind=kind,
-        what=f"{tag} -> {root.digest}",
-        size=len(root.data),
-        run=lambda: target.put_manifest(root, tag),
+def _tag_step(
+    kind: Kind, target: PublishTarget, root: RawManifest, tag: str, was: str | None
+) -> Step:
+    def run() -> None:
+        try:
+            target.set_tag(root, tag, was)
+        except TagTaken as taken:
+            raise _lost(target, kind, tag, root.digest, taken.seen) from None
+
+    return Step(kind=kind, what=f"{tag} -> {root.digest}", size=len(root.data), run=run)
+
+
+def _lost(
+    target: PublishTarget, kind: Kind, tag: str, digest: str, seen: str | None
+) -> RemoteError:
+    """Somebody else wrote a tag while we did."""
+    if kind == "tag" and seen is not None:
+        return two_images(target, tag, digest, "was made", seen)
+    return RemoteError(
+        f"{target.name}:{tag} is {seen or 'gone'}, and was to become {digest}: somebody else "
+        "changes it at the same time",
+        hint="run the same command again",
     )
 
 
@@ -216,27 +244,26 @@ def _move_steps(target: PublishTarget, root: RawManifest, tag: str) -> list[Step
     current = target.digest_of(tag)
     if current == root.digest:
         return []
-    steps = [_tag_step("move", target, root, tag)]
-    if current is not None and target.digest_of(tag + PREVIOUS) != current:
+    steps = [_tag_step("move", target, root, tag, current)]
+    before = target.digest_of(tag + PREVIOUS)
+    if current is not None and before != current:
         old = target.manifest(current)
-        steps.insert(0, _tag_step("previous", target, old, tag + PREVIOUS))
+        steps.insert(0, _tag_step("previous", target, old, tag + PREVIOUS, before))
     return steps
 
 
-def confirm(publication: Publication, target: PublishTarget) -> None:
+def confirm(publication: Publication, target: PublishTarget, *, tagged: bool) -> None:
     """Read the names again: another publisher may have written at the same moment.
 
     Raises:
         RemoteError: a tag does not name what was published.
     """
+    for step in _proof_steps(publication, target):
+        step.run()
+    if tagged:
+        target.settle()
     digest = publication.subject.digest
     for tag in (publication.tag, *publication.moving):
         seen = target.digest_of(tag)
         if seen != digest:
-            raise RemoteError(
-                f"{target.name}:{tag} is {seen} right after it was made {digest}: somebody else "
-                "publishes there at the same time",
-                hint="run the same command again",
-            )
-    for step in _proof_steps(publication, target):
-        step.run()
+            raise _lost(target, "tag" if tag == publication.tag else "move", tag, digest, seen)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.registry import listing
+from builder.net import sockets
+from builder.registry import listing, tagging
 from builder.registry.answers import drain
 from builder.registry.auth import Refused, scope_of
 from builder.registry.client import Registry, Repository, separator
@@ -23,6 +24,14 @@ _NO_DELETE = frozenset({403, 405, 501})
 
 class PublishRepository(Repository):
     """One repository that images are published to (``ports.PublishTarget``)."""
+
+    def settle(self) -> None:
+        """Wait until whoever found a tag free, just before it was taken, has written it, too."""
+        sockets.pause(self.transport.options.settle)
+
+    def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
+        """Give a tag that names ``was`` (None: nothing) to a manifest; TagTaken if it does not."""
+        tagging.set_tag(self, manifest, tag, was)
 
     def tags(self) -> Sequence[str]:
         """Every tag; none where the repository does not exist yet."""

@@ -10,6 +10,8 @@ from builder.publish.inventory import evidence_marks
 from builder.publish.push import PREVIOUS, check_moving
 from builder.publish.run import PLANNED, Result
 from builder.publish.subject import read_subject
+from builder.registry.presence import refuse_absent
+from builder.registry.tagging import TagTaken
 
 if TYPE_CHECKING:
     from builder.publish.repository import PublishRepository
@@ -42,10 +44,16 @@ def roll_back(
         )
     if current is None:
         console.say(f"  {repository.name}:{tag} is gone; it is made again")
+    hint = f"spark-build publish IMAGE --to {repository.name} sends what is missing"
+    refuse_absent(repository, read_subject(repository, before).blobs(), hint)
     if not dry_run:
-        repository.put_manifest(repository.manifest(before), tag)
-        if repository.digest_of(tag) != before:
-            raise RemoteError(f"{repository.name}:{tag} was moved by somebody else meanwhile")
+        try:
+            repository.set_tag(repository.manifest(before), tag, current)
+        except TagTaken as taken:
+            raise RemoteError(
+                f"{taken}: somebody else moves it at the same time",
+                hint=f"spark-build tags {repository.name}, then the same command if need be",
+            ) from None
     return Result(
         repository=repository.name,
         tag=tag,

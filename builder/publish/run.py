@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.console import console, megabytes
-from builder.errors import Exit, RemoteError, SparkBuildError
+from builder.errors import Exit, SparkBuildError
 from builder.publish.documents import documents
 from builder.publish.mirror import mirrors_of
 from builder.publish.patience import patiently
@@ -16,9 +16,11 @@ from builder.publish.push import (
     check_moving,
     confirm,
     steps_to_publish,
+    two_images,
 )
 from builder.publish.sources import EngineImage, StoredImage
 from builder.publish.subject import read_subject
+from builder.registry.presence import absent
 from builder.registry.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from builder.publish.prove import Proof
     from builder.publish.push import Step
     from builder.publish.repository import PublishRepository
+    from builder.publish.subject import Subject
     from builder.registry.client import Repository
     from builder.registry.locations import Locations
 
@@ -195,7 +198,8 @@ def _carry_out(
             result.streamed += copied.streamed
             result.streamed_bytes += copied.streamed_bytes
     if not wish.dry_run:
-        confirm(publication, repository)
+        tagged = pushed or any(step.kind == "tag" for step in steps)
+        confirm(publication, repository, tagged=tagged)
     return result
 
 
@@ -227,14 +231,18 @@ def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: s
     """
     if repository.digest_of(tag) is not None:
         there = read_subject(repository, tag)
-        names = {there.digest, *(d for image in there.images for d in image.digests)}
-        if names.isdisjoint(opened.digests):
-            raise RemoteError(
-                f"{repository.name}:{tag} is already {there.digest}, and {opened.text} is "
-                f"{opened.image.id}: one plan, two images",
-                hint=f"spark-build rebuild {repository.name}@{there.digest} says which of them "
-                "the plan makes",
-            )
-        return False
+        if _names(there).isdisjoint(opened.digests):
+            ours = str(opened.image.id)
+            raise two_images(repository, tag, ours, "is already", there.digest)
+        if not absent(repository, there.blobs()):
+            return False
     opened.push(repository.name, tag)
+    there = read_subject(repository, tag)
+    if _names(there).isdisjoint(opened.digests):  # an engine's push can have no condition
+        raise two_images(repository, tag, str(opened.image.id), "was made", there.digest)
     return True
+
+
+def _names(subject: Subject) -> set[str]:
+    """Every digest that an engine may know an image by."""
+    return {subject.digest, *(d for image in subject.images for d in image.digests)}

@@ -35,6 +35,10 @@ class Lost(Exception):
         self.hint = hint
 
 
+class Missing(RemoteError):
+    """The answer was 404: the registry has no such thing, or does not show it."""
+
+
 def reason_of(error: BaseException, host: str) -> Lost:
     """Why there was no answer, in words that hold no address and no secret."""
     causes = list(_causes(error))
@@ -169,7 +173,8 @@ def problem(response: requests.Response, host: str, subject: str) -> RemoteError
         hint = f"docker login {host}, with an account that may do this"
     elif response.status_code == 404:
         hint = "check the name and the tag"
-    return RemoteError(f"{host}: {subject}: {answered(response)}", hint=hint)
+    kind = Missing if response.status_code == 404 else RemoteError
+    return kind(f"{host}: {subject}: {answered(response)}", hint=hint)
 
 
 def _registry_words(data: bytes) -> str:

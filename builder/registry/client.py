@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from builder.errors import RemoteError
 from builder.registry.answers import drain
 from builder.registry.auth import Authenticator, Refused, scope_of
-from builder.registry.download import body_from
+from builder.registry.download import body_from, gives
 from builder.registry.manifests import check_manifest
 from builder.registry.model import (
     INDEX_TYPES,
@@ -178,6 +178,17 @@ class Repository:
         there = response.status_code == 200
         with self._lock:
             (self._absent.discard if there else self._absent.add)(digest)
+        return there
+
+    def gives(self, blob: Descriptor) -> bool:
+        """Whether the last byte of a blob can be read, and is where it should be.
+
+        ``has`` believes the registry; some say that they have what their storage has lost.
+        """
+        there = gives(self, blob)
+        if not there:
+            with self._lock:
+                self._absent.add(blob.digest)
         return there
 
     @contextlib.contextmanager

@@ -30,6 +30,10 @@ class Composed:
         """A blob as a stream; see ``ImageSource.open``."""
         return self.origin(blob).open(blob)
 
+    def gives(self, blob: Descriptor) -> bool:
+        """Whether a blob can be read where it is."""
+        return self.origin(blob).gives(blob)
+
     def origin(self, blob: Descriptor) -> ImageSource:
         """Where a blob is, so that its registry can mount it."""
         return self.own if self.own.has(blob.digest) else self.base

@@ -17,10 +17,12 @@ from builder.bars import Bar
 from builder.console import console
 from builder.ending import end_waits
 from builder.errors import RemoteError, UsageError
+from builder.registry.answers import Missing
 from builder.registry.client import Repository
 from builder.registry.compose import Composed
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.platforms import restrict
+from builder.registry.presence import refuse_absent
 from builder.registry.reference import is_digest
 from builder.registry.upload import UploadLost
 
@@ -71,16 +73,22 @@ def copy_image(
     root = restrict(source, source.manifest(reference), platforms)
     if is_digest(target_reference) and target_reference != root.digest:
         raise UsageError(f"{root.digest} cannot be copied to {target.name}@{target_reference}")
-    if isinstance(target, Repository):
-        target.writes = True
-        if target.digest_of(target_reference) == root.digest:
-            return Copied(manifest=root)
     manifests = _manifests(source, root)
     work = _Work(source, target, _all_blobs(manifests))
-    work.run(jobs)
+    tagged = False
+    if isinstance(target, Repository):
+        target.writes = True
+        tagged = target.digest_of(target_reference) == root.digest
+    try:
+        work.run(jobs)
+    except Missing:
+        lost = [blob for blob in work.blobs if not target.has(blob.digest)]
+        refuse_absent(source, lost, "push that image again, whole, or name another --base")
+        raise
     for manifest in manifests:
-        target.put_manifest(manifest, manifest.digest)
-    if target_reference != root.digest:
+        if not (tagged and isinstance(target, Repository) and target.digest_of(manifest.digest)):
+            target.put_manifest(manifest, manifest.digest)
+    if target_reference != root.digest and not tagged:
         target.put_manifest(root, target_reference)
     return work.result(root)
 
@@ -140,7 +148,7 @@ class _Work:
     def __init__(
         self, source: ImageSource, target: ImageTarget, blobs_: Sequence[Descriptor]
     ) -> None:
-        self._source, self._target, self._blobs = source, target, blobs_
+        self._source, self._target, self.blobs = source, target, blobs_
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._done: dict[str, int] = {"present": 0, "mounted": 0, "streamed": 0}
@@ -149,13 +157,13 @@ class _Work:
 
     def run(self, jobs: int) -> None:
         """Transfer all, or raise what the first failure raised."""
-        title, total = f"copying to {self._target.name}", sum(blob.size for blob in self._blobs)
+        title, total = f"copying to {self._target.name}", sum(blob.size for blob in self.blobs)
         with console.progress(title, total, said=False) as self._bar:
             self._run(jobs)
 
     def _run(self, jobs: int) -> None:
         with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
-            futures = [pool.submit(self._transfer, blob) for blob in self._blobs]
+            futures = [pool.submit(self._transfer, blob) for blob in self.blobs]
             try:
                 finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 failed = [error for future in finished if (error := future.exception())]
@@ -175,13 +183,23 @@ class _Work:
     def _transfer(self, blob: Descriptor) -> None:
         if self._stop.is_set():
             raise _Stopped
-        if self._target.has(blob.digest):
+        said = self._target.has(blob.digest)
+        if said and self._target.gives(blob):
             self._count("present", blob.size)
-        elif self._target.mount(blob, origin(self._source, blob)):
-            self._count("mounted", blob.size)
-        else:
-            self._stream(blob)
-            self._count("streamed", 0)
+            return
+        if self._target.mount(blob, origin(self._source, blob)):
+            said = True
+            if self._target.gives(blob):
+                self._count("mounted", blob.size)
+                return
+        self._stream(blob)
+        if said and not self._target.gives(blob):
+            raise RemoteError(
+                f"{self._target.name}: the registry says that it has {blob.digest}, and does not "
+                f"give its {blob.size} bytes, not even after they were sent again",
+                hint="its storage is damaged: delete that blob there, then run the same command",
+            )
+        self._count("streamed", 0)
 
     def _stream(self, blob: Descriptor) -> None:
         for beginning in range(1, _BEGINNINGS + 1):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
 from builder.registry.answers import Lost, drain, number, read_block
+from builder.registry.patience import Retries
 
 if TYPE_CHECKING:
     from requests import Response
 
     from builder.registry.client import Repository
     from builder.registry.model import Descriptor
-    from builder.registry.patience import Retries
     from builder.registry.transport import Transport
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]+|\*)")
@@ -66,6 +66,35 @@ def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Re
         body.close()
         raise
     return body
+
+
+def gives(repository: Repository, blob: Descriptor) -> bool:
+    """Ask for the last byte; a registry that gives no part sends all, of which we read one."""
+    last = max(blob.size - 1, 0)
+    retries = Retries(repository.transport, f"blob {blob.digest}", small=True)
+    while True:
+        response = repository.transport.request(
+            "GET",
+            repository.url(f"blobs/{blob.digest}"),
+            f"blob {blob.digest}",
+            expect=frozenset({200, 206, 404, 416}),
+            headers={"Range": f"bytes={last}-{last}"},
+            permit=repository.reading,
+            retries=retries,
+        )
+        try:
+            if response.status_code == 416:
+                return not blob.size
+            if response.status_code == 404:
+                return False
+            _check(response, repository.name, blob, last if response.status_code == 206 else 0)
+            return not blob.size or len(read_block(response, 1)) == 1
+        except Lost as lost:
+            retries.lost(lost)
+        except RemoteError:  # other bytes, or another size
+            return False
+        finally:
+            response.close()
 
 
 def _get(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Response:

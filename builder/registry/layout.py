@@ -155,6 +155,10 @@ class LayoutDirectory:
         except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error.strerror}") from None
 
+    def gives(self, blob: Descriptor) -> bool:
+        """Whether the blob is there, with the size that it should have."""
+        return self.has(blob.digest) and self._place(blob.digest).lstat().st_size == blob.size
+
     def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
         """Write a blob; nothing is left when its bytes do not match its digest.
 

@@ -156,6 +156,9 @@ class ImageSource(Protocol):
             RemoteError: it is not there, is too large, or its bytes do not match its digest.
         """
 
+    def gives(self, blob: Descriptor) -> bool:
+        """Whether the blob can be read, and has its size."""
+
     def open(self, blob: Descriptor) -> AbstractContextManager[IO[bytes]]:
         """A blob as a stream, in constant memory.
 

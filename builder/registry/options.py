@@ -57,6 +57,9 @@ class Options:
     read_timeout: float = 60.0
     deadline: float = 6 * 3600.0
     small_deadline: float = 180.0
+    #: between writing a tag that must not move and the last look at it: longer than the request
+    #: of another publisher who looked before it was written is on its way
+    settle: float = 1.0
     chunk: int = 8 << 20
 
     @classmethod

@@ -15,6 +15,7 @@ from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs
+from builder.registry.presence import refuse_absent
 from builder.rootfs.image import open_image
 from builder.rootfs.tar import FILE
 from builder.verify.insandbox import in_sandbox
@@ -51,6 +52,11 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         RemoteError: it is damaged.
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
+    try:  # what is known of a layer from an earlier run does not say that it is still there
+        refuse_absent(image.source, blobs(image.manifest), "push or copy the image again")
+    except BaseException:
+        image.close()
+        raise
     opened = with_files(image, opening.facts_of)
     try:
         target = _open(text, opened, opening)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Impatient, and in small pieces, so that a layer of 150 kB takes three.
-QUICK = Options(backoff=0.01, read_timeout=1.0, connect_timeout=5.0, chunk=64 << 10)
+QUICK = Options(backoff=0.01, read_timeout=1.0, connect_timeout=5.0, chunk=64 << 10, settle=0.0)
 
 
 @pytest.fixture(scope="session")

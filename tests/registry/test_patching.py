@@ -13,6 +13,7 @@ from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from tests.countproxy import CountProxy
 from tests.faultproxy import Fault, FaultProxy
+from tests.memoryregistry import MemoryRegistry
 from tests.unit.caller import Call, call_below
 from tests.unit.images import SITE, Item, packed, put_index, put_vllm, tar_of
 from tests.unit.startup import HEAVY, imported
@@ -259,3 +260,33 @@ def test_what_is_not_there(call: Call, registry: servers.DockerRegistry) -> None
         done = call("plan", "-l", "fix", "-b", ref)
         assert done.code == code, (ref, done.err)
         assert done.err.count("error:") == 1
+
+
+def test_what_a_registry_has_lost_is_missed_and_sent_again(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that is known of the image lies in the cache."""
+    with MemoryRegistry() as memory:
+        base = put_base(tmp_path, memory.address)
+        tag = f"{memory.address}/out/vllm:1"
+        push = (*IMAGE, "-b", f"docker://{base}", "--push", "-t", tag, "--no-verify")
+        verify = ("verify", f"docker://{tag}", "--level", "static")
+        assert call(*push).code == 0
+        assert call(*verify).code == 0
+        layers = repository(memory.address, "out/vllm").manifest("1").json()["layers"]
+        theirs, ours = layers[0]["digest"], layers[-1]["digest"]
+        memory.lose(ours)
+        done = call(*verify)
+        assert done.code == 8
+        assert ours in done.err
+        memory.lying.add(ours)  # and now it does not even know
+        assert call(*verify).code == 8
+        memory.lying.clear()
+        assert call(*push).code == 0
+        assert call(*verify).code == 0
+        memory.lose(theirs)
+        for words in (verify, push):
+            done = call(*words)
+            assert done.code == 8
+            assert theirs in done.err
+            assert "try:" in done.err

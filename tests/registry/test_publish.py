@@ -20,12 +20,13 @@ from builder.publish.subject import read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
 from tests.faultproxy import Always, Fault
+from tests.memoryregistry import MemoryRegistry
 
 from . import overlays, servers
 from .conftest import QUICK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from builder.registry.model import Descriptor
@@ -519,3 +520,104 @@ def test_two_publish_the_same_plan_at_once(any_registry: Registry, out: Path) ->
         assert tags(any_registry.address, name) == {name_of(): digest, "latest": digest}
         found = attached(any_registry.address, name, digest)
         assert {entry.artifact_type for entry in found} == TYPES
+
+
+# ------------------------------------------------------- what others do to the registry meanwhile
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryRegistry]:
+    with MemoryRegistry() as running:
+        yield running
+
+
+def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, str, str]:
+    """An image of the same plan with other bytes: its manifest, type and digest."""
+    monkeypatch.setattr("builder.bake._VERIFY", "#!/bin/sh\n")
+    digest = overlays.build(tmp_path / "another")
+    made = LayoutDirectory(tmp_path / "another").manifest(digest)
+    return made.data, made.media_type, digest
+
+
+def manifest_path(reference: str) -> str:
+    return f"/v2/x/y/manifests/{reference}"
+
+
+@pytest.mark.parametrize("moment", ["uploading", "conditional", "afterwards"])
+def test_of_two_publishers_one_wins_and_the_other_is_told(
+    memory: MemoryRegistry, out: Path, tmp_path: Path, moment: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The other one writes the tag while we upload, while our tag travels, or right after it."""
+    digest = overlays.build(out)
+    data, kind, other = another(tmp_path, monkeypatch)
+    memory.conditional = moment == "conditional"
+
+    def intrude() -> None:
+        memory.manifests["x/y", name_of()] = memory.manifests["x/y", other] = (data, kind)
+
+    tagged = ("PUT", manifest_path(name_of()))
+    looked = ("HEAD", manifest_path(name_of()))
+    faults: dict[str, dict[tuple[str, str], Callable[[], object]]] = {
+        "uploading": {("PUT", manifest_path(digest)): intrude},
+        "conditional": {tagged: intrude},
+        "afterwards": {tagged: lambda: memory.before.update({looked: intrude})},
+    }
+    memory.before = faults[moment]
+    assert publish(out, "--to", f"{memory.address}/x/y", "--move-tag", "latest") == 8
+    said = capsys.readouterr()
+    assert f"{name_of()} was made {other}, and this is {digest}: one plan, two images" in said.err
+    assert f"try: spark-build rebuild {memory.address}/x/y@{other}" in said.err
+    assert said.out == ""
+    assert memory.tag("x/y", name_of()) == other
+    assert memory.tag("x/y", "latest") is None
+
+
+def test_a_moving_tag_that_another_moves_meanwhile(
+    memory: MemoryRegistry, out: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    data, kind, other = another(tmp_path, monkeypatch)
+
+    def intrude() -> None:
+        memory.manifests["x/y", "latest"] = memory.manifests["x/y", other] = (data, kind)
+
+    memory.before = {("PUT", manifest_path(name_of())): intrude}
+    assert publish(out, "--to", f"{memory.address}/x/y", "--move-tag", "latest") == 8
+    assert f"latest is {other}" in capsys.readouterr().err
+    assert memory.tag("x/y", "latest") == other
+
+
+def test_a_blob_that_was_deleted_is_sent_again(
+    memory: MemoryRegistry, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = f"{memory.address}/x/y"
+    assert publish(out, "--to", where, "--move-tag", "latest") == 0
+    layer = read_subject(LayoutDirectory(out), "").images[0].layers[0].digest
+    memory.lose(layer)
+    assert publish(where + ":latest", "--to", where, "--overlay") == 8
+    assert layer in capsys.readouterr().err  # there it is not to be had
+    capsys.readouterr()
+    assert publish(out, "--to", where, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert (result["status"], result["sent_blobs"]) == ("published", 1)
+    assert ("x/y", layer) in memory.blobs
+    assert publish(out, "--to", where, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["status"] == "up to date"
+
+
+def test_no_tag_goes_back_to_an_image_that_lacks_a_blob(
+    memory: MemoryRegistry, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = f"{memory.address}/x/y"
+    assert publish(out, "--to", where, "--move-tag", "latest") == 0
+    now = overlays.build(tmp_path / "newer", "two")
+    overlays.evidence(tmp_path / "newer")
+    assert publish(tmp_path / "newer", "--to", where, "--move-tag", "latest") == 0
+    layer = read_subject(LayoutDirectory(out), "").images[0].layers[0].digest
+    memory.lose(layer)
+    words = ["publish", "--rollback", "latest", "--to", where, "--overlay"]
+    assert run(words) == 8
+    assert layer in capsys.readouterr().err
+    assert memory.tag("x/y", "latest") == now

@@ -14,7 +14,7 @@ from tests.loopback import LoopbackHandler, LoopbackServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-QUICK = Options(backoff=0.001, read_timeout=2.0, chunk=4, attempts=3)
+QUICK = Options(backoff=0.001, read_timeout=2.0, chunk=4, attempts=3, settle=0.0)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ class Fake:
     def has(self, digest: str) -> bool:
         return False
 
+    def gives(self, blob: Descriptor) -> bool:
+        return False
+
     def mount(self, blob: Descriptor, source: ImageSource) -> bool:
         return False
 

@@ -1,0 +1,39 @@
+"""Which blobs of an image are really where it is said to be."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError
+from builder.net.adapter import CONNECTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.registry.model import Descriptor, ImageSource
+
+
+def absent(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]:
+    """Blobs that cannot be read there; a few are asked for at once.
+
+    Layers that may not be distributed are not expected.
+
+    Raises:
+        RemoteError: the registry does not answer.
+    """
+    asked = [blob for blob in blobs if not blob.foreign]
+    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="ask") as pool:
+        there = list(pool.map(source.gives, asked))
+    return [blob for blob, found in zip(asked, there, strict=True) if not found]
+
+
+def refuse_absent(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
+    """Name what cannot be read.
+
+    Raises:
+        RemoteError: something cannot.
+    """
+    if gone := absent(source, blobs):
+        rows = "".join(f"\n  {blob.digest} ({blob.size} bytes)" for blob in gone)
+        raise RemoteError(f"{source.name} does not have what its manifest names:{rows}", hint=hint)
