@@ -310,22 +310,6 @@ class Repository:
             # damaged on the way, or changed by the registry: a tag must not be left on that
             retries.failed(f"{manifest.digest} was stored as {stored}")
 
-    def delete(self, reference: str) -> bool:
-        """Delete a manifest by digest, or a tag where the registry can; whether it was there.
-
-        Raises:
-            RemoteError: the registry does not delete.
-        """
-        response = self.transport.request(
-            "DELETE",
-            self.manifest_url(reference),
-            f"removal of {self.path}{separator(reference)}{reference}",
-            expect=frozenset({200, 202, 404}),
-            permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),
-        )
-        drain(response)
-        return response.status_code != 404
-
 
 def separator(reference: str) -> str:
     """What stands between a name and a tag or digest."""

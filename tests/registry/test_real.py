@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError, UsageError
+from builder.publish.repository import PublishRepository
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.listing import attach, referrers, tags
@@ -90,7 +91,7 @@ def test_what_is_there_does_not_travel_again(
 
     before = locations.traffic.sent
     assert copy_image(source, "v1", there.image, "v1").streamed == 0
-    assert locations.traffic.sent - before < 1_000
+    assert locations.traffic.sent - before < 2_500  # each blob is asked for, and for one byte
     beside = copy_image(source, "v1", there.image, "v2")
     assert (beside.present, beside.streamed) == (3, 0)
 
@@ -135,7 +136,7 @@ def test_tags_are_listed_and_can_go(
     locations: Locations, registry: DockerRegistry, tmp_path: Path
 ) -> None:
     images.image(tmp_path / "from", "tags")
-    repository = locations.registry(registry.address).repository("tags")
+    repository = PublishRepository(locations.registry(registry.address), "tags")
     assert tags(repository) == []
     names = [f"t{number}" for number in range(7)]
     for name in names:
@@ -143,9 +144,9 @@ def test_tags_are_listed_and_can_go(
     assert sorted(tags(repository)) == names
     digest = repository.digest_of("t1")
     assert digest is not None
-    assert repository.delete(digest)
+    assert repository.remove(digest)
     assert repository.digest_of("t1") is None
-    assert not repository.delete(digest)
+    assert repository.remove(digest)  # it is gone, whoever did it
 
 
 @pytest.mark.parametrize("which", ["registry", "second"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import RemoteError
+from builder.publish.repository import PublishRepository
 from builder.registry.listing import referrers, tags
 from builder.registry.model import (
     DOCKER_INDEX,
@@ -345,8 +346,8 @@ def test_referrers_that_are_no_index() -> None:
 def test_a_name_that_is_no_tag_enters_no_address(name: str) -> None:
     listed = Reply(200, json.dumps({"tags": ["ok", name]}).encode())
     with serve(listed) as fake:
-        repository = fake.repository()
-        for asking in (repository.manifest, repository.digest_of, repository.delete):
+        repository = PublishRepository(fake.repository().registry, "a/b")
+        for asking in (repository.manifest, repository.digest_of, repository.remove):
             with pytest.raises(RemoteError, match="is neither a tag nor a digest"):
                 asking(name)
         with pytest.raises(RemoteError, match="is not a sha256 digest"):
