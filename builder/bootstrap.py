@@ -248,6 +248,8 @@ def main() -> int:
     try:
         if arguments[:1] == ["--test"]:
             use_ordinary_pip(environment())
+            # else each of the many programs that tests start would compile all its modules again
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             bindir, words = set_up(dev=True), arguments[1:]
             return run_tests(bindir, words) if words else run_everything(bindir)
         program = str(set_up() / "spark-build")
