@@ -11,10 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-#: The values that the running command began with; None outside of one.
-_held: dict[str, str] | None = None
+#: The values that each running command began with, the latest last; a process has one, tests more.
+_held: list[dict[str, str]] = []
+
+
+def _now() -> Mapping[str, str]:
+    held = _held[-1:]  # another thread's command may end meanwhile
+    return held[0] if held else os.environ
 
 
 class Variable(NamedTuple):
@@ -27,12 +32,12 @@ class Variable(NamedTuple):
     @property
     def value(self) -> str:
         """Its text, and an empty one where it is not set."""
-        return (os.environ if _held is None else _held).get(self.name, "")
+        return _now().get(self.name, "")
 
     @property
     def is_set(self) -> bool:
         """Whether there is such a variable, empty or not."""
-        return self.name in (os.environ if _held is None else _held)
+        return self.name in _now()
 
 
 CACHE = Variable("SPARK_BUILD_CACHE", "where wheels, sandboxes and index pages are kept")
@@ -96,18 +101,17 @@ HANDED_ON = frozenset(
 @contextmanager
 def during_a_command() -> Iterator[None]:
     """Read all variables now; until the block ends, these values count."""
-    global _held  # noqa: PLW0603 - one command line, one process
-    before = _held
     names = {variable.name for variable in VARIABLES}
-    _held = {name: text for name, text in os.environ.items() if name in names}
+    own = {name: text for name, text in os.environ.items() if name in names}
+    _held.append(own)
     try:
         yield
     finally:
-        _held = before
+        _held[:] = [held for held in _held if held is not own]
 
 
 def choose(variable: Variable, text: str) -> None:
     """Let an option of the running command say what a variable would say."""
-    if _held is None:
+    if not _held:
         raise RuntimeError(f"no command is running that could choose {variable.name}")
-    _held[variable.name] = text
+    _held[-1][variable.name] = text

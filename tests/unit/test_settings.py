@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,19 @@ def test_a_command_keeps_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> 
         assert settings.TORCH.value == "2.11.0"
         assert (settings.LOCK.value, settings.LOCK.is_set) == ("", False)
     assert (settings.TORCH.value, settings.LOCK.value) == ("2.12.0", "late")
+
+
+def test_of_two_commands_at_once_neither_leaves_its_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_NVCC", "first")
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(settings.during_a_command())
+        second.enter_context(settings.during_a_command())
+        first.close()
+        assert settings.NVCC.value == "first"
+    monkeypatch.setenv("SPARK_BUILD_NVCC", "second")
+    assert settings.NVCC.value == "second"
 
 
 def test_an_option_takes_the_place_of_a_variable_until_the_command_ends() -> None:
