@@ -7,19 +7,15 @@ for that.  What comes out is looked at: the architecture it is for, its tensor-c
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.trees import versions
 from builder.errors import SparkBuildError
-from builder.index import write_atomically
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
-from builder.paths import cache_dir, package_file
 from builder.runtime import CODEGEN_PROBE
 from builder.verify.dslmirror import NoDsl, mirror
 from builder.verify.kernels import (
@@ -33,6 +29,7 @@ from builder.verify.kernels import (
     wanted_kernels,
 )
 from builder.verify.model import Check
+from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
 
@@ -291,7 +288,7 @@ def sandbox_compiler(
         torch = torch_folder(wanted_torch(tree, current))
         # these four are named by their contents
         inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
-        result = kept_result(inputs)
+        result = RESULTS.get(inputs)
         if result is None:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True}
@@ -307,34 +304,13 @@ def sandbox_compiler(
 
 
 #: Results kept; one is 1 MB of cubins.
-_KEEP = 40
-
-
-def _result_file(inputs: Sequence[Any]) -> Path:
-    probe = [package_file("runtime", name).read_text("utf-8") for name in CODEGEN_PROBE]
-    return cache_dir() / "codegen" / f"{sha256_hex(canonical_json([*probe, *inputs]))}.json"
-
-
-def kept_result(inputs: Sequence[Any]) -> dict[str, Any] | None:
-    """What came of compiling the same files with the same compiler before."""
-    file = _result_file(inputs)
-    try:
-        result: dict[str, Any] = {**json.loads(file.read_bytes()), "kept": True}
-        os.utime(file)
-    except (OSError, ValueError, TypeError):
-        return None
-    return result
+RESULTS = Results("codegen", tuple(("runtime", name) for name in CODEGEN_PROBE), 40)
 
 
 def keep_result(inputs: Sequence[Any], result: Mapping[str, Any]) -> None:
     """Keep a result in which everything compiled; what failed is tried again."""
-    if result.get("fatal") or not all(reply["compiled"] for reply in result["kernels"]):
-        return
-    file = _result_file(inputs)
-    write_atomically(file, json.dumps(result).encode())
-    files = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for old in files[:-_KEEP]:
-        old.unlink(missing_ok=True)
+    if not result.get("fatal") and all(reply["compiled"] for reply in result["kernels"]):
+        RESULTS.put(inputs, result)
 
 
 def python_compiler(python: Path) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:

@@ -15,8 +15,8 @@ from builder.errors import SparkBuildError
 from builder.machinecode import sass
 from builder.machinecode.sass import BadCubin, ToolMissing, parse_sass, resources
 from builder.paths import cache_dir
-from builder.verify import codegen
-from builder.verify.codegen import check_codegen, keep_result, kept_result
+from builder.verify import codegen, results
+from builder.verify.codegen import RESULTS, check_codegen, keep_result
 from builder.verify.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.verify.kernels import KERNELS, headline, wanted_kernels
 from builder.verify.model import VerifyTarget
@@ -396,12 +396,12 @@ INPUTS = ["sandbox", "dsl", "files", {"kernels": [{"kind": "mma-gate"}]}]
 
 def test_a_good_result_is_kept_for_the_same_files_and_no_others() -> None:
     result = {"kernels": [compiled()], "fatal": None}
-    assert kept_result(INPUTS) is None
+    assert RESULTS.get(INPUTS) is None
     keep_result(INPUTS, result)
-    assert kept_result(INPUTS) == {**result, "kept": True}
+    assert RESULTS.get(INPUTS) == {**result, "kept": True}
     for number in range(len(INPUTS)):
         changed = [*INPUTS[:number], "other", *INPUTS[number + 1 :]]
-        assert kept_result(changed) is None
+        assert RESULTS.get(changed) is None
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_a_good_result_is_kept_for_the_same_files_and_no_others() -> None:
 )
 def test_what_failed_is_tried_again(result: dict[str, Any]) -> None:
     keep_result(INPUTS, result)
-    assert kept_result(INPUTS) is None
+    assert RESULTS.get(INPUTS) is None
 
 
 def test_another_probe_or_damage_lets_it_be_compiled_again(
@@ -423,19 +423,19 @@ def test_another_probe_or_damage_lets_it_be_compiled_again(
     keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
     (file,) = (cache_dir() / "codegen").iterdir()
     file.write_text("{")
-    assert kept_result(INPUTS) is None
+    assert RESULTS.get(INPUTS) is None
     keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
     (tmp_path / "probe.py").write_text("# another")
-    monkeypatch.setattr(codegen, "package_file", lambda *_parts: tmp_path / "probe.py")
-    assert kept_result(INPUTS) is None
+    monkeypatch.setattr(results, "package_file", lambda *_parts: tmp_path / "probe.py")
+    assert RESULTS.get(INPUTS) is None
 
 
-def test_only_the_latest_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codegen, "_KEEP", 2)
+def test_only_the_latest_results_are_kept() -> None:
+    few = dataclasses.replace(RESULTS, most=2)
     for number in range(4):
-        keep_result([number], {"kernels": [], "fatal": None})
-        os.utime(codegen._result_file([number]), (number, number))
-    assert [kept_result([n]) is not None for n in range(4)] == [False, False, True, True]
+        few.put([number], {"kernels": [], "fatal": None})
+        os.utime(few.file([number]), (number, number))
+    assert [few.get([n]) is not None for n in range(4)] == [False, False, True, True]
 
 
 def test_what_was_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

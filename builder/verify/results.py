@@ -1,0 +1,50 @@
+"""Results of asking a target's compiler, kept by what they were made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.index import write_atomically
+from builder.paths import cache_dir, package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Results:
+    """One kind of results, in a folder of the cache."""
+
+    folder: str
+    #: our own programs that make them, as folder and file name
+    programs: tuple[tuple[str, str], ...]
+    most: int
+
+    def file(self, inputs: Sequence[Any]) -> Path:
+        """Where the result for these inputs is, or would be."""
+        texts = [package_file(*program).read_text("utf-8") for program in self.programs]
+        name = sha256_hex(canonical_json([*texts, *inputs]))
+        return cache_dir() / self.folder / f"{name}.json"
+
+    def get(self, inputs: Sequence[Any]) -> dict[str, Any] | None:
+        """What came of the same inputs before."""
+        file = self.file(inputs)
+        try:
+            result: dict[str, Any] = {**json.loads(file.read_bytes()), "kept": True}
+            os.utime(file)
+        except (OSError, ValueError, TypeError):
+            return None
+        return result
+
+    def put(self, inputs: Sequence[Any], result: Mapping[str, Any]) -> None:
+        """Keep a result; the oldest go."""
+        file = self.file(inputs)
+        write_atomically(file, json.dumps(result).encode())
+        files = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[: -self.most]:
+            old.unlink(missing_ok=True)
