@@ -1,0 +1,7 @@
+"""Runs PTX kernels on a CPU: their numbers, races and deadlocks, without the GPU they are for.
+
+`source` reads PTX, `program` decodes it, `grid` runs a launch of it, `races` watches shared memory.
+Each ``ops_`` module holds one family of instructions; what an instruction means stands beside the
+title of its section in NVIDIA's "Parallel Thread Execution ISA".  An instruction or a form of one
+that no module knows is an error that names it and its line: nothing is guessed.
+"""

@@ -1,0 +1,243 @@
+"""Decodes operands: each instruction becomes a function of a warp.
+
+A warp's registers are arrays of 32 lanes.  Registers, constants and special registers of one width
+stand in one list, so that a decoded instruction holds nothing but indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from builder.ptx.errors import PtxError
+from builder.ptx.memory import SHARED_BASE
+from builder.ptx.source import (
+    SIZES,
+    Address,
+    Instruction,
+    Kernel,
+    Name,
+    Negated,
+    Number,
+    Operand,
+    Vector,
+)
+
+if TYPE_CHECKING:
+    from builder.ptx.warp import Warp
+
+LANES = 32
+#: Lanes that take part; True where all 32 do.
+Mask = Any
+#: Where lanes go on: an index of the code for all or for each, or None for the next instruction.
+Target = Any
+Step = Callable[["Warp", Mask], Target]
+Emitter = Callable[["Decoder", Instruction], Step]
+
+#: Where a lane goes that has ended; and where addresses of the parameter space begin.
+EXIT = 1 << 30
+PARAMETERS = 1 << 60
+#: Where shared memory lies in the generic address space.
+SHARED_WINDOW = 1 << 56
+
+View = Literal["u16", "s16", "u32", "s32", "f32", "u64", "s64", "f64", "pred"]
+#: Views of registers, in the order of ``Warp.views``.
+VIEWS: tuple[View, ...] = ("u16", "s16", "u32", "s32", "f32", "u64", "s64", "f64", "pred")
+#: A view's number, for closures.
+U16, S16, U32, S32, F32, U64, S64, F64, PRED = range(9)
+_WIDTHS: dict[int, tuple[int, ...]] = {16: (U16, S16), 32: (U32, S32, F32), 64: (U64, S64, F64)}
+
+#: Special registers that a warp is made with ("Special Registers").
+SPECIAL = (
+    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+    "%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
+    "%lanemask_ge", "%lanemask_gt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Type:
+    """A fundamental type: the view that instructions of it work on, and its size."""
+
+    name: str
+    view: int
+    bits: int
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory."""
+        return self.bits // 8
+
+    @property
+    def signed(self) -> bool:
+        """Whether it is a signed integer."""
+        return self.name.startswith("s")
+
+
+def type_named(name: str) -> Type | None:
+    """The type of a modifier, if it is one."""
+    kind, bits = name[:1], name[1:]
+    if name == "pred":
+        return Type(name, PRED, 1)
+    if bits not in SIZES or bits == "128" or kind not in "busf" or (kind, bits) == ("f", "16"):
+        return None
+    held = max(int(bits), 16)
+    number = {"b": 0, "u": 0, "s": 1, "f": 2}[kind]
+    return Type(name, _WIDTHS[held][number], int(bits)) if number < len(_WIDTHS[held]) else None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A register's place: which width, which index."""
+
+    width: int
+    index: int
+
+
+class Decoder:
+    """What decoding an instruction needs to know, and where constants are collected."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.counts = {1: 0, 16: 0, 32: 0, 64: 0}
+        self.slots: dict[str, Slot] = {}
+        for name, declared in kernel.registers.items():
+            found = type_named(declared) or (Type(declared, U16, 16) if declared == "f16" else None)
+            if found is None:
+                raise PtxError(f"registers of type .{declared} are not known")
+            self.slots[name] = self._new(1 if found.bits == 1 else max(found.bits, 16))
+        for name in SPECIAL:
+            self.slots[name] = self._new(32)
+        self.constants: dict[int, dict[int, int]] = {1: {}, 16: {}, 32: {}, 64: {}}
+        self.shared_bytes, self.symbols = self._lay_out_shared()
+        #: sizes of accesses to shared memory
+        self.shared_sizes: set[int] = {4}
+
+    def _new(self, width: int) -> Slot:
+        self.counts[width] += 1
+        return Slot(width, self.counts[width] - 1)
+
+    def _lay_out_shared(self) -> tuple[int, dict[str, int]]:
+        """Variables of a size first; those that the launch sizes share what comes after them."""
+        at, places = 0, {}
+        for variable in sorted(self.kernel.shared, key=lambda v: v.size is None):
+            begin = -(-at // variable.align) * variable.align
+            places[variable.name] = begin + SHARED_BASE
+            at = begin + variable.size if variable.size is not None else at
+        return at, places
+
+    # ------------------------------------------------------------------------------------ operands
+
+    def type(self, i: Instruction, at: int = -1) -> Type:
+        """The type that a modifier names."""
+        found = type_named(i.modifiers[at]) if i.modifiers else None
+        if found is None:
+            raise self.unknown(i)
+        return found
+
+    @staticmethod
+    def unknown(i: Instruction, why: str = "") -> PtxError:
+        """The error for an instruction, or a form of one, that is not known."""
+        return PtxError(f"unknown instruction {i.name}{f': {why}' if why else ''}", i.line)
+
+    def register(self, i: Instruction, operand: Operand) -> Slot:
+        """The place of an operand that must be a register."""
+        if isinstance(operand, Name) and operand.text in self.slots:
+            return self.slots[operand.text]
+        raise self.unknown(i, f"{_text(operand)} is no register")
+
+    def source(self, i: Instruction, operand: Operand, kind: Type) -> int:
+        """The index of a value in the views of a type's width."""
+        width = 1 if kind.bits == 1 else max(kind.bits, 16)
+        if isinstance(operand, Number):
+            if kind.name.startswith("f") and operand.width != kind.bits:
+                raise self.unknown(i, f"{operand.value} is no {kind.name}")
+            return self.constant(operand.value, width)
+        if isinstance(operand, Name) and operand.text not in self.slots:
+            if operand.text in self.symbols:
+                return self.constant(self.symbols[operand.text], width)
+            if operand.text in self.kernel.parameters:
+                place = self.kernel.parameters[operand.text].offset
+                return self.constant(PARAMETERS + place, width)
+        slot = self.register(i, operand)
+        if slot.width != width:
+            raise self.unknown(i, f"{_text(operand)} has {slot.width} bits, not {width}")
+        return slot.index
+
+    def out(self, i: Instruction, operand: Operand, kind: Type) -> int:
+        """The index of a destination."""
+        slot = self.register(i, operand)
+        if slot.width != (1 if kind.bits == 1 else max(kind.bits, 16)):
+            raise self.unknown(i, f"{_text(operand)} has {slot.width} bits")
+        return slot.index
+
+    def constant(self, value: int, width: int) -> int:
+        """The index of a constant, the same for all lanes."""
+        known = self.constants[width]
+        bits = value & ((1 << width) - 1)
+        known.setdefault(bits, len(known))
+        return self.counts[width] + known[bits]
+
+    def address(self, i: Instruction, operand: Operand, width: int = 32) -> Callable[[Warp], Any]:
+        """How an address is computed: shared ones are 32 bits wide, others 64."""
+        if not isinstance(operand, Address) or operand.coordinates:
+            raise self.unknown(i, f"{_text(operand)} is no address")
+        base, offset = operand.base, operand.offset
+        if isinstance(base, Number) or base.text not in self.slots:
+            place = self._symbol(i, base) + offset
+            index = self.constant(place, width)
+            view = U32 if width == 32 else U64
+            return lambda w: w.views[view][index]
+        slot = self.slots[base.text]
+        view = U32 if slot.width == 32 else U64
+        index = slot.index
+        if not offset:
+            return lambda w: w.views[view][index]
+        added = self.constant(offset, slot.width)
+        return lambda w: w.views[view][index] + w.views[view][added]
+
+    def _symbol(self, i: Instruction, base: Name | Number) -> int:
+        if isinstance(base, Number):
+            return base.value
+        if base.text in self.symbols:
+            return self.symbols[base.text]
+        if base.text in self.kernel.parameters:
+            return PARAMETERS + self.kernel.parameters[base.text].offset
+        raise self.unknown(i, f"{base.text} is not declared")
+
+    @staticmethod
+    def parts(operand: Operand) -> tuple[Operand, ...]:
+        """The elements of a vector; a scalar is one."""
+        return operand.parts if isinstance(operand, Vector) else (operand,)
+
+
+def _text(operand: Operand) -> str:
+    return operand.text.partition("@")[0] if isinstance(operand, Name) else str(operand)
+
+
+def guarded(decoder: Decoder, i: Instruction, step: Step, place: int) -> Step:
+    """An instruction under its guard ("Predicated Execution")."""
+    if i.guard is None:
+        return step
+    negated = isinstance(i.guard, Negated)
+    name = i.guard.name if isinstance(i.guard, Negated) else i.guard
+    index = decoder.register(i, name).index
+    following = place + 1
+
+    def run(w: Warp, m: Mask) -> Target:
+        holds = w.views[PRED][index]
+        lanes = ~holds if negated else holds
+        if m is not True:
+            lanes = lanes & m
+            if lanes.all():
+                lanes = np.asarray(lanes)
+        if not lanes.any():
+            return None
+        whole = m is True and bool(lanes.all())
+        target = step(w, True if whole else lanes)
+        return target if target is None or whole else np.where(lanes, target, following)
+
+    return run

@@ -1,0 +1,90 @@
+"""Number formats that numpy lacks: bfloat16, E4M3, UE4M3 and E2M1, by their bits.
+
+PTX ISA, "Alternate Floating-Point Data Formats"; OCP 8-bit Floating Point Specification (E4M3) and
+OCP Microscaling Formats (E2M1).  Rounding is to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lanes = NDArray[Any]
+
+#: E2M1 by code; bit 3 is the sign.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+#: Both values of a byte of two codes, the low half first.
+E2M1_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], 1)
+#: Half-way between neighbouring magnitudes.
+_E2M1_MIDDLES = (E2M1[1:8] + E2M1[:7]) / 2
+#: Code of NaN, and the largest finite value, of the types that lack infinity.
+_E4M3_NAN, _E4M3_MAX = 0x7F, 448.0
+_BF16_NAN = np.uint32(0x7FFF)
+#: The largest finite bfloat16, as float32.
+_BF16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+def _e4m3_values() -> NDArray[np.float64]:
+    """E4M3 by code, 0 to 126; bias 7, subnormals at exponent 0, code 127 is NaN."""
+    codes = np.arange(127)
+    exponent, fraction = codes >> 3, codes & 7
+    normal = (1 + fraction / 8) * np.exp2(exponent - 7.0)
+    return np.where(exponent == 0, fraction / 8 * 2.0**-6, normal)
+
+
+_E4M3 = _e4m3_values()
+_E4M3_MIDDLES = (_E4M3[1:] + _E4M3[:-1]) / 2
+#: UE4M3 by byte: as E4M3 without a sign.  A byte with bit 7 set is none: NaN shows it.
+UE4M3 = np.concatenate([_E4M3, np.full(129, np.nan)])
+
+
+def to_bf16(values: Lanes) -> NDArray[np.uint32]:
+    """The bits of float32 values rounded to bfloat16 (``cvt.rn.bf16.f32``); NaN is 0x7FFF."""
+    bits = values.view(np.uint32)
+    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(
+        16
+    )
+    return np.where(np.isnan(values), _BF16_NAN, rounded & np.uint32(0xFFFF))
+
+
+def from_bf16(bits: Lanes) -> NDArray[np.float32]:
+    """bfloat16 bits as float32, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def finite_bf16(values: Lanes) -> Lanes:
+    """Clamp to what bfloat16 can hold (``.satfinite``)."""
+    return np.clip(values, -_BF16_MAX, _BF16_MAX)
+
+
+def _nearest(values: Lanes, middles: Lanes) -> Lanes:
+    """Code of the nearest magnitude; on a tie the even code."""
+    size = np.abs(values).astype(np.float64)
+    code = np.searchsorted(middles, size, side="left")
+    tie = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == size)
+    found: Lanes = code + (tie & (code % 2 == 1))
+    return found
+
+
+def to_e2m1(values: Lanes) -> NDArray[np.uint16]:
+    """Codes of float32 values (``cvt.rn.satfinite.e2m1x2``); NaN is the largest, positive."""
+    nan = np.isnan(values)
+    code = np.where(nan, 7, _nearest(np.where(nan, 0, values), _E2M1_MIDDLES))
+    return (code | np.where(np.signbit(values) & ~nan, 8, 0)).astype(np.uint16)
+
+
+def to_e4m3(values: Lanes) -> NDArray[np.uint16]:
+    """Codes of float32 values (``cvt.rn.satfinite.e4m3x2``); NaN stays NaN."""
+    nan = np.isnan(values)
+    held = np.clip(np.where(nan, 0, values), -_E4M3_MAX, _E4M3_MAX)
+    code = np.where(nan, _E4M3_NAN, _nearest(held, _E4M3_MIDDLES))
+    return (code | np.where(np.signbit(values) & ~nan, 0x80, 0)).astype(np.uint16)
+
+
+def flush(values: Lanes) -> Lanes:
+    """Subnormal float32 values as zero of their sign (``.ftz``)."""
+    zero = np.copysign(np.float32(0), values)
+    return np.where(np.abs(values) < _SMALLEST_NORMAL, zero, values).astype(np.float32)

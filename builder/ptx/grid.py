@@ -1,0 +1,214 @@
+"""Runs a launch: every block at once, warp by warp, in an order that a schedule chooses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from builder.ptx.block import Block, Operation
+from builder.ptx.decoder import EXIT, LANES
+from builder.ptx.errors import Deadlock, Fault
+
+if TYPE_CHECKING:
+    from builder.ptx.memory import GlobalMemory
+    from builder.ptx.program import Program
+    from builder.ptx.races import Race
+    from builder.ptx.warp import Warp
+
+Order = Literal["eager", "lazy", "random"]
+
+#: Basic blocks that a warp may run in one turn: more is a loop that nothing ends.
+_ENDLESS = 2_000_000
+#: Turns of every warp without progress after which the grid stands still.
+_PATIENCE = 64
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When copies happen, and which warp goes first.
+
+    ``eager``: copies happen when they are issued.  ``lazy``: as late as possible, and stores only
+    when somebody waits for them or the block ends.  ``random``: at any time, and warps take turns
+    of random length in random order; ``seed`` repeats it.
+    """
+
+    order: Order = "eager"
+    seed: int = 0
+
+    def __str__(self) -> str:
+        """As a person names it."""
+        return f"random {self.seed}" if self.order == "random" else self.order
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a host hands to the driver."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    #: dynamic shared memory in bytes
+    shared: int
+    #: the parameter space
+    parameters: bytes
+
+
+@dataclass
+class Outcome:
+    """What a run showed besides what it wrote."""
+
+    instructions: int = 0
+    #: basic blocks that ran, by their first instruction
+    covered: set[int] = field(default_factory=set)
+    races: list[Race] = field(default_factory=list)
+    #: copies that nobody had waited for when their block ended
+    unawaited: int = 0
+
+
+class Grid:
+    """One launch of a program."""
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        memory: GlobalMemory,
+        schedule: Schedule | None = None,
+        *,
+        watch: bool = False,
+    ) -> None:
+        if len(launch.parameters) != program.kernel.parameter_bytes:
+            raise Fault(
+                f"{len(launch.parameters)} bytes of parameters for a kernel that takes "
+                f"{program.kernel.parameter_bytes}"
+            )
+        self.program, self.launch, self.memory = program, launch, memory
+        self.shape = launch.grid
+        self.schedule = schedule or Schedule()
+        self.watch = watch
+        self.random = np.random.default_rng(self.schedule.seed)
+        #: counts whatever may let somebody go on
+        self.events = 0
+        self.outcome = Outcome()
+        self._taken: Counter[int] = Counter()
+        x, y, z = launch.grid
+        places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+        self.blocks = [Block(self, place) for place in places]
+
+    # --------------------------------------------------------------------------------------- copies
+
+    def issued(self, block: Block, operation: Operation) -> None:
+        """A copy was issued; an eager schedule performs it."""
+        if self.schedule.order == "eager":
+            block.perform(operation)
+
+    def _late(self, block: Block) -> bool:
+        """Nobody can go on: perform the first copy that somebody may be waiting for."""
+        wanted = [o for o in block.queue if o.kind == "load" or o.awaited]
+        if wanted:
+            block.perform(wanted[0])
+        return bool(wanted)
+
+    # -------------------------------------------------------------------------------------- running
+
+    def run(self) -> Outcome:
+        """Run to the end.
+
+        Raises:
+            Fault: a thread did what it may not do.
+            Deadlock: nobody can go on.
+        """
+        live, idle = list(self.blocks), 0
+        while live:
+            before, busy = self.events, False
+            for block in live:
+                busy |= self._turn(block)
+            live = [block for block in live if not self._ended(block)]
+            if self.events != before or busy:
+                idle = 0
+                continue
+            idle += 1
+            if any(self._late(block) for block in live):
+                idle = 0
+            elif idle > (_PATIENCE if self.schedule.order == "random" else 3):
+                raise Deadlock("; ".join(block.describe() for block in live))
+        for block in self.blocks:
+            if block.races:
+                self.outcome.races += block.races.found
+        self.outcome.covered = set(self._taken)
+        blocks = self.program.blocks
+        self.outcome.instructions = sum(
+            count * len(blocks[start].steps) for start, count in self._taken.items()
+        )
+        return self.outcome
+
+    def _ended(self, block: Block) -> bool:
+        if not all(warp.done for warp in block.warps):
+            return False
+        self.outcome.unawaited += len(block.queue)
+        for operation in list(block.queue):
+            block.perform(operation)
+        return True
+
+    def _turn(self, block: Block) -> bool:
+        """A turn of each warp of a block; whether one of them could have gone on."""
+        warps = [w for w in block.warps if not w.done]
+        by_chance = self.schedule.order == "random"
+        if by_chance:
+            warps = [warps[n] for n in self.random.permutation(len(warps))]
+        busy = False
+        for warp in warps:
+            if not warp.blocked and not warp.done:
+                limit = int(self.random.integers(1, 40)) if by_chance else _ENDLESS
+                busy |= self._advance(warp, limit)
+                if busy and not by_chance:
+                    raise Fault("a loop that does not end", warp.line, block.name)
+            if by_chance and block.queue and self.random.random() < 0.3:
+                block.perform(block.queue[int(self.random.integers(len(block.queue)))])
+        return busy
+
+    def _advance(self, warp: Warp, limit: int) -> bool:
+        """Run a warp until it gives up its turn, or ``limit`` basic blocks; whether the latter."""
+        blocks, taken = self.program.blocks, self._taken
+        warp.yielded = False
+        for _ in range(limit):
+            mask = True
+            if warp.pcs is not None:
+                warp.pc = int(warp.pcs.min())
+                lanes = warp.pcs == warp.pc
+                if lanes.all():
+                    warp.pcs = None
+                else:
+                    mask = lanes
+            if warp.pc >= EXIT or warp.pc not in blocks:
+                warp.done = True
+                self.events += 1
+                return False
+            block = blocks[warp.pc]
+            taken[warp.pc] += 1
+            target, done = None, 0
+            try:
+                for step in block.steps:
+                    target = step(warp, mask)
+                    done += 1
+            except Fault as fault:
+                fault.line = fault.line or block.lines[done]
+                fault.where = fault.where or f"{warp.block.name}, warp {warp.number}"
+                raise
+            warp.line = block.lines[-1]
+            self._go(warp, mask, block.end if target is None else target)
+            if warp.yielded:
+                return False
+        return True
+
+    @staticmethod
+    def _go(warp: Warp, mask: object, target: object) -> None:
+        if mask is True and isinstance(target, int):
+            warp.pc = target
+        elif mask is True:
+            warp.pcs = np.asarray(target, np.int64).copy()
+        else:
+            assert warp.pcs is not None
+            warp.pcs = np.where(np.asarray(mask), np.broadcast_to(target, LANES), warp.pcs)  # type: ignore[call-overload]

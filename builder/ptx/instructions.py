@@ -1,0 +1,53 @@
+"""Every instruction that is known, by its opcode, and which of them end a basic block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.ptx.ops_async import ASYNC
+from builder.ptx.ops_convert import CONVERT
+from builder.ptx.ops_data import DATA
+from builder.ptx.ops_float import FLOAT
+from builder.ptx.ops_integer import INTEGER
+from builder.ptx.ops_matrix import MATRIX
+from builder.ptx.ops_memory import MEMORY, YIELDING
+from builder.ptx.ops_warp import WARP
+
+if TYPE_CHECKING:
+    from builder.ptx.decoder import Decoder, Emitter, Step
+    from builder.ptx.source import Instruction
+
+
+def _number(d: Decoder, i: Instruction) -> Step:
+    """Instructions that integers and floating-point numbers share are told apart by their type."""
+    table = FLOAT if i.modifiers and i.modifiers[-1].startswith("f") else INTEGER
+    if i.opcode not in table:
+        raise d.unknown(i)
+    return table[i.opcode](d, i)
+
+
+EMITTERS: dict[str, Emitter] = {
+    **dict.fromkeys((*INTEGER, *FLOAT), _number),
+    **CONVERT,
+    **DATA,
+    **MEMORY,
+    **MATRIX,
+    **WARP,
+    **ASYNC,
+}
+
+#: Opcodes after which a warp may be elsewhere, or may have given up its turn.
+_ENDS = {"bra", "ret", "exit", "bar", "barrier", "nanosleep", "atom", "red"}
+
+
+def ends_block(i: Instruction) -> bool:
+    """Whether a warp may stop behind an instruction."""
+    waits = {"try_wait", "test_wait", "wait_group"} & set(i.modifiers)
+    return (
+        i.opcode in _ENDS or bool(waits) or (i.opcode == "ld" and bool(YIELDING & set(i.modifiers)))
+    )
+
+
+def begins_block(i: Instruction) -> bool:
+    """Whether a warp may have to execute an instruction again."""
+    return "wait_group" in i.modifiers

@@ -1,0 +1,164 @@
+"""Global and shared memory: nothing outside of what is registered can be touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.errors import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from builder.ptx.races import Races
+
+Lanes = Any
+#: Where a block's own shared memory begins in the shared window: the first KiB is the system's.
+SHARED_BASE = 1024
+#: What shared memory holds before a kernel writes it: as a scale or a float, a NaN.
+POISON = 0xFF
+
+
+@dataclass(frozen=True)
+class Region:
+    """An array of the host that a kernel may reach at an address."""
+
+    address: int
+    data: NDArray[np.uint8]
+    writable: bool = True
+    name: str = ""
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + len(self.data)
+
+
+@dataclass
+class GlobalMemory:
+    """The regions that a launch may reach."""
+
+    regions: list[Region] = field(default_factory=list)
+
+    def find(self, first: int, end: int, *, write: bool = False) -> Region:
+        """The region that holds these bytes.
+
+        Raises:
+            Fault: none does, or it may not be written.
+        """
+        for region in self.regions:
+            if region.address <= first and end <= region.end:
+                if write and not region.writable:
+                    raise Fault(f"a write to {region.name or 'an input'} at {first:#x}")
+                return region
+        near = min(self.regions, key=lambda r: min(abs(first - r.address), abs(first - r.end)))
+        raise Fault(
+            f"global address {first:#x} ({end - first} bytes) is outside of every buffer; the "
+            f"nearest is {near.name or 'one'}, {near.address:#x} to {near.end:#x}"
+        )
+
+    def groups(
+        self, addresses: NDArray[np.int64], size: int, *, write: bool = False
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.uint8]]]:
+        """Lanes by the region they reach: which lanes, their offsets, the region's bytes.
+
+        Raises:
+            Fault: an address is not a multiple of ``size``, or outside.
+        """
+        if (addresses % size).any():
+            wrong = int(addresses[addresses % size != 0][0])
+            raise Fault(f"global address {wrong:#x} is not a multiple of {size}")
+        left = np.arange(len(addresses))
+        while len(left):
+            first = int(addresses[left[0]])
+            region = self.find(first, first + size, write=write)
+            offsets = addresses[left] - region.address
+            inside = (offsets >= 0) & (offsets + size <= len(region.data))
+            yield left[inside], offsets[inside], region.data
+            left = left[~inside]
+
+    def load(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+        """``size`` bytes from each address, one row each."""
+        found = np.empty((len(addresses), size), np.uint8)
+        for lanes, offsets, data in self.groups(addresses, size):
+            found[lanes] = data[offsets[:, None] + np.arange(size)]
+        return found
+
+    def store(self, addresses: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+        """Store each row at its address; of lanes with the same address the last wins."""
+        size = rows.shape[1]
+        for lanes, offsets, data in self.groups(addresses, size, write=True):
+            data[offsets[:, None] + np.arange(size)] = rows[lanes]
+
+    def gather(self, base: int, offsets: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
+        """Bytes at ``base + offsets``; zero where not valid."""
+        found = np.zeros(len(offsets), np.uint8)
+        if valid.any():
+            inside = offsets[valid]
+            region = self.find(base + int(inside.min()), base + int(inside.max()) + 1)
+            found[valid] = region.data[inside + (base - region.address)]
+        return found
+
+    def scatter(
+        self, base: int, offsets: NDArray[np.int64], valid: NDArray[np.bool_], data: Any
+    ) -> None:
+        """Store bytes at ``base + offsets`` where valid."""
+        if valid.any():
+            inside = offsets[valid]
+            first, end = base + int(inside.min()), base + int(inside.max()) + 1
+            region = self.find(first, end, write=True)
+            region.data[inside + (base - region.address)] = data[valid]
+
+
+class SharedMemory:
+    """A block's shared memory; ``races`` is told of every access, where there is one."""
+
+    def __init__(self, size: int) -> None:
+        # words of 16 bytes, so that every vector access has a view
+        self.bytes = np.full(-(-size // 16) * 16, POISON, np.uint8)
+        self.size = size
+        self.words = self.bytes.view(np.uint32)
+        self.races: Races | None = None
+
+    def offsets(self, addresses: Lanes, size: int) -> NDArray[np.int64]:
+        """Offsets of addresses in the shared window.
+
+        Raises:
+            Fault: one is outside, or not a multiple of ``size``.
+        """
+        found = np.asarray(addresses).astype(np.int64) - SHARED_BASE
+        if (found < 0).any() or (found + size > self.size).any():
+            wrong = found[(found < 0) | (found + size > self.size)][0]
+            raise Fault(
+                f"shared memory offset {int(wrong)} ({size} bytes) is outside of the block's "
+                f"{self.size} bytes"
+            )
+        if (found % size).any():
+            wrong = found[found % size != 0][0]
+            raise Fault(f"shared memory offset {int(wrong)} is not a multiple of {size}")
+        return found
+
+    def load(self, addresses: Lanes, size: int, agent: int, line: int) -> Lanes:
+        """``size`` bytes from each address, one row each."""
+        offsets = self.offsets(addresses, size)
+        if self.races:
+            self.races.read(agent, offsets, size, line)
+        if size % 4:
+            return self.bytes[offsets[:, None] + np.arange(size)]
+        words = self.words[(offsets >> 2)[:, None] + np.arange(size // 4)]
+        return words.view(np.uint8)
+
+    def store(self, addresses: Lanes, rows: NDArray[np.uint8], agent: int, line: int) -> None:
+        """Store each row at its address; of lanes with the same address the last wins."""
+        size = rows.shape[1]
+        offsets = self.offsets(addresses, size)
+        if self.races:
+            self.races.write(agent, offsets, size, line)
+        if size % 4:
+            self.bytes[offsets[:, None] + np.arange(size)] = rows
+        else:
+            self.words[(offsets >> 2)[:, None] + np.arange(size // 4)] = rows.view(np.uint32)

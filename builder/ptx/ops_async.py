@@ -1,0 +1,280 @@
+"""Mbarriers, and copies that the asynchronous proxy makes.
+
+PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier" and "Data Movement and
+Conversion Instructions: Asynchronous copy".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.block import Block, BulkGroups, Operation
+from builder.ptx.decoder import PARAMETERS, PRED, U32, Decoder, Emitter, Mask, Step, Target
+from builder.ptx.errors import Fault
+from builder.ptx.memory import SHARED_BASE
+from builder.ptx.ops_data import typed
+from builder.ptx.source import Address, Instruction, Name, Number, Operand
+from builder.ptx.tensormap import TensorMap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.ptx.warp import Warp
+
+_WORD, _FLAG = typed("b32"), typed("pred")
+#: Modifiers of mbarrier operations that are the same in one block.
+_SCOPES = {"shared", "shared::cta", "b64", "release", "acquire", "cta"}
+
+
+def _mbarrier(d: Decoder, i: Instruction) -> Step:
+    """``mbarrier.init``, ``arrive``, ``expect_tx``, ``test_wait`` and ``try_wait``."""
+    words = [m for m in i.modifiers if m not in _SCOPES]
+    known: dict[tuple[str, ...], Emitter] = {
+        ("init",): _initialise,
+        ("inval",): _invalidate,
+        ("arrive",): _arrive,
+        ("arrive", "expect_tx"): _arrive,
+        ("expect_tx",): _arrive,
+        ("try_wait", "parity"): _wait,
+        ("test_wait", "parity"): _wait,
+    }
+    if tuple(words) not in known:
+        raise d.unknown(i)
+    return known[tuple(words)](d, i)
+
+
+def _initialise(d: Decoder, i: Instruction) -> Step:
+    address, count = d.address(i, i.operands[0]), d.source(i, i.operands[1], _WORD)
+
+    def run(w: Warp, m: Mask) -> None:
+        for lane in w.lanes(m):
+            w.block.initialise(int(address(w)[lane]), int(w.views[U32][count][lane]))
+
+    return run
+
+
+def _invalidate(d: Decoder, i: Instruction) -> Step:
+    address = d.address(i, i.operands[0])
+
+    def run(w: Warp, m: Mask) -> None:
+        for lane in w.lanes(m):
+            w.block.mbarrier(int(address(w)[lane]))
+            w.block.mbarriers.pop(int(address(w)[lane]))
+
+    return run
+
+
+def _arrive(d: Decoder, i: Instruction) -> Step:
+    """Each lane arrives, once or ``count`` times; ``expect_tx`` raises what is expected before."""
+    expects, arrives = i.has("expect_tx"), i.has("arrive")
+    operands = list(i.operands)
+    if arrives and operands[0] != Name("_"):
+        raise d.unknown(i, "the state that it returns")
+    place, *rest = operands[1:] if arrives else operands
+    address = d.address(i, place)
+    given = d.source(i, rest[0], _WORD) if rest else d.constant(1, 32)
+
+    def run(w: Warp, m: Mask) -> None:
+        races = w.block.races
+        know = races.know[w.number] if races else None
+        for lane in w.lanes(m):
+            at, number = int(address(w)[lane]), int(w.views[U32][given][lane])
+            if expects:
+                w.block.expect(at, number)
+            if arrives:
+                w.block.arrive(at, 1 if expects else number, know)
+        if races:
+            races.tick(w.number)
+
+    return run
+
+
+def _wait(d: Decoder, i: Instruction) -> Step:
+    """``try_wait.parity``: may wait, and says whether the phase of that parity is complete."""
+    flag = d.out(i, i.operands[0], _FLAG)
+    address, parity = d.address(i, i.operands[1]), d.source(i, i.operands[2], _WORD)
+
+    def run(w: Warp, m: Mask) -> None:
+        places, parities = address(w), w.views[U32][parity]
+        asked = {(int(places[lane]), int(parities[lane])) for lane in w.lanes(m)}
+        passed = {pair: w.block.passed(w, *pair) for pair in asked}
+        for lane in w.lanes(m):
+            pair = int(places[lane]), int(parities[lane])
+            w.views[PRED][flag][lane] = passed[pair]
+        w.yielded |= not all(passed.values())
+
+    return run
+
+
+# --------------------------------------------------------------------------------- tensor copies
+
+
+def _copy(d: Decoder, i: Instruction) -> Step:
+    """``cp.async.bulk``: tiles of tensors between global and shared memory, and their groups."""
+    words = i.modifiers
+    if words[:2] != ("async", "bulk"):
+        raise d.unknown(i)
+    if words[2:] == ("commit_group",):
+        return _commit(d, i)
+    if words[2:3] == ("wait_group",) and set(words[3:]) <= {"read"}:
+        return _wait_group(d, i)
+    if words[2:3] == ("tensor",):
+        rest = [m for m in words[4:] if m not in ("tile", "L2::cache_hint")]
+        if rest in (
+            ["shared::cta", "global", "mbarrier::complete_tx::bytes"],
+            ["shared::cluster", "global", "mbarrier::complete_tx::bytes"],
+        ):
+            return _load_tile(d, i)
+        if rest == ["global", "shared::cta", "bulk_group"]:
+            return _store_tile(d, i)
+    raise d.unknown(i)
+
+
+def _tensor(d: Decoder, i: Instruction, operand: Operand) -> tuple[Any, list[int]]:
+    """Descriptor's address and coordinates of ``[tensor, {coordinates}]``."""
+    if not isinstance(operand, Address) or not operand.coordinates:
+        raise d.unknown(i, "a tensor's coordinates")
+    rank = i.modifiers[3]
+    if rank != f"{len(operand.coordinates)}d":
+        raise d.unknown(i, f"{len(operand.coordinates)} coordinates")
+    where = d.address(i, Address(operand.base, operand.offset), 64)
+    return where, [d.source(i, one, _WORD) for one in operand.coordinates]
+
+
+def _map_at(block: Block, address: int) -> TensorMap:
+    """The tensor map in the parameter space at a generic address."""
+    found = block.maps.get(address)
+    if found is None:
+        place, data = address - PARAMETERS, block.grid.launch.parameters
+        if not 0 <= place <= len(data) - 128 or place % 64:
+            raise Fault("a tensor map that is no parameter, or not at a multiple of 64 bytes")
+        found = block.maps[address] = TensorMap.of(data[place : place + 128])
+    return found
+
+
+def _signed(values: Any, lane: int) -> int:
+    return int(values.view(np.int32)[lane])
+
+
+def _check_tile(tensor: TensorMap, place: int, shared: int) -> None:
+    first = place - SHARED_BASE
+    if place % 128:
+        raise Fault(f"a tile at shared memory offset {first}, no multiple of 128")
+    if first < 0 or first + tensor.size > shared:
+        raise Fault(f"a tile of {tensor.size} bytes at offset {first} of {shared} bytes")
+
+
+def _load_tile(d: Decoder, i: Instruction) -> Step:
+    """From a tensor to shared memory; all of the box's bytes count for the mbarrier, also those
+    outside of the tensor, which are zero."""
+    to, barrier = d.address(i, i.operands[0]), d.address(i, i.operands[2])
+    where, coordinates = _tensor(d, i, i.operands[1])
+    line = i.line
+
+    def start(w: Warp, lane: int) -> None:
+        block = w.block
+        tensor = _map_at(block, int(where(w)[lane]))
+        at = [_signed(w.views[U32][one], lane) for one in coordinates]
+        place, signal = int(to(w)[lane]), int(barrier(w)[lane])
+        _check_tile(tensor, place, block.shared.size)
+        block.mbarrier(signal)
+        races = block.races
+        copy = races.issue(w.number, (place, signal), line) if races else None
+
+        def act() -> None:
+            offsets, inside = tensor.cover(at)
+            data = block.grid.memory.gather(tensor.address, offsets, inside)
+            know = None
+            if races and copy:
+                races.copy_writes(copy, place - SHARED_BASE, tensor.size)
+                know = races.finish(copy)
+            block.shared.bytes[tensor.place(place) - SHARED_BASE] = data
+            block.transferred(signal, tensor.size, know)
+
+        block.issue(Operation("load", act, line, copy=copy))
+
+    return _each_lane(start)
+
+
+def _store_tile(d: Decoder, i: Instruction) -> Step:
+    """From shared memory to a tensor, as part of the lane's open bulk group."""
+    where, coordinates = _tensor(d, i, i.operands[0])
+    source, line = d.address(i, i.operands[1]), i.line
+
+    def start(w: Warp, lane: int) -> None:
+        block = w.block
+        tensor = _map_at(block, int(where(w)[lane]))
+        at = [_signed(w.views[U32][one], lane) for one in coordinates]
+        place = int(source(w)[lane])
+        _check_tile(tensor, place, block.shared.size)
+        races = block.races
+        copy = races.issue(w.number, ("store", place), line) if races else None
+
+        def act() -> None:
+            offsets, inside = tensor.cover(at)
+            if races and copy:
+                races.copy_reads(copy, place - SHARED_BASE, tensor.size)
+            data = block.shared.bytes[tensor.place(place) - SHARED_BASE]
+            block.grid.memory.scatter(tensor.address, offsets, inside, data)
+
+        operation = block.issue(Operation("store", act, line, copy=copy))
+        groups = block.groups.setdefault((w.number, lane), BulkGroups())
+        groups.open.append(operation)
+
+    return _each_lane(start)
+
+
+def _each_lane(start: Callable[[Warp, int], None]) -> Step:
+    """A copy is a thread's own: each lane that is here issues one."""
+
+    def run(w: Warp, m: Mask) -> None:
+        for lane in w.lanes(m):
+            start(w, int(lane))
+
+    return run
+
+
+def _commit(_d: Decoder, _i: Instruction) -> Step:
+    """``commit_group``: what the lane issued since the last one is a group, be it nothing."""
+
+    def run(w: Warp, m: Mask) -> None:
+        for lane in w.lanes(m):
+            groups = w.block.groups.setdefault((w.number, int(lane)), BulkGroups())
+            groups.committed.append(groups.open)
+            groups.open = []
+
+    return run
+
+
+def _wait_group(d: Decoder, i: Instruction) -> Step:
+    """``wait_group N``: at most the N latest groups of the lane are under way."""
+    number = i.operands[0]
+    if not isinstance(number, Number):
+        raise d.unknown(i)
+    latest = number.value
+    place = next(at for at, one in enumerate(d.kernel.code) if one is i)
+
+    def run(w: Warp, m: Mask) -> Target:
+        block = w.block
+        for lane in w.lanes(m):
+            groups = block.groups.get((w.number, int(lane)), BulkGroups())
+            old = groups.committed[: len(groups.committed) - latest]
+            late = [operation for group in old for operation in group if not operation.done]
+            if late:
+                for operation in late:
+                    operation.awaited = True
+                w.yielded = True
+                return place
+            if block.races:
+                for operation in (one for group in old for one in group):
+                    block.races.acquire(w.number, operation.know)
+            del groups.committed[: len(old)]
+        return None
+
+    return run
+
+
+#: Emitters by opcode.
+ASYNC: dict[str, Emitter] = {"mbarrier": _mbarrier, "cp": _copy}

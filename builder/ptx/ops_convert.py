@@ -1,0 +1,153 @@
+"""Conversions between number formats.
+
+PTX ISA, "Data Movement and Conversion Instructions: cvt".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.decoder import F32, U16, Decoder, Mask, Step, type_named
+from builder.ptx.formats import (
+    finite_bf16,
+    flush,
+    from_bf16,
+    to_bf16,
+    to_e2m1,
+    to_e4m3,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.ptx.source import Instruction
+    from builder.ptx.warp import Warp
+
+_FLOAT = type_named("f32")
+
+
+def _convert(d: Decoder, i: Instruction) -> Step:
+    """``cvt{.rnd}{.ftz}{.sat}.to.from d, a``; two values packed where there are two sources."""
+    packed = ".".join(i.modifiers)
+    if packed in _PACKED:
+        return _packed(d, i, *_PACKED[packed])
+    if i.modifiers[-2:] == ("f32", "bf16"):
+        return _from_half(d, i, from_bf16)
+    if i.modifiers[-2:] == ("f32", "f16"):
+        return _from_half(d, i, lambda bits: bits.view(np.float16).astype(np.float32))
+    return _numeric(d, i)
+
+
+def _bf16(values: Any) -> Any:
+    return to_bf16(values)
+
+
+def _bf16_finite(values: Any) -> Any:
+    return to_bf16(finite_bf16(values))
+
+
+def _f16(values: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+
+#: By modifiers: how one value is converted, and the bits that it takes.  Of two sources the first
+#: goes into the upper half.
+_PACKED: dict[str, tuple[Callable[[Any], Any], int, int]] = {
+    "rn.bf16x2.f32": (_bf16, 16, 2),
+    "rn.satfinite.bf16x2.f32": (_bf16_finite, 16, 2),
+    "rn.f16x2.f32": (_f16, 16, 2),
+    "rn.satfinite.e4m3x2.f32": (to_e4m3, 8, 2),
+    "rn.satfinite.e2m1x2.f32": (to_e2m1, 4, 2),
+    "rn.bf16.f32": (_bf16, 16, 1),
+    "rn.f16.f32": (_f16, 16, 1),
+}
+
+
+def _packed(
+    d: Decoder, i: Instruction, function: Callable[[Any], Any], bits: int, count: int
+) -> Step:
+    assert _FLOAT is not None
+    kind = type_named("b32" if bits * count == 32 else "b16")
+    assert kind is not None
+    if len(i.operands) != count + 1:
+        raise d.unknown(i, f"{len(i.operands)} operands")
+    out = d.out(i, i.operands[0], kind)
+    sources = [d.source(i, s, _FLOAT) for s in i.operands[1:]]
+    shift = np.uint32(bits)
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[F32]
+        value = function(rows[sources[0]]).astype(np.uint32)
+        for source in sources[1:]:
+            value = value << shift | function(rows[source]).astype(np.uint32)
+        np.copyto(w.views[kind.view][out], value, where=m, casting="unsafe")
+
+    return run
+
+
+def _from_half(d: Decoder, i: Instruction, function: Callable[[Any], Any]) -> Step:
+    """``cvt.f32.bf16`` and ``cvt.f32.f16``: exact."""
+    half = type_named("b16")
+    assert _FLOAT is not None
+    assert half is not None
+    if len(i.modifiers) != 2:
+        raise d.unknown(i)
+    out, a = d.out(i, i.operands[0], _FLOAT), d.source(i, i.operands[1], half)
+
+    def run(w: Warp, m: Mask) -> None:
+        np.copyto(w.views[F32][out], function(w.views[U16][a]), where=m)
+
+    return run
+
+
+def _numeric(d: Decoder, i: Instruction) -> Step:
+    """Integers and float32.
+
+    Integers are cut or extended by the source's sign; a destination register that is wider than the
+    type is filled by the destination's sign.  Of floats, to integers: with the rounding named, NaN
+    is zero, and what is too large is the limit.
+    """
+    if len(i.modifiers) < 2:
+        raise d.unknown(i)
+    to, source, rounding = d.type(i, -2), d.type(i), i.modifiers[:-2]
+    floats = (to.name[0] == "f", source.name[0] == "f")
+    allowed: set[str] = set()
+    if floats == (True, False):
+        allowed = {"rn"}
+    elif floats == (False, True):
+        allowed = {"rni", "rzi", "rmi", "rpi", "ftz"}
+    elif floats == (True, True):
+        allowed = {"ftz", "rn"}
+    if not set(rounding) <= allowed or (any(floats) and 64 in (to.bits, source.bits)):
+        raise d.unknown(i)
+    register = d.register(i, i.operands[0])
+    a = d.source(i, i.operands[1], source)
+    narrow = np.dtype(f"{'if'[floats[1]] if source.signed or floats[1] else 'u'}{source.bytes}")
+    wide = np.dtype(f"{'if'[floats[0]] if to.signed or floats[0] else 'u'}{to.bytes}")
+    held = type_named(f"{to.name[0]}{register.width}")
+    if held is None:
+        raise d.unknown(i)
+    view, index, ftz = held.view, register.index, "ftz" in rounding
+    whole = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+    function = next((whole[r] for r in rounding if r in whole), None)
+
+    def run(w: Warp, m: Mask) -> None:
+        value = w.views[source.view][a]
+        if floats[1]:
+            value = flush(value) if ftz else value
+            if function is not None:
+                limits = np.iinfo(wide)
+                exact = np.nan_to_num(function(value.astype(np.float64)), nan=0.0)
+                value = np.clip(exact, limits.min, limits.max)
+        else:
+            value = value.astype(narrow)
+        np.copyto(w.views[view][index], value.astype(wide), where=m, casting="unsafe")
+
+    return run
+
+
+#: Emitters by opcode.
+CONVERT = {"cvt": _convert}

@@ -1,0 +1,219 @@
+"""Moves, comparisons, selection and addresses.
+
+PTX ISA, "Comparison and Selection Instructions" and "Data Movement and Conversion Instructions".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.decoder import (
+    PRED,
+    SHARED_WINDOW,
+    U16,
+    U32,
+    U64,
+    Decoder,
+    Emitter,
+    Mask,
+    Step,
+    Type,
+    type_named,
+)
+from builder.ptx.errors import Fault
+from builder.ptx.source import Address, Instruction, Name, Negated, Number, Vector
+
+if TYPE_CHECKING:
+    from builder.ptx.warp import Warp
+
+_COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    # of unsigned values
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
+_JOIN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+def typed(name: str) -> Type:
+    """A type that is known to be one."""
+    found = type_named(name)
+    assert found is not None
+    return found
+
+
+def _move(d: Decoder, i: Instruction) -> Step:
+    """``mov``: a register, a constant, an address; vectors packed and unpacked, low part first."""
+    if len(i.modifiers) != 1:
+        raise d.unknown(i)
+    kind = d.type(i)
+    to, source = i.operands
+    if isinstance(to, Vector):
+        return _unpack(d, i, kind, to)
+    if isinstance(source, Vector):
+        return _pack(d, i, kind, source)
+    out = d.out(i, to, kind)
+    if kind.view == PRED and isinstance(source, Number):
+        value = d.constant(int(source.value != 0), 1)
+    else:
+        value = d.source(i, source, kind)
+    view = kind.view
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[view]
+        np.copyto(rows[out], rows[value], where=m)
+
+    return run
+
+
+def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
+    bits = kind.bits // len(to.parts)
+    part = typed(f"b{bits}")
+    source = d.source(i, i.operands[1], typed(f"b{kind.bits}"))
+    view = typed(f"b{kind.bits}").view
+    outs = [
+        (number * bits, d.out(i, one, part))
+        for number, one in enumerate(to.parts)
+        if one != Name("_")
+    ]
+
+    def run(w: Warp, m: Mask) -> None:
+        whole = w.views[view][source].astype(np.uint64)
+        for shift, out in outs:
+            value = (whole >> np.uint64(shift)) & np.uint64((1 << bits) - 1)
+            np.copyto(w.views[part.view][out], value, where=m, casting="unsafe")
+
+    return run
+
+
+def _pack(d: Decoder, i: Instruction, kind: Type, source: Vector) -> Step:
+    bits = kind.bits // len(source.parts)
+    part = typed(f"b{bits}")
+    out = d.out(i, i.operands[0], typed(f"b{kind.bits}"))
+    view = typed(f"b{kind.bits}").view
+    sources = [d.source(i, one, part) for one in source.parts]
+    low = np.uint64((1 << bits) - 1)
+
+    def run(w: Warp, m: Mask) -> None:
+        value: Any = np.uint64(0)
+        for number, one in enumerate(sources):
+            element = w.views[part.view][one].astype(np.uint64) & low
+            value = value | element << np.uint64(number * bits)
+        np.copyto(w.views[view][out], value, where=m, casting="unsafe")
+
+    return run
+
+
+def _compare(d: Decoder, i: Instruction) -> Step:
+    """``setp.cmp{.bool}{.ftz}.type p, a, b{, c}``; a comparison with NaN does not hold."""
+    kind, words = d.type(i), list(i.modifiers[:-1])
+    if kind.bits in (1, 8) or not words or words[0] not in _COMPARE:
+        raise d.unknown(i)
+    function: Any = _COMPARE[words[0]]
+    if function is np.not_equal and kind.name[0] == "f":
+        # of floats: ordered, so not of NaN
+        function = _ordered_not_equal
+    join = _JOIN.get(words[1]) if len(words) > 1 else None
+    if words[1:] not in ([], ["and"], ["or"], ["xor"]):
+        raise d.unknown(i)
+    pred = typed("pred")
+    out = d.out(i, i.operands[0], pred)
+    a, b = (d.source(i, s, kind) for s in i.operands[1:3])
+    third = i.operands[3] if join else None
+    negated = isinstance(third, Negated)
+    named = third.name if isinstance(third, Negated) else third
+    c = d.source(i, named, pred) if named is not None else 0
+    view = kind.view
+
+    def run(w: Warp, m: Mask) -> None:
+        rows, flags = w.views[view], w.views[PRED]
+        if join is None:
+            function(rows[a], rows[b], out=flags[out], where=m)
+            return
+        other = ~flags[c] if negated else flags[c]
+        np.copyto(flags[out], join(function(rows[a], rows[b]), other), where=m)
+
+    return run
+
+
+def _ordered_not_equal(a: Any, b: Any, **keywords: Any) -> Any:
+    found = (a < b) | (a > b)
+    if "out" in keywords:
+        np.copyto(keywords["out"], found, where=keywords["where"])
+    return found
+
+
+def _select(d: Decoder, i: Instruction) -> Step:
+    """``selp``: a where the predicate holds, else b."""
+    if len(i.modifiers) != 1:
+        raise d.unknown(i)
+    kind = d.type(i)
+    out = d.out(i, i.operands[0], kind)
+    a, b = (d.source(i, s, kind) for s in i.operands[1:3])
+    p = d.source(i, i.operands[3], typed("pred"))
+    view = kind.view
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[view]
+        np.copyto(rows[out], np.where(w.views[PRED][p], rows[a], rows[b]), where=m)
+
+    return run
+
+
+def _convert_address(d: Decoder, i: Instruction) -> Step:
+    """``cvta``: shared memory lies in a window of generic addresses, other spaces are the same."""
+    space = next((m.partition("::")[0] for m in i.modifiers if m not in ("to", "u64", "u32")), "")
+    if i.modifiers[-1] != "u64" or space not in ("global", "param", "const", "shared"):
+        raise d.unknown(i)
+    kind = typed("u64")
+    out, a = d.out(i, i.operands[0], kind), d.source(i, i.operands[1], kind)
+    window = SHARED_WINDOW if space == "shared" else 0
+    change = np.uint64(-window % 2**64 if i.has("to") else window)
+
+    def run(w: Warp, m: Mask) -> None:
+        np.copyto(w.views[U64][out], w.views[U64][a] + change, where=m)
+
+    return run
+
+
+def load_parameter(d: Decoder, i: Instruction) -> Step:
+    """``ld.param``: bytes of the parameter space, at a place that is known before the launch."""
+    kind, place = d.type(i), i.operands[1]
+    if not set(i.modifiers[1:-1]) <= {"v2", "v4"} or not isinstance(place, Address):
+        raise d.unknown(i)
+    if not isinstance(place.base, Name) or place.base.text not in d.kernel.parameters:
+        raise d.unknown(i, "its address is no parameter")
+    first = d.kernel.parameters[place.base.text].offset + place.offset
+    outs = [d.register(i, one) for one in d.parts(i.operands[0])]
+    read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
+
+    def run(w: Warp, m: Mask) -> None:
+        data = w.block.grid.launch.parameters
+        if first + kind.bytes * len(outs) > len(data):
+            raise Fault("a read behind the last parameter")
+        values = np.frombuffer(data, np.uint8, kind.bytes * len(outs), first).view(read)
+        for slot, value in zip(outs, values, strict=True):
+            row = w.views[_VIEW_OF[slot.width]][slot.index]
+            np.copyto(row, value, where=m, casting="unsafe")
+
+    return run
+
+
+_VIEW_OF = {16: U16, 32: U32, 64: U64}
+
+#: Emitters by opcode.
+DATA: dict[str, Emitter] = {
+    "mov": _move,
+    "setp": _compare,
+    "selp": _select,
+    "cvta": _convert_address,
+}

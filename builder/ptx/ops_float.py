@@ -1,0 +1,88 @@
+"""Floating-point arithmetic on 32 bits.
+
+PTX ISA, "Floating Point Instructions".  ``.approx`` functions are computed exactly here and rounded
+once, which is within the error that the ISA allows a GPU, but not the GPU's own bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.decoder import F32, Decoder, Emitter, Mask, Step, type_named
+from builder.ptx.formats import flush
+
+if TYPE_CHECKING:
+    from builder.ptx.source import Instruction
+    from builder.ptx.warp import Warp
+
+#: Modifiers that change nothing where they stand: rounding to nearest even is the default.
+_PLAIN = {"rn", "f32"}
+
+
+def _float(function: Any, count: int, *more: str) -> Emitter:
+    """``op{.rn}{.ftz}.f32``."""
+
+    def emit(d: Decoder, i: Instruction) -> Step:
+        kind = type_named("f32")
+        assert kind is not None
+        if not set(i.modifiers) <= {*_PLAIN, "ftz", *more} or i.modifiers[-1] != "f32":
+            raise d.unknown(i)
+        if len(i.operands) != count + 1:
+            raise d.unknown(i, f"{len(i.operands)} operands")
+        out = d.out(i, i.operands[0], kind)
+        sources = [d.source(i, s, kind) for s in i.operands[1:]]
+        ftz = i.has("ftz")
+
+        def run(w: Warp, m: Mask) -> None:
+            rows = w.views[F32]
+            values = [flush(rows[s]) if ftz else rows[s] for s in sources]
+            with np.errstate(all="ignore"):
+                result = function(*values)
+            np.copyto(rows[out], flush(result) if ftz else result, where=m)
+
+        return run
+
+    return emit
+
+
+def _once(function: Any) -> Any:
+    """Compute in float64, round once."""
+    return lambda *values: function(*(v.astype(np.float64) for v in values)).astype(np.float32)
+
+
+def _fused(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c rounded once: the product is exact in float64, and its sum's rounding is mended."""
+    product = a.astype(np.float64) * b.astype(np.float64)
+    addend = c.astype(np.float64)
+    total = product + addend
+    # what the addition lost (Knuth's two-sum); with it the second rounding is by odd bits right
+    part = total - product
+    lost = (product - (total - part)) + (addend - part)
+    bits = total.view(np.int64)
+    inexact = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)
+    away = (lost > 0) == (total > 0)
+    odd = np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
+    return odd.astype(np.float32)
+
+
+#: Emitters by opcode, of those whose type is f32.
+FLOAT: dict[str, Emitter] = {
+    "add": _float(np.add, 2),
+    "sub": _float(np.subtract, 2),
+    "mul": _float(np.multiply, 2),
+    "fma": _float(_fused, 3),
+    # of a number and a NaN, the number
+    "min": _float(np.fmin, 2),
+    "max": _float(np.fmax, 2),
+    "abs": _float(np.abs, 1),
+    "neg": _float(np.negative, 1),
+    "div": _float(_once(np.divide), 2, "approx", "full"),
+    "rcp": _float(_once(np.reciprocal), 1, "approx"),
+    "sqrt": _float(_once(np.sqrt), 1, "approx"),
+    "rsqrt": _float(_once(lambda v: 1 / np.sqrt(v)), 1, "approx"),
+    "ex2": _float(_once(np.exp2), 1, "approx"),
+    "lg2": _float(_once(np.log2), 1, "approx"),
+    "tanh": _float(_once(np.tanh), 1, "approx"),
+}

@@ -1,0 +1,191 @@
+"""Matrices: ``ldmatrix``, ``stmatrix`` and the block-scaled MMA of SM12x.
+
+PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".  What the tensor core does between
+the products and the result is not documented: here all products of one instruction and the
+accumulator are summed exactly (in float64) and rounded once to float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.decoder import F32, LANES, U16, U32, Decoder, Emitter, Mask, Step, type_named
+from builder.ptx.errors import Fault
+from builder.ptx.formats import E2M1_PAIRS, UE4M3
+from builder.ptx.source import Instruction, Number, Vector
+
+if TYPE_CHECKING:
+    from builder.ptx.warp import Warp
+
+
+def whole_warp(i: Instruction, m: Mask) -> None:
+    """``.aligned``: all threads of the warp execute the same instruction."""
+    if m is not True:
+        raise Fault(f"{i.name} by a part of a warp ({int(np.count_nonzero(m))} lanes)")
+
+
+_MATRICES = {"x1": 1, "x2": 2, "x4": 4}
+
+
+def _matrix_form(d: Decoder, i: Instruction, registers: Any) -> int:
+    """How many 8x8 matrices of 16 bits, of the one form that is known."""
+    words = set(i.modifiers) - {"sync", "aligned", "m8n8", "shared", "shared::cta", "b16"}
+    count = _MATRICES.get(next(iter(words - {"trans"}), ""), 0)
+    if len(words - {"trans"}) != 1 or not count or len(d.parts(registers)) != count:
+        raise d.unknown(i)
+    return count
+
+
+def _load_matrix(d: Decoder, i: Instruction) -> Step:
+    """``ldmatrix``: lanes 8k to 8k+7 give the rows of matrix k; lane T gets columns 2(T%4) and the
+    next of row T/4, and with ``.trans`` row and column change places."""
+    count = _matrix_form(d, i, i.operands[0])
+    kind = type_named("b32")
+    assert kind is not None
+    outs = [d.out(i, one, kind) for one in d.parts(i.operands[0])]
+    address, line, trans = d.address(i, i.operands[1]), i.line, i.has("trans")
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, m)
+        rows = w.block.shared.load(address(w)[: 8 * count], 16, w.number, line)
+        matrices = rows.view(np.uint16).reshape(count, 8, 8)
+        if trans:
+            matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
+        found = matrices.reshape(count, 64).view(np.uint32)
+        for number, out in enumerate(outs):
+            w.views[U32][out][...] = found[number]
+
+    return run
+
+
+def _store_matrix(d: Decoder, i: Instruction) -> Step:
+    """``stmatrix``: the way back of ``ldmatrix``."""
+    count = _matrix_form(d, i, i.operands[1])
+    kind = type_named("b32")
+    assert kind is not None
+    sources = [d.source(i, one, kind) for one in d.parts(i.operands[1])]
+    address, line, trans = d.address(i, i.operands[0]), i.line, i.has("trans")
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, m)
+        values = np.stack([w.views[U32][one] for one in sources]).view(np.uint16)
+        matrices = values.reshape(count, 8, 8)
+        if trans:
+            matrices = matrices.transpose(0, 2, 1)
+        data = np.ascontiguousarray(matrices).reshape(8 * count, 8).view(np.uint8)
+        w.block.shared.store(address(w)[: 8 * count], data, w.number, line)
+
+    return run
+
+
+# ------------------------------------------------------------------------------- block-scaled MMA
+
+#: The modifiers of the one form that is known; their order differs between PTX writers.
+_NVFP4 = {
+    "sync", "aligned", "m16n8k64", "row", "col", "kind::mxf4nvf4", "block_scale",
+    "scale_vec::4X", "f32", "e2m1", "ue4m3",
+}  # fmt: skip
+#: Lanes that hold the scales of A's rows and B's columns, for thread-id 0: "Block scaling".
+_A_SCALES = np.array([(row % 8) * 4 + row // 8 for row in range(16)])
+_B_SCALES = np.arange(8) * 4
+#: Products kept of fragments that were seen before: the same ones meet many others.
+_KEPT = 4096
+
+
+class Fragments:
+    """Decoded fragments of A or B by their bits."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def of(self, codes: Any, scales: Any, decode: Any) -> Any:
+        """The scaled values of a fragment."""
+        key = codes.tobytes() + scales.tobytes()
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > _KEPT:
+                self._known.clear()
+            found = self._known[key] = decode(codes, scales)
+        return found
+
+
+def scaled_a(codes: Any, scales: Any) -> Any:
+    """A, 16x64: register v1+2*v2 of lane 4*t1+t0 holds row t1+8*v1, columns 8*t0+v0+32*v2."""
+    values = E2M1_PAIRS[codes.view(np.uint8)].reshape(2, 2, 8, 4, 8)
+    values = values.transpose(1, 2, 0, 3, 4).reshape(16, 4, 16)
+    factors = UE4M3[scales.view(np.uint8).reshape(16, 4)]
+    return (values * factors[:, :, None]).reshape(16, 64)
+
+
+def scaled_b(codes: Any, scales: Any) -> Any:
+    """B, 64x8: register v1 of lane 4*t1+t0 holds column t1, rows 8*t0+v0+32*v1."""
+    values = E2M1_PAIRS[codes.view(np.uint8)].reshape(2, 8, 4, 8)
+    values = values.transpose(1, 0, 2, 3).reshape(8, 4, 16)
+    factors = UE4M3[scales.view(np.uint8).reshape(8, 4)]
+    return np.ascontiguousarray((values * factors[:, :, None]).reshape(8, 64).T)
+
+
+def _multiply(d: Decoder, i: Instruction) -> Step:
+    """``mma.m16n8k64.kind::mxf4nvf4.block_scale.scale_vec::4X``: D = (A x scales) (B x scales) + C.
+
+    Each scale is of 16 values along K; with ``4X`` all four bytes of a scale register count, so its
+    byte-id is 0, and thread-id says which lanes of four hold them.
+    """
+    if set(i.modifiers) != _NVFP4 or i.modifiers.count("e2m1") != 2 or len(i.operands) != 8:
+        raise d.unknown(i)
+    word, real = type_named("b32"), type_named("f32")
+    assert word is not None
+    assert real is not None
+    outs = [d.out(i, one, real) for one in d.parts(i.operands[0])]
+    left = [d.source(i, one, word) for one in d.parts(i.operands[1])]
+    right = [d.source(i, one, word) for one in d.parts(i.operands[2])]
+    added = [d.source(i, one, real) for one in d.parts(i.operands[3])]
+    if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
+        raise d.unknown(i, "fragments of other sizes")
+    scale_a, scale_b = (d.source(i, d.parts(i.operands[n])[0], word) for n in (4, 6))
+    choose_a, choose_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
+    fragments_a, fragments_b = Fragments(), Fragments()
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, m)
+        words, halves, reals = w.views[U32], w.views[U16], w.views[F32]
+        (byte_a, thread_a), (byte_b, thread_b) = (
+            tuple(one if fixed else int(halves[one][0]) for fixed, one in chosen)
+            for chosen in (choose_a, choose_b)
+        )
+        if byte_a or byte_b or thread_a not in (0, 1) or not 0 <= thread_b < 4:
+            raise Fault("scale selectors that scale_vec::4X does not have")
+        a = fragments_a.of(
+            np.stack([words[n] for n in left]), words[scale_a][_A_SCALES + 2 * thread_a], scaled_a
+        )
+        b = fragments_b.of(
+            np.stack([words[n] for n in right]), words[scale_b][_B_SCALES + thread_b], scaled_b
+        )
+        product = (a @ b).reshape(2, 8, 4, 2)
+        for number, (out, addend) in enumerate(zip(outs, added, strict=True)):
+            part = product[number >> 1, :, :, number & 1].reshape(LANES)
+            reals[out][...] = part + reals[addend]
+
+    return run
+
+
+def _selectors(d: Decoder, i: Instruction, operand: Any) -> list[tuple[bool, int]]:
+    """``{byte-id, thread-id}``: constants, or registers of 16 bits."""
+    half = type_named("u16")
+    assert half is not None
+    if not isinstance(operand, Vector) or len(operand.parts) != 2:
+        raise d.unknown(i, "scale selectors")
+    return [
+        (True, one.value) if isinstance(one, Number) else (False, d.source(i, one, half))
+        for one in operand.parts
+    ]
+
+
+#: Emitters by opcode.
+MATRIX: dict[str, Emitter] = {
+    "ldmatrix": _load_matrix,
+    "stmatrix": _store_matrix,
+    "mma": _multiply,
+}

@@ -1,0 +1,216 @@
+"""Loads, stores, atomics and reductions.
+
+PTX ISA, "Data Movement and Conversion Instructions: ld, st" and "Parallel Synchronization and
+Communication Instructions: atom, red".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.decoder import U16, U32, U64, Decoder, Emitter, Mask, Slot, Step, Type, type_named
+from builder.ptx.formats import from_bf16, to_bf16
+from builder.ptx.ops_data import load_parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.ptx.source import Instruction
+    from builder.ptx.warp import Warp
+
+_VIEW_OF = {16: U16, 32: U32, 64: U64}
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+#: Modifiers of loads and stores that change no value here: caching, order and scope.  Those of
+#: ``YIELDING`` also let others run: whoever spins on them waits for somebody.
+YIELDING = {"acquire", "relaxed", "volatile"}
+_ORDER = {"weak", "release", "cta", "gpu", "sys", "cluster", *YIELDING}
+_CACHING = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt"}
+
+
+def _space(d: Decoder, i: Instruction) -> str:
+    """``shared`` or ``global``, all other modifiers being known."""
+    words = [m for m in i.modifiers[:-1] if m not in _ORDER and m not in _VECTORS]
+    words = [m for m in words if m not in _CACHING and not m.startswith(("L1::", "L2::"))]
+    words = [m for m in words if m != "cache_hint"]
+    if words not in (["global"], ["shared"], ["shared::cta"]):
+        raise d.unknown(i, "of generic addresses" if not words else "")
+    return words[0].partition("::")[0]
+
+
+def _count(d: Decoder, i: Instruction, given: int) -> int:
+    count = next((_VECTORS[m] for m in i.modifiers if m in _VECTORS), 1)
+    if given != count:
+        raise d.unknown(i, f"{given} registers for {count} elements")
+    return count
+
+
+def _slots(d: Decoder, i: Instruction, kind: Type, parts: tuple[Any, ...]) -> list[Slot]:
+    slots = [d.register(i, part) for part in parts]
+    if any(slot.width < kind.bits for slot in slots):
+        raise d.unknown(i, "a register is narrower than the type")
+    return slots
+
+
+def _load(d: Decoder, i: Instruction) -> Step:
+    """``ld``: of a wider register the rest is filled with the sign, or zero."""
+    if i.modifiers[:1] == ("param",):
+        return load_parameter(d, i)
+    kind, space = d.type(i), _space(d, i)
+    parts = d.parts(i.operands[0])
+    size = kind.bytes * _count(d, i, len(parts))
+    slots = _slots(d, i, kind, parts)
+    shared, line = space == "shared", i.line
+    address = d.address(i, i.operands[1], 32 if shared else 64)
+    read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
+    if shared:
+        d.shared_sizes.add(kind.bytes)
+    yields = bool(YIELDING & set(i.modifiers))
+
+    def run(w: Warp, m: Mask) -> None:
+        w.yielded |= yields
+        at = address(w) if m is True else address(w)[m]
+        if shared:
+            found = w.block.shared.load(at, size, w.number, line)
+        else:
+            found = w.block.grid.memory.load(at.astype(np.int64), size)
+        values = np.ascontiguousarray(found).view(read)
+        for number, slot in enumerate(slots):
+            row = w.views[_VIEW_OF[slot.width]][slot.index]
+            row[... if m is True else m] = values[:, number].astype(row.dtype)
+
+    return run
+
+
+def _store(d: Decoder, i: Instruction) -> Step:
+    """``st``: the low part of a wider register."""
+    kind, space = d.type(i), _space(d, i)
+    parts = d.parts(i.operands[1])
+    size = kind.bytes * _count(d, i, len(parts))
+    sources = [_source(d, i, kind, part) for part in parts]
+    shared, line = space == "shared", i.line
+    address = d.address(i, i.operands[0], 32 if shared else 64)
+    wanted = np.dtype(f"u{kind.bytes}")
+    if shared:
+        d.shared_sizes.add(kind.bytes)
+
+    def run(w: Warp, m: Mask) -> None:
+        at = address(w) if m is True else address(w)[m]
+        rows = np.empty((len(at), len(sources)), wanted)
+        for number, (view, index) in enumerate(sources):
+            value = w.views[view][index]
+            rows[:, number] = (value if m is True else value[m]).astype(wanted)
+        data = rows.view(np.uint8).reshape(len(at), size)
+        if shared:
+            w.block.shared.store(at, data, w.number, line)
+        else:
+            w.block.grid.memory.store(at.astype(np.int64), data)
+            w.block.grid.events += 1
+
+    return run
+
+
+def _source(d: Decoder, i: Instruction, kind: Type, part: Any) -> tuple[int, int]:
+    """View and index of a value to store, whose register may be wider."""
+    name = getattr(part, "text", "")
+    if name in d.slots:
+        slot = d.slots[name]
+        if slot.width < kind.bits:
+            raise d.unknown(i, "a register is narrower than the type")
+        return _VIEW_OF[slot.width], slot.index
+    return _VIEW_OF[max(kind.bits, 16)], d.source(i, part, kind)
+
+
+# ---------------------------------------------------------------------------------------- atomics
+
+
+def _swap(_old: int, value: int, _other: int) -> int:
+    return value
+
+
+def _compare_and_swap(old: int, compare: int, value: int) -> int:
+    return value if old == compare else old
+
+
+def _bf16_sum(old: int, value: int, _other: int) -> int:
+    """One bfloat16 and another, rounded once to nearest even (``.noftz``)."""
+    both = from_bf16(np.array([old, value], np.uint16))
+    with np.errstate(all="ignore"):
+        total = np.array([both[0] + both[1]], np.float32)
+    return int(to_bf16(total)[0])
+
+
+def _bf16x2_sum(old: int, value: int, other: int) -> int:
+    halves = (_bf16_sum(old >> s & 0xFFFF, value >> s & 0xFFFF, other) << s for s in (0, 16))
+    return sum(halves)
+
+
+def _f32_sum(old: int, value: int, _other: int) -> int:
+    both = np.array([old, value], np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        return int(np.array([both[0] + both[1]], np.float32).view(np.uint32)[0])
+
+
+def _signed(function: Callable[[int, int], int]) -> Callable[[int, int, int], int]:
+    def of(old: int, value: int, _other: int) -> int:
+        return function(old - (old >> 31 << 32), value - (value >> 31 << 32)) & 0xFFFFFFFF
+
+    return of
+
+
+#: By operation and type: the new value of the old one and the operands.
+_ATOMIC: dict[tuple[str, str], Callable[[int, int, int], int]] = {
+    **{("add", t): (lambda o, v, _: o + v) for t in ("s32", "u32", "u64")},
+    **{("exch", t): _swap for t in ("b32", "b64")},
+    **{("cas", t): _compare_and_swap for t in ("b32", "b64")},
+    ("and", "b32"): lambda o, v, _: o & v,
+    ("or", "b32"): lambda o, v, _: o | v,
+    ("xor", "b32"): lambda o, v, _: o ^ v,
+    ("min", "u32"): lambda o, v, _: min(o, v),
+    ("max", "u32"): lambda o, v, _: max(o, v),
+    ("min", "s32"): _signed(min),
+    ("max", "s32"): _signed(max),
+    ("add", "f32"): _f32_sum,
+    ("add", "bf16x2"): _bf16x2_sum,
+}
+
+
+def _atomic(d: Decoder, i: Instruction) -> Step:
+    """``atom`` gives the value before, ``red`` nothing; lane after lane, in global memory.
+
+    Only a changed value is progress: who spins on a lock that nobody frees stands still.
+    """
+    words = [m for m in i.modifiers if m not in _ORDER and m not in ("noftz", "acq_rel")]
+    if len(words) != 3 or words[0] != "global" or (words[1], words[2]) not in _ATOMIC:
+        raise d.unknown(i)
+    function = _ATOMIC[words[1], words[2]]
+    kind = type_named("b64" if words[2] in ("u64", "b64") else "b32")
+    assert kind is not None
+    gives = i.opcode == "atom"
+    operands = i.operands if gives else (None, *i.operands)
+    out = d.out(i, i.operands[0], kind) if gives else -1
+    assert operands[1] is not None
+    address = d.address(i, operands[1], 64)
+    values = [d.source(i, one, kind) for one in operands[2:] if one is not None]
+    wraps, size, view = (1 << kind.bits) - 1, kind.bytes, kind.view
+
+    def run(w: Warp, m: Mask) -> None:
+        w.yielded = True
+        lanes = w.lanes(m)
+        at = address(w)[lanes].astype(np.int64)
+        rows = [w.views[view][one] for one in values]
+        for which, offsets, data in w.block.grid.memory.groups(at, size, write=True):
+            for lane, offset in zip(lanes[which], offsets, strict=True):
+                cell = data[offset : offset + size].view(f"u{size}")
+                old, given = int(cell[0]), [int(row[lane]) for row in rows]
+                cell[0] = new = function(old, given[0], given[-1]) & wraps
+                w.block.grid.events += new != old
+                if gives:
+                    w.views[view][out][lane] = old
+
+    return run
+
+
+#: Emitters by opcode.
+MEMORY: dict[str, Emitter] = {"ld": _load, "st": _store, "atom": _atomic, "red": _atomic}

@@ -1,0 +1,64 @@
+"""A kernel decoded, in basic blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.decoder import LANES, Decoder, guarded
+from builder.ptx.instructions import EMITTERS, begins_block, ends_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from builder.ptx.decoder import Step
+    from builder.ptx.source import Kernel
+
+
+@dataclass
+class BasicBlock:
+    """Instructions that run one after the other; only the last may go elsewhere."""
+
+    start: int
+    end: int
+    steps: list[Step]
+    lines: list[int]
+
+
+class Program:
+    """A decoded kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.decoder = decoder = Decoder(kernel)
+        steps = []
+        leaders = {0, *kernel.labels}
+        for place, one in enumerate(kernel.code):
+            emitter = EMITTERS.get(one.opcode)
+            if emitter is None:
+                raise decoder.unknown(one)
+            steps.append(guarded(decoder, one, emitter(decoder, one), place))
+            if begins_block(one):
+                leaders.add(place)
+            if ends_block(one):
+                leaders.add(place + 1)
+        self.blocks = dict(self._blocks(sorted(leaders), steps))
+
+    def _blocks(self, leaders: list[int], steps: list[Step]) -> Iterable[tuple[int, BasicBlock]]:
+        count = len(steps)
+        for start, end in zip(leaders, [*leaders[1:], count], strict=True):
+            if start < count:
+                lines = [one.line for one in self.kernel.code[start:end]]
+                yield start, BasicBlock(start, end, steps[start:end], lines)
+
+    def constant_rows(self, width: int) -> NDArray[Any]:
+        """Constants of a width, a row of equal lanes each."""
+        kind = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}[width]
+        values: NDArray[Any] = np.array(list(self.decoder.constants[width]), dtype=kind)
+        rows = np.repeat(values[:, None], LANES, axis=1)
+        rows.flags.writeable = False
+        return rows

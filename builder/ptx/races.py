@@ -1,0 +1,293 @@
+"""Races on a block's shared memory: accesses that nothing orders.
+
+Happens-before by vector clocks.  Agents are the block's warps (lanes of one warp count as ordered)
+and its asynchronous copies.  Barriers, mbarriers and waits for copies order; what generic accesses
+wrote is seen by the asynchronous proxy only behind a ``fence.proxy.async``.
+
+PTX ISA, "Memory Consistency Model" (causality order, proxies) and "Async proxy".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+Clock = Any
+#: Clocks are made for this many agents at a time.
+_STEP = 64
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses without order, or the read of what nobody wrote; lines are of the PTX."""
+
+    kind: str
+    line: int
+    other: int
+    #: who: ``warp 3``, ``copy``
+    agents: tuple[str, str]
+    offset: int
+    words: int
+
+    def __str__(self) -> str:
+        """One sentence."""
+        place = f"{self.words} places from shared memory offset {self.offset}"
+        if not self.other:
+            return f"{self.kind}: line {self.line} ({self.agents[0]}), {place}"
+        return (
+            f"{self.kind}: line {self.line} ({self.agents[0]}) and line {self.other} "
+            f"({self.agents[1]}), {place}"
+        )
+
+
+@dataclass
+class Know:
+    """What an agent, a barrier or a copy knows of the others: clocks, and those behind a fence."""
+
+    clock: Clock
+    fenced: Clock
+
+    @classmethod
+    def nothing(cls, size: int) -> Know:
+        """No knowledge."""
+        return cls(np.zeros(size, np.int32), np.zeros(size, np.int32))
+
+    def join(self, other: Know) -> None:
+        """Learn what another knows."""
+        self.clock = _larger(self.clock, other.clock)
+        self.fenced = _larger(self.fenced, other.fenced)
+
+    def copy(self) -> Know:
+        """The same, apart."""
+        return Know(self.clock.copy(), self.fenced.copy())
+
+
+def _larger(one: Clock, other: Clock) -> Clock:
+    size = max(len(one), len(other))
+    return np.maximum(_grown(one, size), _grown(other, size))
+
+
+def _grown(clock: Clock, size: int) -> Clock:
+    return clock if len(clock) >= size else np.pad(clock, (0, size - len(clock)))
+
+
+@dataclass
+class Sync:
+    """What a mbarrier carries from those who arrive to those who wait: one phase and the last."""
+
+    arriving: Know | None = None
+    completed: Know | None = None
+
+    def complete(self) -> None:
+        """A phase ended."""
+        self.completed, self.arriving = self.arriving, None
+
+
+@dataclass
+class Copy:
+    """An asynchronous copy under way."""
+
+    agent: int
+    #: which one of its agent's copies it is
+    clock: int
+    line: int
+    know: Know
+
+
+@dataclass
+class Races:
+    """Watches one block."""
+
+    size: int
+    warps: int
+    #: bytes that are told apart
+    granule: int = 4
+    where: str = ""
+    found: list[Race] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = -(-self.size // self.granule)
+        self._writer = np.full(count, -1, np.int32)
+        self._written = np.zeros(count, np.int32)
+        self._by_copy = np.zeros(count, np.bool_)
+        self._write_line = np.zeros(count, np.int32)
+        self._read = np.zeros((self.warps, count), np.int32)
+        self._read_line = np.zeros((self.warps, count), np.int32)
+        self._copied = np.zeros(count, np.int32)
+        self._copier = np.zeros(count, np.int32)
+        self._copy_line = np.zeros(count, np.int32)
+        self._agents: dict[object, int] = {}
+        self._issued: list[int] = []
+        self.know = [Know.nothing(_STEP) for _ in range(self.warps)]
+        for number, know in enumerate(self.know):
+            know.clock[number] = 1
+        self._seen: set[tuple[str, int, int]] = set()
+
+    # ------------------------------------------------------------------------------------- accesses
+
+    def _granules(self, offsets: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        parts = max(1, size // self.granule)
+        places = (offsets // self.granule)[:, None] + np.arange(parts)
+        return np.unique(places)
+
+    def _name(self, agent: int) -> str:
+        return f"warp {agent}" if agent < self.warps else "asynchronous copy"
+
+    def _report(
+        self, kind: str, agent: int, line: int, places: Any, other: int, other_line: int
+    ) -> None:
+        key = (kind, line, other_line)
+        if key not in self._seen:
+            self._seen.add(key)
+            agents = (self._name(agent), self._name(other))
+            first, count = int(places[0]) * self.granule, len(places)
+            self.found.append(Race(kind, line, other_line, agents, first, count))
+
+    def read(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
+        """A warp reads ``size`` bytes at each offset."""
+        places = self._granules(offsets, size)
+        know = self.know[agent]
+        self._check_read(agent, places, line, know, asynchronous=False)
+        self._read[agent, places] = know.clock[agent]
+        self._read_line[agent, places] = line
+
+    def write(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
+        """A warp writes ``size`` bytes at each offset."""
+        places = self._granules(offsets, size)
+        know = self.know[agent]
+        self._check_write(agent, places, line, know)
+        self._wrote(agent, places, line, int(know.clock[agent]), by_copy=False)
+
+    def _wrote(self, agent: int, places: Any, line: int, clock: int, *, by_copy: bool) -> None:
+        self._writer[places] = agent
+        self._written[places] = clock
+        self._write_line[places] = line
+        self._by_copy[places] = by_copy
+        self._copied[places] = 0
+
+    def _check_read(
+        self, agent: int, places: Any, line: int, know: Know, *, asynchronous: bool
+    ) -> None:
+        writer, written = self._writer[places], self._written[places]
+        never = writer < 0
+        if never.any():
+            self._report("read of what nobody wrote", agent, line, places[never], agent, 0)
+        clock = _grown(know.clock, int(writer.max(initial=0)) + 1)
+        known = clock[writer]
+        bad = (written > known) & (writer != agent) & ~never
+        kind = "read without order after a write"
+        if asynchronous:
+            fenced = _grown(know.fenced, len(clock))[writer]
+            unseen = (written > fenced) & ~self._by_copy[places] & ~never & ~bad
+            if unseen.any():
+                self._report_write("asynchronous read of a write without fence.proxy.async",
+                                   agent, line, places[unseen])  # fmt: skip
+        if bad.any():
+            self._report_write(kind, agent, line, places[bad])
+
+    def _report_write(self, kind: str, agent: int, line: int, places: Any) -> None:
+        first = places[0]
+        self._report(
+            kind, agent, line, places, int(self._writer[first]), int(self._write_line[first])
+        )
+
+    def _check_write(self, agent: int, places: Any, line: int, know: Know) -> None:
+        writer, written = self._writer[places], self._written[places]
+        copier, copied = self._copier[places], self._copied[places]
+        size = max(int(writer.max(initial=0)), int(copier.max(initial=0)), self.warps) + 1
+        clock = _grown(know.clock, size)
+        # of copies, an agent's later one is not ordered behind its earlier one by itself
+        own = (writer == agent) & (agent < self.warps)
+        bad = (written > clock[writer]) & ~own & (writer >= 0)
+        if bad.any():
+            self._report_write("write without order after a write", agent, line, places[bad])
+        late = self._read[:, places] > clock[: self.warps, None]
+        if agent < self.warps:
+            late[agent] = False
+        if late.any():
+            row = int(np.flatnonzero(late.any(axis=1))[0])
+            hit = places[late[row]]
+            other_line = int(self._read_line[row, hit[0]])
+            kind = "write without order after a read"
+            self._report(kind, agent, line, hit, row, other_line)
+        bad = copied > clock[copier]
+        if bad.any():
+            hit = places[bad]
+            kind = "write while a copy may still read"
+            other_line = int(self._copy_line[hit[0]])
+            self._report(kind, agent, line, hit, int(self._copier[hit[0]]), other_line)
+
+    # ------------------------------------------------------------------------- asynchronous copies
+
+    def issue(self, warp: int, key: Sequence[object], line: int) -> Copy:
+        """A warp starts a copy; those with the same key (place, mbarrier) are one agent."""
+        agent = self._agents.setdefault((warp, *key), self.warps + len(self._agents))
+        if agent == self.warps + len(self._issued):
+            self._issued.append(0)
+        self._issued[agent - self.warps] += 1
+        know = self.know[warp].copy()
+        self.know[warp].clock[warp] += 1
+        return Copy(agent, self._issued[agent - self.warps], line, know)
+
+    def copy_reads(self, copy: Copy, first: int, size: int) -> None:
+        """A copy reads shared memory."""
+        places = self._granules(np.array([first]), size)
+        self._check_read(copy.agent, places, copy.line, copy.know, asynchronous=True)
+        self._copied[places] = copy.clock
+        self._copier[places] = copy.agent
+        self._copy_line[places] = copy.line
+
+    def copy_writes(self, copy: Copy, first: int, size: int) -> None:
+        """A copy writes shared memory."""
+        places = self._granules(np.array([first]), size)
+        self._check_write(copy.agent, places, copy.line, copy.know)
+        self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=True)
+
+    def finish(self, copy: Copy) -> Know:
+        """What one knows who waited for the copy."""
+        know = copy.know.copy()
+        size = -(-(copy.agent + 1) // _STEP) * _STEP
+        know.clock = _grown(know.clock, size)
+        know.clock[copy.agent] = copy.clock
+        return know
+
+    # ------------------------------------------------------------------------------------- ordering
+
+    def arrive(self, know: Know, sync: Sync) -> None:
+        """Somebody arrives: who waits for the phase will know what they know."""
+        if sync.arriving is None:
+            sync.arriving = know.copy()
+        else:
+            sync.arriving.join(know)
+
+    def tick(self, warp: int) -> None:
+        """What a warp does from now on, those it has released do not know."""
+        self.know[warp].clock[warp] += 1
+
+    def acquire(self, warp: int, know: Know | None) -> None:
+        """A warp learns."""
+        if know is not None:
+            self.know[warp].join(know)
+
+    def barrier(self, warps: Iterable[int]) -> None:
+        """Warps met."""
+        met = list(warps)
+        whole = self.know[met[0]].copy()
+        for warp in met[1:]:
+            whole.join(self.know[warp])
+        for warp in met:
+            self.know[warp] = whole.copy()
+            self.tick(warp)
+
+    def fence(self, warp: int) -> None:
+        """``fence.proxy.async``: what the warp knows of, the asynchronous proxy sees."""
+        know = self.know[warp]
+        know.fenced = _larger(know.fenced, know.clock)
+        self.tick(warp)

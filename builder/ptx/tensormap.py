@@ -1,0 +1,101 @@
+"""The 128-byte tensor map (TMA descriptor) and what a tile of it covers.
+
+PTX ISA, "Tensors" (boxes, bounds, swizzling).  How the fields lie in the 128 bytes is published
+nowhere; what is read here was found by comparing descriptors with what they were made from, and
+every form that was not seen is an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.errors import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+#: Bits of an element by its code: 0 u8, 1 u16, 6 f16, 7 f32, 10 bf16, 11 packed 4-bit codes.
+ELEMENT_BITS = {0: 8, 1: 16, 6: 16, 7: 32, 10: 16, 11: 4}
+_KIND = 2
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """Where a tensor lies, and how a tile of it lies in shared memory."""
+
+    address: int
+    bits: int
+    #: 0 none, 1 to 3: 32, 64 or 128 bytes
+    swizzle: int
+    dims: tuple[int, ...]
+    #: bytes between neighbours along each dimension but the first
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+    @classmethod
+    def of(cls, raw: bytes) -> TensorMap:
+        """Decode a descriptor.
+
+        Raises:
+            Fault: a form that is not known.
+        """
+        word = struct.unpack("<32I", raw)
+        flags = word[2]
+        rank, code = ((flags >> 4) & 7) + 1, (flags >> 7) & 15
+        if flags & 15 != _KIND or code not in ELEMENT_BITS or rank > 5:
+            raise Fault(f"a tensor map of an unknown form (word 2 is {flags:#x})")
+        if (flags >> 11) & 3:
+            raise Fault("a tensor map with interleaved layout")
+        if word[13] & 0xFFFFFF:
+            raise Fault("a tensor map with element strides")
+        high = [(word[7] >> (4 * n)) & 15 for n in range(rank - 1)]
+        box = [word[13] >> 24, *((word[14] >> (8 * n)) & 255 for n in range(4))]
+        return cls(
+            address=word[0] | word[1] << 32,
+            bits=ELEMENT_BITS[code],
+            swizzle=(flags >> 13) & 3,
+            dims=tuple(word[8 + n] + 1 for n in range(rank)),
+            strides=tuple((word[3 + n] | high[n] << 32) * 16 for n in range(rank - 1)),
+            box=tuple(size + 1 for size in box[:rank]),
+        )
+
+    @property
+    def row(self) -> int:
+        """Bytes of the box along its first dimension."""
+        return self.box[0] * self.bits // 8
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the box, which a copy transfers in whole, bounds or not."""
+        return int(self.row * np.prod(self.box[1:], dtype=np.int64))
+
+    def place(self, start: int) -> NDArray[np.int64]:
+        """Addresses in shared memory of a box's bytes: swizzling permutes 16-byte parts."""
+        plain = start + np.arange(self.size, dtype=np.int64)
+        if not self.swizzle:
+            return plain
+        return plain ^ (((plain >> 7) & ((1 << self.swizzle) - 1)) << 4)
+
+    def cover(self, at: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Of a box's bytes, in order: the offset in the tensor, and whether it is inside."""
+        if len(at) != len(self.dims):
+            raise Fault(f"{len(at)} coordinates for a tensor of {len(self.dims)} dimensions")
+        first = at[0] * self.bits
+        if first % 8:
+            raise Fault("a tensor coordinate that is not at a byte")
+        offsets: Any = np.arange(self.row, dtype=np.int64) + first // 8
+        inside: Any = (offsets >= 0) & (offsets < -(-self.dims[0] * self.bits // 8))
+        for size, dim, stride, begin in zip(
+            self.box[1:], self.dims[1:], self.strides, at[1:], strict=True
+        ):
+            steps = np.arange(size, dtype=np.int64) + begin
+            offsets = ((steps * stride)[:, None] + offsets[None, :]).reshape(-1)
+            inside = (((steps >= 0) & (steps < dim))[:, None] & inside[None, :]).reshape(-1)
+        return offsets, inside
