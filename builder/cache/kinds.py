@@ -43,6 +43,7 @@ KINDS = (
     Kind("trees", ("trees",), "Python files of targets, laid out"),
     Kind("dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, for this machine"),
     Kind("codegen", ("codegen",), "results of compiled kernels"),
+    Kind("numbers", ("numbers",), "results of kernels run without a device"),
     Kind("binaries", ("binaries",), "what compiled modules hold"),
     Kind("operators", ("operators",), "operator libraries out of wheels"),
     Kind("sources", ("sources",), "source archives of releases"),

@@ -101,7 +101,7 @@ SitePackages = Annotated[
 Level = Annotated[
     list[str] | None,
     typer.Option(
-        help="static, imports, dispatch (by default), codegen, binaries, device, serve. "
+        help="static, imports, dispatch (by default), codegen, numbers, binaries, device, serve. "
         "One that is named must run.",
         metavar="LEVEL[,LEVEL...]",
         autocompletion=complete.levels,

@@ -16,6 +16,17 @@ DISPATCH_PROBE = (
 )
 #: The codegen probe, likewise.
 CODEGEN_PROBE = ("stub_driver.py", "codegen_probe.py")
+#: The launch probe, likewise.
+LAUNCH_PROBE = (
+    *CODEGEN_PROBE,
+    "call_table.py",
+    "launch_host.py",
+    "nvfp4_reference.py",
+    "device_cases.py",
+    "device_experts.py",
+    "launch_cases.py",
+    "launch_probe.py",
+)
 #: What the verifier inside an image is made of, besides the applier.
 IMAGE_VERIFIER = (
     *DISPATCH_PROBE,

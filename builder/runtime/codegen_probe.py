@@ -67,11 +67,12 @@ import tempfile
 import time
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from builder.runtime import stub_driver
 else:
@@ -609,13 +610,16 @@ def compile_kernel(ask: Json, folder: Path) -> Json:
     return reply
 
 
-def run_child(ask: Json, folder: Path, answer: Path) -> NoReturn:
-    """The life of a child: compile, write the reply, end without Python's own clean-up."""
+Work = Callable[[Json, Path], Json]
+
+
+def run_child(ask: Json, folder: Path, answer: Path, work: Work) -> NoReturn:
+    """The life of a child: do the work, write the reply, end without Python's own clean-up."""
     status = 1
     try:
         folder.mkdir()
         os.chdir(folder)
-        answer.write_text(json.dumps(compile_kernel(ask, folder)), encoding="utf-8")
+        answer.write_text(json.dumps(work(ask, folder)), encoding="utf-8")
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -624,8 +628,17 @@ def run_child(ask: Json, folder: Path, answer: Path) -> NoReturn:
         os._exit(status)
 
 
-def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
-    """Compile each kernel in a child, some at a time; those that take longest first."""
+def in_children(
+    kernels: list[Json],
+    jobs: int,
+    scratch: Path,
+    work: Work,
+    crashed: Callable[[Json, Json], Json],
+) -> list[Json]:
+    """Work on each kernel in a child, some at a time; those that take longest first.
+
+    ``crashed`` makes the reply for one whose child ended without any.
+    """
     running: dict[int, int] = {}
     codes: dict[int, int] = {}
 
@@ -641,7 +654,8 @@ def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
         child = os.fork()
         if child == 0:
             names = f"kernel-{number}", f"reply-{number}.json"
-            run_child(kernels[number], *(scratch / name for name in names))
+            folder, answer = (scratch / name for name in names)
+            run_child(kernels[number], folder, answer, work)
         running[child] = number
     while running:
         wait_for_one()
@@ -653,9 +667,18 @@ def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
             continue
         code = codes[number]
         words = f"signal {-code}" if code < 0 else f"exit status {code}"
-        error = {"type": "Crashed", "message": f"the child ended with {words}", "stage": "crash"}
-        replies.append({**empty_reply(ask), "error": error})
+        message = f"the child ended with {words}"
+        replies.append(crashed(ask, {"type": "Crashed", "message": message, "stage": "crash"}))
     return replies
+
+
+def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
+    """Compile each kernel in a child."""
+
+    def crashed(ask: Json, error: Json) -> Json:
+        return {**empty_reply(ask), "error": error}
+
+    return in_children(kernels, jobs, scratch, compile_kernel, crashed)
 
 
 # --- the whole request -------------------------------------------------------------------------

@@ -55,7 +55,7 @@ DSL_LIBRARIES = (
 
 # Numbers of the ELF format: System V gABI, chapters 4 and 5, and its processor supplements.
 _MACHINES = {"x86_64": 62, "aarch64": 183}
-_EHDR, _PHDR, _SYM, _DYN = 64, 56, 24, 16
+_EHDR, _PHDR, SYMBOL, _DYN = 64, 56, 24, 16
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _EXECUTE, _WRITE, _READ = 1, 2, 4
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 4, 5, 6, 10, 11, 14
@@ -63,7 +63,7 @@ _SHT_DYNAMIC, _SHT_DYNSYM, _DT_NEEDED, _WEAK = 6, 11, 1, 2
 # Symbol versions: Linux Standard Base core specification, "Symbol Versioning".
 _DT_VERSYM, _DT_VERDEF, _DT_VERDEFNUM = 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD
 _VERSION_BASE = 1
-_GLOBAL_FUNCTION = 1 << 4 | 2
+GLOBAL_FUNCTION = 1 << 4 | 2
 #: The largest page of either processor: what is written to begins on a page of its own.
 _PAGE = 0x10000
 #: A landing pad, then the address of what follows: endbr64, lea rax, ret; bti c, adr x0, ret.
@@ -94,7 +94,7 @@ def sysv_hash(name: str) -> int:
     return value
 
 
-def _hash_table(names: list[str]) -> bytes:
+def hash_table(names: list[str]) -> bytes:
     """``DT_HASH`` with one bucket a symbol; symbol 0 is the undefined one."""
     size = len(names) + 1
     buckets, chains = [0] * size, [0] * size
@@ -104,11 +104,16 @@ def _hash_table(names: list[str]) -> bytes:
     return struct.pack(f"<{2 + 2 * size}I", size, size, *buckets, *chains)
 
 
-class _Image:
+class Image:
     """Parts one after the other, each aligned to 8 bytes, at addresses that are their offsets."""
 
     def __init__(self, start: int) -> None:
         self.data = bytearray(start)
+
+    @classmethod
+    def of_header(cls) -> Image:
+        """With room for the header and four segments."""
+        return cls(_EHDR + 4 * _PHDR)
 
     def add(self, part: bytes) -> int:
         """Append a part and give its offset."""
@@ -129,7 +134,7 @@ def _version_definitions(names: list[int], hashes: list[int]) -> bytes:
     return rows
 
 
-class _Strings:
+class Strings:
     """A string table; the same text is kept once."""
 
     def __init__(self) -> None:
@@ -163,21 +168,16 @@ def shared_library(
     names = sorted(set(functions))
     version_of = {name: (versions or {}).get(name, "") for name in names}
     known = sorted({version for version in version_of.values() if version})
-    strings = _Strings()
+    strings = Strings()
     places = [strings.place(name) for name in names]
-    image = _Image(_EHDR + 4 * _PHDR)
+    image = Image.of_header()
     number, text = _returning(answer, machine), _TEXT_CODE[machine]
     codes = {code: (image.add(code), len(code)) for code in (number, text)}
-    symbols = bytearray(_SYM)
+    symbols = bytearray(SYMBOL)
     for name, place in zip(names, places, strict=True):
         code = text if TEXT_FUNCTION.fullmatch(name) else number
-        symbols += struct.pack("<IBBHQQ", place, _GLOBAL_FUNCTION, 0, 1, *codes[code])
-    entries = {
-        _DT_SONAME: strings.place(soname),
-        _DT_HASH: image.add(_hash_table(names)),
-        _DT_SYMTAB: image.add(bytes(symbols)),
-        _DT_SYMENT: _SYM,
-    }
+        symbols += struct.pack("<IBBHQQ", place, GLOBAL_FUNCTION, 0, 1, *codes[code])
+    entries = entries_of(strings, soname, image.add(bytes(symbols)), image.add(hash_table(names)))
     if known:
         defined = [soname, *known]
         indices = [known.index(v) + 2 if (v := version_of[name]) else 1 for name in names]
@@ -186,20 +186,44 @@ def shared_library(
             _version_definitions([strings.place(d) for d in defined], list(map(sysv_hash, defined)))
         )
         entries[_DT_VERDEFNUM] = len(defined)
+    add_strings(image, strings, entries)
+    return finished(image, entries, machine)
+
+
+def entries_of(strings: Strings, soname: str, symbols: int, hashes: int) -> dict[int, int]:
+    """The dynamic section's first entries; ``symbols`` and ``hashes``: where those tables are."""
+    return {
+        _DT_SONAME: strings.place(soname),
+        _DT_HASH: hashes,
+        _DT_SYMTAB: symbols,
+        _DT_SYMENT: SYMBOL,
+    }
+
+
+def add_strings(image: Image, strings: Strings, entries: dict[int, int]) -> None:
+    """Put the strings behind what is there: the last part before the dynamic section."""
     entries[_DT_STRTAB] = image.add(bytes(strings.data))
     entries[_DT_STRSZ] = len(strings.data)
-    return _finished(image, entries, machine)
 
 
-def _finished(image: _Image, entries: Mapping[int, int], machine: str) -> bytes:
-    """The image with its dynamic section, segments and header."""
+def writable_address(image: Image, entries: Mapping[int, int]) -> int:
+    """Where the bytes behind the dynamic section will be."""
+    return -(-len(image.data) // 8) * 8 + _DYN * (len(entries) + 1) + _PAGE
+
+
+def finished(image: Image, entries: Mapping[int, int], machine: str, room: int = 0) -> bytes:
+    """The image with its dynamic section, segments and header.
+
+    ``room`` bytes behind the dynamic section are writable; a function may use them.
+    """
     text_size = len(image.data)
     dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries.items()) + bytes(_DYN)
-    offset = image.add(dynamic)
+    offset = image.add(dynamic + bytes(room))
     address = offset + _PAGE  # the loader writes into the dynamic section: a page of its own
+    size = len(dynamic) + room
     segments = [
         (_PT_LOAD, _READ | _EXECUTE, 0, 0, text_size, _PAGE),
-        (_PT_LOAD, _READ | _WRITE, offset, address, len(dynamic), _PAGE),
+        (_PT_LOAD, _READ | _WRITE, offset, address, size, _PAGE),
         (_PT_DYNAMIC, _READ | _WRITE, offset, address, len(dynamic), 8),
         (_PT_GNU_STACK, _READ | _WRITE, 0, 0, 0, 16),
     ]
@@ -262,6 +286,16 @@ def undefined_symbols(path: str) -> set[str]:
         for symbols, strings in _tables(path, _SHT_DYNSYM)
         for name, info, _, section in struct.iter_unpack("<IBBH16x", symbols)
         if name and section == 0 and info >> 4 != _WEAK
+    }
+
+
+def defined_symbols(path: str) -> set[str]:
+    """Names that an ELF file offers to other libraries."""
+    return {
+        _string(strings, name)
+        for symbols, strings in _tables(path, _SHT_DYNSYM)
+        for name, _, _, section in struct.iter_unpack("<IBBH16x", symbols)
+        if name and section
     }
 
 

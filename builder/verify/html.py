@@ -32,6 +32,7 @@ ABOUT = {
     "imports": "Every name that a patched module imports exists, and is called as it is defined.",
     "dispatch": "vLLM's own selector, told that the device is SM121. The log lines are vLLM's.",
     "codegen": "The selected kernels, compiled for SM121 without a GPU, and their machine code.",
+    "numbers": "The selected kernels, run on a CPU without the device: their values, and races.",
     "binaries": "The machine code that the release ships ready-made: does SM121 run it?",
     "device": "On the GB10 itself: each kernel against a reference.",
     "serve": "On a GPU: vllm serve of a small generated model, its log and its answer.",

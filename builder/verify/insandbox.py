@@ -10,6 +10,7 @@ from builder.errors import SparkBuildError
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.launches import sandbox_launcher
 from builder.verify.sandbox import lay_out, make, requirements_for
 from builder.verify.surroundings import Asking
 from builder.verify.torchfolder import wanted_torch
@@ -27,7 +28,12 @@ def in_sandbox(packages: Mapping[str, str]) -> Callable[[Tree, Mapping[str, str]
 
     def asking(tree: Tree, _env: Mapping[str, str]) -> Asking:
         ask, why = sandbox_asker(tree, packages)
-        return Asking(ask=ask, cannot_ask=why, compile=sandbox_compiler(tree, packages))
+        return Asking(
+            ask=ask,
+            cannot_ask=why,
+            compile=sandbox_compiler(tree, packages),
+            launch=sandbox_launcher(tree, packages),
+        )
 
     return asking
 

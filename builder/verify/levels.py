@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Levels that this version has, cheapest first.
-LEVELS = ("static", "imports", "dispatch", "codegen", "binaries", "device", "serve")
+LEVELS = ("static", "imports", "dispatch", "codegen", "numbers", "binaries", "device", "serve")
 #: Those that run when none is named: ``codegen`` downloads a CuTe DSL and takes half a minute,
+#: ``numbers`` takes minutes of processor time,
 #: ``binaries`` reads tens of megabytes of extension modules, ``device`` and ``serve`` need a GPU.
 DEFAULT_LEVELS = ("static", "imports", "dispatch")
 #: Those that can show a layer to be necessary, and run by default when that is asked for.

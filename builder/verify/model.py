@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.trees import Tree
+    from builder.verify.launches import Replies
     from builder.verify.necessity import Necessity
     from builder.verify.parts import Parts
     from builder.verify.unrecorded import Unrecorded
@@ -148,6 +149,8 @@ class VerifyTarget:
     digests: tuple[str, ...] = ()
     #: runs the codegen probe with a request; None means that nothing here can compile
     compile: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    #: launches kernels and runs them without a device; None means that nothing here can
+    launch: Callable[[Mapping[str, Any]], Replies] | None = None
     #: runs the in-image verifier's level where it may find a GPU, and gives its document
     on_gpu: Callable[[str], Mapping[str, Any]] | None = None
     #: what ``docker run`` knows it by, where that is not its name

@@ -75,6 +75,7 @@ class Parts:
             ask=asking.ask,
             cannot_ask=asking.cannot_ask,
             compile=asking.compile,
+            launch=asking.launch,
             brought=(),
             unrecorded=None,
             label=None,

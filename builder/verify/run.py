@@ -10,6 +10,7 @@ from builder.verify.codegen import check_codegen
 from builder.verify.dispatch import check_dispatch
 from builder.verify.imports import check_imports
 from builder.verify.model import Report
+from builder.verify.numbers import check_numbers
 from builder.verify.ongpu import check_on_gpu
 from builder.verify.static import check_static
 
@@ -36,6 +37,7 @@ def verify(
         "imports": check_imports,
         "dispatch": check_dispatch,
         "codegen": check_codegen,
+        "numbers": check_numbers,
         "binaries": check_binaries,
         "device": lambda target: check_on_gpu(target, "device"),
         "serve": lambda target: check_on_gpu(target, "serve"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Changes, Tree
     from builder.bases.model import Base
+    from builder.verify.launches import Replies
 
     Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -41,6 +42,7 @@ class Asking:
     ask: Ask | None
     compile: Ask | None
     cannot_ask: str = ""
+    launch: Callable[[Mapping[str, Any]], Replies] | None = None
 
 
 def net_changes(tree: Tree) -> Changes:

@@ -19,6 +19,7 @@ from builder.errors import UsageError
 from builder.planner import make_plan
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
+from builder.verify.launches import sandbox_launcher
 from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions
 from builder.verify.parts import Parts, parts_of_image
@@ -70,6 +71,7 @@ def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> 
         ask=ask,
         cannot_ask=why,
         compile=_compiler_of(tree, base, patched=patched),
+        launch=sandbox_launcher(tree, dict(base.identity.packages)),
         close=base.close,
     )
 
@@ -150,6 +152,7 @@ def open_overlay(
         ask=ask,
         cannot_ask=why,
         compile=sandbox_compiler(overlay, plan["base"]["packages"]),
+        launch=sandbox_launcher(overlay, plan["base"]["packages"]),
         label=label,
         parts=lambda: parts,
     )
@@ -225,6 +228,7 @@ def target_of_image(
         ask=held.now.ask,
         cannot_ask=held.now.cannot_ask,
         compile=held.now.compile,
+        launch=held.now.launch,
         close=base.close,
         label=None if opening.selection is not None else baked.label,
         parts=lambda: parts_of_image(base, former, opening.sources, held.otherwise),

@@ -20,6 +20,7 @@ _UNKNOWN = {
     "imports": "that patched modules find what they import",
     "dispatch": "which kernels vLLM selects",
     "codegen": "that the kernels compile for SM121",
+    "numbers": "that the kernels' numbers are right",
     "binaries": "that SM121 runs the ready-made machine code",
     "device": "that the kernels run on a GB10",
     "serve": "that vllm serve works on a GB10",
@@ -27,6 +28,7 @@ _UNKNOWN = {
 #: What is known when every check of a level passed, besides the kernels that are selected.
 _KNOWN = {
     "codegen": "the kernels compile for SM121",
+    "numbers": "the kernels give the right numbers when their PTX is run on a CPU",
     "binaries": "SM121 runs the ready-made machine code",
 }
 _ON_GB10 = {"device": "the kernels give the right numbers", "serve": "vllm serve answers"}

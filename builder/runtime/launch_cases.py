@@ -1,0 +1,158 @@
+"""Inputs for the kernels whose numbers are checked, and the calls that vLLM makes with them.
+
+Runs under the target's interpreter beside ``launch_probe.py``; the inputs, and what may come out of
+them, are those of level ``device`` (``device_cases``, ``device_experts``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+reference: Any = importlib.import_module("nvfp4_reference")
+cases: Any = importlib.import_module("device_cases")
+experts: Any = importlib.import_module("device_experts")
+torch: Any = importlib.import_module("torch")
+
+#: Rows and columns of scales that the layout of cuBLAS keeps together ("128x4").
+ROWS, COLUMNS = 128, 4
+
+
+@dataclasses.dataclass
+class Case:
+    """One call: what it is given, what may come out."""
+
+    name: str
+    call: Callable[[], Any]
+    #: tensors that the kernel may only read
+    inputs: list[Any]
+    output: Any
+    exact: Any
+    bound: Any
+
+
+def swizzled(scales: Any) -> Any:
+    """E4M3 scales [rows, columns] as bytes in the layout of cuBLAS, padded with zeros.
+
+    In tiles of 128x4, the bytes of row 32*a+b and column c lie at 16*b + 4*a + c.
+    """
+    rows, columns = scales.shape
+    whole = torch.zeros(
+        -(-rows // ROWS) * ROWS, -(-columns // COLUMNS) * COLUMNS, dtype=torch.uint8
+    )
+    whole[:rows, :columns] = scales.contiguous().view(torch.uint8)
+    tiles = whole.reshape(whole.shape[0] // ROWS, 4, 32, whole.shape[1] // COLUMNS, COLUMNS)
+    return tiles.permute(0, 3, 2, 1, 4).contiguous().reshape(whole.shape)
+
+
+def dense_cases(ask: dict[str, Any]) -> Iterator[Case]:
+    """Calls of FlashInfer's b12x GEMM, one for each shape and kind of input that is asked for."""
+    for m, n, k in ask["shapes"]:
+        made = cases.LinearCases("fp4", seed=int(ask.get("seed", 0)))
+        for case in _linear(made, ask.get("inputs", "random"), m, n, k):
+            yield _dense(ask, case)
+
+
+def _linear(made: Any, inputs: str, m: int, n: int, k: int) -> Iterator[Any]:
+    if inputs == "degenerate":
+        yield made.any_scales(m, n, k)
+        yield made.single(m, n, k)
+        yield from made.degenerate(m, n, k)
+    else:
+        yield made.ordinary(m, n, k)
+
+
+def _dense(ask: dict[str, Any], case: Any) -> Case:
+    left, right = reference.quantise(case.x, case.input_scale), case.weight
+    a, b = reference.pack(left.codes).contiguous(), reference.pack(right.codes).contiguous()
+    a_scales, b_scales = swizzled(left.scales), swizzled(right.scales)
+    alpha = torch.tensor([left.factor * right.factor], dtype=torch.float32)
+    rows, columns = case.expected.exact.shape
+    out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16)
+    e4m3 = torch.float8_e4m3fn
+    given = (a, b.T, a_scales.view(e4m3), b_scales.view(e4m3).T, alpha, torch.bfloat16, out, 16)
+
+    def call() -> None:
+        tile = ask.get("tile")
+        if tile is None:
+            importlib.import_module("flashinfer").mm_fp4(*given, False, backend="b12x")
+            return
+        gemm = importlib.import_module("flashinfer.gemm.gemm_base")
+        runner = gemm._b12x_gemm_fp4_runner(12, 1, False, torch.bfloat16, True)
+        tactic = (tuple(tile), (1, 1), bool(ask.get("swap_ab")), False, "sm120", None)
+        runner.forward([*given, False, None], tactic=tactic)
+
+    name = f"{case.name}, {case.shape}"
+    inputs = [a, b, a_scales, b_scales, alpha]
+    return Case(name, call, inputs, out, case.expected.exact, case.expected.bound)
+
+
+def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
+    """Calls of FlashInfer's fused b12x experts.
+
+    The second product is split into slices of 128 along its length, each of which is added by a
+    bfloat16 atomic: with an intermediate size of 128 there is one, as the bound supposes.
+    """
+    count, top_k = int(ask.get("experts", 8)), int(ask.get("top_k", 2))
+    hidden, inner = int(ask.get("hidden", 512)), int(ask.get("intermediate", 128))
+    made = experts.make_experts(count, hidden, inner)
+    for number in ask["tokens"]:
+        tokens = experts.make_tokens(number, count, top_k, hidden)
+        for one in experts.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
+            yield _moe(made, one, count, top_k)
+
+
+def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
+    to_mma = importlib.import_module("flashinfer.cute_dsl.utils").convert_sf_to_mma_layout
+    inner = made.down.codes.shape[2]
+
+    def halves_swapped(values: Any) -> Any:
+        """b12x wants up first, then gate."""
+        raw = values.view(torch.uint8)
+        return torch.cat([raw[:, inner:], raw[:, :inner]], dim=1)
+
+    def weight(codes: Any, scales: Any) -> tuple[Any, Any, Any]:
+        packed = reference.pack(codes).contiguous()
+        rows, columns = codes.shape[1:]
+        flat = torch.cat([swizzled(scales[e]) for e in range(count)])
+        laid = to_mma(flat.view(torch.float8_e4m3fn), m=rows, k=columns, num_groups=count)
+        return packed, laid, flat
+
+    up = weight(halves_swapped(made.gate_up.codes), halves_swapped(made.gate_up.scales))
+    down = weight(made.down.codes, made.down.scales.view(torch.uint8))
+    x = tokens.x.to(torch.bfloat16)
+    chosen = tokens.chosen.to(torch.int32).contiguous()
+    weights = torch.full(chosen.shape, 1.0 / top_k)
+    one, alpha = torch.ones(count), torch.full((count,), float(made.down.factor))
+    out = torch.full(x.shape, float("nan"), dtype=torch.bfloat16)
+    expected = experts.expect(made, tokens, "fp4")
+
+    def call() -> None:
+        importlib.import_module("flashinfer").b12x_fused_moe(
+            x=x,
+            token_selected_experts=chosen,
+            token_final_scales=weights,
+            w1_weight=up[0],
+            w1_weight_sf=up[1],
+            w1_alpha=one,
+            fc2_input_scale=one,
+            w2_weight=down[0],
+            w2_weight_sf=down[1],
+            w2_alpha=alpha,
+            num_experts=count,
+            top_k=top_k,
+            num_local_experts=count,
+            output_dtype=torch.bfloat16,
+            output=out,
+        )
+
+    inputs = [x, chosen, weights, up[0], down[0], up[2], down[2], alpha]
+    name = f"{tokens.name}, {len(x)} tokens, {count} experts, {x.shape[1]}x{inner}"
+    return Case(name, call, inputs, out, expected.exact, expected.bound)
+
+
+KINDS = {"dense-b12x": dense_cases, "moe-b12x": moe_cases}

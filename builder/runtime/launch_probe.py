@@ -1,0 +1,251 @@
+"""Let FlashInfer launch its kernels on a device that is not there, and record the launches.
+
+This file runs under the *target's* interpreter like ``codegen_probe.py``, whose surroundings it
+uses: the standard library, its siblings, and whatever the target has.
+
+    python launch_probe.py < request.json > result.json
+
+The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kernels of this form::
+
+    {"kind": "dense-b12x", "tile": [128, 128], "shapes": [[200, 384, 512]], "sms": 2,
+     "inputs": "random" | "degenerate", "seed": 0}
+    {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128}
+
+``sms`` is the number of SMs that the host code is told of: with few, one block takes several tiles.
+The functions that vLLM calls are called with tensors in ordinary memory that say they are on the
+device.  They check, compile and launch as they would; each launch is written below ``folder``: the
+PTX, the parameters, and the memory that these point into, before the kernel runs.
+
+Result::
+
+    {"schema": 1, "python": "...", "versions": {...}, "simulated": [...], "fatal": null | {...},
+     "kernels": [{"request": {...}, "error": null | {...}, "seconds": 1.0,
+                  "launches": [{"name": "...", "folder": "..."}]}]}
+
+A launch's folder holds ``launch.json`` (read by ``builder/ptx/launchfile.py``), ``kernel.ptx`` and
+the memory; and, where one array is the result, ``exact.f64`` and ``bound.f64``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from builder.runtime import call_table, codegen_probe, launch_host, stub_driver
+else:
+    import call_table
+    import codegen_probe
+    import launch_host
+    import stub_driver
+
+SCHEMA = 1
+Json = dict[str, Any]
+
+
+def runtime_functions() -> set[str]:
+    """What host code may call of the installed DSL's runtime library."""
+    found: set[str] = set()
+    for folder in sys.path:
+        for path in sorted(Path(folder).glob("nvidia_cutlass_dsl/lib/libc*runtime.so")):
+            found |= stub_driver.defined_symbols(str(path))
+    return {name for name in found if launch_host.RUNTIME_FUNCTION.fullmatch(name)}
+
+
+class Recorder:
+    """Writes each launch of one child as it comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.case: Any = None
+        self.number = 0
+        #: what the compiler gave for the function that is running
+        self.ptx: list[str] = []
+        self.launches: list[Json] = []
+
+    def record(self, launched: launch_host.Launched) -> None:
+        """One launch of the case that is running."""
+        text = next(t for t in self.ptx if f".entry {launched.kernel}(" in t)
+        parts = launch_host.parameters(text, launched)
+        into = self.folder / f"launch-{self.number}"
+        self.number += 1
+        into.mkdir(parents=True)
+        (into / "kernel.ptx").write_text(text, encoding="utf-8")
+        document = {
+            "schema": SCHEMA,
+            "name": self.case.name,
+            "ptx": "kernel.ptx",
+            "kernel": launched.kernel,
+            "grid": launched.grid,
+            "block": launched.block,
+            "shared": launched.shared,
+            "parameters": [part.hex() for part in parts],
+            "memory": self._memory(into, b"".join(parts)),
+        }
+        document["result"] = self._result(into)
+        (into / "launch.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        self.launches.append({"name": self.case.name, "folder": str(into)})
+
+    def _memory(self, into: Path, parameters: bytes) -> list[Json]:
+        """Every tensor's memory that a parameter, or a tensor map among them, points into."""
+        torch = importlib.import_module("torch")
+        held = {
+            int.from_bytes(parameters[at : at + 8], "little")
+            for at in range(0, len(parameters) - 7, 4)
+        }
+        inputs = {t.untyped_storage().data_ptr() for t in self.case.inputs}
+        stores = {}
+        for one in gc.get_objects():
+            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+                storage = one.untyped_storage()
+                stores[storage.data_ptr()] = storage
+        found: list[Json] = []
+        for address, storage in sorted(stores.items()):
+            end = address + storage.nbytes()
+            if address and any(address <= value < end for value in held):
+                file = f"memory-{len(found)}.bin"
+                (into / file).write_bytes(ctypes.string_at(address, storage.nbytes()))
+                found.append({"address": address, "file": file, "writable": address not in inputs})
+        return found
+
+    def _result(self, into: Path) -> Json:
+        case = self.case
+        for name, values in (("exact", case.exact), ("bound", case.bound)):
+            (into / f"{name}.f64").write_bytes(values.double().contiguous().numpy().tobytes())
+        shape = [int(size) for size in case.output.shape]
+        return {
+            "address": case.output.data_ptr(),
+            "type": "bf16",
+            "shape": shape,
+            "exact": "exact.f64",
+            "bound": "bound.f64",
+        }
+
+
+def launch_instead(recorder: Recorder) -> None:
+    """Let what ``cute.compile`` gives be called with tensors in ordinary memory."""
+    cute = importlib.import_module("cutlass.cute")
+    torch = importlib.import_module("torch")
+    tvm_ffi = importlib.import_module("tvm_ffi")
+    compiler = cute.compile
+
+    def on_device(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return tvm_ffi.from_dlpack(launch_host.OnDevice(value))
+        return value
+
+    def compile_and_wrap(*args: Any, **kwargs: Any) -> Any:
+        before = set(Path().glob("*.ptx"))
+        function = compiler(*args, **kwargs)
+        new = sorted(set(Path().glob("*.ptx")) - before)
+        texts = [path.read_text(encoding="utf-8") for path in new]
+        for path in new:  # the next one may have the same name
+            path.unlink()
+
+        def call(*values: Any) -> Any:
+            recorder.ptx = texts
+            return function(*map(on_device, values))
+
+        return call
+
+    setattr(cute, "compile", compile_and_wrap)  # noqa: B010 (the module is Any in a sandbox only)
+    compilers = importlib.import_module("cutlass.base_dsl.compiler")
+    # it would call cuInit
+    compilers.Compiler._check_cuda_dependencies_once = lambda _self, _libraries: None
+
+
+def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
+    """Make every launch of one request, in a child of its own."""
+    begun = time.monotonic()
+    reply: Json = {"request": ask, "error": None, "launches": []}
+    recorder = Recorder(folder)
+    runtime = launch_host.Runtime(recorder.record)
+    library.fill(runtime.callbacks())
+    try:
+        launch_instead(recorder)
+        if "sms" in ask:
+            codegen_probe.SM_COUNT = int(ask["sms"])
+            codegen_probe.answer_for_flashinfer(probe)
+        for case in importlib.import_module("launch_cases").KINDS[ask["kind"]](ask):
+            recorder.case, count = case, len(recorder.launches)
+            case.call()
+            if runtime.errors:
+                raise runtime.errors[0]
+            if len(recorder.launches) == count:
+                raise RuntimeError(f"{case.name}: the call launched no kernel")
+    except Exception as error:
+        traceback.print_exc()
+        first = runtime.errors[0] if runtime.errors else error
+        reply["error"] = codegen_probe.describe(first, "call")
+        if runtime.refused:
+            names = ", ".join(dict.fromkeys(runtime.refused))
+            reply["error"]["message"] += f"; functions that are not simulated: {names}"
+    reply["launches"] = recorder.launches
+    reply["seconds"] = round(time.monotonic() - begun, 2)
+    return reply
+
+
+def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
+    """Answer each of the request's kernels."""
+    asks = [dict(ask) for ask in request["kernels"]]
+    said = codegen_probe.prepare(request, probe)
+    if said:
+        return [{"request": ask, "error": said, "launches": [], "seconds": 0.0} for ask in asks]
+    folder = Path(request["folder"])
+
+    def work(ask: Json, scratch: Path) -> Json:
+        return launch_kernel(ask, probe, library, folder / scratch.name)
+
+    def crashed(ask: Json, error: Json) -> Json:
+        return {"request": ask, "error": error, "launches": [], "seconds": 0.0}
+
+    with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
+        jobs = int(request.get("jobs", 2))
+        return codegen_probe.in_children(asks, jobs, Path(scratch), work, crashed)
+
+
+def run(request: Json) -> Json:
+    """Answer a whole request."""
+    probe = codegen_probe.Probe.of(request)
+    result: Json = {"schema": SCHEMA, "python": platform.python_version(), "versions": {}}
+    result.update(kernels=[], simulated=probe.simulated, fatal=None)
+    with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
+        try:
+            codegen_probe.set_environment(request, probe, scratch)
+            codegen_probe.add_paths([str(path) for path in request.get("paths", [])])
+            if libraries := stub_driver.dsl_libraries():
+                stub_driver.load_driver(probe.note, scratch, libraries)
+            library = call_table.Library(os.path.join(scratch, "calls.so"), runtime_functions())
+            os.environ["CUTE_DSL_LIBS"] = library.path
+            probe.note("the CuTe DSL's runtime library: generated, its functions record launches")
+            codegen_probe.find_source_quickly()
+            result["kernels"] = launch_requested(request, probe, library)
+        except Exception as error:
+            traceback.print_exc()
+            result["fatal"] = codegen_probe.describe(error, "import")
+        result["versions"] = codegen_probe.versions()
+    return result
+
+
+def main() -> int:
+    """Read a request from stdin, write the result to stdout."""
+    out = codegen_probe.claim_stdout()
+    result = run(cast("Json", json.load(sys.stdin)))
+    json.dump(result, out, sort_keys=True)
+    out.write("\n")
+    out.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""What level ``numbers`` runs for a profile, and where its launches come from.
+
+The target's own FlashInfer and CuTe DSL compile and launch the kernels, in a sandbox; what was to
+run on the device is written into files, and `builder.ptx` runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.trees import versions
+from builder.paths import package_file
+from builder.runtime import LAUNCH_PROBE
+from builder.verify.dslmirror import mirror
+from builder.verify.results import Results
+from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
+from builder.verify.torchfolder import torch_folder, wanted_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from builder.applier.trees import Tree
+    from builder.ptx.runs import Ran
+
+PROBE = LAUNCH_PROBE[-1]
+TIMEOUT = 600.0
+#: The stage of an error that is the executor's: it does not know an instruction.
+UNREAD = "read"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A kernel whose numbers are to be checked: the calls that launch it."""
+
+    name: str
+    #: the kind of layer that it serves
+    serves: str
+    request: Mapping[str, Any]
+
+
+def _tile(rows: int, columns: int) -> Launched:
+    """A GEMM of four tiles, those at the edge not full; 4 and 5 K tiles of 128 for 3 stages."""
+    m, n = rows + rows // 2 + 8, 2 * columns
+    return Launched(
+        name=f"b12x GEMM, tile {rows}x{columns}",
+        serves="nvfp4-linear",
+        request={
+            "kind": "dense-b12x",
+            "tile": [rows, columns],
+            "shapes": [[m, n, 512], [m, n, 640]],
+        },
+    )
+
+
+#: In order of their cost.
+LAUNCHED = (
+    _tile(128, 128),
+    _tile(64, 128),
+    _tile(128, 64),
+    _tile(64, 64),
+    Launched(
+        name="b12x GEMM, 1 token",
+        serves="nvfp4-linear",
+        request={"kind": "dense-b12x", "shapes": [[1, 256, 128], [1, 256, 384], [1, 256, 1792]]},
+    ),
+    Launched(
+        name="b12x GEMM, special values",
+        serves="nvfp4-linear",
+        request={
+            "kind": "dense-b12x",
+            "tile": [64, 64],
+            "shapes": [[64, 128, 256]],
+            "inputs": "degenerate",
+        },
+    ),
+    # with 2 SMs each block takes 4 tiles
+    Launched(
+        name="b12x GEMM, several tiles a block",
+        serves="nvfp4-linear",
+        request={
+            "kind": "dense-b12x",
+            "tile": [64, 128],
+            "shapes": [[200, 256, 512], [200, 256, 384]],
+            "sms": 2,
+        },
+    ),
+    Launched(
+        name="b12x MoE, 1 token",
+        serves="nvfp4-moe",
+        request={"kind": "moe-b12x", "tokens": [1]},
+    ),
+    Launched(
+        name="b12x MoE, 24 tokens",
+        serves="nvfp4-moe",
+        request={"kind": "moe-b12x", "tokens": [24], "experts": 4, "hidden": 256},
+    ),
+)
+
+
+def wanted_launches(expectations: Sequence[Mapping[str, str]]) -> list[Launched]:
+    """The kernels that stand behind the lines a profile expects."""
+    kinds = {e["kind"] for e in expectations if "b12x" in e.get("line", "").lower()}
+    return [one for one in LAUNCHED if one.serves in kinds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What came of one kernel: its launches run, or why there are none."""
+
+    error: str
+    stage: str
+    ran: tuple[Ran, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replies:
+    """What came of all of them, in the order of the request."""
+
+    replies: tuple[Reply, ...]
+    versions: Mapping[str, str | None]
+    simulated: tuple[str, ...]
+    kept: bool = False
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Replies:
+        """Read what is kept."""
+        from builder.ptx.runs import Ran
+
+        return cls(
+            replies=tuple(
+                Reply(
+                    error=one["error"],
+                    stage=one["stage"],
+                    ran=tuple(Ran.of(ran) for ran in one["ran"]),
+                )
+                for one in document["replies"]
+            ),
+            versions=document["versions"],
+            simulated=tuple(document["simulated"]),
+            kept=bool(document.get("kept")),
+        )
+
+
+def _programs() -> tuple[tuple[str, str], ...]:
+    """Everything of ours that a result depends on."""
+    executor = sorted(path.name for path in package_file("ptx", "runs.py").parent.glob("*.py"))
+    probes = [("runtime", name) for name in LAUNCH_PROBE]
+    return (*probes, *(("ptx", name) for name in executor))
+
+
+def results() -> Results:
+    """What is kept of runs."""
+    return Results("numbers", _programs(), 40)
+
+
+def sandbox_launcher(
+    tree: Tree, packages: Mapping[str, str]
+) -> Callable[[Mapping[str, Any]], Replies]:
+    """A way to launch with the FlashInfer and CuTe DSL of any tree, in a sandbox.
+
+    Nothing is made or downloaded before it is called.
+    """
+
+    def launch(request: Mapping[str, Any]) -> Replies:
+        current = {**packages, **versions(tree)}
+        sandbox = Sandbox(requirements_for(current["vllm"]))
+        dsl, rest = mirror(tree), lay_out(tree)
+        sandbox.prepare()
+        torch = torch_folder(wanted_torch(tree, current))
+        # these four are named by their contents
+        inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
+        kept = results().get(inputs)
+        if kept is not None:
+            return Replies.of(kept)
+        with tempfile.TemporaryDirectory(prefix="spark-build-launches-") as folder:
+            paths = [str(dsl), str(rest), str(torch.folder)]
+            full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
+            recorded = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
+            document = _run_all(recorded, int(request["jobs"]))
+        document["simulated"][:0] = [torch.what]
+        if not any(reply["error"] for reply in document["replies"]):
+            results().put(inputs, document)
+        return Replies.of(document)
+
+    return launch
+
+
+def _run_all(recorded: Mapping[str, Any], jobs: int) -> dict[str, Any]:
+    """Run every launch that a probe recorded, some at a time."""
+    from builder.ptx.runs import run_folder
+
+    fatal = recorded.get("fatal")
+    count = max(len(recorded["kernels"]), 1)
+    kernels = recorded["kernels"] if not fatal else [{"error": fatal, "launches": []}] * count
+    folders = [one["folder"] for kernel in kernels for one in kernel["launches"]]
+    if len(folders) < 2:
+        ran = {folder: run_folder(folder) for folder in folders}
+    else:
+        # not forked: numpy may have threads here
+        with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
+            ran = dict(zip(folders, pool.map(run_folder, folders), strict=True))
+    return {
+        "replies": [_reply(kernel, ran) for kernel in kernels],
+        "versions": recorded["versions"],
+        "simulated": list(recorded["simulated"]),
+    }
+
+
+def _reply(kernel: Mapping[str, Any], ran: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to one kernel: what the probe said, or else what the executor could not read."""
+    found = [ran[one["folder"]] for one in kernel["launches"]]
+    unread = next((one["error"] for one in found if "error" in one), "")
+    if kernel["error"] or unread:
+        stage = kernel["error"]["stage"] if kernel["error"] else UNREAD
+        return {"error": _words(kernel["error"]) or unread, "stage": stage, "ran": []}
+    return {"error": "", "stage": "", "ran": found}
+
+
+def _words(error: Mapping[str, Any] | None) -> str:
+    return f"{error['type']}: {error['message']}" if error else ""
+
+
+def launch_request(env: Mapping[str, str], arch: str, wanted: Sequence[Launched]) -> dict[str, Any]:
+    """What the probe is asked."""
+    return {
+        "env": dict(env),
+        "arch": arch,
+        "jobs": min(4, os.cpu_count() or 1),
+        "kernels": [dict(one.request) for one in wanted],
+    }

@@ -1,0 +1,174 @@
+"""Level ``numbers``: the kernels that the profile selects, run on this machine without the device.
+
+FlashInfer's own host code launches them, and `builder.ptx` executes the PTX that its compiler wrote
+for SM121: values against the exact product, and what no device reports: races, deadlocks, accesses
+out of bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.errors import SparkBuildError
+from builder.verify.codegen import ARCH
+from builder.verify.dslmirror import NoDsl
+from builder.verify.kernels import headline
+from builder.verify.launches import UNREAD, launch_request, wanted_launches
+from builder.verify.model import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from builder.ptx.runs import Run
+    from builder.verify.launches import Launched, Replies, Reply
+    from builder.verify.model import Status, VerifyTarget
+
+EXPECTED = "every value within its bound in every schedule; no race, no deadlock, no bad access"
+#: What differs from the device.
+SIMULATED = (
+    "the GPU: the kernel's PTX is executed on a CPU, not the machine code that ptxas makes of it",
+    "tensor cores: the products of one instruction are summed exactly and rounded once",
+    "rcp, ex2 and other approximations: exact, rounded once",
+    "schedules: eager, lazy and random copies; the device's own timing is another",
+)
+
+
+def check_numbers(target: VerifyTarget) -> Iterator[Check]:
+    """One check for each kernel behind the lines that the profile expects."""
+    wanted = wanted_launches(target.plan["expect"])
+    if not wanted:
+        said = "the profile expects no b12x kernel, and no other is known to this level"
+        yield Check(
+            level="numbers", name="numbers", status="not-run",
+            expected="a kernel run without the device", seen="", reason=said,
+        )  # fmt: skip
+        return
+    arch = str(target.plan["env"].get("CUTE_DSL_ARCH", ARCH))
+    if target.launch is None:
+        reason = target.cannot_ask or (
+            "kernels are launched from released wheels and layouts (pypi:, oci:), not from here"
+        )
+        yield from (_check(one, "not-run", reason=reason) for one in wanted)
+        return
+    try:
+        replies = target.launch(launch_request(target.plan["env"], arch, wanted))
+    except NoDsl as error:
+        yield from (_check(one, "fail", str(error), where=target.name) for one in wanted)
+        return
+    except SparkBuildError as error:
+        hint = f"; try: {error.hint}" if error.hint else ""
+        yield from (_check(one, "not-run", reason=f"{error}{hint}") for one in wanted)
+        return
+    for one, reply in zip(wanted, replies.replies, strict=True):
+        yield _judged(one, reply, replies, target.name)
+
+
+def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check:
+    simulated = (*replies.simulated, *SIMULATED)
+    where = _where(reply, replies, target)
+    if reply.stage == UNREAD:
+        return _check(one, "not-run", where=where, reason=reply.error)
+    if reply.error:
+        kind = reply.error.partition(":")[0]
+        seen = f"{kind}: {headline(reply.error.partition(': ')[2], kind)}"
+        return _check(one, "fail", seen, where=where, simulated=simulated)
+    runs = [run for ran in reply.ran for run in ran.runs]
+    if not runs or not any(run.values for run in runs if not run.fault):
+        seen = "no launch gave a value" if not runs else ""
+        faults = [run for run in runs if run.fault]
+        seen = seen or "; ".join(_fault(run) for run in faults[:1]) or "no value was checked"
+        return _check(one, "fail", seen, where=where, simulated=simulated)
+    found = Findings.of(runs)
+    if found.words:
+        return _check(one, "fail", "; ".join(found.words), where=where, simulated=simulated)
+    values = sum(run.values for run in runs)
+    seen = (
+        f"{values} values right, in {_many(len(reply.ran), 'launch', 'launches')} and "
+        f"{_many(len(runs) // len(reply.ran), 'schedule')} each; no race; {_coverage(reply)}; "
+        f"{sum(run.instructions for run in runs)} warp instructions"
+    )
+    return _check(one, "pass", seen, where=where, simulated=simulated)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is wrong in some runs of a kernel, in words."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Findings:
+        """The worst of the wrong values, one fault, one race of each kind; how many of each."""
+        words = []
+        wrong = [run for run in runs if run.wrong]
+        if wrong:
+            worst = max(wrong, key=lambda run: run.wrong)
+            named = dict.fromkeys(run.schedule for run in wrong)
+            words.append(
+                f"wrong values in {_many(len(wrong), 'run')} of {len(runs)} ({', '.join(named)}); "
+                f"{worst.launch}, {worst.schedule}: {worst.said}"
+            )
+        faults = [run for run in runs if run.fault]
+        if faults:
+            words.append(f"{_many(len(faults), 'run')} did not end; {_fault(faults[0])}")
+        by_kind: dict[str, dict[str, None]] = {}
+        for run in runs:
+            for race in run.races:
+                by_kind.setdefault(race.partition(":")[0], {})[race] = None
+        for races in by_kind.values():
+            first = next(iter(races))
+            others = f" (and {_many(len(races) - 1, 'more')})" if len(races) > 1 else ""
+            words.append(f"race, {first}{others}")
+        return cls(tuple(words))
+
+
+def _fault(run: Run) -> str:
+    kind = "deadlock" if run.deadlock else "fault"
+    return f"{run.launch}, {run.schedule}: {kind}: {run.fault[:600]}"
+
+
+def _coverage(reply: Reply) -> str:
+    """Basic blocks that ran, of the kernel that most launches are of."""
+    covered: dict[str, set[int]] = {}
+    blocks = {ran.ptx: ran.blocks for ran in reply.ran}
+    for ran in reply.ran:
+        for run in ran.runs:
+            covered.setdefault(ran.ptx, set()).update(run.covered)
+    parts = [f"{len(seen)} of {blocks[ptx]}" for ptx, seen in covered.items()]
+    return f"{' and '.join(parts)} basic blocks ran"
+
+
+def _where(reply: Reply, replies: Replies, target: str) -> str:
+    labels = (("flashinfer-python", "FlashInfer"), ("nvidia-cutlass-dsl", "CuTe DSL"))
+    named = [f"{label} {replies.versions[n]}" for n, label in labels if replies.versions.get(n)]
+    kept = ", run before from the same files" if replies.kept else ""
+    ptx = dict.fromkeys(ran.ptx[:12] for ran in reply.ran)
+    files = f"; PTX {', '.join(ptx)}" if ptx else ""
+    return f"{' + '.join(named) or 'the compiler'} of {target}{kept}{files}"
+
+
+def _many(number: int, one: str, several: str = "") -> str:
+    plural = several or (one if one == "more" else f"{one}s")
+    return f"{number} {one if number == 1 else plural}"
+
+
+def _check(
+    one: Launched,
+    status: Status,
+    seen: str = "",
+    *,
+    where: str = "",
+    reason: str = "",
+    simulated: tuple[str, ...] = (),
+) -> Check:
+    return Check(
+        level="numbers",
+        name=one.name,
+        status=status,
+        expected=EXPECTED,
+        seen=seen,
+        where=where,
+        reason=reason,
+        simulated=simulated,
+    )

@@ -1,0 +1,49 @@
+"""Level ``numbers`` on released wheels: what is right, and the defects that it finds."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from builder.verify.numbers import check_numbers
+from builder.verify.targets import target_of_plan
+
+if TYPE_CHECKING:
+    from .support import Planner
+
+RIGHT = {
+    *(f"b12x GEMM, tile {tile}" for tile in ("128x128", "64x128", "128x64", "64x64")),
+    "b12x GEMM, 1 token",
+    "b12x GEMM, special values",
+}
+SEVERAL = "b12x GEMM, several tiles a block"
+MOE = {"b12x MoE, 1 token", "b12x MoE, 24 tokens"}
+
+
+def test_what_b12x_full_computes_on_0_20_1(planned: Planner) -> None:
+    made = planned("pypi:vllm==0.20.1")
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    checks = {check.name: check for check in check_numbers(target)}
+    assert set(checks) == {*RIGHT, SEVERAL, *MOE}
+    for name in RIGHT:
+        check = checks[name]
+        assert check.status == "pass", check.seen
+        words = r"[1-9]\d+ values right, in \d+ launches and 3 schedules each; no race"
+        assert re.match(words, check.seen)
+        assert any("its functions record launches" in words for words in check.simulated)
+    for name in RIGHT - {"b12x GEMM, special values"}:
+        ran, blocks = map(int, re.findall(r"(\d+) of (\d+) basic blocks", checks[name].seen)[0])
+        assert ran >= 0.97 * blocks, "the shapes reach nearly all of the kernel"
+    # nobody waits for the store of one tile before the next is written over it: by luck right
+    # where stores happen at once
+    several = checks[SEVERAL]
+    assert several.status == "fail"
+    assert "(lazy, random 1)" in several.seen
+    assert "race, write while a copy may still read: line " in several.seen
+    # a barrier is missing before the scatter
+    for name in MOE:
+        assert checks[name].status == "fail"
+        assert "wrong values in 3 runs of 3" in checks[name].seen
+        by = r"line \d+ \(warp \d\)"
+        found = rf"race, read without order after a write: {by} and {by}"
+        assert re.search(found, checks[name].seen)
