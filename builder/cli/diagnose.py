@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.console import console, print_json
 from builder.diagnose import diagnose, shelf
+from builder.diagnose.live import IDLE, watched
 from builder.diagnose.report import lines_of, lines_of_several
 from builder.diagnose.several import as_json, together
 from builder.diagnose.sources import Source, found, texts
@@ -17,7 +21,7 @@ from builder.hints import os_hint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.diagnose import Diagnosis
+    from builder.diagnose import Diagnosis, Finding
 
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
 _AGAIN = "when the server runs again, read its log again: " + _PIPE
@@ -25,7 +29,9 @@ _AGAIN = "when the server runs again, read its log again: " + _PIPE
 WORDS = ("list", "show", "check", "table")
 
 
-def diagnose_command(logs: Sequence[str], vllm: str | None, json: bool) -> None:
+def diagnose_command(
+    logs: Sequence[str], vllm: str | None, json: bool, *, watch: bool = False, idle: float = IDLE
+) -> None:
     """Read logs and say what they show; exit 5 when one shows a failure.
 
     Raises:
@@ -35,7 +41,12 @@ def diagnose_command(logs: Sequence[str], vllm: str | None, json: bool) -> None:
     if logs and logs[0] in WORDS:
         _catalogue(logs[0], logs[1:], json)
         return
-    results = _read(logs or ["-"], vllm, asked=bool(logs))
+    if not logs and sys.stdin.isatty():
+        raise UsageError("no log", hint=_PIPE)
+    if (fd := _growing(logs, watch=watch)) is not None:
+        results = watched(fd, vllm, _say, idle=idle)
+    else:
+        results = _read(logs or ["-"], vllm)
     if len(results) > 1:
         results = together(results)
     if json:
@@ -45,9 +56,24 @@ def diagnose_command(logs: Sequence[str], vllm: str | None, json: bool) -> None:
     _end(results)
 
 
-def _read(logs: Sequence[str], vllm: str | None, *, asked: bool) -> list[Diagnosis]:
-    if not asked and sys.stdin.isatty():
-        raise UsageError("no log", hint=_PIPE)
+def _growing(logs: Sequence[str], *, watch: bool) -> int | None:
+    """What to read while it grows: a pipe, or with ``--watch`` one file."""
+    if len(logs) > 1 and watch:
+        raise UsageError("--watch reads one log", hint="spark-build diagnose server.log --watch")
+    if logs and logs[0] != "-":
+        return os.open(logs[0], os.O_RDONLY) if watch and Path(logs[0]).is_file() else None
+    try:
+        fd = sys.stdin.fileno()
+    except (OSError, ValueError):  # a stream of a test
+        return None
+    return fd if stat.S_ISFIFO(os.fstat(fd).st_mode) else None
+
+
+def _say(finding: Finding) -> None:
+    console.say(f"  line {finding.line}: {finding.id}: {finding.quote[:200]}")
+
+
+def _read(logs: Sequence[str], vllm: str | None) -> list[Diagnosis]:
     standard = Source("standard input", lambda: contextlib.nullcontext(sys.stdin.buffer))
     results = []
     for source in [standard] if list(logs) == ["-"] else found(logs):
@@ -70,7 +96,12 @@ def _end(results: Sequence[Diagnosis]) -> None:
     findings = [f for result in results for f in result.findings if f.severity == "error"]
     if wrong := list(dict.fromkeys(f.id for f in findings)):
         search = next((f.search for f in findings if f.search), "")
-        hint = f"search the issues of the engine for: {search}" if search else _AGAIN
+        known = next((f.id for f in findings if not f.search), "")
+        hint = (
+            f"spark-build diagnose show {known}"
+            if known
+            else f"search the issues of the engine for: {search}"
+        )
         what = "the log shows" if len(results) == 1 else "the logs show"
         raise SparkBuildError(f"{what} {', '.join(wrong)}", Exit.VERIFY_FAILED, hint)
     if any(result.failed for result in results):

@@ -321,7 +321,7 @@ def diagnose(
         typer.Argument(
             help="Logs of a model server, folders of them, packed or not; - is standard input. "
             "Or the catalogue: list, show ID, check [FILE...], table.",
-            metavar="[LOG...]",
+            metavar="LOG",
         ),
     ] = None,
     vllm: Annotated[
@@ -330,6 +330,12 @@ def diagnose(
             help="The vLLM release that wrote it (default: what the log says).", metavar="VERSION"
         ),
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Read a file while it grows, until the server is ready or dead."
+        ),
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Say what a server log shows, what killed the server, what to do.
@@ -339,4 +345,4 @@ def diagnose(
     """
     from builder.cli.diagnose import diagnose_command
 
-    diagnose_command(logs or [], vllm=vllm, json=json)
+    diagnose_command(logs or [], vllm=vllm, json=json, watch=watch)

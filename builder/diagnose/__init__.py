@@ -38,16 +38,19 @@ def diagnose(
     vllm: str | None = None,
     catalog: Sequence[Entry] | None = None,
     *,
-    file: str = "",
+    read: Scan | None = None,
+    live: bool = False,
 ) -> Diagnosis:
     """Read a log; ``vllm`` is the release to judge it by, before what the log says.
+
+    ``read`` is filled while it is read; ``live`` says that the log still grows.
 
     Raises:
         UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
     """
     given = given_release(vllm)
     entries = load_catalog() if catalog is None else catalog
-    return judged(scan(Reader(stream), entries), entries, given, file=file)
+    return judged(scan(Reader(stream, live=live), entries, read), entries, given)
 
 
 def given_release(vllm: str | None) -> str | None:
@@ -64,9 +67,7 @@ def given_release(vllm: str | None) -> str | None:
         raise UsageError(f"--vllm {vllm!r} is not a version", hint="--vllm 0.25.0") from None
 
 
-def judged(
-    read: Scan, entries: Sequence[Entry], vllm: str | None = None, *, file: str = ""
-) -> Diagnosis:
+def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Diagnosis:
     """What a pass over a log comes to."""
     named = sorted(read.versions, key=read.versions.__getitem__)
     releases = tuple(v for v in named if _release(v))
@@ -75,7 +76,7 @@ def judged(
     failures = read.failures.failures()
     if all(f.survived for f in failures):
         failures = [*failures, *(f for f in read.unjoined.failures() if not f.survived)]
-    findings = _findings(read, entries, version, engine, failures, file)
+    findings = _findings(read, entries, version, engine, failures)
     findings = sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.line, f.id))
     verdict = _verdict(read, findings)
     return Diagnosis(
@@ -89,7 +90,6 @@ def judged(
         engine=engine,
         build=next((v for v in named if not _release(v)), "") if version is None else "",
         ready=read.failures.course.first_ready,
-        file=file,
     )
 
 
@@ -113,7 +113,6 @@ def _findings(
     version: str | None,
     engine: str,
     failures: list[Failure],
-    file: str,
 ) -> list[Finding]:
     found: dict[tuple[str, str], Finding] = {}
     survived = {n for f in failures if f.survived for n in f.lines}
@@ -138,7 +137,6 @@ def _findings(
                 hit.line,
                 rendered(entry.message, hit.groups),
                 rendered(entry.fix_for(version), hit.groups),
-                file=file,
                 quote=hit.text,
                 sure=entry.sure,
                 link=entry.source or f"docs/diagnose.md#{entry.id}",
@@ -151,7 +149,7 @@ def _findings(
     known = [_with_place(finding, failures) for finding in found.values()]
     spoke = {finding.id for finding in known if finding.severity == "error"}
     left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
-    return [*known, *_unknown(left, failures, known, file)]
+    return [*known, *_unknown(left, failures, known)]
 
 
 def _same(failure: Failure, spoke: list[Entry]) -> bool:
@@ -186,9 +184,7 @@ def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
     return finding
 
 
-def _unknown(
-    left: list[Failure], failures: list[Failure], known: list[Finding], file: str
-) -> list[Finding]:
+def _unknown(left: list[Failure], failures: list[Failure], known: list[Finding]) -> list[Finding]:
     """What killed the server and no entry explains, the root first."""
     told = {f.line for f in known if f.severity == "error"}
     fatal = [f for f in failures if not f.survived]
@@ -206,11 +202,11 @@ def _unknown(
             continue
         if explained and (failure.weak or failure.follower or failure.kind == "a compiler"):
             continue
-        found.append(_unknown_finding(failure, file))
+        found.append(_unknown_finding(failure))
     return found
 
 
-def _unknown_finding(failure: Failure, file: str) -> Finding:
+def _unknown_finding(failure: Failure) -> Finding:
     what = f"{failure.kind} ended it" if failure.kind[:1].islower() else f"{failure.kind} error"
     message = f"Not in the catalogue: {what}."
     fix = f"no cure is known here; search for: {failure.search}"
@@ -226,7 +222,6 @@ def _unknown_finding(failure: Failure, file: str) -> Finding:
         failure.line,
         message,
         fix,
-        file=file,
         quote=failure.quote,
         before=failure.before.text.strip() if failure.before else "",
         before_line=failure.before.line if failure.before else 0,
@@ -270,8 +265,10 @@ def described(result: Diagnosis) -> str:
         return f"vLLM {result.vllm}"
     if result.tensorrt_llm:
         return f"TensorRT-LLM {result.tensorrt_llm}"
+    if not result.engine:
+        return "an unknown program (if it is vLLM, say which: --vllm VERSION)"
     name = ENGINE_NAMES.get(result.engine, result.engine)
-    if result.engine == "vllm" or (not result.engine and result.vllm):
+    if result.engine == "vllm":
         own = f" build {result.build}, of" if result.build else " of"
         return f"vLLM{own} an unknown release (say which: --vllm VERSION)"
     return name

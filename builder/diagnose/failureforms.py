@@ -203,7 +203,8 @@ FOLLOWERS = re.compile(
 
 #: Wrappers whose own text says nothing: what they wrap is elsewhere in the log, or in their text.
 WRAPPERS = re.compile(
-    r"^(?:Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
+    r"^(?:ray::"
+    r"|Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
     r"returned non-zero|unhandled errors in a TaskGroup|-- Process \d+ terminated)"
 )
 

@@ -219,6 +219,11 @@ class Failures:
         own = [n for n in earlier if n.source == source]
         return next(iter((near or own or earlier)[-1:]), None)
 
+    def dead(self) -> bool:
+        """Whether the log shows the end of the server, not only a failure."""
+        kinds = {"a signal", "a C++ exception", "an exit", "systemd", "the command line"}
+        return any(not f.survived and (f.follower or f.kind in kinds) for f in self.failures())
+
     # ---------------------------------------------------------------------------------- at the end
 
     def failures(self) -> list[Failure]:

@@ -71,7 +71,8 @@ _BEGINS = re.compile(
     r"|(?:[A-Za-z_]\w*\.)*[A-Z]\w{2,}(?:Error|Exception)(?:: |:?$)|NVRM:|ninja:|ptxas |FAILED: "
     r"|The above exception|During handling of|Exception (?:ignored |in |Group )|terminate called"
     r"|Fatal |Killed$|Aborted|Segmentation |\*{3}|thread '|panic: |docker: |[Ee]rror: |bash: |make"
-    r"|INFO: |\[[A-Za-z][\w-]*\]|[\w.-]+: error: )"
+    r"|INFO: |\[[A-Za-z][\w-]*\]|[\w.-]+: error: "
+    r"|[a-z]+_\w+ ?: |[A-Z][\w ]{1,24}:(?:\s{2,}|$))"
 )
 #: A line that is whole, however long it is.
 _WHOLE = re.compile(
@@ -186,6 +187,8 @@ class _Wrap:
         if not own.strip() or not bare.strip() or _BEGINS.match(own) or _WHOLE.search(bare):
             return False
         word = own.split(None, 1)[0]
+        if word == bare.split(None, 1)[0]:  # the next record of the same program
+            return False
         short = len(text) < max(30, 0.4 * self.width) and len(word) < 0.5 * self.width
         if short or set(bare.strip()) <= set("^~-= |+"):
             return False

@@ -32,7 +32,12 @@ _SHAPES = 20_000
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = r"DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
-_ANSI = re.compile(r"(?:\x1b|#033)(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x1b[()]B")
+_ANSI = re.compile(
+    r"(?:\x1b|#033)(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x1b[()]B"
+    r"|\[(?:\d{1,3};){0,3}\d{1,3}m"
+)
+#: Colour whose escape character was lost on the way.
+_BARE_COLOUR = re.compile(r"\[(?:3\d|9\d|0|1);?\d*m")
 _PREFIX = re.compile(
     "|".join(
         (
@@ -111,7 +116,7 @@ class Reader:
     """The lines of a log, and what was passed over."""
 
     stream: BinaryIO
-    #: read line by line as they come: nothing is peeked at, nothing is passed over
+    #: it still grows, so its beginning cannot tell whether lines are wrapped
     live: bool = False
     lines: int = 0
     shapes: dict[bytes, Shape] = field(default_factory=dict)
@@ -159,7 +164,7 @@ class Reader:
                 key = piece.translate(None, _HEX if b"INFO" in piece else _DIGITS)
                 shape = shapes.get(key)
                 if shape is None:
-                    if len(shapes) < _SHAPES and not self.live:
+                    if len(shapes) < _SHAPES:
                         shapes[key] = Shape(piece, 1, number)
                     yield number, piece.decode("utf-8", "replace")
                 else:
@@ -218,7 +223,7 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     if "\r" in text:
         parts = text.split("\r")
         return [line for part in parts for line in cleaned(number, part, every=every)]
-    if "\x1b" in text or "#033" in text:
+    if "\x1b" in text or "#033" in text or ("u001b" not in text and _BARE_COLOUR.search(text)):
         text = _ANSI.sub("", text)
     text = mended(text)
     source = level = head = ""

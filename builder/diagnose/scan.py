@@ -64,8 +64,18 @@ class Scan:
     failures: Failures = field(default_factory=Failures)
     #: the same for the physical lines of a log that may be wrapped
     unjoined: Failures = field(default_factory=Failures)
+    #: looks at the lines that wait in a block
+    flush: Callable[[], None] = lambda: None
     #: sources of the patterns of ``with`` and ``without`` that are somewhere in the log
     present: set[str] = field(default_factory=set)
+
+    def take(self, line: Line, *, wrapped: bool) -> None:
+        """Read one line for what it tells of failures."""
+        self.lines = line.number
+        if not line.again:
+            self.failures.feed(line)
+        if wrapped and line.pieces == 1:
+            self.unjoined.feed(line)
 
     def holds(self, condition: Condition, *, every: bool) -> bool:
         """Whether all (or any) of a condition's patterns and settings are in the log."""
@@ -84,37 +94,33 @@ class _Watch(NamedTuple):
     found: Callable[[re.Match[str], Line], object]
 
 
-def scan(lines: Iterable[Line], catalog: Iterable[Entry]) -> Scan:
-    """Read a log once."""
-    result = Scan()
-    watches = _watches(result, list(catalog))
+def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Scan | None = None) -> Scan:
+    """Read a log once; a ``result`` that is given can be looked at while it grows."""
+    result = Scan() if result is None else result
     by_needle: dict[str, list[_Watch]] = {}
-    for watch in watches:
+    for watch in _watches(result, list(catalog)):
         by_needle.setdefault(watch.pattern.needle, []).append(watch)
-    for block in _blocks(lines, result):
-        _read_block(block, by_needle, result)
+    block: list[Line] = []
+
+    def flush() -> None:
+        if block:
+            _read_block(block, by_needle, result)
+            block.clear()
+
+    result.flush = flush
+    size = 0
+    for line in lines:
+        block.append(line)
+        result.take(line, wrapped=isinstance(lines, Reader) and lines.wrapped)
+        size += len(line.text) + 1
+        if size >= _BLOCK:
+            flush()
+            size = 0
+    flush()
     if isinstance(lines, Reader):
         result.lines = lines.lines
         result.failures.course.passed_over(lines.passed_over())
     return result
-
-
-def _blocks(lines: Iterable[Line], result: Scan) -> Iterator[list[Line]]:
-    block: list[Line] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        if not line.again:
-            result.failures.feed(line)
-        if line.pieces == 1 and isinstance(lines, Reader) and lines.wrapped:
-            result.unjoined.feed(line)
-        size += len(line.text) + 1
-        result.lines = line.number
-        if size >= _BLOCK:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
 
 
 def _read_block(block: list[Line], by_needle: dict[str, list[_Watch]], result: Scan) -> None:

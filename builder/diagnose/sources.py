@@ -80,17 +80,22 @@ def texts(stream: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader]
         data = io.BytesIO(start + stream.read()) if not stream.seekable() else stream
         yield from _members(data, name)
         return
-    joined = _buffered(_Joined(start, stream))
+    whole = joined(start, stream)
     for magic, opener in _OPENERS:
         if start.startswith(magic):
-            inner = cast("BinaryIO", opener(joined))
+            inner = cast("BinaryIO", opener(whole))
             with _damaged(name):
                 beginning = inner.read(SAMPLE)
             _refuse_binary(beginning, name)
             yield name, _buffered(_Guarded(beginning, inner, name))
             return
     _refuse_binary(start, name)
-    yield name, joined
+    yield name, whole
+
+
+def joined(start: bytes, rest: BinaryIO) -> io.BufferedReader:
+    """A stream of a beginning that was read already, and the rest."""
+    return _buffered(_Joined(start, rest))
 
 
 def _buffered(raw: io.RawIOBase) -> io.BufferedReader:

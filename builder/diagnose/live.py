@@ -1,0 +1,113 @@
+"""A log that still grows: read it as it comes, and end when its server is ready or dead."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+import time
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from builder.diagnose import diagnose, judged
+from builder.diagnose.catalog import load_catalog
+from builder.diagnose.scan import Scan
+from builder.diagnose.sources import SAMPLE, joined, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from builder.diagnose.findings import Diagnosis, Finding
+
+#: Seconds without a line after which what was read so far is judged.
+IDLE = 1.0
+#: So often a failure without a word of the server's end is waited for: it may go on.
+_PATIENCE = 30
+
+
+class Live(io.RawIOBase):
+    """A pipe, or a file that grows; ``waiting`` is asked at every pause whether that is all."""
+
+    def __init__(self, fd: int, waiting: Callable[[], bool], *, idle: float = IDLE) -> None:
+        self.fd, self.waiting, self.idle = fd, waiting, idle
+        self.grows = stat.S_ISREG(os.fstat(fd).st_mode)
+        self.ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def first(self) -> bytes:
+        """What is there at once, up to a sample."""
+        data = b""
+        while len(data) < SAMPLE and (piece := self._now(SAMPLE - len(data))):
+            data += piece
+        return data
+
+    def _now(self, size: int) -> bytes:
+        """What comes within the pause."""
+        if not self.grows and not select.select([self.fd], [], [], self.idle)[0]:
+            return b""
+        data = os.read(self.fd, size)
+        if not data and self.grows:
+            time.sleep(self.idle)
+            data = os.read(self.fd, size)
+        elif not data:
+            self.ended = True
+        return data
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self.ended:
+            if data := self._now(len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+            self.ended = self.ended or self.waiting()
+        return 0
+
+
+class Told(NamedTuple):
+    """What was said while the log grew, and how often it paused."""
+
+    findings: set[tuple[str, int]]
+    pauses: list[int]
+
+
+def watched(
+    fd: int,
+    vllm: str | None,
+    say: Callable[[Finding], None],
+    *,
+    idle: float = IDLE,
+) -> list[Diagnosis]:
+    """Read a log until it ends, or its server is ready or dead; ``say`` gets findings at once.
+
+    An archive in a pipe can hold several logs.
+    """
+    read, entries = Scan(), load_catalog()
+    told = Told(set(), [])
+
+    def waiting() -> bool:
+        read.flush()
+        partial = judged(read, entries, vllm)
+        for finding in partial.findings:
+            if (finding.id, finding.line) not in told.findings and finding.severity != "info":
+                told.findings.add((finding.id, finding.line))
+                say(finding)
+        if partial.verdict.state == "ready":
+            return True
+        if partial.verdict.state != "failed":
+            return False
+        told.pauses.append(1)
+        return len(told.pauses) >= _PATIENCE or read.failures.dead()
+
+    live = Live(fd, waiting, idle=idle)
+    start = live.first()
+    whole = joined(start, cast("BinaryIO", live))
+    results: list[Diagnosis] = []
+    for name, stream in texts(whole, "standard input"):
+        if results:
+            results.append(diagnose(stream, vllm, entries).in_file(name))
+        else:
+            result = diagnose(stream, vllm, entries, read=read, live=not live.ended)
+            results.append(result.in_file(name))
+    return results if len(results) > 1 else [results[0].in_file("")]
