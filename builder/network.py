@@ -26,7 +26,7 @@ def through(url: str) -> str:
 
 def no_answer(error: BaseException, url: str) -> str:
     """Why an address gave no answer."""
-    from builder.registry.answers import reason_of
+    from builder.net.failures import reason_of
 
     host = host_of(url)
     return f"{host}: {reason_of(error, host)}{through(url)}"

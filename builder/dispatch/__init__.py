@@ -11,15 +11,6 @@ from builder.runtime.dispatch_expect import headline
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Kinds of layers in the order of the table's columns, and what people call them.
-KINDS = {
-    "nvfp4-linear": "NVFP4 linear",
-    "nvfp4-moe": "NVFP4 MoE",
-    "fp8-linear": "FP8 linear, per tensor",
-    "fp8-block": "FP8 linear, 128x128 blocks",
-    "w4a16-linear": "W4A16 NVFP4 linear",
-    "w4a16-moe": "W4A16 NVFP4 MoE",
-}
 #: A refusal that is the sandbox's, which lacks a module (Triton) that an installation has.
 _LACKING = "ModuleNotFoundError"
 #: Characters of a refusal that the evidence keeps.

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import all_match
-from builder.dispatch import KINDS, Outcome, setting
+from builder.dispatch import Outcome, setting
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.planner import make_plan
 from builder.runtime.dispatch_expect import backends
+from builder.verify.kinds import KINDS
 from builder.verify.targets import target_of_plan
 
 if TYPE_CHECKING:

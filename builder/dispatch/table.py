@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from builder.dispatch import KINDS, Outcome
+from builder.dispatch import Outcome
 from builder.paths import package_file
 from builder.runtime.dispatch_expect import describe, found, limit
+from builder.verify.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

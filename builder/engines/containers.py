@@ -20,8 +20,8 @@ from builder.engines.builders import ENGINE, engine_environment, reached
 from builder.engines.client import Cli, find_cli
 from builder.engines.dockerfile import render
 from builder.engines.running import run_build
+from builder.engines.space import engine_root
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
-from builder.room import engine_root
 from builder.rootfs.image import OtherPlatform, open_image
 
 if TYPE_CHECKING:

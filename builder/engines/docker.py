@@ -76,7 +76,8 @@ def find_image(
     if not pull:
         raise RemoteError(f"image {ref} is not in the Docker Engine", hint=f"docker pull {ref}")
     from builder.console import console
-    from builder.room import check_room, pull_needs
+    from builder.engines.space import pull_needs
+    from builder.room import check_room
 
     check_room(pull_needs(client, ref, platform))
     try:

@@ -15,9 +15,10 @@ from builder.engines.contents import added_bytes, image_layers
 from builder.engines.deliver import Delivery, deliver
 from builder.engines.overlay import overlay_recipe, write_overlay
 from builder.engines.patched import write_patched
+from builder.engines.space import engine_needs
 from builder.errors import EngineError, UsageError
 from builder.registry.layout import LayoutDirectory
-from builder.room import Need, engine_needs
+from builder.room import Need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
-from builder.registry.answers import Lost, drain, number, read_block
+from builder.net.failures import Lost
+from builder.registry.answers import drain, number, read_block
 from builder.registry.patience import Retries
 
 if TYPE_CHECKING:

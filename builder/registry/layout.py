@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.registry.answers import Lost
+    from builder.net.failures import Lost
     from builder.registry.model import ImageSource
 
 REF_NAME = "org.opencontainers.image.ref.name"

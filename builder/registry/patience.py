@@ -14,7 +14,7 @@ from builder.net import sockets
 if TYPE_CHECKING:
     import requests
 
-    from builder.registry.answers import Lost
+    from builder.net.failures import Lost
     from builder.registry.transport import Transport
 
 #: What another try may cure: overload, and gateways that lost their backend.

@@ -7,7 +7,7 @@ import io
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from builder.errors import RemoteError
-from builder.registry.answers import Lost
+from builder.net.failures import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,8 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from builder.errors import RemoteError
 from builder.leftovers import abandoned_uploads, forget_upload, note_upload
-from builder.registry.answers import Lost, answered, drain, number, problem
+from builder.net.failures import Lost
+from builder.registry.answers import answered, drain, number, problem
 from builder.registry.patience import RETRIED, Retries, retry_after
 from builder.registry.reference import is_digest
 from builder.registry.transport import origin

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from builder.registry.answers import Lost
+    from builder.net.failures import Lost
     from builder.registry.model import Descriptor, ImageSource
 
 

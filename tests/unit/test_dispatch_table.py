@@ -12,7 +12,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.catalog import Catalog
-from builder.dispatch import KINDS, Outcome, setting
+from builder.dispatch import Outcome, setting
 from builder.dispatch.record import (
     SCHEMA,
     file_of,
@@ -31,6 +31,7 @@ from builder.dispatch.table import (
 )
 from builder.errors import UsageError
 from builder.index import write_atomically
+from builder.verify.kinds import KINDS
 from tests.documents import validated
 
 Checker = Callable[[Path], tuple[int, str]]

@@ -249,7 +249,7 @@ def test_a_pull_is_counted(
         counted.append((bar.done, bar.total))
 
     monkeypatch.setattr(bars.Bar, "advance", seen)
-    monkeypatch.setattr("builder.room.pull_needs", lambda *_: [])
+    monkeypatch.setattr("builder.engines.space.pull_needs", lambda *_: [])
     engine = Pulling({"status": "Pulling"}, part("a", 1), part("b", 2_000_000), part("a", 5))
     assert find_image(cast("Any", engine), "host/vllm:v1", None) == "image of host/vllm:v1"
     assert engine.asked == ["host/vllm v1"]
@@ -258,7 +258,7 @@ def test_a_pull_is_counted(
 
 
 def test_a_pull_that_the_registry_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.room.pull_needs", lambda *_: [])
+    monkeypatch.setattr("builder.engines.space.pull_needs", lambda *_: [])
     engine = Pulling({"error": "toomanyrequests"})
     with pytest.raises(RemoteError, match="toomanyrequests"):
         find_image(cast("Any", engine), "host/vllm:v1", None)

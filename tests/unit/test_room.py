@@ -12,11 +12,12 @@ import pytest
 
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
+from builder.engines.space import engine_needs, pull_needs
 from builder.errors import BuildFailed
 from builder.paths import cache_dir
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Location, Locations
-from builder.room import Need, check_room, engine_needs, pull_needs
+from builder.room import Need, check_room
 from builder.verify.sandbox import Sandbox, requirements_for, sandbox_needs
 
 from .fakes import copy_op, fake_base, layer_text, make_layer, make_plan_of, vllm_files

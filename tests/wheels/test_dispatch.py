@@ -19,11 +19,11 @@ import pytest
 from builder import settings
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.model import Base
-from builder.dispatch import KINDS
 from builder.dispatch.record import by_itself, read_records
 from builder.paths import package_file
 from builder.verify import operators
 from builder.verify.dispatch import check_dispatch
+from builder.verify.kinds import KINDS
 from builder.verify.sandbox import Sandbox, requirements_for
 from builder.verify.targets import target_of_plan
 from builder.verify.torchfolder import torch_folder

@@ -1,0 +1,94 @@
+"""Why there was no answer: what another try might change, and what it would not."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import requests
+
+from builder.net.sockets import TooSlow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: OpenSSL's names of the alerts of RFC 8446, 6.2, with which a server refuses a client's
+#: certificate, or that there is none.
+_REFUSES_US = re.compile(r"_ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)$")
+
+
+class Lost(Exception):
+    """There was no answer, or it broke off.  ``fatal``: another try would end the same."""
+
+    def __init__(self, reason: str, *, fatal: bool = False, hint: str = "") -> None:
+        super().__init__(reason)
+        self.fatal = fatal
+        self.hint = hint
+
+
+def reason_of(error: BaseException, host: str) -> Lost:
+    """Why there was no answer, in words that hold no address and no secret."""
+    causes = list(_causes(error))
+    for cause in causes:
+        found = _last_word(cause, host)
+        if found is not None:
+            return found
+    slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
+    if slow is not None:
+        return Lost(f"no answer in time, {slow}")
+    kinds: tuple[tuple[type[BaseException], str], ...] = (
+        (requests.exceptions.ProxyError, "the proxy did not let us through"),
+        (requests.Timeout, "no answer in time"),
+        (TimeoutError, "no answer in time"),
+        (ConnectionRefusedError, "connection refused"),
+        (socket.gaierror, f"the name {host} does not resolve now"),
+    )
+    for kind, words in kinds:
+        if any(isinstance(cause, kind) for cause in causes):
+            return Lost(words)
+    return Lost("connection cut")
+
+
+def _last_word(cause: BaseException, host: str) -> Lost | None:
+    """What another try would not change."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Lost(
+            f"its certificate is not trusted ({cause.verify_message})",
+            fatal=True,
+            hint=f"put its authority at /etc/docker/certs.d/{host}/ca.crt, "
+            "or name a bundle with SSL_CERT_FILE",
+        )
+    if isinstance(cause, ssl.SSLError) and _REFUSES_US.search(cause.reason or ""):
+        return Lost(
+            "it lets in only who has a certificate that it knows",
+            fatal=True,
+            hint=f"put yours at /etc/docker/certs.d/{host}/client.cert, its key at client.key",
+        )
+    if _not_tls(cause):
+        hint = f"if it speaks plain http and that is meant: --plain-http {host}"
+        return Lost("it does not speak TLS as we do", fatal=True, hint=hint)
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+        return Lost(f"there is no host {host}", fatal=True, hint="check the name")
+    if isinstance(cause, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
+        return Lost("the address is not valid", fatal=True)
+    return None
+
+
+def _not_tls(cause: BaseException) -> bool:
+    broke_off = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+    return isinstance(cause, ssl.SSLError) and not isinstance(cause, broke_off)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it was made from: ``requests`` and urllib3 wrap twice and more."""
+    pending, seen = [error], set()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        linked = (current.__cause__, current.__context__, getattr(current, "reason", None))
+        pending += [item for item in (*current.args, *linked) if isinstance(item, BaseException)]
