@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from builder.diagnose.catalog import load_catalog
-from builder.diagnose.failureforms import SKIPPED
+from builder.diagnose.entries import SKIPPED
 from builder.paths import package_file
 
 if TYPE_CHECKING:

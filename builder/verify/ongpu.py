@@ -267,7 +267,7 @@ def _root(reason: str, item: Mapping[str, Any]) -> str:
     """A failed server's log with its root cause in front, as ``spark-build diagnose`` reads it."""
     if item["status"] != "fail" or item["level"] != "serve" or "\n" not in reason:
         return reason
-    from builder.diagnose import diagnose
+    from builder.diagnose.judging import diagnose
 
     found = [f for f in diagnose(io.BytesIO(reason.encode())).findings if f.severity == "error"]
     if not found:
