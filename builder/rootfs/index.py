@@ -302,6 +302,14 @@ class LayerIndex:
             self._sealed[directory] = known
         return known
 
+    def cuts(self, path: str) -> bool:
+        """Whether it takes away a directory above a path, or has something else in its place."""
+        while path := parent_of(path):
+            row = self.row(path)
+            if self._has(WHITEOUT, path) or (row is not None and row.kind not in (DIR, IMPLICIT)):
+                return True
+        return False
+
     def content(self, sha256: str) -> bytes | None:
         """The bytes of a file that was kept."""
         query = "SELECT packed FROM content WHERE sha256 = ?"

@@ -126,6 +126,8 @@ class Rootfs:
         """
         while self._unsettled:
             number, path, kind = self._unsettled[0]
+            if self._is_cut(number, path):
+                raise self._unclear(number, path, "below what another layer takes away")
             hidden = (number, parent_of(path)) in self._nowhere or self._open[number].hides(path)
             found = None if hidden else self._search(path, number + 1)
             if found is not None and found.kind != DIR:
@@ -136,6 +138,15 @@ class Rootfs:
                     raise self._unclear(number, path, "nowhere in the layers below it")
                 self._nowhere.add((number, path))
             self._unsettled.popleft()
+
+    def _is_cut(self, number: int, path: str) -> bool:
+        """Whether containerd fails at a folder, whose owner and mode it looks for below a layer."""
+        for _, layer in self._layers(number + 1):
+            if layer is self._facts or layer.row(path) is not None:
+                return False
+            if isinstance(layer, LayerIndex) and layer.cuts(path):
+                return True
+        return False
 
     def _find(self, path: str) -> Entry | None:
         """The entry at a relative path none of whose directories is a link."""

@@ -215,6 +215,14 @@ LAYERS: Rules = {
     ),
     "whiteout in a folder that is nowhere": (layers(LOWER, [Item("q/.wh.s")]), "runtimes differ"),
     "mark of aufs": (layers([Item(".wh..wh.plnk"), *LOWER]), "= a/ a/x:1"),
+    "file in a folder without entry, below a whiteout": (
+        layers(LOWER, [Item(".wh.a")], [folder("a"), Item("a/b/c")]),
+        "below what another layer takes away",
+    ),
+    "file in a folder, below a whiteout": (
+        layers(LOWER, [Item(".wh.a")], [folder("a"), folder("a/b"), Item("a/b/c")]),
+        "= a/ a/b/ a/b/c:0",
+    ),
     "file below a file": (layers([Item("a")], [Item("a/x")]), "runtimes differ"),
     "file below a link of the layer": (
         layers([folder("b"), symlink("a", "b"), Item("a/x")]),
