@@ -16,6 +16,7 @@ from builder.model import PLAN_SCHEMA
 from builder.paths import project_file
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
+from builder.schemas import misfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,6 +139,11 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
         raise UsageError(
             f"{where}: {SHARE}/plan.json is no plan: build is {plan.get('build')!r:.80}"
         )
+    wrong = misfit(plan, "plan")
+    if not wrong and "vllm" not in plan["base"]["packages"]:
+        wrong = "base.packages lacks vllm"
+    if wrong:
+        raise UsageError(f"{where}: {SHARE}/plan.json is no plan: {wrong}")
     return dict(plan)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from builder.diagnose.catalog import load_catalog
-from builder.diagnose.entries import SKIPPED
 from builder.paths import package_file
 
 if TYPE_CHECKING:
@@ -83,10 +82,7 @@ def marker(entry: Entry, vllm: str) -> dict[str, Any]:
         "id": entry.id,
         "severity": entry.severity,
         "patterns": [pattern.regex.pattern for pattern in entry.patterns],
-        "unless": [
-            *(regex.pattern for regex in entry.unless),
-            *([SKIPPED.pattern] if entry.severity == "error" else []),
-        ],
+        "unless": [regex.pattern for regex in entry.unless],
         "with": _sources(entry.required),
         "without": _sources(entry.forbidden),
         "message": entry.message,
@@ -104,8 +100,6 @@ def markers(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     chosen = []
     for entry in load_catalog():
         if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
-            continue
-        if entry.times > 1 or entry.passing:  # a server that gets ready has passed it
             continue
         if not entry.applies(vllm or None, by_setting=False):
             continue

@@ -135,7 +135,7 @@ def read_lock(path: Path) -> Lock | None:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     try:
         if raw["schema"] != SCHEMA:

@@ -9,9 +9,9 @@ import shutil
 import stat
 from typing import TYPE_CHECKING, Any, Self
 
-from builder.applier.failures import EXIT_USAGE, ApplyError, say
+from builder.applier.failures import EXIT_DRIFT, EXIT_USAGE, ApplyError, say
 from builder.applier.folders import prune
-from builder.applier.receipts import STATE_DIR
+from builder.applier.receipts import STATE_DIR, is_digest, is_inside
 from builder.applier.trees import Changes, DirTree
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class Journal:
         partial.replace(self.state / name)
 
     def _roll_back(self) -> None:
-        journal = json.loads((self.state / "journal.json").read_bytes())
-        for entry in reversed(journal):
+        for entry in reversed(self._journal()):
             target = self.root / entry["path"]
             if entry["backup"] is not None:
                 kept = self.state / "backup" / entry["backup"]
@@ -185,6 +184,29 @@ class Journal:
                 else:
                     made.unlink(missing_ok=True)
         (self.state / "journal.json").unlink()
+
+    def _journal(self) -> list[dict[str, Any]]:
+        """What an interrupted change was about to do; it is believed, so it is looked at first."""
+        path = self.state / "journal.json"
+        try:
+            journal = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            journal = [None]
+        for entry in journal if isinstance(journal, list) else [None]:
+            held = entry if isinstance(entry, dict) else {}
+            backup, made = held.get("backup"), held.get("made")
+            good = is_inside(held.get("path")) and (made is None or is_inside(made))
+            kinds = (("link", str), ("mode", int), ("mtime_ns", int))
+            good = good and all(isinstance(held.get(key, kind()), kind) for key, kind in kinds)
+            told = is_digest(backup) and isinstance(held.get("moves"), bool)
+            if not good or not (told or (backup is None and "made" in held)):
+                raise ApplyError(
+                    f"{path} of an interrupted change is damaged",
+                    EXIT_DRIFT,
+                    f"remove {self.state}, and install the packages again",
+                )
+        entries: list[dict[str, Any]] = journal
+        return entries
 
     def _restore(self, path: str, digest: str, facts: Mapping[str, Any]) -> None:
         """Put a file from the backup in its place, with its mode and time."""

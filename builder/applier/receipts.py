@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
@@ -17,23 +18,82 @@ SCHEMA = 1
 STATE_DIR = ".spark-build"
 RECEIPTS = f"{STATE_DIR}/receipts"
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TEXT = (str, type(None))
+#: What every receipt holds, and of which type.
+_FIELDS: dict[str, Any] = {
+    "layer": str, "layer_digest": str, "variant": _TEXT, "sequence": int, "env": dict,
+    "files": dict, "serve_flags": list, "moe_serve_flags": list,
+}  # fmt: skip
+#: What it may hold of a file.
+_FILE_FIELDS: dict[str, Any] = {
+    "ops": list,
+    "made": _TEXT,
+    "mode": int,
+    "mtime_ns": int,
+    "link": str,
+}
+
 
 def receipts_of(tree: Tree) -> list[dict[str, Any]]:
     """Receipts in the tree, in order of application.
 
     Raises:
-        ApplyError: a receipt is not readable JSON.
+        ApplyError: a receipt is not readable JSON, or not one that was written here.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for name in tree.children(RECEIPTS):
         data = tree.read(f"{RECEIPTS}/{name}")
         if not name.endswith(".json") or data is None:
             continue
         try:
-            found.append(json.loads(data))
-        except ValueError as error:
-            raise ApplyError(f"receipt {RECEIPTS}/{name} is damaged: {error}") from None
+            found.append(_checked(json.loads(data), name))
+        except (ValueError, RecursionError) as error:
+            raise ApplyError(
+                f"receipt {RECEIPTS}/{name} is damaged: {error}",
+                hint="install the packages that it is about again",
+            ) from None
     return sorted(found, key=lambda receipt: (receipt["sequence"], receipt["layer"]))
+
+
+def _checked(receipt: Any, name: str) -> dict[str, Any]:
+    """A receipt, if it is one.  A revert believes its paths, and removes what is there."""
+    held = receipt if isinstance(receipt, dict) else {}
+    wrong = [key for key, kind in _FIELDS.items() if not isinstance(held.get(key, ...), kind)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is missing, or of another type")
+    if f"{held['layer']}.json" != name:
+        raise ValueError(f"it is of layer {held['layer']!r}")
+    if not all(isinstance(text, str) for text in held["env"].values()):
+        raise ValueError("'env' holds something else than text")
+    for path, entry in held["files"].items():
+        if not is_inside(path) or not _is_entry(entry):
+            raise ValueError(f"what it says of {path!r} cannot be")
+    return held
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not {"before", "after"} <= entry.keys():
+        return False
+    digests = (entry["before"], entry["after"])
+    made = entry.get("made")
+    return (
+        all(digest is None or is_digest(digest) for digest in digests)
+        and all(isinstance(entry[k], kind) for k, kind in _FILE_FIELDS.items() if k in entry)
+        and (made is None or is_inside(made))
+    )
+
+
+def is_digest(value: object) -> bool:
+    """Whether it is a sha256 as receipts have it."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def is_inside(path: object) -> bool:
+    """Whether it is a path of something below the tree's root."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    return not path.startswith("/") and not {"", ".", ".."} & set(path.split("/"))
 
 
 def explained(path: str, start: str | None, current: str | None, receipts: Iterable[Any]) -> bool:

@@ -153,8 +153,7 @@ def build_images(options: ImageOptions, planned: Planned) -> Result:
             began = time.monotonic()
             for entry in entries:
                 with console.step(f"verify {entry.platform}"):
-                    name = _name_of(entry, built)
-                    reports.append(verify_built(name, planned.inputs, entry.plan, options))
+                    reports.append(verify_built(_name_of(entry, built), planned.inputs))
             timings["verify"] = time.monotonic() - began
     return Result(
         entries=entries,

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 67d97530054289b734698ecc4fd99193086f53d0584e11d3a199054ee4e4458a
+#   sha256 0288a0e14f5b27b888b5d3dca29fbe1de26ba2040b58820910cd5d0429dd7668
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from builder.diagnose.findings import UNKNOWN, Diagnosis
-from builder.diagnose.judging import diagnose
+from builder.diagnose import Diagnosis, diagnose
+from builder.diagnose.findings import UNKNOWN
 
 
 def read(text: str) -> Diagnosis:

@@ -115,7 +115,10 @@ def test_owners_and_odd_folders_are_kept_in_mind(tmp_path: Path) -> None:
 
 
 def test_settings_that_a_mod_left_count(tmp_path: Path) -> None:
-    receipt = {"layer": "x", "sequence": 1, "files": {}, "env": {"A": "1", "X": "2"}}
+    receipt: dict[str, object] = {
+        "layer": "x", "layer_digest": "", "variant": None, "sequence": 1, "files": {},
+        "env": {"A": "1", "X": "2"}, "serve_flags": [], "moe_serve_flags": [],
+    }  # fmt: skip
     put_vllm(
         tmp_path,
         items=[

@@ -422,6 +422,7 @@ def test_without_a_lock_locked_is_stale(
 DAMAGED = {
     "no-json": "<<<<<<< ours\n",
     "no-object": "[]",
+    "deep": "[" * 100_000,
     "another-schema": '{"schema": 2, "pulls": {}, "locked": {}}',
     "bad-pin": '{"schema": 1, "pulls": {"o/r#1": {"commit": "x"}}, "locked": {}}',
     "bad-entry": '{"schema": 1, "pulls": {}, "locked": {"x": {}}}',

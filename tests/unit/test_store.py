@@ -649,3 +649,60 @@ class TestAsAMod:
         answer = applier(command, "--root", str(site), *more)
         assert answer.returncode == 2
         assert "Traceback" not in answer.stderr
+
+
+# ------------------------------------------------------------------- notes that somebody else wrote
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    """A receipt with other words in it."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": {"../victim": {"before": None, "after": None}}},
+        {"files": {"vllm/x": {"before": None, "after": None, "made": "../victim"}}},
+        {"files": {CORE: {"before": "../../../victim", "after": None}}},
+        {"files": {CORE: {"after": None}}},
+        {"files": {CORE: []}},
+        {"layer": "../../victim"},
+        {"sequence": "1"},
+        {"env": {"A": 1}},
+        {"variant": 3},
+    ],
+)
+def test_a_receipt_leads_nowhere_else(site: Path, changes: dict[str, Any]) -> None:
+    """A revert removes what a receipt says was new: the paths are of this tree."""
+    victim = site.parent / "victim"
+    victim.write_text("mine")
+    apply_to(site, FIX)
+    rewritten(site / RECEIPTS / "fix.json", **changes)
+    with pytest.raises(ApplyError, match=r"receipts/fix\.json is damaged") as caught:
+        revert_from(site, "fix", force=True)
+    assert caught.value.hint
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        "[" * 100_000,
+        "{}",
+        '[{"path": "x", "backup": null}]',
+        '[{"path": "../victim", "backup": null, "made": "../victim"}]',
+        '[{"path": "x", "backup": null, "made": "/VICTIM"}]',
+        '[{"path": "x", "backup": "../../victim", "moves": true}]',
+    ],
+)
+def test_a_journal_leads_nowhere_else(site: Path, journal: str) -> None:
+    """What is rolled back was written here: a folder that came with one is refused."""
+    victim = site.parent / "victim"
+    victim.write_text("mine")
+    (site / STATE_DIR).mkdir()
+    text = journal.replace("/VICTIM", str(victim))
+    (site / STATE_DIR / "journal.json").write_text(text)
+    with pytest.raises(ApplyError, match="of an interrupted change is damaged"):
+        apply_to(site, FIX)
+    assert victim.read_text() == "mine"

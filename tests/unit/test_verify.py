@@ -244,6 +244,32 @@ def test_a_plan_that_does_not_say_how_its_image_is_made_is_refused(build: object
         read_plan(json.dumps({**document, "build": whole}).encode(), "image")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("layers", ["fix"], r"layers\[0\] is 'fix'"),
+        ("layers", [{}], r"layers\[0\] lacks name"),
+        ("base", {"kind": 1}, r"base lacks ref|base\.kind is 1"),
+        ("env", {"A": 1}, r"env\.A is 1"),
+        ("serve_flags", "x", "serve_flags is 'x'"),
+        ("expect", [{"kind": "moe"}], r"expect\[0\] is"),
+        ("plan_digest", "sha256:x", "plan_digest is 'sha256:x'"),
+    ],
+)
+def test_a_plan_of_other_types_is_refused(key: str, value: object, said: str) -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    with pytest.raises(UsageError, match=rf"is no plan: {said}"):
+        read_plan(json.dumps({**document, key: value}).encode(), "image")
+    assert read_plan(json.dumps({**document, "later": 1}).encode(), "image")["later"] == 1
+
+
+def test_a_plan_for_no_vllm_is_refused() -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    document["base"]["packages"] = {}
+    with pytest.raises(UsageError, match=r"is no plan: base\.packages lacks vllm"):
+        read_plan(json.dumps(document).encode(), "image")
+
+
 def test_a_plan_of_a_newer_schema_is_refused_and_of_an_older_one_read() -> None:
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
     with pytest.raises(UsageError, match=r"has schema 3, .* reads 1 to 2: a newer one made it"):
