@@ -52,7 +52,7 @@ def cuda_forge(
     nvcc = Compiler(nvcc=tmp_path / "nvcc", cuda="13.0", versions=versions)
     monkeypatch.setattr("builder.native.stage.find_compiler", lambda *_: nvcc)
     monkeypatch.setattr("builder.native.stage.header_wheels", lambda *_: [])
-    monkeypatch.setattr("builder.native.cputorch.refuse_cpu_torch", lambda *_: None)
+    monkeypatch.setattr("builder.native.stage.refuse_cpu_torch", lambda *_: None)
     monkeypatch.setattr("builder.sources.read_module", lambda *_: dict(NOT_LOADED))
     monkeypatch.setattr("builder.native.stage.free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
