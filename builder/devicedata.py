@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from builder.diagnose.catalog import load_catalog
+from builder.diagnose.entries import SKIPPED
 from builder.paths import package_file
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ def marker(entry: Entry, vllm: str) -> dict[str, Any]:
         "id": entry.id,
         "severity": entry.severity,
         "patterns": [pattern.regex.pattern for pattern in entry.patterns],
-        "unless": [regex.pattern for regex in entry.unless],
+        "unless": [
+            *(regex.pattern for regex in entry.unless),
+            *([SKIPPED.pattern] if entry.severity == "error" else []),
+        ],
         "with": _sources(entry.required),
         "without": _sources(entry.forbidden),
         "message": entry.message,
@@ -100,6 +104,8 @@ def markers(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     chosen = []
     for entry in load_catalog():
         if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
+            continue
+        if entry.times > 1 or entry.passing:  # a server that gets ready has passed it
             continue
         if not entry.applies(vllm or None, by_setting=False):
             continue

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from typing import TYPE_CHECKING, Any
 
 from builder.cache.kinds import KINDS, OTHER, Kind, kinds_named
 from builder.cache.prune import IN_USE, Pruned, Wish, prune
 from builder.cache.scan import Entry, entries, unknown
+from builder.cli.asking import ask
 from builder.cli.units import bytes_of, seconds_of
 from builder.console import console, megabytes, print_json
-from builder.errors import Exit, SparkBuildError, UsageError
-from builder.hints import again
+from builder.errors import Exit, SparkBuildError
 from builder.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -103,27 +102,10 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
     done = prune(cache, wish, dry_run=True)
     if done.removed and not dry_run:
         if not yes:
-            _ask(f"remove {megabytes(done.freed)} of {cache}")
+            action = f"remove {megabytes(done.freed)} of {cache}"
+            ask(action, "; what is needed again is fetched or made again", "nothing was removed")
         done = prune(cache, wish)
     _tell(done, "it is empty", "spark-build cache show", dry_run=dry_run, json=json)
-
-
-def _ask(action: str) -> None:
-    """Go on only after a yes on the terminal.
-
-    Raises:
-        UsageError: there is no terminal.
-        SparkBuildError: the answer was no.
-    """
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            f"this would {action}, and there is no terminal to ask on",
-            hint=again("--yes"),
-        )
-    console.warn(f"this will {action}; what is needed again is fetched or made again")
-    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise SparkBuildError("nothing was removed", Exit.NOTHING_TO_DO, hint=again("--yes"))
 
 
 def _tell(done: Pruned, nothing: str, hint: str, *, dry_run: bool, json: bool) -> None:

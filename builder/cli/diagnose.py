@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.console import console, print_json
-from builder.diagnose import diagnose, shelf
+from builder.diagnose import shelf
+from builder.diagnose.judging import diagnose
 from builder.diagnose.live import IDLE, watched
 from builder.diagnose.report import lines_of, lines_of_several
 from builder.diagnose.several import as_json, together
@@ -21,7 +22,7 @@ from builder.hints import os_hint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.diagnose import Diagnosis, Finding
+    from builder.diagnose.findings import Diagnosis, Finding
 
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
 _AGAIN = "when the server runs again, read its log again: " + _PIPE

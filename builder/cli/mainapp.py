@@ -142,6 +142,7 @@ def image(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
     ] = False,
+    trust_image: opt.TrustImage = False,
     compile_here: opt.Compile = False,
     toolkit: opt.Toolkit = None,
     time_limit: Annotated[
@@ -198,6 +199,7 @@ def image(
             all_platforms=all_platforms,
             others=others,
             verify=not no_verify,
+            trust_image=trust_image,
             dry_run=dry_run,
             print_dockerfile=print_dockerfile,
             json=json,
@@ -268,6 +270,7 @@ def verify(
             help="Level serve: more arguments for vllm serve, as one text.", metavar="ARGS"
         ),
     ] = "",
+    trust_image: opt.TrustImage = False,
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
     forge_clone: opt.ForgeClone = None,
@@ -300,6 +303,7 @@ def verify(
             summary=summary,
             prove_necessary=prove_necessary,
             gpu=GpuOptions(bench=bench, against=against, model=model, serve_args=serve_args),
+            trust_image=trust_image,
         ),
         json=json,
     )

@@ -170,3 +170,10 @@ Builder = Annotated[
 Refresh = Annotated[
     bool, typer.Option("--refresh", help="Ask the package index again instead of the cache.")
 ]
+TrustImage = Annotated[
+    bool,
+    typer.Option(
+        "--trust-image",
+        help="Run the image's own Python here, as you, where it is not known and not isolated.",
+    ),
+]

@@ -41,6 +41,7 @@ class PublishOptions:
     rollback: str | None
     force: bool
     overlay: bool
+    trust_image: bool
     dry_run: bool
     json: bool
 
@@ -145,24 +146,30 @@ def _proofs(
         offered,
         parse_levels(options.require, default=REQUIRED),
         repositories=repositories,
-        verify_now=lambda claim: _verify_now(opened, claim),
+        verify_now=lambda claim: _verify_now(opened, claim, trust_image=options.trust_image),
         force=options.force,
     )
 
 
-def _verify_now(opened: Opened, claim: Claim) -> Evidence:
+def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     """Run ``verify`` on an image that no evidence is known of."""
     from builder.index import PackageIndex
     from builder.lock import lock_path
     from builder.lockfacts import LockedFacts
     from builder.sources import IndexSources
+    from builder.verify.known import Trust
     from builder.verify.levels import DEFAULT_LEVELS
     from builder.verify.run import verify
     from builder.verify.targets import Opening
 
     index = PackageIndex()
     facts = LockedFacts.beside(lock_path(Path.cwd()))
-    opening = Opening(index=index, sources=IndexSources(index), facts_of=facts.of)
+    opening = Opening(
+        index=index,
+        sources=IndexSources(index),
+        facts_of=facts.of,
+        trust=Trust(everything=trust_image),
+    )
     target = opened.verify_target(claim.digest, opening)
     try:
         with console.step(f"verify {target.name}"):

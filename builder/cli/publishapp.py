@@ -69,6 +69,7 @@ def publish(
         bool,
         typer.Option("--overlay", help="Publish an overlay, which is no image that runs, as one."),
     ] = False,
+    trust_image: opt.TrustImage = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be done; write nothing.")
     ] = False,
@@ -92,6 +93,7 @@ def publish(
             rollback=rollback,
             force=force,
             overlay=overlay,
+            trust_image=trust_image,
             dry_run=dry_run,
             json=json,
         )
@@ -223,6 +225,10 @@ def rebuild(
             metavar="BASE",
         ),
     ] = None,
+    patches: opt.Patches = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Run hooks of your own layers without asking.")
+    ] = False,
     refresh: opt.Refresh = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
@@ -233,7 +239,15 @@ def rebuild(
     """
     from builder.cli.rebuild import rebuild_command
 
-    rebuild_command(image=image, engine=engine, base=base, refresh=refresh, json=json)
+    rebuild_command(
+        image=image,
+        engine=engine,
+        base=base,
+        patches=patches or (),
+        yes=yes,
+        refresh=refresh,
+        json=json,
+    )
 
 
 @publish_app.command(

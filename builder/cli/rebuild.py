@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder import __version__, settings
+from builder.cli.asking import ask
 from builder.console import console, print_json
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.index import PackageIndex
@@ -18,12 +19,14 @@ from builder.publish.mirror import mirrored_base
 from builder.publish.repository import PublishRepository
 from builder.publish.sbom import toolkit_of_layer
 from builder.publish.sources import EngineImage, open_source
+from builder.rebuild.hooks import with_own_hooks
 from builder.rebuild.run import Original, Rebuilt, StoredOriginal, rebuild
 from builder.registry.locations import Locations
 from builder.sources import IndexSources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from builder.bases.model import Base
     from builder.native.container import ToolkitChoice
@@ -35,7 +38,14 @@ _SHOWN = 12
 
 
 def rebuild_command(
-    *, image: str, engine: str, base: str | None, refresh: bool, json: bool
+    *,
+    image: str,
+    engine: str,
+    base: str | None,
+    patches: Sequence[Path],
+    yes: bool,
+    refresh: bool,
+    json: bool,
 ) -> None:
     """Rebuild an image from what it carries; exit 5 when the result is not the same image."""
     if engine != "oci":
@@ -58,9 +68,14 @@ def rebuild_command(
             libraries=DISTRIBUTIONS if compiled else (),
         )
 
+    def agreed(action: str) -> None:
+        if not yes:
+            ask(action, "", "nothing was rebuilt")
+
     with Locations() as places, open_source(image, places) as opened:
         results = []
         for original in _originals(opened, image):
+            baked = with_own_hooks(original.baked, image, patches, agreed)
             said = [layer.get("compile", {}) for layer in original.baked.plan["layers"]]
             compiled = any({"stage", "sources"} & row.keys() for row in said)
             made = [row["stage"] for row in said if "stage" in row]
@@ -70,13 +85,13 @@ def rebuild_command(
             sources = IndexSources(index, stages)
             with console.step(f"rebuild {original.digest}"):
                 try:
-                    again = rebuild(original, identify, sources, base)
+                    again = rebuild(original, baked, identify, sources, base)
                 except RemoteError as error:
                     mirror = None if base else _mirror(original)
                     if mirror is None:
                         raise
                     console.say(f"  {error}\n  using the copy that is kept: {mirror}")
-                    again = rebuild(original, identify, sources, mirror)
+                    again = rebuild(original, baked, identify, sources, mirror)
                 results.append(again)
         _report(image, results, json=json)
 

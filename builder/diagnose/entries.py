@@ -37,6 +37,10 @@ class Regex:
         return _compiled(self.pattern).fullmatch(text)
 
 
+#: What a program tried and did without: no error, whatever its line quotes.
+SKIPPED = Regex(r"[Ss]kipping tactic|[Ee]xception ignored in|[Rr]etrying|[Ww]ill retry")
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A regular expression and the text that must be near for it to be tried."""

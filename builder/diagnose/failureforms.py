@@ -218,9 +218,6 @@ HARMLESS = re.compile(
     r"|error_code=None|on_error=|errors='"
 )
 
-#: The same, for what the catalogue knows.
-SKIPPED = re.compile(r"[Ss]kipping tactic|[Ee]xception ignored in|[Rr]etrying|[Ww]ill retry")
-
 #: What a running server says when it ends because it was told to.
 ENDING = re.compile(
     r"shut(?:ting)? ?down|Finished server process|Application shutdown|terminat|clean(?:ing)? ?up"

@@ -9,8 +9,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from builder.diagnose import diagnose, judged
 from builder.diagnose.catalog import load_catalog
+from builder.diagnose.judging import diagnose, judged
 from builder.diagnose.scan import Scan
 from builder.diagnose.sources import SAMPLE, joined, texts
 

@@ -7,16 +7,16 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from builder.console import counted
-from builder.diagnose import described
 from builder.diagnose.dispatch import LABELS
 from builder.diagnose.findings import UNKNOWN
 from builder.diagnose.health import COVERED
+from builder.diagnose.judging import described
 from builder.diagnose.several import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.diagnose import Diagnosis, Finding
+    from builder.diagnose.findings import Diagnosis, Finding
 
 _SURE = {
     "certain": "",

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.dispatch import FORMS, Selection, selection
-from builder.diagnose.entries import Condition, Entry, Pattern, Regex
-from builder.diagnose.failureforms import SKIPPED
+from builder.diagnose.entries import SKIPPED, Condition, Entry, Pattern, Regex
 from builder.diagnose.failures import QUOTED, Failures
 from builder.diagnose.literals import fixed_text
 from builder.diagnose.reading import Reader

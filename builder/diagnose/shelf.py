@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from builder.diagnose import diagnose
 from builder.diagnose.catalog import load_catalog, load_entry
+from builder.diagnose.judging import diagnose
 from builder.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:

@@ -139,7 +139,8 @@ def build_image(options: ImageOptions, planned: Planned) -> Result:
         if options.verify:
             began = time.monotonic()
             with console.step("verify"):
-                reports = (verify_built(built.target or built.ref, planned.inputs),)
+                name = built.target or built.ref
+                reports = (verify_built(name, planned.inputs, plan, options),)
             timings["verify"] = time.monotonic() - began
     started = run_it(plan, built, write_dockerfile(plan, built))
     return Result(entries=(entry,), built=built, reports=reports, timings=timings, started=started)

@@ -153,7 +153,8 @@ def build_images(options: ImageOptions, planned: Planned) -> Result:
             began = time.monotonic()
             for entry in entries:
                 with console.step(f"verify {entry.platform}"):
-                    reports.append(verify_built(_name_of(entry, built), planned.inputs))
+                    name = _name_of(entry, built)
+                    reports.append(verify_built(name, planned.inputs, entry.plan, options))
             timings["verify"] = time.monotonic() - began
     return Result(
         entries=entries,

@@ -89,6 +89,8 @@ class ImageOptions:
     all_platforms: bool = False
     others: str = "drop"
     verify: bool = True
+    #: whether code of the base that nobody knows may run here as the user
+    trust_image: bool = False
     dry_run: bool = False
     print_dockerfile: bool = False
     json: bool = False
@@ -122,3 +124,5 @@ class VerifyOptions:
     summary: Path | None = None
     prove_necessary: bool = False
     gpu: GpuOptions
+    #: whether code of the target that nobody knows may run here as the user
+    trust_image: bool = False

@@ -13,6 +13,7 @@ from builder.pipeline.show import CheckLines, show_report
 from builder.pipeline.target import TargetInputs
 from builder.places import refuse_place
 from builder.sources import IndexSources
+from builder.verify.known import Trust
 from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.verify.opening import open_target
 from builder.verify.run import verify
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
+    from builder.model import BuildPlan
     from builder.pipeline.inputs import Inputs
-    from builder.pipeline.options import VerifyOptions
+    from builder.pipeline.options import ImageOptions, VerifyOptions
     from builder.verify.model import Report, VerifyTarget
 
 
@@ -100,6 +102,7 @@ def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
         platform=options.plan.platform,
         gpu=options.gpu,
         facts_of=inputs.facts.of,
+        trust=Trust(patches=options.plan.patches, everything=options.trust_image),
     )
     opened = open_target(options.target, opening)
     try:
@@ -124,9 +127,15 @@ def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None
     return report
 
 
-def verify_built(name: str, inputs: Inputs) -> Report:
+def verify_built(name: str, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
     """Verify what was built, read back from the built thing itself."""
-    opening = Opening(index=inputs.index, sources=inputs.sources, facts_of=inputs.facts.of)
+    trust = Trust(patches=options.plan.patches, everything=options.trust_image)
+    opening = Opening(
+        index=inputs.index,
+        sources=inputs.sources,
+        facts_of=inputs.facts.of,
+        trust=trust.with_changes(plan.changes),
+    )
     target = open_target(name, opening)
     try:
         report = verify(target, DEFAULT_LEVELS, CheckLines())

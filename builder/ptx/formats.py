@@ -25,6 +25,9 @@ _BF16_NAN = np.uint32(0x7FFF)
 #: The largest finite bfloat16, as float32.
 _BF16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+#: The NaN that floating-point instructions give, as float32; and as float16.
+_NAN = np.array([0x7FFFFFFF], np.uint32).view(np.float32)[0]
+_F16_NAN = np.uint32(0x7FFF)
 
 
 def _e4m3_values() -> NDArray[np.float64]:
@@ -55,6 +58,18 @@ def from_bf16(bits: Lanes) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def to_f16(values: Lanes) -> NDArray[np.uint32]:
+    """The bits of float32 values rounded to float16 (``cvt.rn.f16.f32``); NaN is 0x7FFF."""
+    with np.errstate(over="ignore"):
+        bits = values.astype(np.float16).view(np.uint16).astype(np.uint32)
+    return np.where(np.isnan(values), _F16_NAN, bits)
+
+
+def from_f16(bits: Lanes) -> Lanes:
+    """float16 bits as float32, exactly."""
+    return one_nan(bits.view(np.float16).astype(np.float32))
+
+
 def finite_bf16(values: Lanes) -> Lanes:
     """Clamp to what bfloat16 can hold (``.satfinite``)."""
     return np.clip(values, -_BF16_MAX, _BF16_MAX)
@@ -82,6 +97,11 @@ def to_e4m3(values: Lanes) -> NDArray[np.uint16]:
     held = np.clip(np.where(nan, 0, values), -_E4M3_MAX, _E4M3_MAX)
     code = np.where(nan, _E4M3_NAN, _nearest(held, _E4M3_MIDDLES))
     return (code | np.where(np.signbit(values) & ~nan, 0x80, 0)).astype(np.uint16)
+
+
+def one_nan(values: Lanes) -> Lanes:
+    """float32 values with every NaN as the canonical one, 0x7FFFFFFF ("Floating-Point NaN")."""
+    return np.where(np.isnan(values), _NAN, values)
 
 
 def flush(values: Lanes) -> Lanes:

@@ -14,9 +14,11 @@ from builder.ptx.formats import (
     finite_bf16,
     flush,
     from_bf16,
+    from_f16,
     to_bf16,
     to_e2m1,
     to_e4m3,
+    to_f16,
 )
 
 if TYPE_CHECKING:
@@ -36,33 +38,24 @@ def _convert(d: Decoder, i: Instruction) -> Step:
     if i.modifiers[-2:] == ("f32", "bf16"):
         return _from_half(d, i, from_bf16)
     if i.modifiers[-2:] == ("f32", "f16"):
-        return _from_half(d, i, lambda bits: bits.view(np.float16).astype(np.float32))
+        return _from_half(d, i, from_f16)
     return _numeric(d, i)
-
-
-def _bf16(values: Any) -> Any:
-    return to_bf16(values)
 
 
 def _bf16_finite(values: Any) -> Any:
     return to_bf16(finite_bf16(values))
 
 
-def _f16(values: Any) -> Any:
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16).view(np.uint16).astype(np.uint32)
-
-
 #: By modifiers: how one value is converted, and the bits that it takes.  Of two sources the first
 #: goes into the upper half.
 _PACKED: dict[str, tuple[Callable[[Any], Any], int, int]] = {
-    "rn.bf16x2.f32": (_bf16, 16, 2),
+    "rn.bf16x2.f32": (to_bf16, 16, 2),
     "rn.satfinite.bf16x2.f32": (_bf16_finite, 16, 2),
-    "rn.f16x2.f32": (_f16, 16, 2),
+    "rn.f16x2.f32": (to_f16, 16, 2),
     "rn.satfinite.e4m3x2.f32": (to_e4m3, 8, 2),
     "rn.satfinite.e2m1x2.f32": (to_e2m1, 4, 2),
-    "rn.bf16.f32": (_bf16, 16, 1),
-    "rn.f16.f32": (_f16, 16, 1),
+    "rn.bf16.f32": (to_bf16, 16, 1),
+    "rn.f16.f32": (to_f16, 16, 1),
 }
 
 

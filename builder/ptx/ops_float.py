@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import F32, Decoder, Emitter, Mask, Step, type_named
-from builder.ptx.formats import flush
+from builder.ptx.formats import flush, one_nan
 
 if TYPE_CHECKING:
     from builder.ptx.source import Instruction
@@ -40,7 +40,7 @@ def _float(function: Any, count: int, *more: str) -> Emitter:
             values = [flush(rows[s]) if ftz else rows[s] for s in sources]
             with np.errstate(all="ignore"):
                 result = function(*values)
-            np.copyto(rows[out], flush(result) if ftz else result, where=m)
+            np.copyto(rows[out], one_nan(flush(result) if ftz else result), where=m)
 
         return run
 

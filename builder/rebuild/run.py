@@ -101,18 +101,21 @@ class Rebuilt:
 
 def rebuild(
     original: Original,
+    baked: Baked,
     identify: Callable[[Wanted], Base],
     sources: IndexSources,
     reference: str | None = None,
 ) -> Rebuilt:
     """Plan, build and compare.  ``reference`` is where the base is kept now.
 
+    ``baked`` is what the original carries, with no code out of it (`builder.rebuild.hooks`).
+
     Raises:
         SparkBuildError: the base or an input is gone, or the plan cannot be built here.
     """
-    plan, base = replan(original.baked, identify, sources, reference)
+    plan, base = replan(baked, identify, sources, reference)
     try:
-        found = plan_differences(original.baked, plan)
+        found = plan_differences(baked, plan)
         with build_again(plan, base) as again:
             found += original.differences(again, plan)
             digest = again.image.digest
@@ -122,7 +125,7 @@ def rebuild(
         published=original.digest,
         digest=digest,
         plan_digest=plan.digest,
-        made_by=original.baked.version,
+        made_by=baked.version,
         differences=found,
     )
 

@@ -13,6 +13,9 @@ from typing import Any
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: Lines kept for the evidence when something fails.
 TAIL = 40
+#: Lines kept from the first sign of a failure on: a traceback of the engine, and what led to it.
+FAILING = 160
+_SIGNS = ("Traceback (most recent call last)", "Error: ", "Fatal Python error", "terminate called")
 Json = dict[str, Any]
 
 
@@ -30,6 +33,7 @@ class Watch:
         self.hits: dict[str, str] = {}
         self.found: dict[str, str] = {}
         self.expected = expected
+        self.failing: list[str] = []
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL)
 
     def feed(self, raw: str) -> None:
@@ -38,6 +42,10 @@ class Watch:
         if not line:
             return
         self.tail.append(line)
+        if not self.failing and any(sign in line for sign in _SIGNS):
+            self.failing = list(self.tail)[-4:]
+        elif 0 < len(self.failing) < FAILING:
+            self.failing.append(line)
         for text in self.expected:
             if text in line:
                 self.found.setdefault(text, line)
@@ -60,6 +68,10 @@ class Watch:
             and self.present.issuperset(marker["with"])
             and self.present.isdisjoint(marker["without"])
         ]
+
+    def why(self) -> str:
+        """What the log says from its first failure on, or its end where it shows none."""
+        return "\n".join(self.failing) or self.last(20)
 
     def last(self, count: int = 12) -> str:
         """The end of the log."""

@@ -180,7 +180,7 @@ class Session:
         try:
             trouble = server.wait_ready(url, self.options["ready"], verify_checks.say)
             took = time.monotonic() - server.started
-            reason = self.watch.last(20) if trouble else ""
+            reason = self.watch.why() if trouble else ""
             self.check(
                 "starts", not trouble, expected, trouble or f"ready after {took:.0f} s", reason
             )
@@ -207,7 +207,7 @@ class Session:
                 problems, seen = serve_bench.chat(url, self.subject.name, self.options["answer"])
                 expected = "an answer to a chat message"
         except serve_client.ServeError as error:
-            self.check("answers", False, expected, str(error), self.watch.last(20))
+            self.check("answers", False, expected, str(error), self.watch.why())
             return
         self.check("answers", not problems, expected, "; ".join(problems) or seen)
         if self.options.get("bench"):

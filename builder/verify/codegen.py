@@ -17,7 +17,7 @@ from builder.applier.trees import versions
 from builder.errors import SparkBuildError
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.runtime import CODEGEN_PROBE
-from builder.verify.dslmirror import NoDsl, mirror
+from builder.verify.dslmirror import NoDsl, mirror, texts_of
 from builder.verify.kernels import (
     ADVICE,
     PACKAGE,
@@ -28,9 +28,10 @@ from builder.verify.kernels import (
     tile_of,
     wanted_kernels,
 )
+from builder.verify.known import Trust
 from builder.verify.model import Check
 from builder.verify.results import Results
-from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
+from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
 
 if TYPE_CHECKING:
@@ -77,9 +78,13 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         yield from _all_not_run(kernels, arch, f"{error}{hint}")
         return
     context = Context(target=target, arch=arch, result=result)
-    context.read_all()
-    for number, kernel in enumerate(kernels):
-        yield context.judge(kernel, number)
+    try:
+        context.read_all()
+        checks = [context.judge(kernel, number) for number, kernel in enumerate(kernels)]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        seen = f"an answer of another form than the probe's: {error!r}"
+        checks = [_check(kernel, arch, "fail", seen, where=target.name) for kernel in kernels]
+    yield from checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,27 +277,30 @@ def _not_run(name: str, expected: str, reason: str) -> Check:
 
 
 def sandbox_compiler(
-    tree: Tree, packages: Mapping[str, str]
+    tree: Tree, packages: Mapping[str, str], trust: Trust | None = None
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """A way to compile with the FlashInfer and CuTe DSL of any tree, in a sandbox.
 
-    Nothing is made or downloaded before it is called.
+    Nothing is made or downloaded before it is called.  Files that ``trust`` does not know run
+    isolated.
     """
 
     def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
         current = {**packages, **versions(tree)}
         requirements = requirements_for(current["vllm"])
         sandbox = Sandbox(requirements)
+        imported = [*python_files(tree), *texts_of(tree)]
+        apart = (trust or Trust()).apart(tree, imported)
         dsl, rest = mirror(tree), lay_out(tree)
         sandbox.prepare()
         torch = torch_folder(wanted_torch(tree, current))
         # these four are named by their contents
-        inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
+        inputs: list[Any] = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
         result = RESULTS.get(inputs)
         if result is None:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True}
-            result = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
+            result = ask_probe(sandbox.python, full, TIMEOUT, PROBE, apart=apart)
             result.setdefault("simulated", [])[:0] = [
                 torch.what,
                 "the CuTe DSL's shared libraries: this machine's build of the same wheels",

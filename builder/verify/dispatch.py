@@ -16,7 +16,7 @@ from builder.verify.imports import PACKAGES
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from builder.verify.model import VerifyTarget
 
@@ -59,6 +59,25 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
         for expectation in expectations:
             yield _not_run(expectation["kind"], describe(expectation), reason)
         return
+    try:
+        checks = list(_judged(target, expectations, result))
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # the target's code wrote it
+        for expectation in expectations:
+            yield Check(
+                level="dispatch",
+                name=expectation["kind"],
+                status="fail",
+                expected=describe(expectation),
+                seen=f"an answer of another form than the probe's: {error!r}",
+                where=f"importing vllm in {target.name}",
+            )
+        return
+    yield from checks
+
+
+def _judged(
+    target: VerifyTarget, expectations: Sequence[Mapping[str, str]], result: Mapping[str, Any]
+) -> Iterator[Check]:
     fatal = result.get("fatal")
     simulated = tuple(result.get("simulated", ()))
     for number, expectation in enumerate(expectations):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
 from builder.applier.records import record_of
+from builder.bases.model import TRACKED
 from builder.console import console
 from builder.errors import SparkBuildError
 from builder.index import PackageIndex
@@ -78,7 +79,11 @@ def neutral(path: str) -> str:
 def dsl_distributions(tree: Tree) -> dict[str, Distribution]:
     """The DSL's distributions in a tree, by name."""
     every = tree.distributions().values()
-    return {dist.name: dist for dist in every if dist.name.startswith(DSL)}
+    return {
+        dist.name: dist
+        for dist in every
+        if dist.name.startswith(DSL) and dist.name in TRACKED  # libraries come from the index
+    }
 
 
 def contents_of(tree: Tree) -> Contents:
@@ -113,6 +118,16 @@ def contents_of(tree: Tree) -> Contents:
                 Origin(path=path, distribution=owner.name, version=owner.version)
             )
     return found
+
+
+def texts_of(tree: Tree) -> list[str]:
+    """The files of the target itself that a mirror holds.
+
+    Raises:
+        NoDsl: there is none.
+        CannotMirror: a shared library is from none of the target's wheels.
+    """
+    return sorted(contents_of(tree).texts)
 
 
 def _files(tree: Tree, dists: Mapping[str, Distribution]) -> Iterator[str]:
@@ -202,7 +217,10 @@ def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
             for path in contents.texts:
                 target = partial / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(tree.read(path) or b"")
+                data = tree.read(path) or b""
+                if sha256_hex(data) != contents.texts[path]:
+                    raise CannotMirror(f"{path} is not what its sha256 says")
+                target.write_bytes(data)
             partial.rename(folder)
     _prune(folder.parent)
     return folder

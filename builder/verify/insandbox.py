@@ -10,8 +10,9 @@ from builder.errors import SparkBuildError
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.known import Trust
 from builder.verify.launches import sandbox_launcher
-from builder.verify.sandbox import lay_out, make, requirements_for
+from builder.verify.sandbox import lay_out, make, python_files, requirements_for
 from builder.verify.surroundings import Asking
 from builder.verify.torchfolder import wanted_torch
 
@@ -19,30 +20,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from builder.applier.trees import Tree
+    from builder.bases.model import Base
     from builder.model import BuildPlan
     from builder.verify.sandbox import Made
 
 
-def in_sandbox(packages: Mapping[str, str]) -> Callable[[Tree, Mapping[str, str]], Asking]:
+def in_sandbox(base: Base, trust: Trust) -> Callable[[Tree, Mapping[str, str]], Asking]:
     """Asks about files in a sandbox, which has no variables of its own."""
+    packages = dict(base.identity.packages)
 
     def asking(tree: Tree, _env: Mapping[str, str]) -> Asking:
-        ask, why = sandbox_asker(tree, packages)
+        ask, why = sandbox_asker(tree, packages, trust)
         return Asking(
             ask=ask,
             cannot_ask=why,
-            compile=sandbox_compiler(tree, packages),
-            launch=sandbox_launcher(tree, packages),
+            compile=sandbox_compiler(tree, packages, trust),
+            launch=sandbox_launcher(tree, packages, trust),
         )
 
     return asking
 
 
 class InSandbox:
-    """Asks the vLLM of a tree in a sandbox, which is made when it is first asked."""
+    """Asks the vLLM of a tree in a sandbox, which is made when it is first asked.
 
-    def __init__(self, tree: Tree, packages: Mapping[str, str]) -> None:
+    A sandbox keeps versions apart, not code from this machine: files that ``trust`` does not know
+    run isolated.
+    """
+
+    def __init__(self, tree: Tree, packages: Mapping[str, str], trust: Trust) -> None:
         self._tree = tree
+        self._trust = trust
         self._packages = {**packages, **versions(tree)}
 
     def maker(self) -> Callable[[], Made]:
@@ -57,6 +65,7 @@ class InSandbox:
     def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             make_it = self.maker()
+            apart = self._trust.apart(self._tree, python_files(self._tree))
             folder = lay_out(self._tree)  # while it may still be made beside this
             made = make_it()
             release = self._packages["vllm"]
@@ -71,14 +80,16 @@ class InSandbox:
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "pretend_triton": made.sandbox.requirements.pretend_triton,
         }
-        result = made.sandbox.ask(full)
+        result = made.sandbox.ask(full, apart=apart)
         result.setdefault("simulated", []).insert(0, made.torch.what)
         return result
 
 
-def sandbox_asker(tree: Tree, packages: Mapping[str, str]) -> tuple[InSandbox | None, str]:
+def sandbox_asker(
+    tree: Tree, packages: Mapping[str, str], trust: Trust | None = None
+) -> tuple[InSandbox | None, str]:
     """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
-    return InSandbox(tree, packages), ""
+    return InSandbox(tree, packages, trust or Trust()), ""
 
 
 def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], Made] | None:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.trees import versions
 from builder.paths import package_file
 from builder.runtime import LAUNCH_PROBE
-from builder.verify.dslmirror import mirror
+from builder.verify.dslmirror import mirror, texts_of
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.known import Trust
 from builder.verify.results import Results
-from builder.verify.sandbox import Sandbox, ask_probe, lay_out, requirements_for
+from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
 
 if TYPE_CHECKING:
@@ -159,15 +161,23 @@ def results() -> Results:
 
 
 def sandbox_launcher(
-    tree: Tree, packages: Mapping[str, str]
+    tree: Tree, packages: Mapping[str, str], trust: Trust | None = None
 ) -> Callable[[Mapping[str, Any]], Replies]:
     """A way to launch with the FlashInfer and CuTe DSL of any tree, in a sandbox.
 
-    Nothing is made or downloaded before it is called.
+    Nothing is made or downloaded before it is called.  Files that ``trust`` does not know are not
+    run: isolated code has no folder that launches could be written to.
     """
 
     def launch(request: Mapping[str, Any]) -> Replies:
         current = {**packages, **versions(tree)}
+        apart = (trust or Trust()).apart(tree, [*python_files(tree), *texts_of(tree)])
+        if apart is not None:
+            raise SandboxUnavailable(
+                f"it writes its launches to this machine, which isolated code cannot "
+                f"({apart.because})",
+                hint="the same command with --trust-image",
+            )
         sandbox = Sandbox(requirements_for(current["vllm"]))
         dsl, rest = mirror(tree), lay_out(tree)
         sandbox.prepare()

@@ -258,9 +258,24 @@ def _check(item: Mapping[str, Any], level: str) -> Check:
         expected=str(item["expected"]),
         seen=str(item["seen"]),
         where=str(item.get("where", "")),
-        reason=str(item.get("reason", "")),
+        reason=_root(str(item.get("reason", "")), item),
         figures={str(k): float(v) for k, v in item.get("figures", {}).items()},
     )
+
+
+def _root(reason: str, item: Mapping[str, Any]) -> str:
+    """A failed server's log with its root cause in front, as ``spark-build diagnose`` reads it."""
+    if item["status"] != "fail" or item["level"] != "serve" or "\n" not in reason:
+        return reason
+    from builder.diagnose.judging import diagnose
+
+    found = [f for f in diagnose(io.BytesIO(reason.encode())).findings if f.severity == "error"]
+    if not found:
+        return reason
+    first = found[0]
+    frame = f" ({first.frame})" if first.frame else ""
+    told = f"{first.quote}{frame}: {first.message} {first.fix}"
+    return "\n".join([told, *reason.splitlines()[-20:]])
 
 
 def _not_run(level: str, reason: str) -> Check:

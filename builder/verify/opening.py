@@ -57,7 +57,8 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
                 hint=f"spark-build verify {shlex.quote(text)} --layers b12x-full",
             )
         plan = make_plan(base, opening.selection, opening.sources)
-        opened = target_of_plan(plan, base, text, patched=False)
+        trust = opening.trusting(base.identity)
+        opened = target_of_plan(plan, base, text, patched=False, trust=trust)
         return dataclasses.replace(
             opened,
             parts=partial(_parts_of_base, base, opening),
@@ -71,8 +72,8 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
 def _parts_of_base(base: Base, opening: Opening) -> Parts:
     """Wheels, or a directory with what ``spark-build apply`` kept of it."""
     python = own_python(base)
-    packages = base.identity.packages
-    asking = in_sandbox(packages) if python is None else beside_its_python(base, python)
+    trust = opening.trusting(base.identity)
+    asking = in_sandbox(base, trust) if python is None else beside_its_python(base, python)
     if base.identity.kind == "dir":
         base = without_layers(base, of_backup(Path(base.identity.site_packages)))
     return Parts(base=base, sources=opening.sources, asking=asking)

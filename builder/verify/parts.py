@@ -17,6 +17,7 @@ from builder.errors import SparkBuildError, UsageError
 from builder.model import LAYOUT
 from builder.planner import make_plan
 from builder.verify.companions import WithCompanions
+from builder.verify.known import has_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from builder.applier.sources import Sources
     from builder.applier.trees import Changes, Tree
+    from builder.verify.known import Trust
     from builder.verify.model import VerifyTarget
     from builder.verify.surroundings import Asking
 
@@ -194,3 +196,21 @@ def parts_of_image(
         raise
     kept = Base(before.identity, before.tree, made_from.close)
     return Parts(base=kept, sources=sources, asking=asking)
+
+
+def without_foreign_hooks(
+    baked: Sequence[Mapping[str, Any]], trust: Trust, parts: Callable[[], Parts]
+) -> Parts:
+    """The parts of a target, where putting it together again runs no code out of it.
+
+    Raises:
+        CannotTakeApart: a layer that was baked in has a hook, and is none of this machine's.
+    """
+    foreign = [layer["name"] for layer in baked if has_hook(layer) and not trust.own(layer)]
+    if foreign:
+        raise CannotTakeApart(
+            f"layer {foreign[0]} has a hook, which is Python code, and no layer of this machine is "
+            "the same: hooks out of an image are not run",
+            hint=f"--patches DIR, where DIR/{foreign[0]}/layer.toml is what it was made from",
+        )
+    return parts()

@@ -19,12 +19,14 @@ import time
 import tomllib
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.bases.model import TRACKED
 from builder.beside import beside, wait_for_beside
 from builder.console import console
 from builder.errors import UsageError
@@ -38,13 +40,14 @@ from builder.verify.installer import (
     environment_command,
     install_command,
 )
+from builder.verify.isolation import interpreter_folders
 from builder.verify.torchfolder import torch_folder, torch_need, wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from builder.applier.trees import Tree
+    from builder.verify.known import Apart
     from builder.verify.torchfolder import Torch
 
 #: Top-level directories of site-packages whose Python files the probe may need.
@@ -164,7 +167,7 @@ class Sandbox:
         wanted = sorted(
             f"{name}=={version}"
             for name, version in packages.items()
-            if name.startswith("nvidia-cutlass-dsl")
+            if name.startswith("nvidia-cutlass-dsl") and name in TRACKED
         )
         tag = f"{platform.machine()}-cp{sys.version_info[0]}{sys.version_info[1]}"
         folder = cache_dir() / "sandbox" / f"dsl-{tag}-{sha256_hex(canonical_json(wanted))[:12]}"
@@ -177,9 +180,11 @@ class Sandbox:
                     partial.rename(folder)
         return folder
 
-    def ask(self, request: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
+    def ask(
+        self, request: Mapping[str, Any], timeout: float = 300, apart: Apart | None = None
+    ) -> dict[str, Any]:
         """Run the dispatch probe in this environment."""
-        return ask_probe(self.python, request, timeout)
+        return ask_probe(self.python, request, timeout, apart=apart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,11 +226,12 @@ def ask_probe(
     timeout: float = 300,
     probe: str = "dispatch_probe.py",
     instead_of: Path | None = None,
+    apart: Apart | None = None,
 ) -> dict[str, Any]:
     """Run a probe of ``builder/runtime`` under an interpreter; ``timeout`` is in seconds.
 
     ``instead_of`` is a directory that the interpreter must not see, because the request's ``paths``
-    hold what stands for it; nothing is written there either.
+    hold what stands for it; nothing is written there either.  With ``apart`` it runs isolated.
 
     Raises:
         SandboxUnavailable: the probe did not end with a result.
@@ -233,14 +239,29 @@ def ask_probe(
     command = [str(python), str(package_file("runtime", probe))]
     if instead_of is not None:
         command[1:1] = ["-B", "-c", _WITHOUT, str(instead_of)]
+    text = json.dumps(request, sort_keys=True)
     try:
-        answer = _run_probe(tuple(command), json.dumps(request, sort_keys=True), timeout)
+        if apart is None:
+            answer = _run_probe(tuple(command), text, timeout)
+        else:
+            seen = (*_folders_of(request), *interpreter_folders(python), Path(command[-1]).parent)
+            answer = apart.isolation.run(command, text, seen, timeout)
         result: dict[str, Any] = json.loads(answer)
     except subprocess.TimeoutExpired:
         raise SandboxUnavailable(f"{probe} took more than {timeout:.0f} s") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
+    if not isinstance(result, dict):
+        raise SandboxUnavailable(f"{probe} gave no result: {answer[:80]!r} is no object")
+    if apart is not None:
+        result["simulated"] = [apart.said(), *result.get("simulated", ())]
     return result
+
+
+def _folders_of(request: Mapping[str, Any]) -> Iterator[Path]:
+    """The folders and files of this machine that a request names."""
+    named = (*request.get("extensions", {}).values(), *request.get("libraries", ()))
+    yield from map(Path, (*request.get("paths", ()), *named))
 
 
 @cache
@@ -297,10 +318,22 @@ def lay_out(tree: Tree) -> Path:
             for path in paths:
                 target = partial / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(tree.read(path) or b"")
+                target.write_bytes(checked(tree, path))
             partial.rename(folder)
     _prune(folder.parent, keep=12)
     return folder
+
+
+def checked(tree: Tree, path: str) -> bytes:
+    """A file that is what it was judged by.
+
+    Raises:
+        SandboxUnavailable: the bytes are other than the sha256 that the tree gives.
+    """
+    data = tree.read(path) or b""
+    if sha256_hex(data) != tree.digest(path):
+        raise SandboxUnavailable(f"{path} is not what its sha256 says")
+    return data
 
 
 def _prune(parent: Path, keep: int) -> None:

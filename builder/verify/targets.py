@@ -19,10 +19,11 @@ from builder.errors import UsageError
 from builder.planner import make_plan
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
+from builder.verify.known import Trust
 from builder.verify.launches import sandbox_launcher
 from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions
-from builder.verify.parts import Parts, parts_of_image
+from builder.verify.parts import Parts, parts_of_image, without_foreign_hooks
 from builder.verify.sandbox import (
     ask_probe,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from builder.bases.model import FactsOf
     from builder.catalog import Selection
     from builder.index import PackageIndex
-    from builder.model import BuildPlan
+    from builder.model import BaseIdentity, BuildPlan
     from builder.sources import IndexSources
     from builder.verify.surroundings import Asking
 
@@ -49,10 +50,22 @@ class Opening:
     platform: str | None = None
     gpu: GpuOptions = field(default_factory=GpuOptions)
     facts_of: FactsOf = no_facts
+    #: whose word counts on what code may run on this machine as it is
+    trust: Trust = field(default_factory=Trust)
+
+    def trusting(self, identity: BaseIdentity) -> Trust:
+        """The same for a target, with the layers that were named for it."""
+        named = self.selection.layers if self.selection else ()
+        return dataclasses.replace(
+            self.trust, index=self.index, layers=named, platform=identity.platform
+        )
 
 
-def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> VerifyTarget:
+def target_of_plan(
+    plan: BuildPlan, base: Base, name: str, *, patched: bool, trust: Trust | None = None
+) -> VerifyTarget:
     """A plan's base as it is, or (``patched``) as the plan leaves it, before any image exists."""
+    trust = trust or Trust(platform=base.identity.platform)
     tree: Tree = base.tree
     env = dict(base.identity.env)
     if patched:
@@ -60,7 +73,8 @@ def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> 
         overlay.update(plan.changes)
         tree = overlay
         env |= plan.env
-    ask, why = _ask_of(tree, base)
+        trust = trust.with_changes(plan.changes)
+    ask, why = _ask_of(tree, base, trust)
     return VerifyTarget(
         name=name,
         kind=base.identity.kind,
@@ -70,17 +84,17 @@ def target_of_plan(plan: BuildPlan, base: Base, name: str, *, patched: bool) -> 
         env=env,
         ask=ask,
         cannot_ask=why,
-        compile=_compiler_of(tree, base, patched=patched),
-        launch=sandbox_launcher(tree, dict(base.identity.packages)),
+        compile=_compiler_of(tree, base, trust, patched=patched),
+        launch=sandbox_launcher(tree, dict(base.identity.packages), trust),
         close=base.close,
     )
 
 
-def _compiler_of(tree: Tree, base: Base, *, patched: bool) -> Any:
+def _compiler_of(tree: Tree, base: Base, trust: Trust, *, patched: bool) -> Any:
     python = own_python(base)
     if python is not None and not patched:
         return python_compiler(python)
-    return sandbox_compiler(tree, dict(base.identity.packages))
+    return sandbox_compiler(tree, dict(base.identity.packages), trust)
 
 
 def own_python(base: Base) -> Path | None:
@@ -92,11 +106,11 @@ def own_python(base: Base) -> Path | None:
     return python if here and python.exists() else None
 
 
-def _ask_of(tree: Tree, base: Base) -> tuple[Any, str]:
+def _ask_of(tree: Tree, base: Base, trust: Trust) -> tuple[Any, str]:
     python = own_python(base)
     if python is not None:
         return (lambda request: ask_probe(python, request)), ""
-    return sandbox_asker(tree, dict(base.identity.packages))
+    return sandbox_asker(tree, dict(base.identity.packages), trust)
 
 
 def open_overlay(
@@ -122,7 +136,8 @@ def open_overlay(
             f"{name} was made for wheels {plan['base']['digest'][:19]}..., the package index "
             f"has {base.identity.digest[:19]}...: a wheel was replaced since"
         )
-    parts = Parts(base=base, sources=opening.sources, asking=in_sandbox(base.identity.packages))
+    trust = opening.trusting(base.identity)
+    parts = Parts(base=base, sources=opening.sources, asking=in_sandbox(base, trust))
     overlay = OverlayTree(base.tree)
     prefix = f"{site}/"
     overlay.update(
@@ -135,9 +150,10 @@ def open_overlay(
     if opening.selection is not None:
         judged = Base(dataclasses.replace(base.identity, env=dict(env)), overlay)
         judged_plan = make_plan(judged, opening.selection, opening.sources)
-        opened = target_of_plan(judged_plan, judged, name, patched=False)
+        opened = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
         return dataclasses.replace(opened, parts=lambda: parts)
-    ask, why = sandbox_asker(overlay, plan["base"]["packages"])
+    ask, why = sandbox_asker(overlay, plan["base"]["packages"], trust)
+    layers = bake.read_layers(files.get(f"{bake.SHARE}/layers.json"), name)
     console.say(f"  {name} is an overlay: it is checked on the files of {plan['base']['ref']}")
     return VerifyTarget(
         name=name,
@@ -146,15 +162,15 @@ def open_overlay(
         cannot_use_gpu="an overlay is no image that runs; its Dockerfile makes one",
         brought=tuple(files),
         plan=plan,
-        layers=bake.read_layers(files.get(f"{bake.SHARE}/layers.json"), name),
+        layers=layers,
         tree=overlay,
         env=env,
         ask=ask,
         cannot_ask=why,
-        compile=sandbox_compiler(overlay, plan["base"]["packages"]),
-        launch=sandbox_launcher(overlay, plan["base"]["packages"]),
+        compile=sandbox_compiler(overlay, plan["base"]["packages"], trust),
+        launch=sandbox_launcher(overlay, plan["base"]["packages"], trust),
         label=label,
-        parts=lambda: parts,
+        parts=lambda: without_foreign_hooks(layers, trust, lambda: parts),
     )
 
 
@@ -231,7 +247,11 @@ def target_of_image(
         launch=held.now.launch,
         close=base.close,
         label=None if opening.selection is not None else baked.label,
-        parts=lambda: parts_of_image(base, former, opening.sources, held.otherwise),
+        parts=lambda: without_foreign_hooks(
+            () if opening.selection is not None else layers,
+            opening.trusting(base.identity),
+            lambda: parts_of_image(base, former, opening.sources, held.otherwise),
+        ),
     )
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from builder.cli.diagnose import diagnose_command
 from builder.console import console
-from builder.diagnose import Diagnosis, diagnose
 from builder.diagnose.catalog import load_catalog, load_entry
 from builder.diagnose.dispatch import FORMS, LABELS
+from builder.diagnose.judging import diagnose
 from builder.diagnose.literals import MINIMUM, fixed_text
 from builder.diagnose.reading import LONGEST, REPEATS, Reader, clean, read_lines
 from builder.diagnose.scan import scan
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from builder.diagnose.entries import Entry, Example
+    from builder.diagnose.findings import Diagnosis
 
 RELEASES = [
     "0.17.0",

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from builder.diagnose import Diagnosis, diagnose
-from builder.diagnose.findings import UNKNOWN
+from builder.diagnose.findings import UNKNOWN, Diagnosis
+from builder.diagnose.judging import diagnose
 
 
 def read(text: str) -> Diagnosis:

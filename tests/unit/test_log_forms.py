@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.diagnose import Diagnosis, diagnose
 from builder.diagnose.catalog import load_catalog
 from builder.diagnose.forms import mended, records
+from builder.diagnose.judging import diagnose
 from builder.diagnose.sources import texts
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from builder.diagnose.findings import Diagnosis
 
 STAMP = "2026-06-01T10:00:00.123456789Z"
 

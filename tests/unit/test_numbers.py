@@ -16,6 +16,9 @@ from builder.ptx.launchfile import Judgement, Wanted, judge, read_launch
 from builder.ptx.runs import Ran, Run, run_file
 from builder.verify import launches
 from builder.verify.dslmirror import NoDsl
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.isolation import Bubblewrap
+from builder.verify.known import Apart, Trust
 from builder.verify.launches import (
     LAUNCHED,
     Replies,
@@ -300,6 +303,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
 
     monkeypatch.setattr(launches, "Sandbox", FakeSandbox)
     monkeypatch.setattr(launches, "requirements_for", lambda _release: None)
+    monkeypatch.setattr(launches, "texts_of", lambda _tree: [])
     monkeypatch.setattr(launches, "mirror", lambda _tree: tmp_path / "dsl")
     monkeypatch.setattr(launches, "lay_out", lambda _tree: tmp_path / "files")
     monkeypatch.setattr(launches, "torch_folder", lambda _wanted: Folder())
@@ -308,8 +312,25 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
     return asked
 
 
+#: The files of these tests are their own.
+TRUSTED = Trust(everything=True)
+
+
+def test_code_that_is_not_known_is_not_run(
+    recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it could be isolated: what it launches could not be written to this machine."""
+    apart = Apart(isolation=Bubblewrap(), because="vllm/core.py: not as a release has it")
+    monkeypatch.setattr(Trust, "apart", lambda *_: apart)
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, Trust())
+    with pytest.raises(SandboxUnavailable, match=r"vllm/core\.py") as caught:
+        launch(launch_request({}, "sm_121a", LAUNCHED[:1]))
+    assert "--trust-image" in caught.value.hint
+    assert recorded == []
+
+
 def test_what_ran_is_kept_for_the_same_request(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"})
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = launch_request({}, "sm_121a", LAUNCHED[:1])
     one = launch(request)
     assert [run.wrong for run in one.replies[0].ran[0].runs] == [0, 0, 0]
@@ -322,7 +343,7 @@ def test_what_ran_is_kept_for_the_same_request(recorded: list[Mapping[str, Any]]
 
 
 def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"})
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "bad"}]}
     assert launch(request).replies == (Reply(error="OSError: no", stage="call", ran=()),)
     launch(request)
@@ -331,7 +352,7 @@ def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
 
 
 def test_an_instruction_that_is_not_known_is_named(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"})
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "new"}, {"kind": "old"}]}
     new, old = launch(request).replies
     assert (new.error, new.stage) == ("PTX line 12: unknown instruction frobnicate", "read")

@@ -18,7 +18,14 @@ from builder.maker import programs
 from builder.runtime import verify_checks
 from builder.runtime.dispatch_expect import limit
 from builder.verify.model import VerifyTarget
-from builder.verify.ongpu import GpuOptions, NoGpu, archive, run_beside, verifier_files
+from builder.verify.ongpu import (
+    GpuOptions,
+    NoGpu,
+    archive,
+    check_on_gpu,
+    run_beside,
+    verifier_files,
+)
 from builder.verify.run import verify
 
 from .fakes import MemoryTree
@@ -66,6 +73,27 @@ def test_checks_of_the_image_become_ours() -> None:
 
 def test_a_failure_in_the_image_is_one_here() -> None:
     assert not verify(answering(GOOD, {**GOOD, "status": "fail"}), ["device"]).passed()
+
+
+def test_a_failed_server_comes_with_its_root_cause() -> None:
+    """The log that the image sends is read as ``spark-build diagnose`` reads one."""
+    log = "\n".join(
+        [
+            "(EngineCore pid=9) Traceback (most recent call last):",
+            '(EngineCore pid=9)   File "/x/vllm/a.py", line 3, in f',
+            "(EngineCore pid=9)     hop()",
+            "(EngineCore pid=9) WombatError: no pouch",
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See above.",
+        ]
+    )
+    bad = {**GOOD, "level": "serve", "name": "dense starts", "status": "fail", "reason": log}
+    (check,) = check_on_gpu(answering(bad), "serve")
+    assert check.reason.startswith("WombatError: no pouch (vllm/a.py, line 3, in f)")
+    assert "Engine core initialization failed" in check.reason
+    # what passes, and a reason of one line, stay as they are
+    for same in ({**bad, "status": "pass"}, {**bad, "reason": "OSError: gone"}):
+        (check,) = check_on_gpu(answering(same), "serve")
+        assert check.reason == same["reason"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import typer.main
 from builder.__main__ import run
 from builder.catalog import Catalog
 from builder.cli.app import app
-from builder.diagnose import diagnose
+from builder.diagnose.judging import diagnose
 from builder.errors import UsageError
 from builder.schemas import names, schema
 from builder.verify.levels import LEVELS

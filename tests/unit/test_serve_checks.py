@@ -315,6 +315,8 @@ EXAMPLES = [
     and not (entry.settings or entry.required.settings or entry.forbidden.settings)
     and example.found
     and example.vllm
+    and entry.times == 1
+    and not entry.passing
 ]
 
 
@@ -326,6 +328,30 @@ def test_every_example_of_the_catalogue_is_seen_in_the_image_too(
     for line in example.log.splitlines():
         watch.feed(line)
     assert name in {marker["id"] for marker, _ in watch.shown(severity)}
+
+
+def test_a_tactic_that_was_skipped_and_one_wait_are_no_bad_lines() -> None:
+    watch = watch_of("0.26.0")
+    watch.feed("[Autotuner]: Skipping tactic 3, due to failure: CUDA error: out of memory")
+    watch.feed("No available shared memory broadcast block found in 60 seconds.")
+    assert watch.shown("error") == []
+
+
+def test_from_the_first_failure_on_the_log_is_kept() -> None:
+    watch = watch_of("0.26.0")
+    for number in range(100):
+        watch.feed(f"INFO line {number}")
+    assert watch.why().splitlines()[-1] == "INFO line 99"
+    assert len(watch.why().splitlines()) == 20
+    watch.feed("Traceback (most recent call last):")
+    for number in range(1000):
+        watch.feed(f"INFO after {number}")
+    kept = watch.why().splitlines()
+    assert kept[:4] == [
+        *(f"INFO line {n}" for n in (97, 98, 99)),
+        "Traceback (most recent call last):",
+    ]
+    assert len(kept) == watching.FAILING
 
 
 @pytest.mark.parametrize("log", sorted(Path(__file__).with_name("logs").glob("good*.log")))

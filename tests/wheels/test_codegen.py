@@ -15,6 +15,7 @@ import pytest
 
 from builder.applier.trees import Content, OverlayTree
 from builder.verify.codegen import check_codegen, sandbox_compiler
+from builder.verify.known import Trust
 from builder.verify.targets import target_of_plan
 from builder.wheels import WheelTree
 
@@ -53,7 +54,8 @@ def patched(made: Planned) -> VerifyTarget:
 
 def with_tree(target: VerifyTarget, tree: Tree) -> VerifyTarget:
     """The same expectations held against other files."""
-    compiler = sandbox_compiler(tree, target.plan["base"]["packages"])
+    trust = Trust(everything=True)  # the changes are ours
+    compiler = sandbox_compiler(tree, target.plan["base"]["packages"], trust)
     return dataclasses.replace(target, tree=tree, compile=compiler)
 
 

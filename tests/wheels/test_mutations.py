@@ -20,6 +20,7 @@ from builder.applier.trees import Content, OverlayTree
 from builder.model import digest_of
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.insandbox import sandbox_asker
+from builder.verify.known import Trust
 from builder.verify.run import verify
 from builder.verify.targets import target_of_plan
 from builder.wheels import WheelTree
@@ -104,8 +105,9 @@ def with_files(target: VerifyTarget, changes: Changes) -> VerifyTarget:
     tree = OverlayTree(target.tree)
     tree.update(changes)
     packages = target.plan["base"]["packages"]
-    ask, why = sandbox_asker(tree, packages)
-    compiler = sandbox_compiler(tree, packages)
+    trust = Trust(everything=True)  # the mutations are ours
+    ask, why = sandbox_asker(tree, packages, trust)
+    compiler = sandbox_compiler(tree, packages, trust)
     return dataclasses.replace(target, tree=tree, ask=ask, cannot_ask=why, compile=compiler)
 
 

@@ -1,0 +1,27 @@
+"""Questions on the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from builder.console import console
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.hints import again
+
+
+def ask(action: str, note: str, otherwise: str) -> None:
+    """Go on only after a yes on the terminal.
+
+    Raises:
+        UsageError: there is no terminal.
+        SparkBuildError: the answer was no; ``otherwise`` says what that means.
+    """
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"this would {action}, and there is no terminal to ask on",
+            hint=again("--yes"),
+        )
+    console.warn(f"this will {action}{note}")
+    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again("--yes"))

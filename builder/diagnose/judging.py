@@ -1,0 +1,287 @@
+"""What a log comes to: findings of the catalogue, failures that no entry knows, the verdict.
+
+Known pitfalls are data (``builder/data/diagnose/``); advice depends on the release, because the
+cure that is published for one release is often wrong for another.  What no entry knows is read by
+the forms that Python, CUDA, compilers and the kernel write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from builder.diagnose.catalog import SEVERITIES, load_catalog
+from builder.diagnose.entries import Entry, rendered
+from builder.diagnose.findings import UNKNOWN, Diagnosis, Finding, Verdict
+from builder.diagnose.health import COVERED, ENGINE_NAMES
+from builder.diagnose.reading import Reader
+from builder.diagnose.scan import Hit, Scan, scan
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import BinaryIO
+
+    from builder.diagnose.failures import Failure
+
+#: Failures outside the catalogue that are shown of one log.
+_SHOWN = 3
+#: The first release of vLLM that is told by its number; a build without tags calls itself 0.1.dev.
+_OLDEST = Version("0.5")
+
+
+def diagnose(
+    stream: BinaryIO,
+    vllm: str | None = None,
+    catalog: Sequence[Entry] | None = None,
+    *,
+    read: Scan | None = None,
+    live: bool = False,
+) -> Diagnosis:
+    """Read a log; ``vllm`` is the release to judge it by, before what the log says.
+
+    ``read`` is filled while it is read; ``live`` says that the log still grows.
+
+    Raises:
+        UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
+    """
+    given = given_release(vllm)
+    entries = load_catalog() if catalog is None else catalog
+    return judged(scan(Reader(stream, live=live), entries, read), entries, given)
+
+
+def given_release(vllm: str | None) -> str | None:
+    """``--vllm`` as a version.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if vllm is None:
+        return None
+    try:
+        return str(Version(vllm.removeprefix("v")))
+    except InvalidVersion:
+        raise UsageError(f"--vllm {vllm!r} is not a version", hint="--vllm 0.25.0") from None
+
+
+def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Diagnosis:
+    """What a pass over a log comes to."""
+    named = sorted(read.versions, key=read.versions.__getitem__)
+    releases = tuple(v for v in named if _release(v))
+    version = vllm or (releases[0] if releases else None)
+    engine = _engine(read)
+    failures = read.failures.failures()
+    if all(f.survived for f in failures):
+        failures = [*failures, *(f for f in read.unjoined.failures() if not f.survived)]
+    findings = _findings(read, entries, version, engine, failures)
+    findings = sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.line, f.id))
+    verdict = _verdict(read, findings)
+    return Diagnosis(
+        vllm=version or "",
+        tensorrt_llm=next(iter(read.trtllm), ""),
+        releases=releases,
+        lines=read.lines,
+        dispatch=tuple(sorted(read.selections.values(), key=lambda s: (s.line, s.kind))),
+        findings=tuple(findings),
+        verdict=verdict,
+        engine=engine,
+        build=next((v for v in named if not _release(v)), "") if version is None else "",
+        ready=read.failures.course.first_ready,
+    )
+
+
+def _release(version: str) -> bool:
+    """Whether it tells the release: a build from a checkout without tags does not."""
+    try:
+        return Version(version) >= _OLDEST
+    except InvalidVersion:
+        return False
+
+
+def _engine(read: Scan) -> str:
+    if read.versions and not read.trtllm:
+        return "vllm"
+    return "tensorrt-llm" if read.trtllm and not read.versions else read.failures.course.wrote()
+
+
+def _findings(
+    read: Scan,
+    entries: Sequence[Entry],
+    version: str | None,
+    engine: str,
+    failures: list[Failure],
+) -> list[Finding]:
+    found: dict[tuple[str, str], Finding] = {}
+    survived = {n for f in failures if f.survived for n in f.lines}
+    fatal = {n for f in failures if not f.survived for n in f.lines}
+    spoken = _spoken(read, engine)
+    for entry in entries:
+        if entry.engine not in spoken:
+            continue
+        if read.times.get(entry.id, 0) < entry.times and not entry.settings:
+            continue
+        if not read.holds(entry.required, every=True) or read.holds(entry.forbidden, every=False):
+            continue
+        hits = [*read.hits.get(entry.id, ()), *_asked(entry, read)]
+        for hit in sorted(hits, key=lambda h: h.line):
+            if not entry.applies(version, by_setting=hit.by_setting):
+                continue
+            if entry.passing and read.failures.course.ready > hit.line:
+                continue
+            finding = Finding(
+                entry.id,
+                entry.severity,
+                hit.line,
+                rendered(entry.message, hit.groups),
+                rendered(entry.fix_for(version), hit.groups),
+                quote=hit.text,
+                sure=entry.sure,
+                link=entry.source or f"docs/diagnose.md#{entry.id}",
+            )
+            if hit.line in survived and hit.line not in fatal and entry.severity == "error":
+                finding = finding._replace(
+                    severity="info", message=f"{finding.message} The server went on after this."
+                )
+            found.setdefault((entry.id, finding.message), finding)
+    known = [_with_place(finding, failures) for finding in found.values()]
+    spoke = {finding.id for finding in known if finding.severity == "error"}
+    left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
+    return [*known, *_unknown(left, failures, known)]
+
+
+def _same(failure: Failure, spoke: list[Entry]) -> bool:
+    """Whether an entry that speaks of another line says this too."""
+    return any(
+        pattern.regex.search(failure.quote)
+        for entry in spoke
+        for pattern in entry.patterns
+        if entry.times == 1
+    )
+
+
+def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
+    """Whose entries hold for a log; a paste that tells nothing is taken for vLLM's."""
+    if read.trtllm and not read.versions:
+        return ("tensorrt-llm", "any")
+    if engine in COVERED or not engine or engine == "ray":
+        return ("vllm", "any")
+    return (engine, "any") if read.failures.course.certain(engine) else (engine, "vllm", "any")
+
+
+def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
+    """A finding with what the failure that it explains tells."""
+    for failure in failures:
+        if finding.line in failure.lines:
+            return finding._replace(
+                frame=failure.frame,
+                process=failure.source,
+                when=failure.when,
+                follows=failure.follower,
+            )
+    return finding
+
+
+def _unknown(left: list[Failure], failures: list[Failure], known: list[Finding]) -> list[Finding]:
+    """What killed the server and no entry explains, the root first."""
+    told = {f.line for f in known if f.severity == "error"}
+    fatal = [f for f in failures if not f.survived]
+    explained = any(told & f.lines or f not in left for f in fatal)
+    fatal = [f for f in left if not f.survived]
+    roots = [f for f in fatal if not f.follower and not f.weak] or [
+        f for f in fatal if not f.follower and f.kind != "an error"
+    ]
+    explained = explained or (bool(told) and not roots)
+    if not roots and not explained:
+        roots = fatal[:1]
+    found: list[Finding] = []
+    for failure in roots[:_SHOWN]:
+        if told & failure.lines or (found and failure.weak):
+            continue
+        if explained and (failure.weak or failure.follower or failure.kind == "a compiler"):
+            continue
+        found.append(_unknown_finding(failure))
+    return found
+
+
+def _unknown_finding(failure: Failure) -> Finding:
+    what = f"{failure.kind} ended it" if failure.kind[:1].islower() else f"{failure.kind} error"
+    message = f"Not in the catalogue: {what}."
+    fix = f"no cure is known here; search for: {failure.search}"
+    if failure.follower:
+        message = (
+            f"Not in the catalogue: {failure.kind} that follows when another process dies. "
+            "Its cause is not in this log."
+        )
+        fix = f"read the log of the other process, rank or node; or search for: {failure.search}"
+    return Finding(
+        UNKNOWN,
+        "error",
+        failure.line,
+        message,
+        fix,
+        quote=failure.quote,
+        before=failure.before.text.strip() if failure.before else "",
+        before_line=failure.before.line if failure.before else 0,
+        frame=failure.frame,
+        search=failure.search,
+        process=failure.source,
+        became=tuple(noted.text for noted in failure.became),
+        more=failure.more,
+        when=failure.when,
+        follows=failure.follower,
+    )
+
+
+def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
+    errors = [f for f in findings if f.severity == "error"]
+    state = read.failures.course
+    if not read.lines:
+        return Verdict("empty", "nothing found: the log is empty")
+    if errors:
+        first = min(errors, key=lambda f: (f.id == UNKNOWN and f.line == 0, f.line))
+        also = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        if first.id == UNKNOWN:
+            return Verdict(
+                "failed", f"The server failed, line {first.line}: {first.quote[:160]}{also}"
+            )
+        return Verdict("failed", f"The log shows an error, line {first.line}: {first.id}{also}.")
+    if state.ready:
+        some = [f for f in findings if f.severity == "warning"]
+        what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
+        return Verdict("ready", f"The server became ready (line {state.first_ready}): {what}.")
+    unseen = "No failure found, and the server is not seen ready"
+    if state.started:
+        last = state.last.text.strip()[:160]
+        return Verdict("stopped", f"{unseen}: the log stops at line {state.last.line}: {last}")
+    return Verdict("unclear", f"{unseen}.")
+
+
+def described(result: Diagnosis) -> str:
+    """Which program and release wrote a log, in words."""
+    if result.vllm and result.engine in ("vllm", ""):
+        return f"vLLM {result.vllm}"
+    if result.tensorrt_llm:
+        return f"TensorRT-LLM {result.tensorrt_llm}"
+    if not result.engine:
+        return "an unknown program (if it is vLLM, say which: --vllm VERSION)"
+    name = ENGINE_NAMES.get(result.engine, result.engine)
+    if result.engine == "vllm":
+        own = f" build {result.build}, of" if result.build else " of"
+        return f"vLLM{own} an unknown release (say which: --vllm VERSION)"
+    return name
+
+
+def _asked(entry: Entry, read: Scan) -> list[Hit]:
+    """Hits of an entry's ``settings``."""
+    return [
+        Hit(
+            setting.line,
+            {"name": setting.name, "value": setting.value},
+            by_setting=True,
+            text=f"{setting.name}={setting.value}",
+        )
+        for setting in read.settings.values()
+        for asked in entry.settings
+        if asked.holds(setting.name, setting.value)
+    ]

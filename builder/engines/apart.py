@@ -1,0 +1,118 @@
+"""A container that holds nothing of its own: folders of this machine, read-only, and no network."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.engines import docker
+from builder.engines.space import engine_root
+from builder.errors import BuildFailed, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from docker import DockerClient
+
+#: The empty image, by what its root links to; 1 kB each.
+_IMAGE = "spark-build-empty"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a program in such a container sees."""
+
+    env: Mapping[str, str]
+    #: names in the root that are links
+    links: Mapping[str, str]
+    #: folders and files of this machine, at the same paths
+    shown: tuple[Path, ...]
+    user: int
+    #: bytes of ``/tmp``
+    scratch: int
+    processes: int
+    #: bytes of what it prints
+    printed: int
+
+
+def connect() -> DockerClient:
+    """A client for a Docker Engine that has this machine's files.
+
+    Raises:
+        EngineError: none answers, or it is another machine's.
+    """
+    client = docker.connect()
+    if engine_root(client) is None:
+        client.close()
+        raise EngineError("the Docker Engine is another machine's")
+    return client
+
+
+def run(client: DockerClient, words: Sequence[str], around: Surroundings, timeout: float) -> str:
+    """What a program prints.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
+        BuildFailed: it cannot be started.
+    """
+    import requests
+    from docker.errors import APIError
+    from docker.types import LogConfig, Mount
+
+    mounts = [Mount(str(p), str(p), type="bind", read_only=True) for p in around.shown]
+    try:
+        container = client.containers.create(
+            _empty_image(client, around.links),
+            entrypoint=[words[0]],
+            command=list(words[1:]),
+            environment=dict(around.env),
+            mounts=mounts,
+            network_mode="none",
+            read_only=True,
+            tmpfs={"/tmp": f"rw,nosuid,nodev,mode=1777,size={around.scratch}"},  # noqa: S108
+            user=f"{around.user}:{around.user}",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            pids_limit=around.processes,
+            log_config=LogConfig(
+                type="json-file", config={"max-size": str(around.printed), "max-file": "1"}
+            ),
+            working_dir="/tmp",  # noqa: S108
+        )
+    except APIError as error:
+        raise BuildFailed(f"no container can be made: {error.explanation}") from None
+    try:
+        container.start()
+        container.wait(timeout=timeout)
+        return container.logs(stdout=True, stderr=False).decode("utf-8", "replace")
+    except APIError as error:
+        raise BuildFailed(f"no container can be started: {error.explanation}") from None
+    except (requests.Timeout, requests.ConnectionError):
+        raise subprocess.TimeoutExpired(list(words), timeout) from None
+    finally:
+        container.remove(force=True)
+
+
+def _empty_image(client: DockerClient, links: Mapping[str, str]) -> str:
+    """An image whose root holds these links, an empty ``/tmp``, and nothing else."""
+    from docker.errors import ImageNotFound
+
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        scratch = tarfile.TarInfo("tmp")  # what is mounted there has its mode
+        scratch.type, scratch.mode = tarfile.DIRTYPE, 0o1777
+        archive.addfile(scratch)
+        for name, target in sorted(links.items()):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            archive.addfile(info)
+    tag = "-".join(sorted(links)) or "plain"
+    try:
+        client.images.get(f"{_IMAGE}:{tag}")
+    except ImageNotFound:
+        client.api.import_image_from_data(data.getvalue(), repository=_IMAGE, tag=tag)
+    return f"{_IMAGE}:{tag}"

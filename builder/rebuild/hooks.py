@@ -1,0 +1,75 @@
+"""Layers with hooks: a rebuild runs them from this machine's folders, never out of an image.
+
+A hook is Python code.  That which an image carries may be anybody's, so it only says which text it
+was: the same text must be here, and whoever rebuilds must agree to run it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.outcomes import layer_digest
+from builder.catalog import Catalog
+from builder.errors import UsageError
+from builder.verify.known import has_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from builder.publish.baked import Baked
+
+
+def with_own_hooks(
+    baked: Baked, image: str, patches: Sequence[Path], ask: Callable[[str], None]
+) -> Baked:
+    """What an image carries, with this machine's text of every layer that has a hook.
+
+    Args:
+        baked: what it carries.
+        image: what the user calls it.
+        patches: the user's folders of layers; none is read where no layer has a hook.
+        ask: asks whether to go on; raises where the answer is no.
+
+    Raises:
+        UsageError: a layer is not here, or is another one than the plan was made of.
+    """
+    if not any(map(has_hook, baked.layers)):
+        return baked
+    catalog = Catalog.discover(patches)
+    digests = {layer["name"]: layer["digest"] for layer in baked.plan["layers"]}
+    return dataclasses.replace(
+        baked,
+        layers=tuple(
+            _own(layer, digests, image, catalog, ask) if has_hook(layer) else layer
+            for layer in baked.layers
+        ),
+    )
+
+
+def _own(
+    layer: Mapping[str, Any],
+    digests: Mapping[str, str],
+    image: str,
+    catalog: Catalog,
+    ask: Callable[[str], None],
+) -> Mapping[str, Any]:
+    name = str(layer.get("name"))
+    what = f"layer {name} of {image} has a hook, which is Python code"
+    if name not in catalog.folders:
+        raise UsageError(
+            f"{what}; code out of an image is never run, and no layer of this name is here",
+            hint=f"spark-build rebuild {shlex.quote(image)} --patches DIR   "
+            f"(with DIR/{name}/layer.toml as you know it)",
+        )
+    folder, own = catalog.folders[name], catalog.layer(name)
+    if layer_digest(own) != digests.get(name):
+        raise UsageError(
+            f"{what}, and {folder} is another text: the image's plan says layer "
+            f"{str(digests.get(name))[:16]}, the folder is {layer_digest(own)[:16]}",
+            hint=f"get the folder that the image was made from, or: spark-build layers show {name}",
+        )
+    ask(f"run the hook of {folder} as you")
+    return own

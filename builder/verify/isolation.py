@@ -1,0 +1,182 @@
+"""Running code that nobody here knows: apart from this machine's network, files and settings.
+
+Two ways, tried in this order: ``bwrap`` (user namespaces, no root needed), and a container of an
+empty image where a Docker Engine of this machine answers.  Both show the program this machine's
+``/usr`` and the folders it is given, read-only, and an empty ``/tmp`` that is also its HOME.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from builder.errors import SparkBuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: What a program is not told about this machine; torch asks who it runs as.
+ENVIRONMENT: Mapping[str, str] = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",  # noqa: S108 (its own)
+    "TMPDIR": "/tmp",  # noqa: S108
+    "USER": "nobody",
+    "LOGNAME": "nobody",
+    "LANG": "C.UTF-8",
+}
+#: Who it is: Debian's and Docker's ``nobody``.
+_NOBODY = 65534
+#: Folders that are links into ``/usr`` on a merged system, and folders of their own elsewhere.
+_SYSTEM = ("bin", "sbin", "lib", "lib64")
+#: What the dynamic loader reads, and links that Debian's alternatives lead through.
+_SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives")
+#: Bytes that it may leave in its ``/tmp``, which is memory.
+_SCRATCH = 4 << 30
+_PROCESSES = 4096
+#: Bytes that it may print; what compiling gives is a few megabytes.
+_PRINTED = 256 << 20
+#: Seconds for the trial run of a way.
+_PATIENCE = 60
+
+
+class Isolation(Protocol):
+    """A way to run a program apart from this machine."""
+
+    @property
+    def name(self) -> str:
+        """What the evidence calls it."""
+
+    def run(
+        self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
+    ) -> str:
+        """What a program prints; it sees ``readable`` at the same paths, and cannot write there.
+
+        Raises:
+            subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
+            SparkBuildError: it could not be started.
+        """
+
+
+@cache
+def find_isolation() -> Isolation | str:
+    """The way that works on this machine, or why none does."""
+    said = []
+    for way in (Bubblewrap(), Container()):
+        try:
+            way.run(["/usr/bin/env", "true"], "", (), _PATIENCE)
+        except (SparkBuildError, OSError, subprocess.SubprocessError) as error:
+            said.append(f"{way.name}: {error}")
+        else:
+            return way
+    return "; ".join(said)
+
+
+def interpreter_folders(python: Path) -> tuple[Path, ...]:
+    """What an interpreter needs besides ``/usr``: its environment, and where that was made from."""
+    own = python.parents[1]
+    real = Path(os.path.realpath(python)).parents[1]
+    return (own, *(folder for folder in (real, Path(sys.base_prefix)) if len(folder.parts) > 1))
+
+
+def _not_in_usr(readable: Sequence[Path]) -> list[Path]:
+    """Each folder once, and none that is seen already."""
+    paths = dict.fromkeys(path.absolute() for path in readable)
+    return [path for path in paths if not path.is_relative_to("/usr")]
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """``bwrap``: namespaces of this user's own."""
+
+    name: str = "bwrap"
+
+    def command(self, words: Sequence[str], readable: Sequence[Path]) -> list[str]:
+        """The command line."""
+        program = shutil.which("bwrap")
+        if program is None:
+            raise SparkBuildError("it is not installed")
+        who = ("--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY), "--cap-drop", "ALL")
+        made = [program, "--unshare-all", *who, "--die-with-parent", "--new-session", "--clearenv"]
+        for name, value in ENVIRONMENT.items():
+            made += ["--setenv", name, value]
+        made += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+        made += ["--size", str(_SCRATCH), "--tmpfs", "/tmp"]  # noqa: S108
+        for folder in map(Path, (f"/{name}" for name in _SYSTEM)):
+            if folder.is_symlink():
+                made += ["--symlink", str(folder.readlink()), str(folder)]
+            elif folder.exists():
+                made += ["--ro-bind", str(folder), str(folder)]
+        for path in (*_SETTINGS, *map(str, _not_in_usr(readable))):
+            made += ["--ro-bind-try", path, path]
+        return [*made, "--remount-ro", "/", "--chdir", "/tmp", "--", *words]  # noqa: S108
+
+    def run(
+        self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
+    ) -> str:
+        """See `Isolation`."""
+        command = self.command(["/usr/bin/prlimit", f"--fsize={_PRINTED}", "--", *words], readable)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+            done = subprocess.run(
+                command, input=stdin.encode(), stdout=out, stderr=said,
+                timeout=timeout, env={}, check=False,
+            )  # fmt: skip
+            out.seek(0)
+            said.seek(0)
+            first = said.readline(1000).decode("utf-8", "replace").strip()
+            if done.returncode and first.startswith("bwrap: "):
+                raise SparkBuildError(first.removeprefix("bwrap: "))
+            return out.read().decode("utf-8", "replace")
+
+
+#: Runs a Python program with a variable as its standard input.
+_FED = (
+    "import io, os, runpy, sys; sys.stdin = io.StringIO(os.environ.pop('SPARK_BUILD_REQUEST')); "
+    "sys.argv.pop(0); sys.path.insert(0, os.path.dirname(sys.argv[0])); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of an empty image, on a Docker Engine that sees this machine's files."""
+
+    name: str = "a container"
+
+    def run(
+        self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
+    ) -> str:
+        """See `Isolation`."""
+        from builder.engines import apart
+
+        if stdin:
+            words = [words[0], "-c", _FED, *words[1:]]
+        links = {
+            name: str(Path(f"/{name}").readlink())
+            for name in _SYSTEM
+            if Path(f"/{name}").is_symlink()
+        }
+        own = [Path("/", name) for name in _SYSTEM if name not in links]
+        shown = [Path("/usr"), *own, *map(Path, _SETTINGS), *_not_in_usr(readable)]
+        with contextlib.closing(apart.connect()) as client:
+            return apart.run(
+                client,
+                words,
+                apart.Surroundings(
+                    env={**ENVIRONMENT, "SPARK_BUILD_REQUEST": stdin},
+                    links=links,
+                    shown=tuple(path for path in shown if path.exists()),
+                    user=os.getuid() or _NOBODY,
+                    scratch=_SCRATCH,
+                    processes=_PROCESSES,
+                    printed=_PRINTED,
+                ),
+                timeout,
+            )

@@ -1,0 +1,220 @@
+"""Which files of a target may be imported on this machine: those that are known by hash.
+
+An image says of itself what it likes: its RECORD, its receipts and its plan come from whoever made
+it.  So a file counts as known only where somebody else says its sha256: a released wheel on the
+package index, or one of the user's own layers, put onto the released files here and now.
+"""
+
+from __future__ import annotations
+
+import platform as machine
+import sys
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from builder.applier.failures import ApplyError
+from builder.applier.outcomes import layer_digest
+from builder.applier.receipts import receipts_of
+from builder.applier.sequence import judge_in_order
+from builder.applier.trees import OverlayTree
+from builder.bases.model import TRACKED
+from builder.catalog import Catalog, order
+from builder.console import console
+from builder.errors import SparkBuildError
+from builder.index import PackageIndex
+from builder.model import Platform
+from builder.sources import IndexSources
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.isolation import find_isolation
+from builder.wheels import RemoteWheel, WheelTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from builder.applier.outcomes import Layer
+    from builder.applier.trees import Changes, Tree
+    from builder.verify.isolation import Isolation
+
+#: Files that are named before the rest is counted.
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """That code is to run isolated: how, and which files are the reason."""
+
+    isolation: Isolation
+    because: str
+
+    def said(self) -> str:
+        """What stands in the evidence."""
+        return f"nothing of this machine but read-only programs ({self.isolation.name}, no network)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose word on a file counts besides the package index's."""
+
+    index: PackageIndex = field(default_factory=PackageIndex)
+    #: layers that the user named for this command
+    layers: Sequence[Layer] = ()
+    #: the user's own folders of layers, besides ours
+    patches: Sequence[Path] = ()
+    #: path and sha256 of what a plan of this very command put there
+    made: frozenset[tuple[str, str]] = frozenset()
+    #: the target's; wheels for it are looked at first
+    platform: Platform | None = None
+    #: ``--trust-image``: the user vouches for all of it
+    everything: bool = False
+
+    def with_changes(self, changes: Changes) -> Trust:
+        """The same, and what a plan of the user's own layers makes."""
+        made = {(path, content.sha256) for path, content in changes.items() if content is not None}
+        return replace(self, made=self.made | made)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The layers of this machine."""
+        return Catalog.discover(self.patches)
+
+    def own(self, layer: Layer) -> bool:
+        """Whether a layer is, word for word, one of this machine."""
+        name = str(layer.get("name"))
+        named = [one for one in self.layers if one["name"] == name]
+        found = named or ([self.catalog.layer(name)] if name in self.catalog.folders else [])
+        return any(layer_digest(one) == layer_digest(layer) for one in found)
+
+    def apart(self, tree: Tree, paths: Iterable[str]) -> Apart | None:
+        """How the files of a tree must be run: None means like any program of this machine.
+
+        Raises:
+            SandboxUnavailable: some are not known, and nothing here can isolate them.
+        """
+        unknown = [] if self.everything else self.unknown(tree, paths)
+        if not unknown:
+            return None
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        because = (
+            f"{', '.join(unknown[:_NAMED])}{more}: not as a release on the package index has it, "
+            "nor as a layer of this machine makes it"
+        )
+        isolation = find_isolation()
+        if isinstance(isolation, str):
+            raise SandboxUnavailable(
+                f"code that is not known does not run on this machine unasked ({because}), and "
+                f"nothing isolates it here: {isolation}",
+                hint="apt-get install bubblewrap   (or the same command with --trust-image)",
+            )
+        console.say(f"  isolated ({isolation.name}): {because}")
+        return Apart(isolation=isolation, because=because)
+
+    def unknown(self, tree: Tree, paths: Iterable[str]) -> list[str]:
+        """The files that nobody but the target itself speaks for.
+
+        RECORD is read and never run; an installer writes it anew.
+        """
+        left = [p for p in paths if not _is_record(p) and not self._known_already(tree, p)]
+        if not left:
+            return []
+        released = _Released(self, tree)
+        left = [path for path in left if not released.has(path, tree.digest(path))]
+        if not left:
+            return []
+        ours = released.patched(receipts_of(tree))
+        return sorted(path for path in left if (path, tree.digest(path)) not in ours)
+
+    def _known_already(self, tree: Tree, path: str) -> bool:
+        digest: str | None = None
+        while isinstance(tree, OverlayTree):
+            if path in tree.changes:
+                content = tree.changes[path]
+                digest = None if content is None else content.sha256
+                return digest is not None and (path, digest) in self.made
+            tree = tree.base
+        if isinstance(tree, WheelTree):
+            return True
+        digest = tree.digest(path) if self.made else None
+        return digest is not None and (path, digest) in self.made
+
+
+def has_hook(value: object) -> bool:
+    """Whether judging a layer runs Python code that it brings; it may be of any shape."""
+    if isinstance(value, dict):
+        return value.get("op") == "hook" or any(map(has_hook, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_hook, value))
+
+
+def _is_record(path: str) -> bool:
+    return path.count("/") == 1 and path.endswith(".dist-info/RECORD")
+
+
+class _Released:
+    """The releases that a target says it holds, as the package index has them."""
+
+    def __init__(self, trust: Trust, tree: Tree) -> None:
+        self._trust = trust
+        self._tree = tree
+
+    def has(self, path: str, digest: str | None) -> bool:
+        """Whether one of the releases has this file with these bytes."""
+        return digest is not None and any(
+            (member := wheel.members.get(path)) is not None and member.sha256 == digest
+            for wheel in self._wheels.wheels
+        )
+
+    def patched(self, receipts: Sequence[Mapping[str, object]]) -> set[tuple[str, str]]:
+        """What the layers of this machine make of the releases, where receipts name them."""
+        by_name = {str(layer["name"]): layer for layer in self._trust.layers}
+        names = dict.fromkeys(str(receipt["layer"]) for receipt in receipts)
+        catalog = self._trust.catalog
+        try:
+            chosen = [
+                by_name[name] if name in by_name else catalog.layer(name)
+                for name in names
+                if name in by_name or name in catalog.folders
+            ]
+            target = self._platforms[0].target
+            sources = IndexSources(self._trust.index)
+            steps = judge_in_order(order(chosen), self._wheels, sources, target, {})
+            return {
+                (path, content.sha256)
+                for step in steps
+                for path, content in step.changes.items()
+                if content is not None
+            }
+        except (SparkBuildError, ApplyError) as error:
+            console.detail(f"what these layers make of the releases is not known: {error}")
+            return set()
+
+    @cached_property
+    def _platforms(self) -> list[Platform]:
+        here = Platform.parse(machine.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
+        return [self._trust.platform, here] if self._trust.platform else [here]
+
+    @cached_property
+    def _wheels(self) -> WheelTree:
+        bottom = self._tree
+        while isinstance(bottom, OverlayTree):
+            bottom = bottom.base
+        if isinstance(bottom, WheelTree):
+            return bottom
+        found = []
+        for dist in self._tree.distributions().values():
+            wheel = self._wheel(dist.name, dist.version) if dist.name in TRACKED else None
+            if wheel is not None:
+                found.append(wheel)
+        return WheelTree(found)
+
+    def _wheel(self, name: str, version: str) -> RemoteWheel | None:
+        for platform in self._platforms:
+            try:
+                wheel = RemoteWheel(
+                    self._trust.index.choose(name, version, platform), self._trust.index
+                )
+                if wheel.members:
+                    return wheel
+            except (SparkBuildError, ApplyError, StopIteration) as error:
+                console.detail(f"{name} {version} is not to be had from the index: {error}")
+        return None
