@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: Seconds for which what we started may end by itself before it is killed.
-_GRACE = 2.0
+_GRACE = 1.5
 #: The signals that ended this run, the first one first.
 _by: list[int] = []
 #: What was running below us when the first of them came: process ids with their start times.

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from builder.__main__ import run
 from builder.cli import publish as command
+from builder.errors import RemoteError
 from builder.publish import evidence as proof
 from builder.publish import provenance, sbom
 from builder.publish.evidence import Evidence
 from builder.publish.prove import attached_evidence
 from builder.publish.repository import PublishRepository
+from builder.publish.run import _push_from_engine
 from builder.publish.subject import read_subject
+from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
 from tests.faultproxy import Always, Fault
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from builder.publish.sources import EngineImage
     from builder.registry.model import Descriptor
     from tests.engine.machine import Programs, Registry
     from tests.faultproxy import FaultProxy
@@ -621,3 +626,51 @@ def test_no_tag_goes_back_to_an_image_that_lacks_a_blob(
     assert run(words) == 8
     assert layer in capsys.readouterr().err
     assert memory.tag("x/y", "latest") == now
+
+
+class PushedByEngine:
+    """An image of a Docker Engine, as publishing sees it; pushing is what a test says."""
+
+    text = "local/image:1"
+
+    def __init__(self, digest: str, push: Callable[[], object]) -> None:
+        self.digests = (digest,)
+        self.image = SimpleNamespace(id=digest)
+        self._push = push
+        self.pushes = 0
+
+    def push(self, _name: str, _tag: str) -> None:
+        self.pushes += 1
+        self._push()
+
+
+def in_memory(memory: MemoryRegistry, layout: Path, digest: str) -> None:
+    """An image under the immutable tag, however it came there."""
+    target = repository(memory.address, "x/y")
+    copy_image(LayoutDirectory(layout), digest, target, name_of())
+
+
+def test_an_engine_s_push_that_another_overwrites(
+    memory: MemoryRegistry, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = overlays.build(out)
+    *_, other = another(tmp_path, monkeypatch)
+    opened = PushedByEngine(digest, lambda: in_memory(memory, tmp_path / "another", other))
+    target = repository(memory.address, "x/y")
+    with pytest.raises(RemoteError, match=f"was made {other}, and this is {digest}"):
+        _push_from_engine(cast("EngineImage", opened), target, name_of())
+
+
+def test_an_engine_pushes_again_what_the_registry_has_lost(
+    memory: MemoryRegistry, out: Path
+) -> None:
+    digest = overlays.build(out)
+    opened = PushedByEngine(digest, lambda: in_memory(memory, out, digest))
+    target = repository(memory.address, "x/y")
+    push = partial(_push_from_engine, cast("EngineImage", opened), target, name_of())
+    assert push()
+    assert not push()
+    memory.lose(read_subject(target, digest).images[0].layers[0].digest)
+    assert push()
+    assert not push()
+    assert opened.pushes == 2
