@@ -22,6 +22,8 @@ Order = Literal["eager", "lazy", "random"]
 
 #: Basic blocks that a warp may run in one turn: more is a loop that nothing ends.
 _ENDLESS = 2_000_000
+#: A turn that goes on for so many basic blocks is more than a look at what the warp waits for.
+_MORE = 8
 #: Turns of every warp without progress after which the grid stands still.
 _PATIENCE = 64
 
@@ -134,15 +136,17 @@ class Grid:
                 idle = 0
             elif idle > (_PATIENCE if self.schedule.order == "random" else 3):
                 raise Deadlock("; ".join(block.describe() for block in live))
-        for block in self.blocks:
-            if block.races:
-                self.outcome.races += block.races.found
+        self.outcome.races = self.races()
         self.outcome.covered = set(self._taken)
         blocks = self.program.blocks
         self.outcome.instructions = sum(
             count * len(blocks[start].steps) for start, count in self._taken.items()
         )
         return self.outcome
+
+    def races(self) -> list[Race]:
+        """The races that were found so far, also where the run did not end."""
+        return [race for block in self.blocks if block.races for race in block.races.found]
 
     def _ended(self, block: Block) -> bool:
         if not all(warp.done for warp in block.warps):
@@ -162,9 +166,10 @@ class Grid:
         for warp in warps:
             if not warp.blocked and not warp.done:
                 limit = int(self.random.integers(1, 40)) if by_chance else _ENDLESS
-                busy |= self._advance(warp, limit)
-                if busy and not by_chance:
+                went_on = self._advance(warp, limit)
+                if went_on and not by_chance:
                     raise Fault("a loop that does not end", warp.line, block.name)
+                busy |= went_on and limit >= _MORE
             if by_chance and block.queue and self.random.random() < 0.3:
                 block.perform(block.queue[int(self.random.integers(len(block.queue)))])
         return busy

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.ptx.launchfile import LaunchFile
+    from builder.ptx.races import Race
 
 #: Copies at once, as late as may be, and at any time: each shows what the others hide.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
@@ -96,20 +97,25 @@ def _run(file: LaunchFile, program: Program, schedule: Schedule) -> Run:
     memory = file.fresh_memory()
     watch = schedule.order != "lazy"
     found: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
+    grid = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch)
     try:
-        outcome = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch).run()
+        outcome = grid.run()
     except Fault as fault:
-        return Run(**found, fault=str(fault), deadlock=isinstance(fault, Deadlock))
+        stuck = isinstance(fault, Deadlock)
+        return Run(**found, fault=str(fault), deadlock=stuck, races=_each_once(grid.races()))
     found["instructions"] = outcome.instructions
     found["covered"] = tuple(sorted(outcome.covered))
-    # the same two lines meet in many blocks
-    races = {(race.kind, race.line, race.other): str(race) for race in outcome.races}
-    found["races"] = tuple(races.values())
+    found["races"] = _each_once(outcome.races)
     if file.wanted is not None:
         judgement = judge(file.wanted.read(memory), file.wanted)
         found.update(values=judgement.values, wrong=judgement.wrong)
         found["said"] = str(judgement) if judgement.wrong else ""
     return Run(**found)
+
+
+def _each_once(races: Sequence[Race]) -> tuple[str, ...]:
+    """The same two lines meet in many blocks."""
+    return tuple({(race.kind, race.line, race.other): str(race) for race in races}.values())
 
 
 def run_folder(folder: str) -> dict[str, Any]:

@@ -128,6 +128,14 @@ def test_a_fault_is_a_result(tmp_path: Path) -> None:
     assert all(run.deadlock and "waits at barrier 0" in run.fault for run in stuck.runs)
 
 
+def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
+    unset = "ld.shared.b32 %r6, [words+128]; bar.sync 0, 128;"
+    eager, lazy, _ = run_file(write_launch(tmp_path, sync=unset)).runs
+    assert eager.deadlock
+    assert any(race.startswith("read of what nobody wrote: line 12") for race in eager.races)
+    assert (lazy.watched, lazy.races) == (False, ())
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

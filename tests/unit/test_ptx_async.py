@@ -134,6 +134,14 @@ def test_an_arrival_or_a_byte_too_few_is_a_deadlock_that_says_so() -> None:
         phases("", schedule=RANDOM[0])
 
 
+def test_many_warps_that_spin_are_a_deadlock_in_every_schedule() -> None:
+    """A turn that ends between two looks at the mbarrier is no progress."""
+    init = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [dynamic], 1; bar.sync 0;"
+    for schedule in ALL:
+        with pytest.raises(Deadlock, match="warp 8 spins"):
+            run(init + WAIT.format(at="dynamic", parity=0), threads=288, schedule=schedule)
+
+
 def test_the_parity_names_the_phase() -> None:
     """Of an mbarrier whose first phase runs, that before counts as complete."""
     assert phases("", parity=1).kinds == {EARLY_READ}, "nobody waited"
