@@ -58,12 +58,12 @@ READY = re.compile(
     r"|server is listening on http|all slots are idle|Started HTTPService at"
     r"|Started GRPCInferenceService"
     r"|Avg prompt throughput: |\bPrefill batch[,. ].*#new-token|\bDecode batch[,. ].*#running-req"
-    r"|\"(?:POST|GET) /(?:v1/\w+|generate|invocations|health)\S* HTTP/1\.1\" 200"
+    r"|\"(?:POST|GET) /(?:v1/\w+|generate|invocations|health)\S* HTTP/1\.1\" ?200"
     r"|Processed prompts: 100%|main: server is listening"
 )
 #: The server answers: it lives.
 ALIVE = re.compile(
-    r"\"(?:POST /|GET /health|GET /v1/)\S* HTTP/1\.1\" 200|Decode batch[,. ].*gen throughput"
+    r"\"(?:POST /|GET /health|GET /v1/)\S* HTTP/1\.1\" ?200|Decode batch[,. ].*gen throughput"
     r"|Avg generation throughput: (?!0\.0 )\d"
 )
 

@@ -119,11 +119,12 @@ def _findings(
     for entry in entries:
         if entry.engine not in spoken:
             continue
-        if read.times.get(entry.id, 0) < entry.times and not entry.settings:
+        if entry.times > 1 and read.times.get(entry.id, 0) < entry.times:
             continue
         if not read.holds(entry.required, every=True) or read.holds(entry.forbidden, every=False):
             continue
         hits = [*read.hits.get(entry.id, ()), *_asked(entry, read)]
+        hits = hits or _in_messages(entry, failures)
         for hit in sorted(hits, key=lambda h: h.line):
             if not entry.applies(version, by_setting=hit.by_setting):
                 continue
@@ -148,6 +149,21 @@ def _findings(
     spoke = {finding.id for finding in known if finding.severity == "error"}
     left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
     return [*known, *_unknown(left, failures, known)]
+
+
+def _in_messages(entry: Entry, failures: list[Failure]) -> list[Hit]:
+    """Hits of an entry in a message of several lines."""
+    found = []
+    for failure in failures:
+        lines = [failure.quote, *failure.more]
+        for text in (" ".join(lines), "".join(lines)) if failure.more and entry.times == 1 else ():
+            if any(regex.search(text) for regex in entry.unless):
+                continue
+            for pattern in entry.patterns:
+                if pattern.needle in text and (match := pattern.regex.search(text)):
+                    groups = {name: value or "" for name, value in match.groupdict().items()}
+                    found.append(Hit(failure.line, groups, text=text[:600]))
+    return found[:1]
 
 
 def _same(failure: Failure, spoke: list[Entry]) -> bool:

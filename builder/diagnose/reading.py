@@ -228,6 +228,8 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     text = mended(text)
     source = level = head = ""
     before = ""
+    if text[:1] == " " and _PREFIX.match(text.lstrip(" ")):  # a paste that is indented
+        text = text.lstrip(" ")
     while text != before:
         before = text
         if match := _PREFIX.match(text):

@@ -189,13 +189,18 @@ def _note_selection(result: Scan, kind: str) -> Callable[[re.Match[str], Line], 
 
 def _note_hit(result: Scan, entry: Entry) -> Callable[[re.Match[str], Line], object]:
     kept = result.hits.setdefault(entry.id, [])
+    joined: dict[str, int] = {}
 
     def note(match: re.Match[str], line: Line) -> None:
         if any(unless.search(match.string) for unless in entry.unless):
             return
         if entry.severity == "error" and SKIPPED.search(match.string):
             return
-        result.times[entry.id] = result.times.get(entry.id, 0) + 1
+        # a piece is counted with its whole line, and that once however it is read
+        if not line.again if line.pieces == 1 else line.number != joined.get(entry.id):
+            result.times[entry.id] = result.times.get(entry.id, 0) + 1
+            if line.pieces > 1:
+                joined[entry.id] = line.number
         groups = {name: value or "" for name, value in match.groupdict().items()}
         fresh = Hit(line.number, groups, text=match.string.strip()[:QUOTED])
         for index, hit in enumerate(kept):

@@ -226,3 +226,24 @@ def test_an_archive_without_a_text_is_refused() -> None:
         archive.writestr("core", bytes(range(256)) * 9)
     with pytest.raises(UsageError, match="holds no log"):
         read(data.getvalue())
+
+
+def test_a_message_of_several_lines_is_read_as_one_where_nothing_tells_of_a_wrap() -> None:
+    log = (
+        "(EngineCore pid=1) INFO 06-01 10:00:00 [a.py:1] " + "y" * 300 + "\n"
+        "(EngineCore pid=1) ValueError: Free memory on device cuda:0 (8.8/121.6 GiB) on startup\n"
+        "(EngineCore pid=1) is less than desired GPU memory utilization (0.85, 103.4 GiB).\n"
+    )
+    (found,) = read(log.encode()).findings
+    assert (found.id, found.line) == ("memory-not-free", 2)
+
+
+def test_a_line_that_was_cut_counts_once() -> None:
+    line = (
+        "(EngineCore pid=3) INFO 09-02 11:57:54 [shm_broadcast.py:801] No available shared memory "
+    )
+    line += (
+        "broadcast block found in 60 seconds. This typically happens when some processes hang.\n"
+    )
+    assert not read(FORMS["cut at 120"](line)).failed
+    assert read(FORMS["cut at 120"](line * 3)).findings[0].id == "shm-broadcast-hang"
