@@ -50,10 +50,10 @@ def _command(given: Sequence[str]) -> tuple[list[str], Any]:
     """The (sub)command that words name, and what typer knows of it."""
     import typer.main
 
-    from builder.cli.app import app
+    from builder.cli.root import app_for
 
     path: list[str] = []
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app_for(list(given)))
     for word in given:
         if word.startswith("-"):
             if path:

@@ -62,6 +62,7 @@ class World:
     repository: Repository
     pulls: dict[int, Pull] = field(default_factory=dict)
     versions: tuple[str, ...] = ()
+    _releases: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def forge(self) -> LocalForge:
         """A forge of its own for one test."""
@@ -71,7 +72,9 @@ class World:
 
     def release(self, version: str) -> dict[str, bytes]:
         """The installed files of a release."""
-        return self.repository.files(f"v{version}", "vllm")
+        if version not in self._releases:  # a process of git for each file
+            self._releases[version] = self.repository.files(f"v{version}", "vllm")
+        return dict(self._releases[version])
 
     def publish(self, index: FakeIndex) -> None:
         """Put every release on an index."""
