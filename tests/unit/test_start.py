@@ -97,7 +97,7 @@ def test_a_command_alone_is_the_same_as_among_all(words: tuple[str, ...]) -> Non
     alone: Any = typer.main.get_command(app_for(["-q", *words]))
     assert list(alone.commands) == [words[0]]
     one, same = at(alone, words), at(WHOLE, words)
-    context = typer.Context(same, info_name="x")
+    context = typer.Context(same, info_name="x", help_option_names=["-h", "--help"])
     assert one.get_help(context) == same.get_help(context)
     assert [p.opts for p in one.params] == [p.opts for p in same.params]
 
@@ -110,7 +110,7 @@ def test_all_other_words_get_all_commands(words: list[str]) -> None:
 
 def test_the_list_of_commands_is_what_the_commands_say_of_themselves() -> None:
     listed: Any = typer.main.get_command(app_for(["--help"]))
-    context = typer.Context(WHOLE, info_name="spark-build")
+    context = typer.Context(WHOLE, info_name="spark-build", help_option_names=["-h", "--help"])
     assert listed.get_help(context) == WHOLE.get_help(context)
     for entry in (*COMMANDS, *GROUPS):
         said = (WHOLE.commands[entry.name].help or "").partition("\n\n")[0]
