@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 #: Libraries that no start needs: each takes longer than all of ours.
 HEAVY = (
-    "docker", "elftools", "filelock", "jinja2", "packaging", "pydantic", "pypi_simple", "requests",
-    "rich", "urllib3",
+    "docker", "elftools", "filelock", "jinja2", "numpy", "packaging", "pydantic", "pypi_simple",
+    "requests", "rich", "urllib3",
 )  # fmt: skip
 _PROGRAM = """
 import json, sys
