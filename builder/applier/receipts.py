@@ -64,8 +64,9 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
         raise ValueError(f"{wrong[0]!r} is missing, or of another type")
     if f"{held['layer']}.json" != name:
         raise ValueError(f"it is of layer {held['layer']!r}")
-    if not all(isinstance(text, str) for text in held["env"].values()):
-        raise ValueError("'env' holds something else than text")
+    texts = [*held["env"].values(), *held["serve_flags"], *held["moe_serve_flags"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a variable or a flag is no text")
     for path, entry in held["files"].items():
         if not is_inside(path) or not _is_entry(entry):
             raise ValueError(f"what it says of {path!r} cannot be")

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 0288a0e14f5b27b888b5d3dca29fbe1de26ba2040b58820910cd5d0429dd7668
+#   sha256 1b7747763a4f730cad90daecc1e2841dbeeb887adad342da90d6810f27c52b82
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

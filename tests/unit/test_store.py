@@ -670,6 +670,7 @@ def rewritten(path: Path, **changes: Any) -> None:
         {"layer": "../../victim"},
         {"sequence": "1"},
         {"env": {"A": 1}},
+        {"serve_flags": ["--x", 1]},
         {"variant": 3},
     ],
 )
