@@ -24,6 +24,7 @@ from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
     from builder.bases.model import OpenedImage
+    from builder.registry.model import Descriptor
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
     from builder.verify.model import VerifyTarget
@@ -53,7 +54,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
     try:  # what is known of a layer from an earlier run does not say that it is still there
-        refuse_absent(image.source, blobs(image.manifest), "push or copy the image again")
+        refuse_absent(image.source, _needed(image, text, opening), "push or copy the image again")
     except BaseException:
         image.close()
         raise
@@ -65,6 +66,14 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
     except BaseException:
         opened.close()
         raise
+
+
+def _needed(image: Image, text: str, opening: Opening) -> list[Descriptor]:
+    """The blobs that must be there: a thin layout need not have layers that the lock knows."""
+    wanted = blobs(image.manifest)
+    facts = opening.facts_of(image.layers) if text.startswith("oci:") else None
+    known = set(facts.layers) if facts is not None else set()
+    return [blob for blob in wanted if blob.digest not in known]
 
 
 def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
