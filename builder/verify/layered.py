@@ -6,6 +6,7 @@ Its files are read out of its layers; its vLLM is asked in the sandbox.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from builder import bake
@@ -54,7 +55,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
     try:  # what is known of a layer from an earlier run does not say that it is still there
-        refuse_absent(image.source, _needed(image, text, opening), "push or copy the image again")
+        refuse_absent(image.source, _needed(image, text), "push or copy the image again")
     except BaseException:
         image.close()
         raise
@@ -68,12 +69,14 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         raise
 
 
-def _needed(image: Image, text: str, opening: Opening) -> list[Descriptor]:
-    """The blobs that must be there: a thin layout need not have layers that the lock knows."""
-    wanted = blobs(image.manifest)
-    facts = opening.facts_of(image.layers) if text.startswith("oci:") else None
-    known = set(facts.layers) if facts is not None else set()
-    return [blob for blob in wanted if blob.digest not in known]
+def _needed(image: Image, text: str) -> list[Descriptor]:
+    """The blobs that must be there: a thin layout (``image --thin``) lacks the base's layers."""
+    config, *layers = blobs(image.manifest)
+    if text.startswith("oci:"):
+        layout = LayoutDirectory(layout_place(text)[0])
+        base = list(itertools.takewhile(lambda layer: not layout.has(layer.digest), layers[:-1]))
+        layers = layers[len(base) :]
+    return [config, *layers]
 
 
 def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:

@@ -549,6 +549,18 @@ class TestFacts:
         (project / NAME).unlink()
         assert spark_build("plan", *cold).code == 8, "nothing else holds them"
 
+    def test_do_not_stand_in_for_a_layer_of_the_patches(
+        self, spark_build: Call, base: tuple[str, ...], project: Path
+    ) -> None:
+        image = ("image", *base, "--locked", "--engine", "oci", "--thin", "-o", "oci:out")
+        assert spark_build(*image).code == 0
+        layout = LayoutDirectory(project / "out")
+        (entry,) = json.loads((layout.path / "index.json").read_bytes())["manifests"]
+        top = blobs(layout.manifest(entry["digest"]))[-1]
+        (layout.path / "blobs/sha256" / top.digest.partition(":")[2]).unlink()
+        result = spark_build("verify", "oci:out", "--level", "static", "--locked")
+        assert (result.code, top.digest in result.err) == (8, True), "although the cache knows it"
+
     def test_tell_what_was_put_onto_the_base(
         self, spark_build: Call, cold: tuple[str, ...], project: Path
     ) -> None:
