@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.folders import drop_empty
 from builder.applier.receipts import final_digests, receipts_of
+from builder.applier.recording import present, true_records
 from builder.applier.trees import DirTree, Tree, distribution_of, stale_pyc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -32,7 +33,7 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
     """Complete an image into which ready files were copied; gives the paths taken away.
 
     A copy cannot delete: this removes the files that receipts say are gone and compiled files of
-    modules that changed, and then checks every other file of every receipt.
+    modules that changed, sets RECORD right, and then checks every other file of every receipt.
 
     Raises:
         ApplyError: a file is not what its receipt says, so the copy went wrong.
@@ -49,12 +50,25 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
             target.unlink()
             removed.append(path)
             drop_empty(target.parent, root)
+    _true_records(root, receipts)
     wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
     if wrong:
         raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
     if owners is not None:
         _restore_owners(owners)
     return removed
+
+
+def _true_records(root: Path, receipts: Sequence[Mapping[str, Any]]) -> None:
+    """Set RECORD right where ready files were copied over a base that was not read."""
+    tree = DirTree(root)
+    for receipt in receipts:
+        if "records" not in receipt:  # of a spark-build that left RECORD as it was
+            continue
+        now = present(root, receipt["files"])
+        for path, content in true_records(tree, now, receipt["package"]).items():
+            if content is not None:
+                (root / path).write_bytes(content.read())
 
 
 def _restore_owners(listing: Path) -> None:

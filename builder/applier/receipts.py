@@ -19,6 +19,7 @@ STATE_DIR = ".spark-build"
 RECEIPTS = f"{STATE_DIR}/receipts"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _TEXT = (str, type(None))
 #: What every receipt holds, and of which type.
 _FIELDS: dict[str, Any] = {
@@ -70,6 +71,13 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
     for path, entry in held["files"].items():
         if not is_inside(path) or not _is_entry(entry):
             raise ValueError(f"what it says of {path!r} cannot be")
+    records = held.get("records", {})
+    said = records.items() if isinstance(records, dict) else [("", records)]
+    for path, entry in said:
+        if not _RECORD.fullmatch(path) or not _is_record_entry(entry):
+            raise ValueError(f"what it says of {path!r} cannot be")
+    if records and not isinstance(held.get("package"), str):
+        raise ValueError("'package' is missing, or of another type")
     return held
 
 
@@ -83,6 +91,12 @@ def _is_entry(entry: Any) -> bool:
         and all(isinstance(entry[k], kind) for k, kind in _FILE_FIELDS.items() if k in entry)
         and (made is None or is_inside(made))
     )
+
+
+def _is_record_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not is_digest(entry.get("before", "0" * 64)):
+        return False
+    return all(isinstance(entry[k], kind) for k, kind in _FILE_FIELDS.items() if k in entry)
 
 
 def is_digest(value: object) -> bool:
@@ -107,24 +121,50 @@ def explained(path: str, start: str | None, current: str | None, receipts: Itera
     return digest == current
 
 
+def kept_true(receipts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The RECORD files that layers kept true: rows count there, not the digest of the whole.
+
+    It changes with every layer that comes or goes.
+    """
+    return {path for receipt in receipts for path in receipt.get("records", ())}
+
+
+def originals(tree: Tree) -> dict[str, str]:
+    """The sha256 that RECORD files had before the layers in a tree, which kept them true."""
+    found: dict[str, str] = {}
+    for receipt in receipts_of(tree):
+        for path, entry in receipt.get("records", {}).items():
+            if "before" in entry:  # it was applied to a directory
+                found.setdefault(path, entry["before"])
+    return found
+
+
 def unexplained(
     receipt: Mapping[str, Any], receipts: Iterable[Mapping[str, Any]], tree: Tree
 ) -> list[str]:
     """Files of a receipt that are not what it, and the receipts after it, say they are."""
-    later = [r for r in receipts if r["sequence"] > receipt["sequence"]]
+    known = list(receipts)
+    later = [r for r in known if r["sequence"] > receipt["sequence"]]
+    records = kept_true(known)
     return [
         path
         for path, entry in receipt["files"].items()
         if not explained(path, entry["after"], tree.digest(path), later)
+        and not (path in records and tree.digest(path) is not None)
     ]
 
 
 def final_digests(receipts: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
-    """What every file of some receipts is after the last of them; None for one that is gone."""
+    """What every file of some receipts is after the last of them; None for one that is gone.
+
+    A RECORD that was kept true is not among them: what it must say depends on the image.
+    """
+    known = list(receipts)
     final: dict[str, str | None] = {}
-    for receipt in receipts:
+    for receipt in known:
         final.update({path: entry["after"] for path, entry in receipt["files"].items()})
-    return final
+    records = kept_true(known)
+    return {path: digest for path, digest in final.items() if digest is None or path not in records}
 
 
 def env_of(tree: Tree) -> dict[str, str]:
@@ -135,8 +175,14 @@ def env_of(tree: Tree) -> dict[str, str]:
     return merged
 
 
-def make_receipt(layer: Layer, outcome: Outcome, tree: Tree, sequence: int) -> dict[str, Any]:
-    """The receipt of a needed layer: sha256 of every file before and after, per path."""
+def make_receipt(
+    layer: Layer, outcome: Outcome, tree: Tree, sequence: int, records: Iterable[str]
+) -> dict[str, Any]:
+    """The receipt of a needed layer: sha256 of every file before and after, per path.
+
+    ``records`` are the RECORD files that were kept true with it; their digests are not said, for
+    they change with the layers below, and this receipt would with them.
+    """
     files = {}
     for path in sorted(outcome.changes):
         content = outcome.changes[path]
@@ -157,6 +203,8 @@ def make_receipt(layer: Layer, outcome: Outcome, tree: Tree, sequence: int) -> d
         "serve_flags": outcome.serve_flags,
         "moe_serve_flags": outcome.moe_serve_flags,
         "files": files,
+        "package": layer["package"],
+        "records": {path: {} for path in sorted(records)},
     }
 
 

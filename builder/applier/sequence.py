@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.judging import judge
 from builder.applier.receipts import make_receipt, receipt_bytes, receipt_path, receipts_of
+from builder.applier.recording import settled_records
 from builder.applier.states import NEEDED
 from builder.applier.together import Together
 from builder.applier.trees import Changes, Content, OverlayTree, Tree
@@ -74,8 +75,9 @@ def _judged_once(
         if outcome.pending:  # what is known of it already: a later layer may change it further
             overlay.update(outcome.changes)
         elif outcome.state == NEEDED:
-            receipt = make_receipt(layer, outcome, overlay, sequence)
-            changes = dict(outcome.changes)
+            records = settled_records(layer, outcome.changes, overlay)
+            receipt = make_receipt(layer, outcome, overlay, sequence, records)
+            changes = {**outcome.changes, **records}
             changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
             overlay.update(changes)
         for variable, value in outcome.env.items():

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import sha256_hex
 from builder.applier.environment import ENV_PTH, env_pth
 from builder.applier.failures import EXIT_DRIFT, ApplyError
 from builder.applier.folders import drop_empty
 from builder.applier.journal import Journal
 from builder.applier.receipts import (
+    kept_true,
     make_receipt,
     receipt_bytes,
     receipt_path,
     receipts_of,
     unexplained,
 )
-from builder.applier.trees import Changes, Content, DirTree, Tree, stale_pyc
+from builder.applier.recording import present, settled_records, true_records, untouched_rows
+from builder.applier.trees import (
+    Changes,
+    Content,
+    DirTree,
+    OverlayTree,
+    Tree,
+    stale_pyc,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from builder.applier.outcomes import Layer, Outcome
 
@@ -35,17 +45,22 @@ class Store(Journal):
         tree = DirTree(self.root)
         receipts = receipts_of(tree)
         number = 1 + max((r["sequence"] for r in receipts), default=0)
-        receipt = make_receipt(layer, outcome, tree, number)
+        records = settled_records(layer, outcome.changes, tree)
+        receipt = make_receipt(layer, outcome, tree, number, records)
         previous = next((r for r in receipts if r["layer"] == layer["name"]), None)
-        changes: Changes = dict(outcome.changes)
+        changes: Changes = {**outcome.changes, **records}
         ours = {entry.get("made") for r in receipts for entry in r["files"].values()}
         for path, entry in receipt["files"].items():
             if entry["before"] is None:
                 entry["made"] = self._first_missing(path, ours)
             else:
                 entry.update(self._facts(path))
+        for path, entry in receipt["records"].items():
+            entry.update(self._facts(path), before=tree.digest(path))
+            entry.update(self._original(path, receipts) or {})
         if previous is not None:
-            _keep_originals(receipt, previous["files"], tree)
+            _keep_originals(receipt, previous["files"], tree, kept_true(receipts))
+            receipt["records"] = {**previous.get("records", {}), **receipt["records"]}
         changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
         merged: dict[str, str] = {}
         for earlier in [*(r for r in receipts if r is not previous), receipt]:
@@ -71,6 +86,9 @@ class Store(Journal):
         self._refuse_lost(going)
         for receipt in reversed(going):
             self._put_back(receipt)
+        self._put_records_back(going, receipts)
+        for receipt in reversed(going):
+            (self.root / receipt_path(receipt["layer"])).unlink()
         merged: dict[str, str] = {}
         for receipt in staying:
             merged.update(receipt["env"])
@@ -95,7 +113,7 @@ class Store(Journal):
                         EXIT_DRIFT,
                         f"revert {kept['layer']} too",
                     )
-                both = set(gone["files"]) & set(kept["files"])
+                both = set(gone["files"]) & {*kept["files"], *kept.get("records", ())}
                 if kept["sequence"] > gone["sequence"] and both:
                     raise ApplyError(
                         f"layer {kept['layer']} was applied on top of {gone['layer']} "
@@ -146,21 +164,72 @@ class Store(Journal):
             for stale in stale_pyc(DirTree(self.root), path):
                 if stale not in receipt["files"]:
                     (self.root / stale).unlink(missing_ok=True)
-        (self.root / receipt_path(receipt["layer"])).unlink()
+
+    # -- RECORD
+
+    def _original(
+        self, path: str, receipts: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        """What a RECORD was before all of these layers, if it is still theirs and is kept."""
+        known = [r["records"][path] for r in receipts if path in r.get("records", ())]
+        last = known[-1] if known else {}
+        now = DirTree(self.root).read(path)
+        if "before" not in last or now is None:
+            return None
+        kept = DirTree(self.state / "backup").read(last["before"])
+        if kept is None and sha256_hex(now) != last["before"]:
+            return None
+        touched = {file for receipt in receipts for file in receipt["files"]}
+        same = untouched_rows(kept or now, touched) == untouched_rows(now, touched)
+        names = ("before", "mode", "mtime_ns", "link")
+        return {key: last[key] for key in names if key in last} if same else None
+
+    def _put_records_back(
+        self, going: Sequence[Mapping[str, Any]], receipts: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Make the RECORD files of reverted layers what they are without them.
+
+        One that others wrote to since keeps that, and its rows are set right where they are.
+        """
+        staying = [r for r in receipts if r not in going]
+        for path in sorted(kept_true(going)):
+            data = DirTree(self.root).read(path)
+            if data is None:
+                continue
+            original = self._original(path, receipts)
+            others = [r for r in (staying if original else going) if path in r.get("records", ())]
+            if original is not None:
+                data = DirTree(self.state / "backup").read(original["before"]) or data
+            for receipt in others:
+                tree = OverlayTree(DirTree(self.root))
+                tree.update({path: Content.of(data)})
+                now = present(self.root, receipt["files"])
+                content = true_records(tree, now, receipt["package"]).get(path)
+                data = content.read() if content is not None else data
+            if original is not None and sha256_hex(data) == original["before"]:
+                self._restore(path, original["before"], original)
+            elif data != DirTree(self.root).read(path):
+                self._put("record", data)
+                (self.state / "record").chmod(DirTree(self.root).mode(path))
+                (self.state / "record").replace(self.root / path)
 
 
 def _keep_originals(
-    receipt: dict[str, Any], older: Mapping[str, Mapping[str, Any]], tree: Tree
+    receipt: dict[str, Any],
+    older: Mapping[str, Mapping[str, Any]],
+    tree: Tree,
+    records: Collection[str],
 ) -> None:
     """What an older form of the same layer changed, and is still so, is this receipt's too.
 
-    Files that somebody else has put in place since (a package manager, say) are theirs.
+    Files that somebody else has put in place since (a package manager, say) are theirs; the RECORD
+    files among them other layers kept true.
     """
     files = receipt["files"]
     for path, entry in older.items():
-        now = files.get(path)
-        if now is None and tree.digest(path) == entry["after"]:
-            files[path] = dict(entry)
-        elif now is not None and now["before"] == entry["after"]:
-            files[path] = {**entry, "after": now["after"], "ops": now["ops"]}
+        now, digest = files.get(path), tree.digest(path)
+        if digest != entry["after"] and (path not in records or digest is None):
+            continue
+        changed = {} if now is None else {"after": now["after"], "ops": now["ops"]}
+        files[path] = {**entry, **changed}
     receipt["files"] = dict(sorted(files.items()))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.outcomes import Layer, OpResult, Target
 from builder.applier.receipts import explained, receipts_of
+from builder.applier.recording import record_row
 from builder.applier.records import INSTALLER, record_of, recorded_paths
 from builder.applier.states import DRIFT, POST, PRE
 from builder.applier.trees import (
@@ -139,18 +137,15 @@ class WheelOps:
 
     def _record(self, members: Sequence[Member], info_dir: str) -> Content:
         """The wheel's RECORD as an installer leaves it: laid-out paths, plus our INSTALLER."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
+        lines = []
         own = f"{info_dir}/RECORD"
         rows = [(m.path, m.sha256, m.size) for m in members if m.path != own]
         rows.append((f"{info_dir}/INSTALLER", sha256_hex(INSTALLER), len(INSTALLER)))
         for name, digest, size in rows:
             path = self._site_path(name)
             if path is not None:
-                raw = base64.urlsafe_b64encode(bytes.fromhex(digest)).rstrip(b"=").decode()
-                writer.writerow([path, f"sha256={raw}", size])
-        writer.writerow([f"{info_dir}/RECORD", "", ""])
-        return Content.of(out.getvalue().encode())
+                lines.append(record_row(path, digest, size))
+        return Content.of("\n".join([*lines, f"{info_dir}/RECORD,,", ""]).encode())
 
     def _without(self, dist: Distribution) -> Changes:
         """Deletes a distribution's files, except those that another distribution also owns."""

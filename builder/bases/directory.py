@@ -7,7 +7,7 @@ from pathlib import Path
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
-from builder.applier.receipts import env_of
+from builder.applier.receipts import env_of, originals
 from builder.applier.trees import DirTree, versions
 from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
@@ -42,15 +42,18 @@ def _platform(root: Path, request: BaseRequest) -> Platform:
 def identify_dir(request: BaseRequest, text: str) -> Base:
     """Identify an installed environment by the RECORD of each tracked distribution.
 
+    That is the one from before our layers, which keep it true.
+
     Raises:
         UsageError: the directory does not hold vLLM.
     """
     root = find_site_packages(Path(text).expanduser())
     tree = DirTree(root)
+    before = originals(tree)
     records = {
-        dist.name: [dist.version, tree.digest(f"{dist.info_dir}/RECORD")]
+        dist.name: [dist.version, before.get(record) or tree.digest(record)]
         for dist in tree.distributions().values()
-        if dist.name in request.tracked
+        if dist.name in request.tracked and (record := f"{dist.info_dir}/RECORD")
     }
     packages = {name: version for name, version in versions(tree).items() if name in records}
     identity = BaseIdentity(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder import bake
+from builder.applier.receipts import kept_true
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.applier.trees import Content
-    from builder.model import BuildPlan
+    from builder.model import BuildPlan, LayerDecision
 
 
 def added_bytes(plan: BuildPlan) -> int:
@@ -28,16 +29,33 @@ def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]
 
     An overlay stands on nothing, so it holds no whiteouts (an engine cannot unpack one of a file
     that is not below it): its receipts say what goes away, and ``spark_apply.pyz finish`` does it.
+    That sets RECORD right there, too: the image's own says more than that of the wheel.  Elsewhere
+    the last layer holds every RECORD once, as all layers leave it.
     """
     alone = plan.base.kind == "pypi"
+    records = kept_true(d.receipt for d in plan.needed if d.receipt is not None)
     site = plan.base.site_packages
     layers: list[tuple[str, dict[str, Content | None]]] = []
     for decision in plan.needed:
         files = {
             bake.placed(f"{site}/{path}", plan.base.links): content
             for path, content in decision.changes.items()
-            if content is not None or not alone
+            if (content is not None or not alone) and path not in _records(decision)
         }
         layers.append((decision.name, files))
-    layers.append(("spark-build", dict(bake.baked_files(plan))))
+    last: dict[str, Content | None] = dict(bake.baked_files(plan))
+    kept = {} if alone else {path: plan.changes[path] for path in sorted(records)}
+    last.update(
+        {
+            bake.placed(f"{site}/{path}", plan.base.links): content
+            for path, content in kept.items()
+            if content is not None  # else the layer that took it away says so
+        }
+    )
+    layers.append(("spark-build", last))
     return layers
+
+
+def _records(decision: LayerDecision) -> set[str]:
+    """The RECORD files that a layer's changes made untrue, and that are kept true."""
+    return kept_true([decision.receipt] if decision.receipt is not None else [])

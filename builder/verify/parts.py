@@ -8,7 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.environment import ENV_PTH
-from builder.applier.receipts import RECEIPTS, STATE_DIR, receipt_path, receipts_of
+from builder.applier.receipts import RECEIPTS, STATE_DIR, kept_true, receipt_path, receipts_of
+from builder.applier.receipts import originals as digests_before
+from builder.applier.recording import true_records
 from builder.applier.trees import Content, OverlayTree, versions
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, Base, BaseRequest
@@ -114,6 +116,13 @@ def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | No
         changes[path] = content
     tree = OverlayTree(base.tree)
     tree.update(changes)
+    if kept_true(receipts):  # sizes are not known here, and not looked at
+        restored = {path: changes[path] for path in former if path in changes}
+        tree.update(true_records(tree, restored, ""))
+        for path, digest in digests_before(base.tree).items():
+            load = originals(path, digest)
+            if load is not None and tree.digest(path) is not None:
+                tree.update({path: Content.of(load())})
     ours = {name for receipt in receipts for name in receipt["env"]}
     identity = dataclasses.replace(
         base.identity,
@@ -156,11 +165,12 @@ def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
     """A file that a target has otherwise than one put together of the same layers, or None.
 
     Receipts of an installed environment hold more than those of a plan, and compiled files come
-    back whenever Python runs.
+    back whenever Python runs.  Rows of RECORD are what level ``static`` looks at.
     """
     overlay = again.tree
     assert isinstance(overlay, OverlayTree)
     paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r["files"])}
+    paths -= kept_true(receipts_of(target.tree)) | kept_true(receipts_of(overlay))
     compared = (p for p in paths if not p.startswith(f"{RECEIPTS}/") and not p.endswith(".pyc"))
     return min((p for p in compared if target.tree.digest(p) != overlay.digest(p)), default=None)
 

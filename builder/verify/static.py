@@ -6,7 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import layer_digest
-from builder.applier.receipts import explained, receipt_path, receipts_of, unexplained
+from builder.applier.receipts import (
+    explained,
+    final_digests,
+    kept_true,
+    receipt_path,
+    receipts_of,
+    unexplained,
+)
 from builder.applier.records import parse_record
 from builder.bake import SHARE
 from builder.console import counted
@@ -163,6 +170,8 @@ def _syntax(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
 def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Check:
     """Every file is what some RECORD says, or a receipt explains the difference."""
     claims: dict[str, set[str]] = {}
+    # an overlay's RECORD is set right when it is put onto its image
+    true = {} if target.brought else final_digests(r for r in receipts if "records" in r)
     for dist in target.tree.distributions().values():
         data = target.tree.read(f"{dist.info_dir}/RECORD")
         if dist.name not in target.plan["base"]["packages"] and not _laid_out(dist, receipts):
@@ -174,12 +183,15 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
     strange: list[str] = []
     for path, digests in claims.items():
         current = target.tree.digest(path)
-        if current in digests:
+        if path in true and digests != {current}:
+            strange.append(f"{path} (RECORD says otherwise)")
+        elif current in digests:
             same += 1
         elif any(explained(path, digest, current, receipts) for digest in digests):
             other += 1
         else:
             strange.append(path)
+    strange += [f"{path} (in no RECORD)" for path in _unlisted(target, true, claims)]
     strange += _unaccounted(target, receipts)
     seen = f"{counted(same, 'file')} as RECORD says, {other} explained by receipts"
     if strange:
@@ -190,9 +202,20 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
         status="fail" if strange or not same else "pass",
         expected="every file is what its RECORD says, or a receipt explains it",
         seen=seen,
-        where=strange[0] if strange else "",
+        where=strange[0].partition(" ")[0] if strange else "",
         reason="a file was changed by something else" if strange else "",
     )
+
+
+def _unlisted(
+    target: VerifyTarget, true: Mapping[str, str | None], claims: Mapping[str, set[str]]
+) -> list[str]:
+    """New files of layers that no RECORD lists."""
+    missing = {path for path, digest in true.items() if digest is not None and path not in claims}
+    for dist in target.tree.distributions().values() if missing else ():
+        data = target.tree.read(f"{dist.info_dir}/RECORD") or b""
+        missing -= {f"{dist.info_dir}/RECORD", *(row.path for row in parse_record(data))}
+    return sorted(missing)
 
 
 def _startup(found: Unrecorded) -> Check:
@@ -226,7 +249,7 @@ def _few(names: Sequence[str]) -> str:
 def _unaccounted(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> list[str]:
     """Files that an overlay brings to site-packages and that no receipt speaks of."""
     known = {path for receipt in receipts for path in receipt["files"]}
-    known |= {receipt_path(receipt["layer"]) for receipt in receipts}
+    known |= {receipt_path(receipt["layer"]) for receipt in receipts} | kept_true(receipts)
     prefix = f"{target.plan['base']['site_packages']}/"
     brought = (p.removeprefix(prefix) for p in target.brought if p.startswith(prefix))
     return sorted(path for path in brought if path not in known)

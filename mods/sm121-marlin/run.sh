@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 1b7747763a4f730cad90daecc1e2841dbeeb887adad342da90d6810f27c52b82
+#   sha256 90056770036fd641fdbf30e4d498abc9d54b1161855d28e5ef2ddb7d0679dde6
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from builder.applier.records import parse_record
 from builder.bake import LABEL_PREFIX
 
 from . import base, cache, support
@@ -122,8 +123,29 @@ def test_image_is_the_base_and_the_plan_and_nothing_else(
     seen = support.files_of(built_tree)
     receipts = {path for path in seen if path.startswith(".spark-build/receipts/")}
     assert len(receipts) == len([la for la in plan["layers"] if la["state"] == "needed"])
-    seen = {path: entry for path, entry in seen.items() if path not in receipts}
+    records = {path for path in seen if path.endswith(".dist-info/RECORD")}
+    aside = receipts | records
+    seen = {path: entry for path, entry in seen.items() if path not in aside}
+    expected = {path: entry for path, entry in expected.items() if path not in records}
     assert not support.differences(executables_aside(expected), executables_aside(seen))
+
+
+def test_record_is_true_for_every_planned_file(
+    engine: Engine, patched: str, plan: dict[str, Any]
+) -> None:
+    text = support.script(engine, patched, f"cat {base.SITE}/*.dist-info/RECORD")
+    claims: dict[str, set[str | None]] = {}
+    for row in parse_record(text.encode()):
+        claims.setdefault(row.path, set()).add(row.sha256)
+    net = planned_files(plan)
+    files = {path for path in net if not path.endswith(".dist-info/RECORD")}
+    wrong = {
+        path: claims.get(path)
+        for path in files
+        if claims.get(path, set()) != ({net[path][1]} if net[path][1] is not None else set())
+    }
+    assert len(files) > 100
+    assert wrong == {}
 
 
 def executables_aside(tree: Tree) -> Tree:

@@ -240,7 +240,7 @@ def test_what_was_built_is_read_back(tmp_path: Path) -> None:
     expected = {
         f"{SITE}/{path}": content.read()
         for path, content in PLAN.changes.items()
-        if content is not None
+        if content is not None and not path.startswith("vllm-0.20.1.dist-info/")
     }
     assert {p: data for p, data in files.items() if p.startswith(SITE)} == expected
     assert f"{SITE}/lib/x.py" not in files, "an overlay stands on nothing: no whiteouts"

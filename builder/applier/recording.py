@@ -1,0 +1,133 @@
+"""Keeping RECORD true: rows of files that a layer changes, adds and removes."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from builder.applier.text import lines_of
+from builder.applier.trees import Changes, Content, DirTree, OverlayTree, Tree
+from builder.applier.versions import normalize
+from builder.applier.wheels import OWN_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from builder.applier.outcomes import Layer
+
+
+def record_row(path: str, sha256: str, size: int) -> str:
+    """A row of RECORD, without the end of its line."""
+    raw = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow([path, f"sha256={raw}", size])
+    return out.getvalue()
+
+
+def row_path(line: str) -> str:
+    """The path that a line of RECORD is about; '' where the line is none."""
+    if not line.startswith('"'):
+        return line.partition(",")[0].rstrip("\r\n")
+    try:
+        return next(csv.reader([line], strict=True), [""])[0]
+    except csv.Error:
+        return ""
+
+
+def true_records(tree: Tree, changes: Changes, package: str) -> Changes:
+    """The RECORD files that some changes to a tree make untrue, as they are true.
+
+    A row keeps its place and its line's end; one without a hash promises nothing and stays.  A new
+    file is listed last, by the distribution that has files in the nearest folder above it;
+    ``package`` decides where several have, or none.
+    """
+    after = OverlayTree(tree)
+    after.update(changes)
+    dists = after.distributions().values()
+    names = {f"{d.info_dir}/RECORD": d.name for d in dists}
+    names = {path: name for path, name in names.items() if after.read(path) is not None}
+    lists = {path: _listed(after.read(path) or b"") for path in names}
+    listed = {path for path in changes if any(path in rows for _, rows in lists.values())}
+    own = {path for path, name in names.items() if name == normalize(package)}
+    added: dict[str, list[str]] = {}
+    for path in sorted(path for path, content in changes.items() if content is not None):
+        owner = "" if path in listed or path in names else _owner(path, lists, own)
+        added.setdefault(owner, []).append(path)
+    made: Changes = {}
+    for path, (lines, rows) in lists.items():
+        new = added.get(path, ())
+        if new or any(name in rows for name in changes):
+            text = _rewritten(lines, changes, new).encode("utf-8", "surrogateescape")
+            if text != after.read(path):
+                made[path] = Content.of(text, after.mode(path))
+    return made
+
+
+def settled_records(layer: Layer, changes: Changes, tree: Tree) -> Changes:
+    """The RECORD files that go with a layer's changes; those among the changes are set right."""
+    made = true_records(tree, changes, layer["package"])
+    changes.update({path: content for path, content in made.items() if path in changes})
+    return {path: content for path, content in made.items() if path not in changes}
+
+
+def present(root: Path, paths: Iterable[str]) -> Changes:
+    """What files of a real directory are, without their bytes; RECORD files are left out."""
+    tree = DirTree(root)
+    found: Changes = {}
+    for path in paths:
+        digest = tree.digest(path)
+        if OWN_RECORD.fullmatch(path):
+            continue
+        size = (root / path).stat().st_size if digest is not None else 0
+        found[path] = None if digest is None else Content(sha256=digest, size=size)
+    return found
+
+
+def untouched_rows(data: bytes, touched: Collection[str]) -> list[str]:
+    """The lines of a RECORD that are about other files than these."""
+    lines = lines_of(data.decode("utf-8", "surrogateescape"))
+    return [line for line in lines if row_path(line) not in touched]
+
+
+@lru_cache(maxsize=64)
+def _listed(data: bytes) -> tuple[list[tuple[str, str]], frozenset[str]]:
+    """The lines of a RECORD, each with its path, and all the paths."""
+    lines = lines_of(data.decode("utf-8", "surrogateescape"))
+    rows = [(row_path(line), line) for line in lines]
+    return rows, frozenset(path for path, _ in rows)
+
+
+def _owner(
+    path: str, lists: Mapping[str, tuple[object, frozenset[str]]], own: Collection[str]
+) -> str:
+    """The RECORD that a new file belongs in; '' where there is none."""
+    folder = path.rpartition("/")[0]
+    found: list[str] = []
+    while folder and not found:
+        prefix = f"{folder}/"
+        found = [r for r, (_, rows) in lists.items() if any(n.startswith(prefix) for n in rows)]
+        folder = folder.rpartition("/")[0]
+    return min([r for r in found or own if r in own] or found, default="")
+
+
+def _rewritten(lines: list[tuple[str, str]], changes: Changes, added: Iterable[str]) -> str:
+    out = []
+    end = "\r\n" if lines and lines[0][1].endswith("\r\n") else "\n"
+    for name, line in lines:
+        content = changes.get(name)
+        if content is not None and "sha256=" in line:
+            body = line.rstrip("\r\n")
+            out.append(record_row(name, content.sha256, content.size) + line[len(body) :])
+        elif content is not None or name not in changes:
+            out.append(line)
+    for name in added:
+        if out and not out[-1].endswith("\n"):
+            out[-1] += end
+        content = changes[name]
+        assert content is not None
+        out.append(record_row(name, content.sha256, content.size) + end)
+    return "".join(out)
