@@ -14,11 +14,11 @@ from pathlib import Path
 from benchmarks.measure import report, run_once, side_by_side
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
-from builder.catalog import Catalog
-from builder.index import PackageIndex
-from builder.planner import make_plan
-from builder.sources import IndexSources
-from builder.wheels import RemoteWheel, WheelTree
+from builder.layers.catalog import Catalog
+from builder.plan.planner import make_plan
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex
+from builder.pypi.wheels import RemoteWheel, WheelTree
 
 COMMAND = str(Path(sys.executable).with_name("spark-build"))
 RELEASES = ("0.20.1", "0.22.1", "0.33.0")

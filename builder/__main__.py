@@ -8,17 +8,18 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from builder import ending, settings, streams
+from builder import settings
 from builder.cli import COMMON
 from builder.errors import Exit
-from builder.hints import again, of_the_system, running
+from builder.util import shutdown, streams
+from builder.util.hints import again, of_the_system, running
 
 #: How a run that was ended from outside exits: as a shell shows a program that a signal ended.
 _ENDED = {"SIGHUP": Exit.HUNG_UP, "SIGTERM": Exit.TERMINATED}
 
 
 def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
-    from builder.console import console
+    from builder.util.console import console
 
     with suppress(ImportError):  # what could not be imported is the error
         from builder.cli.nexttry import next_try
@@ -48,7 +49,7 @@ def run(argv: list[str] | None = None) -> int:
     """Run one command and give its exit code."""
     words = _common_first(sys.argv[1:] if argv is None else argv)
     before = (sys.stdout, sys.stderr)
-    ending.ended.clear()
+    shutdown.ended.clear()
     try:
         with settings.during_a_command():
             code = _run(words)
@@ -72,7 +73,7 @@ def run(argv: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         from builder.cli.root import app_for
-        from builder.console import console
+        from builder.util.console import console
 
         console.document = None
         running(words)
@@ -94,12 +95,12 @@ def _run(words: list[str]) -> int:
 
 def _interrupted(words: list[str]) -> int:
     """By the user, by a limit on the time, or by who ends the program."""
-    from builder.deadline import limit_over
+    from builder.util.deadline import limit_over
 
     if said := limit_over():
         hint = "a longer --time-limit; what was read and finished so far is kept in the cache"
         return _report(words, Exit.BUILD_FAILED, said, hint)
-    by = ending.ended_by()
+    by = shutdown.ended_by()
     name = by.name if by else ""
     what = f"ended by {name}" if name in _ENDED else "interrupted"
     code = _ENDED.get(name, Exit.INTERRUPTED)
@@ -147,14 +148,14 @@ def _unexpected(words: list[str], error: Exception) -> int:
 
 def main() -> None:
     """Console entry point."""
-    ending.handle_signals()
+    shutdown.handle_signals()
     if streams.watch():
         hint = shlex.join(["spark-build", *sys.argv[1:]]) + " > /dev/null, if nobody reads it"
         sys.exit(_report([], Exit.USAGE, "stdout is closed, and the result goes there", hint))
-    with ending.own_temporary_folder():
+    with shutdown.own_temporary_folder():
         code = run()
-        ending.end_what_we_started()
-        ending.ignore_signals()
+        shutdown.end_what_we_started()
+        shutdown.ignore_signals()
     sys.exit(code)
 
 

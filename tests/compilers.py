@@ -13,10 +13,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
+from builder.compile.compiler import WHEELS, find_compiler
+from builder.compile.toolchain import installed_nvcc
 from builder.errors import SparkBuildError
-from builder.index import PackageIndex
-from builder.native.compiler import WHEELS, find_compiler
-from builder.native.toolchain import installed_nvcc
+from builder.pypi.index import PackageIndex
 from tests.engine import debs
 from tests.engine.cache import MachineError
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.bases.model import scheme_of
 from builder.errors import RemoteError
-from builder.forms import refuse_other_form
+from builder.registry.forms import refuse_other_form
 
 if TYPE_CHECKING:
     from builder.bases.model import Base, BaseRequest

@@ -14,7 +14,7 @@ from builder.bases.imagetree import ImageFacts, image_base
 from builder.bases.records import check_vllm
 from builder.engines import docker as engine
 from builder.errors import BuildFailed, UsageError
-from builder.paths import package_file
+from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

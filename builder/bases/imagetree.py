@@ -13,9 +13,9 @@ from builder.applier.receipts import env_of
 from builder.applier.trees import Distribution, distribution_of
 from builder.bases.model import Base
 from builder.errors import UsageError
-from builder.hints import TEMPORARY, os_hint
 from builder.model import BaseIdentity, Platform
 from builder.registry.config import env_of_config
+from builder.util.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.trees import Tree
-    from builder.index import PackageIndex
     from builder.model import BaseIdentity
+    from builder.pypi.index import PackageIndex
     from builder.registry.model import Descriptor
     from builder.rootfs.facts import Facts
     from builder.rootfs.image import Image

@@ -13,12 +13,12 @@ from builder.applier.versions import normalize
 from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
 from builder.model import BaseIdentity, Platform
-from builder.wheels import RemoteWheel, WheelTree
+from builder.pypi.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.index import PackageIndex
+    from builder.pypi.index import PackageIndex
 
 #: Where the official vLLM images keep their packages; an overlay for another place says so with
 #: --site-packages.

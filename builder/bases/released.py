@@ -12,16 +12,16 @@ from typing import IO, TYPE_CHECKING, Any
 from builder.applier.failures import ApplyError
 from builder.applier.records import parse_record
 from builder.applier.trees import distribution_of
-from builder.console import console
 from builder.errors import SparkBuildError
+from builder.pypi.wheels import RemoteWheel
 from builder.rootfs.scan import is_text
-from builder.wheels import RemoteWheel
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from builder.index import PackageIndex
     from builder.model import Platform
+    from builder.pypi.index import PackageIndex
     from builder.rootfs.view import Rootfs
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from builder.cache.scan import Entry, entries, measure
 from builder.errors import UsageError
-from builder.leftovers import making
-from builder.paths import in_use_lock
+from builder.util.leftovers import making
+from builder.util.paths import in_use_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

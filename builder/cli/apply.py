@@ -9,11 +9,11 @@ from builder.applier.receipts import receipts_of
 from builder.applier.store import Store
 from builder.applier.trees import DirTree
 from builder.bases.directory import find_site_packages
-from builder.catalog import Catalog
-from builder.console import console, counted, print_json
+from builder.layers.catalog import Catalog
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.planner import refuse_nothing, refuse_plan
+from builder.plan.planner import refuse_nothing, refuse_plan
+from builder.util.console import console, counted, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path

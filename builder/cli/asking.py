@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from builder.console import console
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.hints import again
+from builder.util.console import console
+from builder.util.hints import again
 
 
 def ask(action: str, note: str, otherwise: str) -> None:

@@ -10,9 +10,9 @@ from builder.cache.prune import IN_USE, Pruned, Wish, prune
 from builder.cache.scan import Entry, entries, unknown
 from builder.cli.asking import ask
 from builder.cli.units import bytes_of, seconds_of
-from builder.console import console, megabytes, print_json
 from builder.errors import Exit, SparkBuildError
-from builder.paths import cache_dir
+from builder.util.console import console, megabytes, print_json
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """All commands: where their options are, and what the list of commands says of each.
 
-``--help`` prints this table without importing a command; ``tests/unit/test_start.py`` holds it
+``--help`` prints this table without importing a command; ``tests/unit/cli/test_start.py`` holds it
 against what the commands say of themselves.
 """
 

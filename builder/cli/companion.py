@@ -10,30 +10,30 @@ from builder.applier.outcomes import Target
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
-from builder.console import console, print_json
+from builder.compile.base import DISTRIBUTIONS
+from builder.compile.changes import named_change, patched
+from builder.compile.companion import build_companion
+from builder.compile.companionplan import plan_companion
+from builder.compile.companionrequest import request_for
+from builder.compile.compiler import find_compiler
+from builder.compile.cost import cost_of_units
+from builder.compile.cputorch import refuse_cpu_torch
+from builder.compile.includes import Sources
+from builder.compile.outcome import unit_json
 from builder.errors import EngineError, UsageError
-from builder.index import PackageIndex
 from builder.model import Platform
-from builder.native.base import DISTRIBUTIONS
-from builder.native.changes import named_change, patched
-from builder.native.companion import build_companion
-from builder.native.companionplan import plan_companion
-from builder.native.companionrequest import request_for
-from builder.native.compiler import find_compiler
-from builder.native.cost import cost_of_units
-from builder.native.cputorch import refuse_cpu_torch
-from builder.native.includes import Sources
-from builder.native.outcome import unit_json
+from builder.pypi.index import PackageIndex
+from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.bases.model import Base
-    from builder.native.changes import SourceChange
-    from builder.native.companionplan import CompanionPlan
-    from builder.native.compiler import Compiler
-    from builder.native.container import ToolkitChoice
-    from builder.native.source import SourceTree
+    from builder.compile.changes import SourceChange
+    from builder.compile.companionplan import CompanionPlan
+    from builder.compile.compiler import Compiler
+    from builder.compile.container import ToolkitChoice
+    from builder.compile.source import SourceTree
 
 SCHEMA = 1
 

@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.console import console, print_json
+from builder.compile.build import compile_units
+from builder.compile.changes import named_change, patched
+from builder.compile.compiler import find_compiler
+from builder.compile.cost import Cost, cost_of_units
+from builder.compile.includes import Sources, touched
+from builder.compile.operatortable import survey
+from builder.compile.outcome import outcome, runs_on_gb10, sm12x_units
+from builder.compile.source import SourceTree, source_of
+from builder.compile.toolchain import make_toolchain, pinned_torch, torch_headers
+from builder.compile.unitcheck import machine_code, shows_trap, unit_json
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.index import PackageIndex
 from builder.model import Platform
-from builder.native.build import compile_units
-from builder.native.changes import named_change, patched
-from builder.native.compiler import find_compiler
-from builder.native.cost import Cost, cost_of_units
-from builder.native.includes import Sources, touched
-from builder.native.outcome import outcome, runs_on_gb10, sm12x_units
-from builder.native.proof import machine_code, shows_trap, unit_json
-from builder.native.source import SourceTree, source_of
-from builder.native.survey import survey
-from builder.native.toolchain import make_toolchain, pinned_torch, torch_headers
+from builder.pypi.index import PackageIndex
+from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.native.changes import SourceChange
-    from builder.native.cmake import Unit
-    from builder.native.container import ToolkitChoice
-    from builder.native.outcome import Outcome
-    from builder.native.survey import Row
+    from builder.compile.changes import SourceChange
+    from builder.compile.cmake import Unit
+    from builder.compile.container import ToolkitChoice
+    from builder.compile.operatortable import Row
+    from builder.compile.outcome import Outcome
 
 
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:

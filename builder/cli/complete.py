@@ -29,7 +29,7 @@ def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
 
 def layers(incomplete: str) -> list[str]:
     """Profiles and layers, comma-separated; reads folder names only."""
-    from builder.catalog import Catalog
+    from builder.layers.catalog import Catalog
 
     return _in_list(incomplete, Catalog.discover().names)
 
@@ -48,7 +48,7 @@ def levels(incomplete: str) -> list[str]:
 
 def schemas(incomplete: str) -> list[str]:
     """Documents that have a schema."""
-    from builder.schemas import names
+    from builder.util.schemas import names
 
     return [name for name in names() if name.startswith(incomplete)]
 

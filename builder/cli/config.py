@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from builder import settings
-from builder.console import print_json
-from builder.index import pip_index_url
-from builder.lock import lock_path
-from builder.paths import cache_dir, data_dir
+from builder.lock.file import lock_path
+from builder.pypi.index import pip_index_url
+from builder.util.console import print_json
+from builder.util.paths import cache_dir, data_dir
 
 
 class Row(NamedTuple):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.console import console, print_json
 from builder.diagnose import shelf
 from builder.diagnose.judging import diagnose
 from builder.diagnose.live import IDLE, watched
@@ -17,7 +16,8 @@ from builder.diagnose.report import lines_of, lines_of_several
 from builder.diagnose.several import as_json, together
 from builder.diagnose.sources import Source, found, texts
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.hints import os_hint
+from builder.util.console import console, print_json
+from builder.util.hints import os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ import typer
 from builder import settings
 from builder.cli import options as opt
 from builder.cli.help import App, examples
-from builder.console import console, counted
+from builder.util.console import console, counted
 
 app = App(
     help="What each vLLM release selects on SM121.",
@@ -41,12 +41,12 @@ def ask(
 
     By default, with every choice that they offer, and with each profile.
     """
-    from builder.catalog import Catalog
-    from builder.console import print_json
     from builder.dispatch.record import Asking, file_of, record_bytes, record_of
-    from builder.index import PackageIndex, vllm_releases, write_atomically
+    from builder.layers.catalog import Catalog
     from builder.pipeline import bases
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
+    from builder.pypi.index import PackageIndex, vllm_releases, write_atomically
+    from builder.util.console import print_json
 
     if real_extensions:
         settings.choose(settings.REAL_EXTENSIONS, "1")
@@ -81,12 +81,12 @@ def table(
     json: opt.Json = False,
 ) -> None:
     """Write the release table from the records, or check it."""
-    from builder.catalog import Catalog
-    from builder.console import print_json
     from builder.dispatch.record import read_records, stale_records
     from builder.dispatch.table import render
     from builder.errors import Exit, SparkBuildError
-    from builder.index import write_atomically
+    from builder.layers.catalog import Catalog
+    from builder.pypi.index import write_atomically
+    from builder.util.console import print_json
 
     catalog = Catalog.discover()
     records = read_records(evidence)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.console import console, counted, megabytes, print_json
 from builder.distribute.node import Node
 from builder.distribute.run import Delivery, Distribution
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -12,6 +11,7 @@ from builder.publish.overlays import how_to_run
 from builder.publish.sources import EngineImage, StoredImage, open_source
 from builder.registry.locations import Locations
 from builder.registry.reference import parse_reference
+from builder.util.console import console, counted, megabytes, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

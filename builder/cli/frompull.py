@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore
-from builder.index import PackageIndex, write_atomically
-from builder.pinning import pins_text
+from builder.pipeline.pins import pins_text
 from builder.pipeline.showpulls import state_of
 from builder.pulls.pinning import pin_pull
 from builder.pulls.render import ORDER, provenance
+from builder.pypi.index import PackageIndex, write_atomically
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

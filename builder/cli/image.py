@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.cli.units import seconds_of
-from builder.console import console, print_json
-from builder.deadline import time_limit
 from builder.errors import UsageError
 from builder.pipeline.image import build_image, check_options, dockerfile_of, planned_image
 from builder.pipeline.result import plans_digest
 from builder.pipeline.show import show_verdict
+from builder.util.console import console, print_json
+from builder.util.deadline import time_limit
 
 if TYPE_CHECKING:
     from builder.pipeline.image import Planned

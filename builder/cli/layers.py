@@ -6,13 +6,13 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.outcomes import layer_digest
-from builder.catalog import Catalog, order
 from builder.cli.frompull import print_pulls, pulls_of, write_layer
-from builder.console import console, counted, print_json
 from builder.errors import UsageError
-from builder.layercheck import check_layer, check_name
-from builder.layerfile import description
+from builder.layers.catalog import Catalog, order
+from builder.layers.layerfile import description
+from builder.pipeline.layercheck import check_layer, check_name
 from builder.runtime.dispatch_expect import describe
+from builder.util.console import console, counted, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,8 +197,8 @@ def pin_command(
 ) -> None:
     """Write ``pins.toml`` from the package index and the forge."""
     from builder.forge.store import Forges, PullStore
-    from builder.index import PackageIndex
-    from builder.pinning import write_pins
+    from builder.pipeline.pins import write_pins
+    from builder.pypi.index import PackageIndex
 
     catalog = Catalog.discover(patches or ())
     layer = catalog.layer(name)

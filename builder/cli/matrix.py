@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
-from builder.catalog import Catalog
-from builder.console import console, print_json
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.index import PackageIndex, vllm_releases
+from builder.layers.catalog import Catalog
 from builder.pipeline import bases
 from builder.pipeline.select import without_pulls
-from builder.planner import make_plan
-from builder.sources import IndexSources
+from builder.plan.planner import make_plan
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex, vllm_releases
+from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +110,7 @@ def _dispatch(
     target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
     report = verify(target, ["dispatch"])
     if evidence is not None:
-        from builder.index import write_atomically
+        from builder.pypi.index import write_atomically
 
         data = dumps(report.as_json(), indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)

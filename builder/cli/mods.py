@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.catalog import Catalog, Selection
-from builder.console import console, print_json
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.lock import lock_path, read_lock
-from builder.modexport import mod_files, stale_files, write_mod
-from builder.paths import data_dir, in_checkout
+from builder.layers.catalog import Catalog, Selection
+from builder.layers.mods import mod_files, stale_files, write_mod
+from builder.lock.file import lock_path, read_lock
 from builder.pipeline.select import without_pulls
+from builder.util.console import console, print_json
+from builder.util.paths import data_dir, in_checkout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

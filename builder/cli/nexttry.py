@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import Exit
-from builder.hints import PROGRAM, again, words
+from builder.util.hints import PROGRAM, again, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

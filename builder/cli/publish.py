@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, counted, megabytes, print_json
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.show import CheckLines, show_report
 from builder.publish.evidence import REQUIRED, Evidence, read_evidence
 from builder.publish.overlays import check_overlay
-from builder.publish.prove import prove
+from builder.publish.proof import prove
 from builder.publish.repository import PublishRepository, parse_target
 from builder.publish.rollback import roll_back
 from builder.publish.run import Result, Wish, publish
 from builder.publish.sources import EngineImage, open_source
 from builder.registry.locations import Locations
+from builder.util.console import console, counted, megabytes, print_json
 from builder.verify.levels import parse_levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from builder.publish.evidence import Claim
-    from builder.publish.prove import Proof
+    from builder.publish.proof import Proof
     from builder.publish.sources import Opened
 
 
@@ -153,10 +153,10 @@ def _proofs(
 
 def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     """Run ``verify`` on an image that no evidence is known of."""
-    from builder.index import PackageIndex
-    from builder.lock import lock_path
-    from builder.lockfacts import LockedFacts
-    from builder.sources import IndexSources
+    from builder.lock.facts import LockedFacts
+    from builder.lock.file import lock_path
+    from builder.plan.sources import IndexSources
+    from builder.pypi.index import PackageIndex
     from builder.verify.known import Trust
     from builder.verify.levels import DEFAULT_LEVELS
     from builder.verify.run import verify

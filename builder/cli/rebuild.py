@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from builder import __version__, settings
 from builder.cli.asking import ask
-from builder.console import console, print_json
+from builder.compile.base import DISTRIBUTIONS
+from builder.compile.compiler import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.index import PackageIndex
-from builder.native.base import DISTRIBUTIONS
-from builder.native.compiler import WHEELS, of_wheels
 from builder.pipeline import bases
 from builder.pipeline.inputs import stages_of
 from builder.pipeline.options import toolkit_choice
+from builder.plan.sources import IndexSources
 from builder.publish.mirror import mirrored_base
 from builder.publish.repository import PublishRepository
 from builder.publish.sbom import toolkit_of_layer
 from builder.publish.sources import EngineImage, open_source
+from builder.pypi.index import PackageIndex
 from builder.rebuild.hooks import with_own_hooks
 from builder.rebuild.run import Original, Rebuilt, StoredOriginal, rebuild
 from builder.registry.locations import Locations
-from builder.sources import IndexSources
+from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from builder.bases.model import Base
-    from builder.native.container import ToolkitChoice
+    from builder.compile.container import ToolkitChoice
     from builder.publish.sources import Opened
     from builder.rebuild.replan import Wanted
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from builder.console import print_json
-from builder.schemas import names, schema
+from builder.util.console import print_json
+from builder.util.schemas import names, schema
 
 
 def schema_command(name: str | None, json: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.console import console, print_json
 from builder.publish.cosign import Trust, sign, verify_signature
 from builder.registry.locations import Locations
 from builder.registry.reference import parse_reference
+from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from builder.registry.reference import Reference

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, megabytes, print_json
 from builder.errors import UsageError
 from builder.publish.inventory import Held, take_inventory
 from builder.publish.named import Names
 from builder.publish.prune import Pruned, judge, prune, removals
 from builder.publish.repository import PublishRepository, parse_target
 from builder.registry.locations import Locations
+from builder.util.console import console, megabytes, print_json
 
 if TYPE_CHECKING:
     from builder.publish.inventory import Inventory

@@ -20,7 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from builder.diagnose.entries import Asked, Condition, Entry, Example, Fix, Pattern, Regex
 from builder.diagnose.literals import MINIMUM, fixed_text
 from builder.errors import UsageError, did_you_mean
-from builder.paths import package_file
+from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,12 +6,12 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from builder.console import counted
 from builder.diagnose.dispatch import LABELS
 from builder.diagnose.findings import UNKNOWN
 from builder.diagnose.health import COVERED
 from builder.diagnose.judging import described
 from builder.diagnose.several import verdict
+from builder.util.console import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

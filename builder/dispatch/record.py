@@ -14,7 +14,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import all_match
 from builder.dispatch import Outcome, setting
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
 from builder.runtime.dispatch_expect import backends
 from builder.verify.kinds import KINDS
 from builder.verify.targets import target_of_plan
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.bases.model import Base
-    from builder.catalog import Catalog, Selection
+    from builder.layers.catalog import Catalog, Selection
     from builder.model import BuildPlan
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
 
 SCHEMA = 1
 #: What in a layer decides nothing: words for people.

@@ -9,14 +9,14 @@ import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from builder.dispatch import Outcome
-from builder.paths import package_file
 from builder.runtime.dispatch_expect import describe, found, limit
+from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from builder.catalog import Catalog, Profile
+    from builder.layers.catalog import Catalog, Profile
 
     Record = Mapping[str, Any]
 

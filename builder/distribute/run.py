@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, counted, megabytes
 from builder.distribute.endpoint import Endpoint
 from builder.distribute.parts import parts_of
 from builder.errors import RemoteError, SparkBuildError
 from builder.publish.subject import read_json
+from builder.util.console import console, counted, megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from builder import settings
-from builder.console import console
 from builder.errors import EngineError, UsageError, did_you_mean
 from builder.registry.reference import parse_reference
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

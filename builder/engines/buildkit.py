@@ -10,9 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder import bake
-from builder.console import console
-from builder.engines import docker
+from builder.engines import docker, metadata
 from builder.engines.builders import ENGINE, cache_words, engine_environment, reached
 from builder.engines.client import LINK_SINCE, Cli, find_cli
 from builder.engines.contents import added_bytes, image_layers
@@ -24,7 +22,8 @@ from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
 from builder.engines.running import run_build
 from builder.errors import BuildFailed, EngineError, RemoteError
-from builder.room import Need
+from builder.util.console import console
+from builder.util.diskspace import Need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,9 +91,11 @@ class BuildkitEngine:
         folders = [{"title": n, "folder": folder_of(n)} for n in names]
         finish = None
         gone = any(content is None for content in plan.changes.values())
-        owners = ["--owners", bake.OWNERS] if bake.restored(plan) else []
+        owners = ["--owners", metadata.OWNERS] if metadata.restored(plan) else []
         if (gone or owners) and plan.base.kind == "image":
-            finish = bake.finish_command(plan.base.interpreter, plan.base.site_packages, *owners)
+            finish = metadata.finish_command(
+                plan.base.interpreter, plan.base.site_packages, *owners
+            )
         return render(
             "image.Dockerfile.j2",
             base=base,
@@ -104,7 +105,7 @@ class BuildkitEngine:
             layers=folders,
             finish=finish,
             env=sorted(plan.env.items()),
-            labels=sorted(bake.labels(plan).items()),
+            labels=sorted(metadata.labels(plan).items()),
         )
 
     def needs(self, request: BuildRequest) -> list[Need]:

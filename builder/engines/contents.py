@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder import bake
 from builder.applier.receipts import kept_true
+from builder.engines import metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,16 +38,16 @@ def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]
     layers: list[tuple[str, dict[str, Content | None]]] = []
     for decision in plan.needed:
         files = {
-            bake.placed(f"{site}/{path}", plan.base.links): content
+            metadata.placed(f"{site}/{path}", plan.base.links): content
             for path, content in decision.changes.items()
             if (content is not None or not alone) and path not in _records(decision)
         }
         layers.append((decision.name, files))
-    last: dict[str, Content | None] = dict(bake.baked_files(plan))
+    last: dict[str, Content | None] = dict(metadata.baked_files(plan))
     kept = {} if alone else {path: plan.changes[path] for path in sorted(records)}
     last.update(
         {
-            bake.placed(f"{site}/{path}", plan.base.links): content
+            metadata.placed(f"{site}/{path}", plan.base.links): content
             for path, content in kept.items()
             if content is not None  # else the layer that took it away says so
         }

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.console import console, megabytes
 from builder.engines.contents import content_bytes, image_layers
 from builder.errors import BuildFailed
-from builder.hints import TEMPORARY, os_hint
+from builder.util.console import console, megabytes
+from builder.util.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

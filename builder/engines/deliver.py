@@ -12,12 +12,12 @@ from builder.engines import docker
 from builder.engines.model import BuiltImage
 from builder.engines.scratch import Scratch
 from builder.errors import BuildFailed, UsageError
-from builder.hints import OUTPUT, os_hint
 from builder.registry.adding import Filling, add_image, check_place, work_folder
 from builder.registry.compose import Composed
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs, is_index
 from builder.rootfs.layers import LayerCache
+from builder.util.hints import OUTPUT, os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

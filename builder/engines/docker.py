@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
-    from builder.bars import Bar
+    from builder.util.progress import Bar
 
 
 def connect() -> docker.DockerClient:
@@ -75,9 +75,9 @@ def find_image(
         return client.images.get(ref)
     if not pull:
         raise RemoteError(f"image {ref} is not in the Docker Engine", hint=f"docker pull {ref}")
-    from builder.console import console
     from builder.engines.space import pull_needs
-    from builder.room import check_room
+    from builder.util.console import console
+    from builder.util.diskspace import check_room
 
     check_room(pull_needs(client, ref, platform))
     try:

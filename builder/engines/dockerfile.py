@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from builder import bake
-from builder.paths import data_dir
+from builder.engines import metadata
+from builder.util.paths import data_dir
 
 
 def render(template: str, **values: object) -> str:
@@ -18,5 +18,5 @@ def render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["quoted"] = bake.quoted
+    environment.filters["quoted"] = metadata.quoted
     return environment.get_template(template).render(**values)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from builder.bases.model import Base
     from builder.model import BuildPlan
-    from builder.room import Need
+    from builder.util.diskspace import Need
 
 
 @dataclass(frozen=True, kw_only=True)

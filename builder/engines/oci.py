@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
-from builder.engines import docker
+from builder.engines import docker, metadata
 from builder.engines.contents import added_bytes, image_layers
 from builder.engines.deliver import Delivery, deliver
 from builder.engines.overlay import overlay_recipe, write_overlay
@@ -18,7 +17,7 @@ from builder.engines.patched import write_patched
 from builder.engines.space import engine_needs
 from builder.errors import EngineError, UsageError
 from builder.registry.layout import LayoutDirectory
-from builder.room import Need
+from builder.util.diskspace import Need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,10 +47,12 @@ class OciEngine:
         lines = [f"FROM {plan.base.ref.partition('@')[0]}@{plan.base.digest}"]
         for name, files in image_layers(plan):
             lines.append(f"# layer {name}: {sum(f is not None for f in files.values())} files")
-        lines += [f"ENV {name}={bake.quoted(value)}" for name, value in sorted(plan.env.items())]
         lines += [
-            f"LABEL {bake.quoted(name)}={bake.quoted(value)}"
-            for name, value in bake.labels(plan).items()
+            f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())
+        ]
+        lines += [
+            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
+            for name, value in metadata.labels(plan).items()
         ]
         return "\n".join(lines) + "\n"
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
-from builder.console import console
+from builder.engines import metadata
 from builder.engines.contents import image_layers
-from builder.engines.kept import MadeOf
+from builder.engines.layercache import MadeOf
 from builder.engines.layertar import WHITEOUT
 from builder.engines.scratch import say_layer
 from builder.errors import RemoteError, UsageError
-from builder.index import write_atomically
+from builder.pypi.index import write_atomically
 from builder.registry.config import parse_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs, check_manifest, is_index
 from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
     """Write layers, configuration and manifest; gives the manifest and the layers' bytes."""
-    epoch, created = plan.epoch, bake.created(plan)
+    epoch, created = plan.epoch, metadata.created(plan)
     made, history = [], []
     for name, files in image_layers(plan):
         blob = scratch.add_layer(files, epoch, MadeOf.of(plan, [name]))
@@ -53,7 +53,7 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
             "created": created,
             "config": {
                 "Env": [f"{k}={v}" for k, v in sorted(plan.env.items())],
-                "Labels": bake.labels(plan),
+                "Labels": metadata.labels(plan),
             },
             "rootfs": {"type": "layers", "diff_ids": [b.diff_id for b in made]},
             "history": history,
@@ -64,10 +64,10 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
         {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
-            "artifactType": bake.OVERLAY_TYPE,
+            "artifactType": metadata.OVERLAY_TYPE,
             "config": config.descriptor(),
             "layers": [b.descriptor() for b in made],
-            "annotations": bake.labels(plan),
+            "annotations": metadata.labels(plan),
         },
         OCI_MANIFEST,
     )
@@ -105,12 +105,12 @@ class Overlay:
 def overlay_of(plan: BuildPlan, built: BuiltImage) -> Overlay:
     """How an overlay that was built goes onto its image."""
     overlay = (built.target or built.ref).removeprefix("docker://")
-    return overlay_onto(plan.as_json(), bake.labels(plan), overlay)
+    return overlay_onto(plan.as_json(), metadata.labels(plan), overlay)
 
 
 def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
     """The Dockerfile for an overlay: ``oci:DIR@DIGEST`` or an image name."""
-    return overlay_onto(plan.as_json(), bake.labels(plan), overlay).dockerfile
+    return overlay_onto(plan.as_json(), metadata.labels(plan), overlay).dockerfile
 
 
 def name_of_both(plan: Mapping[str, Any]) -> str:
@@ -126,7 +126,7 @@ def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: st
     """
     base, image = f"vllm/vllm-openai:v{plan['base']['packages']['vllm']}", name_of_both(plan)
     python, site = plan["base"]["interpreter"], plan["base"]["site_packages"]
-    finish = json.dumps(bake.finish_command(python, site))
+    finish = json.dumps(metadata.finish_command(python, site))
     source, words = overlay, ["docker", "buildx", "build", "--platform", plan["base"]["platform"]]
     if overlay.startswith("oci:"):
         folder, reference = layout_place(overlay)
@@ -135,15 +135,15 @@ def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: st
         source = "overlay"
         words += ["--build-context", f"overlay=oci-layout://{folder.absolute()}{pinned}"]
     build = shlex.join([*words, "-t", image])
-    ours = {**labels, bake.BASE_LABEL: base, f"{bake.LABEL_PREFIX}.base-digest": ""}
+    ours = {**labels, metadata.BASE_LABEL: base, f"{metadata.LABEL_PREFIX}.base-digest": ""}
     lines = [
         f"# {build} - <this file",
         f"FROM {base}",
         f"COPY --from={source} / /",
         f"RUN --network=none {finish}",
-        *(f"ENV {name}={bake.quoted(value)}" for name, value in sorted(plan["env"].items())),
+        *(f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan["env"].items())),
         *(
-            f"LABEL {bake.quoted(name)}={bake.quoted(value)}"
+            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
             for name, value in sorted(ours.items())
         ),
     ]
@@ -246,8 +246,8 @@ def read_layout(
                     files[f"{folder}/{name.removeprefix(WHITEOUT)}"] = None
                 else:
                     files[f"{folder}/{name}"] = extracted.read()
-    plan_bytes = files.get(f"{bake.SHARE}/plan.json")
+    plan_bytes = files.get(f"{metadata.SHARE}/plan.json")
     if plan_bytes is None:
         raise UsageError(f"{layout} was not made by spark-build: it carries no plan")
     env = dict(item.split("=", 1) for item in settings.get("Env") or [] if "=" in item)
-    return bake.read_plan(plan_bytes, str(layout)), files, env
+    return metadata.read_plan(plan_bytes, str(layout)), files, env

@@ -8,10 +8,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
-from builder.console import console
+from builder.engines import metadata
 from builder.engines.contents import image_layers
-from builder.engines.kept import MadeOf
+from builder.engines.layercache import MadeOf
 from builder.engines.layertar import FOLDER, Owners, entries
 from builder.engines.model import BuildRequest
 from builder.engines.removal import taken_away
@@ -20,6 +19,7 @@ from builder.errors import BuildFailed, UsageError
 from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
 from builder.rootfs import limits
 from builder.rootfs.tar import DIR
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ def write_patched(
         groups = [[name for name, _ in layers]]
         layers = [("+".join(groups[0]), merged)]
     epoch = plan.epoch
-    owners = Owners(folder=_folders(view), files=bake.restored(plan))
+    owners = Owners(folder=_folders(view), files=metadata.restored(plan))
     blobs = []
     for (name, files), group in zip(layers, groups, strict=True):
         _check_places(files, view)
@@ -120,12 +120,14 @@ def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
     layers: list[tuple[str, Files]] = []
     for name, files in image_layers(plan):
         layers.append((name, {path: file for path, file in files.items() if file is not None}))
-    gone = {bake.placed(f"{site}/{p}", plan.base.links) for p, c in plan.changes.items() if not c}
+    gone = {
+        metadata.placed(f"{site}/{p}", plan.base.links) for p, c in plan.changes.items() if not c
+    }
     for _, files in layers:  # added by one layer, removed by a later one
         for path in gone & files.keys():
             del files[path]
     for path in taken_away(request.base.tree, view, site, plan.changes):
-        layers[-1][1][bake.placed(f"{site}/{path}", plan.base.links)] = None
+        layers[-1][1][metadata.placed(f"{site}/{path}", plan.base.links)] = None
     return layers
 
 
@@ -162,8 +164,8 @@ def _config(
     config: dict[str, Any] = copy.deepcopy(dict(base))
     settings = config["config"] = dict(config.get("config") or {})
     settings["Env"] = merged_env(settings.get("Env") or [], plan.env)
-    settings["Labels"] = {**(settings.get("Labels") or {}), **bake.labels(plan)}
-    created = config["created"] = bake.created(plan)
+    settings["Labels"] = {**(settings.get("Labels") or {}), **metadata.labels(plan)}
+    created = config["created"] = metadata.created(plan)
     rootfs = config["rootfs"]
     steps = [step for step in config.get("history") or [] if not step.get("empty_layer")]
     if len(steps) == len(rootfs["diff_ids"]):  # else it is no history of these layers
@@ -221,4 +223,4 @@ def merged_annotations(base: RawManifest, plan: BuildPlan) -> dict[str, str]:
         for name, value in (held.items() if isinstance(held, dict) else ())
         if isinstance(value, str) and not name.startswith(_OF_THE_BASE)
     }
-    return dict(sorted({**kept, **bake.labels(plan)}.items()))
+    return dict(sorted({**kept, **metadata.labels(plan)}.items()))

@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.console import console
 from builder.engines.progress import read_progress
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, megabytes
 from builder.engines.contents import content_bytes
-from builder.engines.kept import KeptLayer, MadeOf, keep, layer_key, take
+from builder.engines.layercache import KeptLayer, MadeOf, keep, layer_key, take
 from builder.engines.layertar import Owners, tar_layer
-from builder.locks import locked
 from builder.registry.model import OCI_INDEX, OCI_LAYER_GZIP, RawManifest, sha256_digest
+from builder.util.console import console, megabytes
+from builder.util.locks import locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

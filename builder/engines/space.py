@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder import settings
-from builder.console import console, megabytes
 from builder.errors import SparkBuildError
 from builder.registry.locations import Locations
 from builder.registry.options import Options
-from builder.room import Need
 from builder.rootfs.image import find_image
+from builder.util.console import console, megabytes
+from builder.util.diskspace import Need
 
 if TYPE_CHECKING:
     from docker import DockerClient

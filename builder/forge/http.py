@@ -9,9 +9,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
-from builder.console import console
 from builder.errors import RemoteError, UsageError
-from builder.network import through
+from builder.net.messages import through
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable

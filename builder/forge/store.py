@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.applier.digests import sha256_hex
-from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
+from builder.forge.normal import normalise
 from builder.forge.pin import Pin, read_pin
 from builder.forge.site import site
-from builder.index import write_atomically
-from builder.paths import cache_dir
-from builder.pulls.normal import normalise
+from builder.pypi.index import write_atomically
+from builder.util.console import console
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.paths import package_file
+from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from builder.machinecode.modules import Reading

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.trees import DirTree, OverlayTree
-from builder.console import console
-from builder.index import write_atomically
 from builder.machinecode.fatbin import Arch, code_of, images
-from builder.paths import cache_dir
+from builder.pypi.index import write_atomically
+from builder.util.console import console
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,8 +17,8 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builder.ending import ended, when_ended
 from builder.errors import RemoteError
+from builder.util.shutdown import ended, when_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from builder.applier.versions import normalize
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, BaseRequest, no_facts
-from builder.console import console
 from builder.errors import SparkBuildError, UsageError
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.bases.model import Base, FactsOf
-    from builder.catalog import Selection
-    from builder.index import PackageIndex
+    from builder.layers.catalog import Selection
+    from builder.pypi.index import PackageIndex
 
 
 def default_base(selection: Selection, engine: str, *, pull: bool) -> str:

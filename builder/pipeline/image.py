@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builder.beside import beside
-from builder.console import console
 from builder.engines.choice import check_docker_host, engine_for, wanted_engine
 from builder.engines.model import BuildRequest
 from builder.engines.overlay import write_dockerfile
@@ -20,8 +18,10 @@ from builder.pipeline.place import check_base_options, check_place, place_of
 from builder.pipeline.result import Entry, Result
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
-from builder.planner import refuse_nothing, refuse_plan
-from builder.room import check_room
+from builder.plan.planner import refuse_nothing, refuse_plan
+from builder.util.background import beside
+from builder.util.console import console
+from builder.util.diskspace import check_room
 from builder.verify.insandbox import sandbox_maker
 from builder.verify.sandbox import sandbox_needs
 

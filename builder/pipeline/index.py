@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.beside import beside
-from builder.console import console
 from builder.engines.model import BuildRequest
 from builder.engines.multi import IndexRequest, build_index
 from builder.engines.oci import OciEngine
@@ -20,12 +18,14 @@ from builder.pipeline.place import Place, place_of
 from builder.pipeline.result import Entry, Result, plans_digest
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
-from builder.planner import refuse_nothing, refuse_plan
+from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.registry.locations import Locations
 from builder.registry.manifests import is_index
 from builder.registry.platforms import platform_name
-from builder.room import check_room
 from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
+from builder.util.background import beside
+from builder.util.console import console
+from builder.util.diskspace import check_room
 from builder.verify.insandbox import sandbox_maker
 from builder.verify.sandbox import sandbox_needs
 

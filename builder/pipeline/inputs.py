@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.bases.model import Base
-from builder.catalog import Catalog, Selection
-from builder.console import console
+from builder.compile.base import DISTRIBUTIONS
+from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore
-from builder.index import PackageIndex
-from builder.lock import NAME, Entry, Lock, Request, lock_path, read_lock
-from builder.lockentry import differences, entry_of, layer_differences, stale, wheels_of
-from builder.lockfacts import LockedFacts
-from builder.native.base import DISTRIBUTIONS
-from builder.native.changes import image_of
+from builder.layers.catalog import Catalog, Selection
+from builder.lock.entry import differences, entry_of, layer_differences, stale, wheels_of
+from builder.lock.facts import LockedFacts
+from builder.lock.file import NAME, Entry, Lock, Request, lock_path, read_lock
 from builder.pipeline import bases
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
+from builder.plan.sources import IndexSources
 from builder.pulls.report import report_pulls
 from builder.pulls.resolve import Resolver
-from builder.sources import IndexSources
+from builder.pypi.index import PackageIndex
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from builder.compile.container import ToolkitChoice
+    from builder.compile.stage import Stages
     from builder.forge.pin import Pin
     from builder.model import BuildPlan
-    from builder.native.container import ToolkitChoice
-    from builder.native.stage import Stages
     from builder.pipeline.options import PlanOptions
 
     Identify = Callable[[str], Base]
@@ -56,7 +56,7 @@ def stages_of(
     toolkit: ToolkitChoice | None = None,
 ) -> Stages:
     """What may be compiled; ``nvcc`` and ``toolkit`` name what would not be taken by itself."""
-    from builder.native.stage import Stages
+    from builder.compile.stage import Stages
 
     Callable[[str], Base]
 

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.states import NEEDS_REBUILD
-from builder.console import console
 from builder.engines.patched import foresee
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.lock import NAME, Lock, Request, lock_path, read_lock
-from builder.lockentry import differences, stale
-from builder.lockfacts import chain, pins_of, read_facts, remove_unnamed, write_facts
-from builder.locks import locked
+from builder.lock.entry import differences, stale
+from builder.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
+from builder.lock.file import NAME, Lock, Request, lock_path, read_lock
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.planner import refuse_nothing, refuse_plan
+from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.rootfs.facts import Facts
+from builder.util.console import console
+from builder.util.locks import locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.lock import Entry
+    from builder.lock.file import Entry
     from builder.model import BuildPlan
     from builder.pipeline.options import PlanOptions
 

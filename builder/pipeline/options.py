@@ -11,7 +11,7 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.native.container import ToolkitChoice
+    from builder.compile.container import ToolkitChoice
     from builder.verify.ongpu import GpuOptions
 
 
@@ -63,9 +63,9 @@ def toolkit_choice(
         return None
     if not compiling:
         raise UsageError(f"--toolkit {image} says where to compile", hint="add --compile")
+    from builder.compile.container import ToolkitChoice
     from builder.engines.builders import check_name
     from builder.engines.containers import Containers
-    from builder.native.container import ToolkitChoice
 
     return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))
 

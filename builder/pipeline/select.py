@@ -9,8 +9,8 @@ from builder.pulls.resolve import has_pulls
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.catalog import Selection
     from builder.forge.pin import Pin
+    from builder.layers.catalog import Selection
 
 
 def without_pulls(
@@ -26,8 +26,8 @@ def without_pulls(
     if not with_pr and not any(has_pulls(layer) for layer in selection.layers):
         return selection
     from builder.forge.store import Forges, PullStore
-    from builder.index import PackageIndex
     from builder.pulls.resolve import Resolver
+    from builder.pypi.index import PackageIndex
 
     resolver = Resolver(PullStore(Forges(forge_clone)), PackageIndex(), held or {})
     return resolver.resolve(selection, with_pr).selection

@@ -6,8 +6,8 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, counted
 from builder.runtime.dispatch_expect import describe
+from builder.util.console import console, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,8 +73,8 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
 
 def show_stage(stage: Mapping[str, Any], *, elsewhere: bool = False) -> None:
     """What is yet to be compiled, out of what and with what, and what that takes."""
-    from builder.native.compiler import of_wheels
-    from builder.native.cost import cost_of_units
+    from builder.compile.compiler import of_wheels
+    from builder.compile.cost import cost_of_units
 
     paths = [unit["path"] for unit in stage["units"]]
     source = stage["inputs"][0]["filename"]

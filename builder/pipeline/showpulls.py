@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console
 from builder.pulls.conflict import side_by_side
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

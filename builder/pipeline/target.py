@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import Exit, SparkBuildError
-from builder.index import PackageIndex
-from builder.lock import NAME, lock_path, read_lock
-from builder.lockentry import plan_differences, stale, wheels_of
-from builder.lockfacts import LockedFacts
+from builder.lock.entry import plan_differences, stale, wheels_of
+from builder.lock.facts import LockedFacts
+from builder.lock.file import NAME, lock_path, read_lock
 from builder.pipeline.inputs import Inputs
+from builder.pypi.index import PackageIndex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.catalog import Selection
+    from builder.layers.catalog import Selection
     from builder.pipeline.options import PlanOptions
 
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.console import console
 from builder.errors import Exit, SparkBuildError
-from builder.index import write_atomically
 from builder.pipeline.show import CheckLines, show_report
 from builder.pipeline.target import TargetInputs
-from builder.places import refuse_place
-from builder.sources import IndexSources
+from builder.plan.sources import IndexSources
+from builder.pypi.index import write_atomically
+from builder.util.console import console
+from builder.util.writable import refuse_place
 from builder.verify.known import Trust
 from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.verify.opening import open_target

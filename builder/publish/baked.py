@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import SHARE, read_plan
+from builder.engines.metadata import SHARE, read_plan
 from builder.errors import UsageError
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked

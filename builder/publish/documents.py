@@ -13,7 +13,7 @@ from builder.publish.referrers import Attachment
 if TYPE_CHECKING:
     from builder.publish.baked import Baked
     from builder.publish.evidence import Claim
-    from builder.publish.prove import Proof
+    from builder.publish.proof import Proof
     from builder.publish.subject import Image
 
 #: How BuildKit and cosign say which predicate an in-toto statement holds.

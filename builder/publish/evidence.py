@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import LABEL_PREFIX
+from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import Exit, SparkBuildError, UsageError
 
 if TYPE_CHECKING:

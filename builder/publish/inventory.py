@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from builder.bake import LABEL_PREFIX
+from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import RemoteError, UsageError
 from builder.publish.documents import CREATED
 from builder.publish.evidence import MEDIA_TYPE, PASSED, PASSED_LEVELS
@@ -19,7 +19,7 @@ from builder.publish.subject import read_subject
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from builder.publish.ports import PublishTarget
+    from builder.publish.protocols import PublishTarget
     from builder.publish.subject import Image, Subject
     from builder.registry.model import Descriptor
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from builder.bake import LABEL_PREFIX
+from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import UsageError
 from builder.publish.push import Mirror
 from builder.publish.referrers import Attachment
@@ -21,7 +21,7 @@ from builder.registry.reference import is_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.publish.ports import PublishTarget
+    from builder.publish.protocols import PublishTarget
     from builder.publish.sources import StoredImage
     from builder.publish.subject import Image, Subject
     from builder.registry.locations import Locations

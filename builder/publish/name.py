@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.bake import LABEL_PREFIX, PLAN_LABEL
+from builder.engines.metadata import LABEL_PREFIX, PLAN_LABEL
 from builder.errors import UsageError
 
 if TYPE_CHECKING:

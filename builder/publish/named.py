@@ -10,7 +10,7 @@ from builder.registry.manifests import entries, is_index
 from builder.registry.model import INDEX_TYPES
 
 if TYPE_CHECKING:
-    from builder.publish.ports import PublishTarget
+    from builder.publish.protocols import PublishTarget
     from builder.registry.model import Descriptor
 
 #: Small requests at once.

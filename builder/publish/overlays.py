@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from builder.console import console
 from builder.engines.overlay import find_dockerfile
 from builder.errors import UsageError
 from builder.registry.locations import layout_place
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

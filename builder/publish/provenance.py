@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from builder import __version__
 from builder.applier.digests import sha256_hex
-from builder.bake import SHARE
-from builder.maker import programs
-from builder.paths import in_checkout, package_file
+from builder.engines.metadata import SHARE
+from builder.engines.toolfiles import programs
 from builder.publish.sbom import inputs_of, purl, toolkit_of_layer
+from builder.util.paths import in_checkout, package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

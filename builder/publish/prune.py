@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from builder.console import console, counted
 from builder.errors import RemoteError, UsageError
 from builder.publish.referrers import OURS, holds_signatures, lists_referrers, subject_of_tag
+from builder.util.console import console, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from builder.publish.inventory import Held, Inventory
     from builder.publish.named import Names
-    from builder.publish.ports import PublishTarget
+    from builder.publish.protocols import PublishTarget
 
 What = Literal["image", "part", "proof", "signature", "list"]
 

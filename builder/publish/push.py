@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from builder.console import counted
 from builder.errors import RemoteError, UsageError
 from builder.publish.evidence import PASSED
 from builder.publish.referrers import attach, is_fallback_tag
@@ -19,11 +18,12 @@ from builder.registry.copy import copy_image, origin
 from builder.registry.presence import absent
 from builder.registry.reference import check_tag
 from builder.registry.tagging import TagTaken
+from builder.util.console import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.publish.ports import PublishTarget
+    from builder.publish.protocols import PublishTarget
     from builder.publish.referrers import Attachment
     from builder.publish.subject import Subject
     from builder.registry.copy import Copied

@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
-from builder.publish.patience import patiently, pause
+from builder.publish.retry import patiently, pause
 from builder.registry.manifests import entries, is_index
 from builder.registry.model import (
     OCI_EMPTY,
@@ -27,7 +27,7 @@ from builder.registry.reference import is_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.publish.ports import PublishTarget
+    from builder.publish.protocols import PublishTarget
 
 _EMPTY = b"{}"
 #: How the types of our own documents begin.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from builder.errors import UsageError
 from builder.net import sockets
 from builder.registry import listing, tagging
-from builder.registry.answers import drain
 from builder.registry.auth import Refused, scope_of
 from builder.registry.client import Registry, Repository, separator
 from builder.registry.reference import parse_reference
+from builder.registry.responses import drain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.console import console
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.publish.inventory import evidence_marks
 from builder.publish.push import PREVIOUS, check_moving
@@ -12,6 +11,7 @@ from builder.publish.run import PLANNED, Result
 from builder.publish.subject import read_subject
 from builder.registry.presence import refuse_absent
 from builder.registry.tagging import TagTaken
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from builder.publish.repository import PublishRepository

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console, megabytes
 from builder.errors import Exit, SparkBuildError
 from builder.publish.documents import documents
 from builder.publish.mirror import mirrors_of
-from builder.publish.patience import patiently
 from builder.publish.push import (
     PREVIOUS,
     Publication,
@@ -18,15 +16,17 @@ from builder.publish.push import (
     steps_to_publish,
     two_images,
 )
+from builder.publish.retry import patiently
 from builder.publish.sources import EngineImage, StoredImage
 from builder.publish.subject import read_subject
 from builder.registry.presence import absent
 from builder.registry.reference import parse_reference
+from builder.util.console import console, megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.publish.prove import Proof
+    from builder.publish.proof import Proof
     from builder.publish.push import Step
     from builder.publish.repository import PublishRepository
     from builder.publish.subject import Subject

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from builder import __version__
-from builder.bake import LABEL_PREFIX
+from builder.engines.metadata import LABEL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import PLAN_LABEL, SHARE, is_overlay, read_plan
-from builder.console import console
+from builder.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
 from builder.engines.overlay import overlay_onto
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.publish.baked import Baked, read_baked
@@ -19,6 +18,7 @@ from builder.publish.subject import Subject, read_subject
 from builder.registry.client import Repository
 from builder.registry.compose import Composed
 from builder.registry.reference import is_digest
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import LABEL_PREFIX, PLAN_LABEL, is_overlay
+from builder.engines.metadata import LABEL_PREFIX, PLAN_LABEL, is_overlay
 from builder.errors import RemoteError
 from builder.publish.name import Name, name_of
 from builder.registry.config import parse_config

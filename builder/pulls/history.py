@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.diff import FileDiff, Hunk
-    from builder.index import PackageIndex
     from builder.pulls.conflict import Conflict
     from builder.pulls.report import Pulled
-    from builder.wheels import WheelTree
+    from builder.pypi.index import PackageIndex
+    from builder.pypi.wheels import WheelTree
 
 #: Definitions that a hint names before it stops.
 _NAMED = 6

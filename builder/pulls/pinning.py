@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
 from builder.forge import MERGED
+from builder.forge.normal import read_sections
 from builder.forge.reference import parse_pull
-from builder.pulls.normal import read_sections
 from builder.pulls.render import parts_of
 from builder.pulls.resolve import release_of
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from builder.forge.pin import Pin
     from builder.forge.store import PullStore
-    from builder.index import PackageIndex
     from builder.pulls.parts import Parts
+    from builder.pypi.index import PackageIndex
 
 Table = dict[str, Any]
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from builder.applier.versions import normalize
-from builder.paths import package_file
+from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -16,15 +16,15 @@ from builder.applier.states import POST
 from builder.applier.versions import all_match
 from builder.errors import SparkBuildError
 from builder.model import Platform
-from builder.wheels import RemoteWheel, WheelTree
+from builder.pypi.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from builder.index import PackageIndex
-    from builder.pulls.normal import Section
+    from builder.forge.normal import Section
     from builder.pulls.parts import Parts
     from builder.pulls.projects import Layout, Project
+    from builder.pypi.index import PackageIndex
 
 #: Wheels that one question may look into: some 1 MB of ranges each.
 MAX_WHEELS = 10

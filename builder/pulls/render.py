@@ -12,8 +12,8 @@ from builder.pulls.projects import mapped, project_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.forge.normal import Section
     from builder.forge.pin import Pin
-    from builder.pulls.normal import Section
 
 Table = dict[str, Any]
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from builder.applier.diff import FileDiff
     from builder.applier.trees import Tree
     from builder.bases.model import Base
+    from builder.compile.stage import Misfit
     from builder.forge.pin import Pin
-    from builder.index import PackageIndex
     from builder.model import BuildPlan, LayerDecision
-    from builder.native.stage import Misfit
     from builder.pulls.parts import Parts
+    from builder.pypi.index import PackageIndex
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from builder.catalog import Selection, order
-from builder.console import console
 from builder.errors import SparkBuildError, UsageError
 from builder.forge import MERGED
+from builder.forge.normal import read_sections
 from builder.forge.pin import Pin, read_pin
 from builder.forge.reference import parse_pull
-from builder.pulls.normal import read_sections
+from builder.layers.catalog import Selection, order
 from builder.pulls.releases import Releases
 from builder.pulls.render import layer_of, merged_entry, notes_of, ops_of, parts_of
 from builder.pulls.report import Pulled
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.forge.reference import PullRef
     from builder.forge.store import PullStore
-    from builder.index import PackageIndex
     from builder.pulls.parts import Parts
+    from builder.pypi.index import PackageIndex
 
 Table = dict[str, Any]
 

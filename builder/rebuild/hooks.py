@@ -11,8 +11,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.outcomes import layer_digest
-from builder.catalog import Catalog
 from builder.errors import UsageError
+from builder.layers.catalog import Catalog
 from builder.verify.known import has_hook
 
 if TYPE_CHECKING:

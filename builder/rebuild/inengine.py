@@ -9,8 +9,8 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from builder.bake import SHARE
 from builder.engines import docker
+from builder.engines.metadata import SHARE
 from builder.publish.baked import Baked, version_in
 from builder.publish.subject import read_json
 from builder.rebuild.compare import Difference, by_variable, byte_range, compare_documents

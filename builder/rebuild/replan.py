@@ -11,10 +11,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from builder.bases.model import Base
-from builder.catalog import Expectation, Profile, Selection
 from builder.errors import UsageError
+from builder.layers.catalog import Expectation, Profile, Selection
 from builder.model import PLAN_SCHEMA
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
 from builder.rebuild.compare import compare_documents
 from builder.runtime.dispatch_expect import MATCHERS
 from builder.verify.targets import exact_ref
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from builder.model import BuildPlan
+    from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
     from builder.rebuild.compare import Difference
-    from builder.sources import IndexSources
 
 
 def baked_selection(baked: Baked) -> Selection:

@@ -16,18 +16,18 @@ from builder.publish.subject import read_subject
 from builder.rebuild.compare import Difference, Side, compare_images
 from builder.rebuild.replan import plan_differences, replan
 from builder.registry.layout import LayoutDirectory
-from builder.room import check_room
+from builder.util.diskspace import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from builder.bases.model import Base
     from builder.model import BuildPlan
+    from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
     from builder.publish.subject import Image
     from builder.rebuild.replan import Wanted
     from builder.registry.model import ImageSource
-    from builder.sources import IndexSources
 
 #: How the embedded engine notes its layers in an image's history.
 OUR_STEP = "spark-build layer "

@@ -14,12 +14,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.console import console
 from builder.errors import RemoteError, UsageError
-from builder.leftovers import identity, noted
 from builder.registry.layout import REF_NAME, LayoutDirectory
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import MANIFEST_LIMIT
+from builder.util.console import console
+from builder.util.leftovers import identity, noted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

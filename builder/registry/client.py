@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
 from builder.errors import RemoteError
-from builder.registry.answers import drain
 from builder.registry.auth import Authenticator, Refused, scope_of
 from builder.registry.download import body_from, gives
 from builder.registry.manifests import check_manifest
@@ -26,8 +25,9 @@ from builder.registry.model import (
     RawManifest,
 )
 from builder.registry.options import Options, Traffic
-from builder.registry.patience import Retries
 from builder.registry.reference import Reference, is_digest, is_repository, is_tag
+from builder.registry.responses import drain
+from builder.registry.retry import Retries
 from builder.registry.stream import verified
 from builder.registry.transport import Transport
 from builder.registry.upload import end_abandoned, note_session, session_address, upload

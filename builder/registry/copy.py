@@ -13,18 +13,18 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
-from builder.bars import Bar
-from builder.console import console
-from builder.ending import end_waits
 from builder.errors import RemoteError, UsageError
-from builder.registry.answers import Missing
 from builder.registry.client import Repository
 from builder.registry.compose import Composed
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.platforms import restrict
 from builder.registry.presence import refuse_absent
 from builder.registry.reference import is_digest
+from builder.registry.responses import Missing
 from builder.registry.upload import UploadLost
+from builder.util.console import console
+from builder.util.progress import Bar
+from builder.util.shutdown import end_waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

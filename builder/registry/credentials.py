@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from builder import settings
-from builder.console import console
 from builder.errors import RemoteError, UsageError
 from builder.registry.model import parse_json
 from builder.registry.reference import DOCKER_HUB
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
 from builder.net.failures import Lost
-from builder.registry.answers import drain, number, read_block
-from builder.registry.patience import Retries
+from builder.registry.responses import drain, number, read_block
+from builder.registry.retry import Retries
 
 if TYPE_CHECKING:
     from requests import Response

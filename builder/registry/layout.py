@@ -12,13 +12,13 @@ import threading
 from typing import IO, TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
-from builder.hints import ELSEWHERE, os_hint
-from builder.leftovers import making
-from builder.locks import locked
 from builder.registry.manifests import check_manifest
 from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
 from builder.registry.reference import is_digest
 from builder.registry.stream import verified
+from builder.util.hints import ELSEWHERE, os_hint
+from builder.util.leftovers import making
+from builder.util.locks import locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from builder.errors import UsageError
-from builder.forms import refuse_other_form
 from builder.registry.client import Registry
+from builder.registry.forms import refuse_other_form
 from builder.registry.layout import LayoutDirectory
 from builder.registry.options import Options, Traffic
 from builder.registry.reference import is_digest, parse_reference

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
-from builder.registry.answers import drain
-from builder.registry.patience import Retries
+from builder.registry.responses import drain
+from builder.registry.retry import Retries
 
 if TYPE_CHECKING:
     from builder.registry.client import Repository

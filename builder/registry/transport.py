@@ -12,16 +12,16 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from builder.console import console
 from builder.errors import RemoteError
 from builder.net.failures import Lost, reason_of
+from builder.net.messages import through
 from builder.net.session import OnlyThis, Session
 from builder.net.tls import speaks_tls
-from builder.network import through
-from builder.registry.answers import drain, problem, read_all
 from builder.registry.options import Traffic
-from builder.registry.patience import RETRIED, Retries, retry_after
 from builder.registry.reference import is_loopback
+from builder.registry.responses import drain, problem, read_all
+from builder.registry.retry import RETRIED, Retries, retry_after
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from builder.errors import RemoteError
-from builder.leftovers import abandoned_uploads, forget_upload, note_upload
 from builder.net.failures import Lost
-from builder.registry.answers import answered, drain, number, problem
-from builder.registry.patience import RETRIED, Retries, retry_after
 from builder.registry.reference import is_digest
+from builder.registry.responses import answered, drain, number, problem
+from builder.registry.retry import RETRIED, Retries, retry_after
 from builder.registry.transport import origin
+from builder.util.leftovers import abandoned_uploads, forget_upload, note_upload
 
 if TYPE_CHECKING:
     import requests

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from builder.errors import RemoteError
-from builder.registry.answers import read_block
 from builder.registry.reference import is_loopback
+from builder.registry.responses import read_block
 from builder.registry.stream import verified
 
 if TYPE_CHECKING:

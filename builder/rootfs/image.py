@@ -146,7 +146,7 @@ def platform_of(entry: Descriptor) -> str:
 
 
 def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> Descriptor:
-    from builder.console import console
+    from builder.util.console import console
 
     found = image_entries(index)
     names = ", ".join(sorted({platform_of(entry) for entry in found})) or "none"

@@ -14,25 +14,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
-from builder.console import console, counted, megabytes
 from builder.errors import RemoteError, UsageError
-from builder.hints import CACHE, os_hint
-from builder.leftovers import making
-from builder.locks import locked
-from builder.paths import cache_dir
 from builder.rootfs import limits
 from builder.rootfs.foreign import open_layer
 from builder.rootfs.index import VERSION, LayerIndex, LayerWriter, Row
 from builder.rootfs.scan import scan
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
+from builder.util.console import console, counted, megabytes
+from builder.util.hints import CACHE, os_hint
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
-    from builder.bars import Bar
     from builder.registry.model import Descriptor, ImageSource
+    from builder.util.progress import Bar
 
 #: Bytes of the indices in the cache; the longest unused go first.
 _CACHE_BYTES = 4 << 30

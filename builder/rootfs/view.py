@@ -10,13 +10,13 @@ from collections import deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from builder.console import console
 from builder.errors import RemoteError
 from builder.rootfs import limits
 from builder.rootfs.facts import NotHeld
 from builder.rootfs.index import IMPLICIT, WHITEOUT, LayerIndex, Row, parent_of
 from builder.rootfs.merge import Entry, merged_below
 from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

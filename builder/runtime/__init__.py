@@ -2,7 +2,7 @@
 
 Every module here uses the standard library only and imports nothing of ours but its siblings and
 `builder.applier`, so that it can be copied anywhere together with them.
-``tests/unit/test_standalone.py`` enforces it.
+``tests/unit/runtime/test_standalone.py`` enforces it.
 """
 
 #: The dispatch probe, the file that is run last; each one imports only those before it.

@@ -13,7 +13,7 @@ from builder.applier.sources import Member, Stage, Unstaged
 from builder.applier.states import NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import distribution_of
 from builder.applier.versions import normalize
-from builder.native.changes import op_name, stage_name
+from builder.compile.changes import op_name, stage_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
+from builder.engines import metadata
 from builder.verify.codegen import PROBE
+from builder.verify.interpreters import DISPATCH, Asking, ask_in_container, in_container
 from builder.verify.ongpu import run_in_container
-from builder.verify.surroundings import DISPATCH, Asking, ask_in_container, in_container
 from builder.verify.targets import Baked, Held, open_overlay, target_of_image
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
     try:
         image = docker.find_image(client, ref, opening.platform)
         with docker.created(client, image.id or ref) as container:
-            baked = docker.read_file(container, f"{bake.SHARE}/plan.json")
-            layers = docker.read_file(container, f"{bake.SHARE}/layers.json")
-            plan = bake.read_plan(baked, ref) if baked else None
-            label = str(docker.labels_of_image(image).get(bake.PLAN_LABEL, ""))
+            baked = docker.read_file(container, f"{metadata.SHARE}/plan.json")
+            layers = docker.read_file(container, f"{metadata.SHARE}/layers.json")
+            plan = metadata.read_plan(baked, ref) if baked else None
+            label = str(docker.labels_of_image(image).get(metadata.PLAN_LABEL, ""))
             if plan and _stands_alone(plan, container):
                 files: dict[str, bytes | None] = dict(docker.export_files(container))
                 env = docker.env_of_image(image)
@@ -41,7 +41,7 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
                 return dataclasses.replace(opened, digests=docker.digests_of(image))
     finally:
         client.close()
-    baked_in = Baked(plan=plan, layers=bake.read_layers(layers, ref), label=label)
+    baked_in = Baked(plan=plan, layers=metadata.read_layers(layers, ref), label=label)
     opened = _open_image(ref, baked_in, opening)
     return dataclasses.replace(opened, digests=docker.digests_of(image))
 

@@ -18,15 +18,15 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
 from builder.applier.records import record_of
 from builder.bases.model import TRACKED
-from builder.console import console
 from builder.errors import SparkBuildError
-from builder.index import PackageIndex
-from builder.leftovers import making
-from builder.locks import locked
 from builder.model import Platform
-from builder.paths import cache_dir
-from builder.sources import preload
-from builder.wheels import RemoteWheel
+from builder.plan.sources import preload
+from builder.pypi.index import PackageIndex
+from builder.pypi.wheels import RemoteWheel
+from builder.util.console import console
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,10 +10,10 @@ from builder.errors import SparkBuildError
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.interpreters import Asking
 from builder.verify.known import Trust
 from builder.verify.launches import sandbox_launcher
 from builder.verify.sandbox import lay_out, make, python_files, requirements_for
-from builder.verify.surroundings import Asking
 from builder.verify.torchfolder import wanted_torch
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from builder.beside import check_wanted
-from builder.console import console
 from builder.errors import SparkBuildError
-from builder.index import pip_index_url, pip_setting
+from builder.pypi.index import pip_index_url, pip_setting
+from builder.util.background import check_wanted
+from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,15 +19,15 @@ from builder.applier.receipts import receipts_of
 from builder.applier.sequence import judge_in_order
 from builder.applier.trees import OverlayTree
 from builder.bases.model import TRACKED
-from builder.catalog import Catalog, order
-from builder.console import console
 from builder.errors import SparkBuildError
-from builder.index import PackageIndex
+from builder.layers.catalog import Catalog, order
 from builder.model import Platform
-from builder.sources import IndexSources
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex
+from builder.pypi.wheels import RemoteWheel, WheelTree
+from builder.util.console import console
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import find_isolation
-from builder.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import versions
-from builder.paths import package_file
 from builder.runtime import LAUNCH_PROBE
+from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.known import Trust

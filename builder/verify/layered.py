@@ -9,9 +9,9 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
 from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
+from builder.engines import metadata
 from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
@@ -81,12 +81,12 @@ def _needed(image: Image, text: str) -> list[Descriptor]:
 
 def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     image, view = opened.image, opened.view
-    data = view.read(f"{bake.SHARE}/plan.json")
+    data = view.read(f"{metadata.SHARE}/plan.json")
     labels = image.settings.get("Labels") or {}
     baked = Baked(
-        plan=bake.read_plan(data, text) if data else None,
-        layers=bake.read_layers(view.read(f"{bake.SHARE}/layers.json"), text),
-        label=str(labels.get(bake.PLAN_LABEL, "")),
+        plan=metadata.read_plan(data, text) if data else None,
+        layers=metadata.read_layers(view.read(f"{metadata.SHARE}/layers.json"), text),
+        label=str(labels.get(metadata.PLAN_LABEL, "")),
     )
     if baked.plan is not None and _stands_alone(baked.plan, view):
         files: dict[str, bytes | None] = _all_files(view)

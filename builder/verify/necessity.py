@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from builder.applier.failures import ApplyError
 from builder.applier.receipts import receipts_of
 from builder.applier.states import APPLIED, NEEDED, UPSTREAM
-from builder.console import console
 from builder.errors import SparkBuildError
+from builder.util.console import console
 from builder.verify.kernels import wanted_kernels
 from builder.verify.levels import PROOF_LEVELS
 from builder.verify.model import Check, Report

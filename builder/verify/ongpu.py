@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder import settings
-from builder.console import console
-from builder.devicedata import device_data
+from builder.engines.devicedata import device_data
+from builder.engines.toolfiles import programs
 from builder.errors import SparkBuildError, UsageError
-from builder.maker import programs
+from builder.util.console import console
 from builder.verify.model import Check
 
 if TYPE_CHECKING:

@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
 from builder.bases.identify import asks_engine, identify
 from builder.bases.model import BaseRequest, scheme_of
+from builder.engines import metadata
 from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
 from builder.errors import UsageError
-from builder.forms import refuse_other_form
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
+from builder.registry.forms import refuse_other_form
 from builder.registry.locations import layout_place
 from builder.verify.container import open_engine_image
 from builder.verify.insandbox import in_sandbox
+from builder.verify.interpreters import beside_its_python
 from builder.verify.layered import open_layered
 from builder.verify.ongpu import run_beside
 from builder.verify.parts import Parts, of_backup, without_layers
-from builder.verify.surroundings import beside_its_python
 from builder.verify.targets import open_overlay, own_python, target_of_plan
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _is_overlay(text: str) -> bool:
     layout, name = layout_place(text)
     if not layout.is_dir():
         return False
-    return str(labels_of_layout(layout, name).get(bake.BASE_LABEL)).startswith("pypi:")
+    return str(labels_of_layout(layout, name).get(metadata.BASE_LABEL)).startswith("pypi:")
 
 
 def open_layout(text: str, opening: Opening) -> VerifyTarget:
@@ -100,6 +100,6 @@ def open_layout(text: str, opening: Opening) -> VerifyTarget:
     """
     layout, name = layout_place(text)
     plan, files, env = read_layout(layout, name)
-    label = labels_of_layout(layout, name).get(bake.PLAN_LABEL, "")
+    label = labels_of_layout(layout, name).get(metadata.PLAN_LABEL, "")
     opened = open_overlay(text, plan, files, env, opening, label)
     return dataclasses.replace(opened, digests=(layout_digest(layout, name),))

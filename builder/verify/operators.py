@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.errors import SparkBuildError
-from builder.index import PackageIndex, write_atomically
 from builder.model import Platform
-from builder.paths import cache_dir
+from builder.pypi.index import PackageIndex, write_atomically
+from builder.pypi.wheels import RemoteWheel
 from builder.runtime.stub_driver import needed_libraries
-from builder.wheels import RemoteWheel
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from pathlib import Path

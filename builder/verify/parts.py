@@ -14,10 +14,10 @@ from builder.applier.recording import true_records
 from builder.applier.trees import Content, OverlayTree, versions
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, Base, BaseRequest
-from builder.catalog import Selection
 from builder.errors import SparkBuildError, UsageError
+from builder.layers.catalog import Selection
 from builder.model import LAYOUT
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
 from builder.verify.companions import WithCompanions
 from builder.verify.known import has_hook
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from builder.applier.sources import Sources
     from builder.applier.trees import Changes, Tree
+    from builder.verify.interpreters import Asking
     from builder.verify.known import Trust
     from builder.verify.model import VerifyTarget
-    from builder.verify.surroundings import Asking
 
     #: Gives the way to load what a path held, by path and sha256; None when that is lost.
     Originals = Callable[[str, str], Callable[[], bytes] | None]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.index import write_atomically
-from builder.paths import cache_dir, package_file
+from builder.pypi.index import write_atomically
+from builder.util.paths import cache_dir, package_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.console import console
+from builder.util.console import console
 from builder.verify.binaries import check_binaries
 from builder.verify.codegen import check_codegen
 from builder.verify.dispatch import check_dispatch

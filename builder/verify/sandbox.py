@@ -27,13 +27,13 @@ from packaging.version import InvalidVersion
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.model import TRACKED
-from builder.beside import beside, wait_for_beside
-from builder.console import console
 from builder.errors import UsageError
-from builder.leftovers import making
-from builder.locks import locked
-from builder.paths import cache_dir, package_file
-from builder.room import Need, check_room
+from builder.util.background import beside, wait_for_beside
+from builder.util.console import console
+from builder.util.diskspace import Need, check_room
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir, package_file
 from builder.verify.installer import (
     SandboxUnavailable,
     call,
@@ -304,7 +304,7 @@ def python_files(tree: Tree) -> Iterator[str]:
 
 def lay_out(tree: Tree) -> Path:
     """The target's Python files as a directory, kept in the cache by content."""
-    from builder.sources import preload
+    from builder.plan.sources import preload
 
     paths = sorted(python_files(tree))
     key = sha256_hex(canonical_json([[path, tree.digest(path)] for path in paths]))

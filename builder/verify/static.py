@@ -15,9 +15,9 @@ from builder.applier.receipts import (
     unexplained,
 )
 from builder.applier.records import parse_record
-from builder.bake import SHARE
-from builder.console import counted
+from builder.engines.metadata import SHARE
 from builder.model import digest_of
+from builder.util.console import counted
 from builder.verify.model import Check
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder import bake
 from builder.applier.outcomes import Target
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.identify import identify
 from builder.bases.model import Base, BaseRequest, no_facts
-from builder.console import console
+from builder.engines import metadata
 from builder.engines.overlay import name_of_both
 from builder.errors import UsageError
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
+from builder.util.console import console
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
 from builder.verify.known import Trust
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.bases.model import FactsOf
-    from builder.catalog import Selection
-    from builder.index import PackageIndex
+    from builder.layers.catalog import Selection
     from builder.model import BaseIdentity, BuildPlan
-    from builder.sources import IndexSources
-    from builder.verify.surroundings import Asking
+    from builder.plan.sources import IndexSources
+    from builder.pypi.index import PackageIndex
+    from builder.verify.interpreters import Asking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def open_overlay(
         opened = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
         return dataclasses.replace(opened, parts=lambda: parts)
     ask, why = sandbox_asker(overlay, plan["base"]["packages"], trust)
-    layers = bake.read_layers(files.get(f"{bake.SHARE}/layers.json"), name)
+    layers = metadata.read_layers(files.get(f"{metadata.SHARE}/layers.json"), name)
     console.say(f"  {name} is an overlay: it is checked on the files of {plan['base']['ref']}")
     return VerifyTarget(
         name=name,

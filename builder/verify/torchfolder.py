@@ -23,25 +23,25 @@ from packaging.version import InvalidVersion, Version
 from builder import settings
 from builder.applier.digests import sha256_hex
 from builder.bases.pypi import requirements_of
-from builder.console import console
 from builder.errors import SparkBuildError, UsageError
-from builder.index import PackageIndex
-from builder.leftovers import making
-from builder.locks import locked
 from builder.machinecode.elf import read_elf
 from builder.model import Platform
-from builder.paths import cache_dir
-from builder.room import Need, check_room
+from builder.pypi.index import PackageIndex
+from builder.pypi.wheels import RemoteWheel
 from builder.runtime.stub_driver import NO_DEVICE, UnknownMachineError, shared_library
-from builder.wheels import RemoteWheel
+from builder.util.console import console
+from builder.util.diskspace import Need, check_room
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from builder.applier.trees import Tree
-    from builder.index import WheelFile
     from builder.machinecode.elf import ElfFacts
+    from builder.pypi.index import WheelFile
 
 #: The torch to ask with where neither the target nor vLLM's metadata names one.
 DEFAULT = "2.13.0"

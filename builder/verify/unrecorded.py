@@ -17,7 +17,7 @@ from builder.applier.environment import ENV_PTH, env_pth
 from builder.applier.receipts import env_of, receipt_path, receipts_of
 from builder.applier.records import parse_record
 from builder.applier.trees import distribution_of
-from builder.bake import SHARE
+from builder.engines.metadata import SHARE
 from builder.errors import UsageError
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.tar import DIR

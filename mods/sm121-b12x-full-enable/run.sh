@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 90056770036fd641fdbf30e4d498abc9d54b1161855d28e5ef2ddb7d0679dde6
+#   sha256 dca1e3d0315f16b6a88b8133aae069e9837b6c7219dcabc6e8beab0bb5f4103b
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.native.base import NativeBase
-from builder.native.kernelproof import prove_kernels
-from builder.native.link import Linked, link, toolkit_libraries
-from builder.native.registration import load_operators
-from builder.native.toolchain import find_nvcc
+from builder.compile.base import NativeBase
+from builder.compile.kernelcheck import prove_kernels
+from builder.compile.link import Linked, link, toolkit_libraries
+from builder.compile.registration import load_operators
+from builder.compile.toolchain import find_nvcc
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")
 OPERATOR = replace(load_operators()[0], kernels="enable_sm120_only")

@@ -17,17 +17,17 @@ import pytest
 from builder.applier.trees import DirTree
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
+from builder.compile.base import DISTRIBUTIONS, NativeBase
+from builder.compile.changes import SourceChange
+from builder.compile.companion import build_companion
+from builder.compile.companionplan import plan_companion
+from builder.compile.companionrequest import CompanionRequest
+from builder.compile.compiler import Compiler
+from builder.compile.registration import load_operators
+from builder.compile.source import SourceTree
+from builder.compile.toolchain import Toolchain, compiler_versions, find_nvcc
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.index import PackageIndex
-from builder.native.base import DISTRIBUTIONS, NativeBase
-from builder.native.changes import SourceChange
-from builder.native.companion import build_companion
-from builder.native.companionplan import plan_companion
-from builder.native.companionrequest import CompanionRequest
-from builder.native.compiler import Compiler
-from builder.native.registration import load_operators
-from builder.native.source import SourceTree
-from builder.native.toolchain import Toolchain, compiler_versions, find_nvcc
+from builder.pypi.index import PackageIndex
 from tests.documents import validated
 from tests.unit.images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
 

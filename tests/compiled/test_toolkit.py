@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.native.base import NativeBase
-from builder.native.companion import build_companion
-from builder.native.container import Toolkit
-from builder.native.link import toolkit_libraries
-from builder.native.toolchain import find_nvcc
+from builder.compile.base import NativeBase
+from builder.compile.companion import build_companion
+from builder.compile.container import Toolkit
+from builder.compile.link import toolkit_libraries
+from builder.compile.toolchain import find_nvcc
 from tests.documents import validated
-from tests.unit.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
+from tests.unit.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
 
 from .test_companion_whole import objects, request_of  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from builder.native.companionrequest import CompanionRequest
+    from builder.compile.companionrequest import CompanionRequest
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so nothing is compiled here"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.maker import programs
+from builder.engines.toolfiles import programs
 from builder.runtime import TERMS
 
 from . import base, machine, support

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder import paths
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.model import Base
 from builder.model import BaseIdentity, Platform
 from builder.runtime import DISPATCH_PROBE
-from builder.verify.surroundings import in_container
+from builder.util import paths
+from builder.verify.interpreters import in_container
 from tests.unit.fakes import MemoryTree
 
 from . import base, support

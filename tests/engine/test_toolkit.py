@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
+from builder.compile.base import NativeBase
+from builder.compile.changes import SourceChange
+from builder.compile.companion import build_companion
+from builder.compile.compiler import Compiler
+from builder.compile.container import Container, open_toolkit
+from builder.compile.executor import Compilation, Step
 from builder.engines.containers import Containers
 from builder.errors import BuildFailed, Exit
-from builder.native.base import NativeBase
-from builder.native.changes import SourceChange
-from builder.native.companion import build_companion
-from builder.native.compiler import Compiler
-from builder.native.container import Container, open_toolkit
-from builder.native.executor import Compilation, Step
 from tests.compiled.test_companion_whole import FILES, objects, request_of  # noqa: F401 - fixtures
 
 from . import machine, support, toolkit
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.native.companionrequest import CompanionRequest
+    from builder.compile.companionrequest import CompanionRequest
 
     from .machine import Engine, EngineTools, Registry
     from .support import Built, Cli

@@ -11,9 +11,9 @@ from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
-from builder.index import PackageIndex
 from builder.model import Platform
 from builder.publish.subject import read_subject
+from builder.pypi.index import PackageIndex
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations

@@ -13,7 +13,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.applier.digests import sha256_hex
-from builder.lock import NAME
+from builder.lock.file import NAME
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations

@@ -169,7 +169,7 @@ def test_rebuild_uses_no_layer_of_today(
     def forbidden(*_words: object) -> None:
         raise AssertionError("the catalogue was read")
 
-    monkeypatch.setattr("builder.catalog.Catalog.discover", forbidden)
+    monkeypatch.setattr("builder.layers.catalog.Catalog.discover", forbidden)
     assert run(["rebuild", f"oci:{thin}"]) == 0
 
 

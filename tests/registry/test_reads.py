@@ -14,7 +14,7 @@ import pytest
 
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
-from builder.index import PackageIndex
+from builder.pypi.index import PackageIndex
 from builder.registry.client import Registry
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory

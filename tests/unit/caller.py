@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from builder.__main__ import run
-
-from .fakes import REPLACE, layer_text, write_tree
+from tests.unit.fakes import REPLACE, layer_text, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

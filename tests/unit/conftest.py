@@ -11,10 +11,9 @@ import pytest
 
 from builder.__main__ import run
 from builder.registry.options import Options
+from tests.unit.fakes import vllm_files, write_tree
+from tests.unit.pullworld import World, make_world
 from tests.wheels.fakeindex import FakeIndex
-
-from .fakes import vllm_files, write_tree
-from .pullworld import World, make_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.forge import LocalForge, Pull, Repository
-
-from .test_native import GUARDS, UTILS
+from tests.unit.compile.test_native import GUARDS, UTILS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

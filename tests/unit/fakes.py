@@ -19,9 +19,9 @@ from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.wheels import wheel_members
 from builder.bases.model import Base
-from builder.maker import maker
+from builder.engines.toolfiles import maker
 from builder.model import BaseIdentity, BuildPlan, LayerDecision, Platform
-from builder.planner import epoch_for
+from builder.plan.planner import epoch_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

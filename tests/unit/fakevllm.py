@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .fakes import write_tree
+from tests.unit.fakes import write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,8 +24,7 @@ from builder.registry.model import (
 )
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.view import Rootfs
-
-from .fakes import vllm_files
+from tests.unit.fakes import vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

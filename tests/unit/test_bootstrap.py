@@ -27,8 +27,8 @@ LOCK = ROOT / "requirements-dev.lock"
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        ("tests/unit/test_cli.py", False),
-        ("tests/unit/test_cli.py::test_version -x", False),
+        ("tests/unit/cli/test_cli.py", False),
+        ("tests/unit/cli/test_cli.py::test_version -x", False),
         ("tests/unit tests/registry --cov", False),
         ("tests/compiled", True),
         ("tests/unit tests/wheels/test_compile.py::test_x", True),
@@ -54,21 +54,21 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_a_unit_test_starts_pytest_and_nothing_else(started: list[list[str]]) -> None:
-    assert bootstrap.run_tests(Path("bin"), ["tests/unit/test_cli.py", "-x"]) == 0
-    assert started == [["bin/python", "-m", "pytest", "tests/unit/test_cli.py", "-x"]]
+    assert bootstrap.run_tests(Path("bin"), ["tests/unit/cli/test_cli.py", "-x"]) == 0
+    assert started == [["bin/python", "-m", "pytest", "tests/unit/cli/test_cli.py", "-x"]]
 
 
 def test_tests_run_with_compiled_modules(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bootstrap.py", "--test", "tests/unit/test_cli.py"])
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", "--test", "tests/unit/cli/test_cli.py"])
     monkeypatch.setattr(bootstrap, "set_up", lambda *, dev: tmp_path if dev else None)
     monkeypatch.setenv("SPARK_BUILD_VENV", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert bootstrap.main() == 0
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ
-    assert started[-1][-1] == "tests/unit/test_cli.py"
+    assert started[-1][-1] == "tests/unit/cli/test_cli.py"
 
 
 def test_one_that_compiles_gets_compilers_and_no_engine(started: list[list[str]]) -> None:

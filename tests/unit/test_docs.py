@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from builder.catalog import Catalog
 from builder.dispatch.record import read_records
 from builder.errors import Exit
-
-from .commandlines import parse, root
+from builder.layers.catalog import Catalog
+from tests.unit.commandlines import parse, root
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -15,7 +15,7 @@ from builder import settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .conftest import Called
+    from tests.unit.conftest import Called
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = ROOT / "builder"

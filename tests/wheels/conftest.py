@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.index import PackageIndex
-from builder.sources import IndexSources
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex
 
 from .support import Planner
 

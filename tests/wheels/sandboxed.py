@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import versions
-from builder.locks import locked
-from builder.paths import cache_dir, package_file
+from builder.util.locks import locked
+from builder.util.paths import cache_dir, package_file
 from builder.verify.installer import call, install_command
 from builder.verify.sandbox import Sandbox, lay_out, make, requirements_for
 from builder.verify.torchfolder import wanted_torch

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.records import parse_record
 from builder.applier.trees import OverlayTree
-from builder.catalog import Catalog
+from builder.layers.catalog import Catalog
 from builder.pipeline.bases import identify_base
-from builder.planner import make_plan
+from builder.plan.planner import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from builder.applier.trees import Changes, Tree
     from builder.bases.model import Base
-    from builder.catalog import Selection
-    from builder.index import PackageIndex
+    from builder.layers.catalog import Selection
     from builder.model import BuildPlan, LayerDecision
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
+    from builder.pypi.index import PackageIndex
 
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.

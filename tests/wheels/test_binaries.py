@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.index import PackageIndex
-from builder.sources import IndexSources
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex
 from builder.verify.binaries import check_binaries
 from builder.verify.targets import target_of_plan
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.paths import cache_dir
+from builder.util.paths import cache_dir
 
 from .cli import Ran, spark_build
 from .layouts import Layout

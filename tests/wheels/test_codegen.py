@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
+from builder.pypi.wheels import WheelTree
 from builder.verify.codegen import check_codegen, sandbox_compiler
 from builder.verify.known import Trust
 from builder.verify.targets import target_of_plan
-from builder.wheels import WheelTree
 
 if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from builder.bars import Bar
-from builder.index import PackageIndex
-from builder.native.registration import Operator, load_operators, registration_source
-from builder.paths import package_file
+from builder.compile.registration import Operator, load_operators, registration_source
+from builder.pypi.index import PackageIndex
+from builder.pypi.wheels import RemoteWheel
+from builder.util.paths import package_file
+from builder.util.progress import Bar
 from builder.verify.sandbox import Sandbox, requirements_for
 from builder.verify.torchfolder import _choose, torch_folder
-from builder.wheels import RemoteWheel
 
 MARK = "spark-build/override/1"
 TORCH = "2.11.0"

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.compile.companionwheel import WheelNames, wheel_bytes
 from builder.model import Platform
-from builder.native.companionwheel import WheelNames, wheel_bytes
-from builder.paths import package_file
-from builder.wheels import RemoteWheel
+from builder.pypi.wheels import RemoteWheel
+from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.index import PackageIndex
+    from builder.pypi.index import PackageIndex
 
 ABOUT = {"name": "companion", "vllm": "0.19.1", "torch": "2.10.0", "capabilities": [[12, 1]]}
 LOADER = "vllm/plugins/__init__.py"

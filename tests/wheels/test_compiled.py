@@ -15,15 +15,15 @@ from builder.applier.judging import judge
 from builder.applier.outcomes import Target
 from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
-from builder.catalog import Catalog
+from builder.compile.cputorch import refuse_cpu_torch
+from builder.compile.source import release_source
+from builder.compile.stage import Stages
 from builder.errors import SparkBuildError
 from builder.forge.store import Forges
-from builder.index import PackageIndex
+from builder.layers.catalog import Catalog
 from builder.machinecode.facts import read_module
-from builder.native.cputorch import refuse_cpu_torch
-from builder.native.source import release_source
-from builder.native.stage import Stages
-from builder.sources import IndexSources
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex
 from tests.forge import Repository
 
 from .support import Planner

@@ -14,14 +14,14 @@ import pytest
 
 from builder.applier.outcomes import Target
 from builder.applier.trees import DirTree
+from builder.compile.base import NativeBase
+from builder.compile.build import FLAGS
+from builder.compile.companion import build_companion
+from builder.compile.compiler import find_compiler
+from builder.compile.link import link, toolkit_libraries
+from builder.compile.stage import Stages
+from builder.compile.toolchain import Toolchain
 from builder.machinecode.elf import read_elf
-from builder.native.base import NativeBase
-from builder.native.build import FLAGS
-from builder.native.companion import build_companion
-from builder.native.compiler import find_compiler
-from builder.native.link import link, toolkit_libraries
-from builder.native.stage import Stages
-from builder.native.toolchain import Toolchain
 from tests.compiled.test_companion_whole import make_request
 from tests.documents import validated
 
@@ -31,9 +31,9 @@ from .test_compiled import request_of
 from .test_toolkit import HERE, SOURCE, device_code
 
 if TYPE_CHECKING:
-    from builder.index import PackageIndex
-    from builder.native.compiler import Compiler
-    from builder.native.link import Linked
+    from builder.compile.compiler import Compiler
+    from builder.compile.link import Linked
+    from builder.pypi.index import PackageIndex
 
 CROSS = "aarch64-linux-gnu-g++"
 #: What the base has: a library to call, and an extension.

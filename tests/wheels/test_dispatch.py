@@ -20,7 +20,7 @@ from builder import settings
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.model import Base
 from builder.dispatch.record import by_itself, read_records
-from builder.paths import package_file
+from builder.util.paths import package_file
 from builder.verify import operators
 from builder.verify.dispatch import check_dispatch
 from builder.verify.kinds import KINDS
@@ -32,7 +32,7 @@ from builder.verify.torchfolder import torch_folder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.index import PackageIndex
+    from builder.pypi.index import PackageIndex
     from builder.verify.model import Check
 
     from .support import Planner

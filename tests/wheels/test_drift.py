@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.outcomes import Outcome
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
 
     from .support import Planned, Planner
 
@@ -50,7 +50,7 @@ PROFILES = {"vllm-marlin-fp8": "marlin"}
 
 def ops_of(kind: str) -> list[tuple[str, str, int]]:
     """(layer, variant, number) of every op of a kind in the layers above."""
-    from builder.catalog import Catalog
+    from builder.layers.catalog import Catalog
 
     catalog = Catalog.discover()
     return [
@@ -137,7 +137,7 @@ def grafts(function: Callable[[Case], None]) -> Callable[[Case], None]:
 
 def test_every_text_layer_is_tried_here(planned: Planner) -> None:
     """A new layer, or variant, with text ops must be given a release above."""
-    from builder.catalog import Catalog
+    from builder.layers.catalog import Catalog
 
     catalog = Catalog.discover()
     edited = {
@@ -242,7 +242,7 @@ def test_a_graft_whose_neighbour_is_gone(case: Case) -> None:
 
 def upstream_probes() -> list[tuple[str, str, int]]:
     """(layer, base, number of the clause) for the probe of each layer that a release satisfies."""
-    from builder.catalog import Catalog
+    from builder.layers.catalog import Catalog
 
     bases = {
         "cutlass-dsl-cu13": "pypi:vllm==0.33.0",

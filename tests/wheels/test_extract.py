@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder import wheels
-from builder.bars import Bar
 from builder.errors import RemoteError, UsageError
-from builder.index import PackageIndex
-from builder.wheels import RemoteWheel
+from builder.pypi import wheels
+from builder.pypi.index import PackageIndex
+from builder.pypi.wheels import RemoteWheel
+from builder.util.progress import Bar
 
 from .fakeindex import FakeIndex, build_wheel, noise
 

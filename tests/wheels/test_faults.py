@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.maker import APPLIER, applier_bundle
+from builder.engines.toolfiles import APPLIER, applier_bundle
 
 from .cli import Ran, command, environment, spark_build
 from .fakeindex import FakeIndex, build_wheel, noise
@@ -662,7 +662,7 @@ def test_an_interrupted_replacement_keeps_the_old_image(world: World) -> None:
 
 def bundle(world: World, layers: str) -> Path:
     """The layers as a mod carries them."""
-    from builder.layerfile import load_layer
+    from builder.layers.layerfile import load_layer
 
     loaded = [load_layer(world.root / "patches" / name) for name in layers.split(",")]
     value = {"name": "test", "needs": {}, "needs_reason": "", "layers": loaded}

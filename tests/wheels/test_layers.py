@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..unit.runtime import load
+from ..unit.inimage import load
 from .sandboxed import Release, release_of
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from builder.applier.digests import sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
-from builder.catalog import Catalog
-from builder.lockfacts import pack
-from builder.planner import make_plan
+from builder.layers.catalog import Catalog
+from builder.lock.facts import pack
+from builder.plan.planner import make_plan
+from builder.pypi.wheels import WheelTree
 from builder.rootfs.facts import Facts
 from builder.rootfs.index import Row
-from builder.wheels import WheelTree
 
 if TYPE_CHECKING:
     import pytest
 
-    from builder.index import PackageIndex
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
+    from builder.pypi.index import PackageIndex
 
 SITE = "usr/local/lib/python3.12/dist-packages"
 #: vLLM's images have FlashInfer's kernels installed, which are most of the files.

@@ -18,12 +18,12 @@ import pytest
 from builder.applier.receipts import receipt_path
 from builder.applier.trees import Content, OverlayTree
 from builder.model import digest_of
+from builder.pypi.wheels import WheelTree
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.insandbox import sandbox_asker
 from builder.verify.known import Trust
 from builder.verify.run import verify
 from builder.verify.targets import target_of_plan
-from builder.wheels import WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.catalog import Catalog
+from builder.layers.catalog import Catalog
 from builder.verify.levels import PROOF_LEVELS
 from builder.verify.necessity import prove, whole
 from builder.verify.opening import open_target
@@ -21,8 +21,8 @@ from .cli import spark_build
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.index import PackageIndex
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
+    from builder.pypi.index import PackageIndex
     from builder.verify.necessity import Necessity
 
 TARGET = "pypi:vllm==0.20.1"

@@ -16,7 +16,7 @@ import pytest
 from builder.verify.sandbox import Sandbox, requirements_for
 from builder.verify.torchfolder import torch_folder
 
-from ..unit.runtime import load
+from ..unit.inimage import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,9 +16,9 @@ from builder.applier.sequence import judge_in_order
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
+from builder.pypi.wheels import WheelTree
 from builder.verify.model import VerifyTarget
 from builder.verify.static import check_static
-from builder.wheels import WheelTree
 
 from .support import VENDORED, expected_states, lay_out, probed_files, snapshot
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from builder.applier.outcomes import Outcome
-    from builder.sources import IndexSources
+    from builder.plan.sources import IndexSources
+    from builder.pypi.wheels import RemoteWheel
     from builder.verify.model import Check
-    from builder.wheels import RemoteWheel
 
     from .support import Planned, Planner
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.outcomes import Target
+from builder.compile.compiler import find_compiler
+from builder.compile.link import toolkit_libraries
 from builder.machinecode.elf import read_elf
-from builder.native.compiler import find_compiler
-from builder.native.link import toolkit_libraries
 
 if TYPE_CHECKING:
-    from builder.index import PackageIndex
-    from builder.native.compiler import Compiler
+    from builder.compile.compiler import Compiler
+    from builder.pypi.index import PackageIndex
 
 HERE = Target.here().platform
 SOURCE = Path(__file__).parents[1] / "compiled" / "prebuilt.cu"

@@ -1,0 +1,138 @@
+"""What changes to a release's sources mean for what its build compiles for one architecture."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from builder.compile.includes import SUFFIXES, dead_guards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.compile.cmake import BuildRecipe, Unit
+    from builder.compile.patchedsource import Built
+
+#: An operator with its schema, as an extension declares it when it is loaded.
+_DECLARED = re.compile(rb'\.def\(\s*"([\w:]+)')
+_DECLARES = b"TORCH_LIBRARY"
+#: A line of a build file that says which version of other people's sources is fetched.
+_FETCHED = re.compile(rb"^[^#\n]*(?:GIT_TAG|GIT_REPOSITORY|URL|_REVISION)\b.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Which units a change makes others than they were, and which files change nothing."""
+
+    rebuilt: tuple[Unit, ...]
+    #: changed files that no unit comes from, and build files that leave the build as it was
+    unreached: tuple[str, ...]
+    #: why no companion can bring the change; empty where one can
+    refusal: str
+    #: why nothing would come of compiling it as it is, and what helps; a later change may
+    traps: tuple[str, str]
+
+
+def reach(before: Built, after: Built, changed: Iterable[str]) -> Reach:
+    """Hold a changed source tree against the released one.
+
+    Args:
+        before: the tree as released.
+        after: the same with changes, for the same architectures and CUDA.
+        changed: paths of the files that differ, those that are gone included.
+    """
+    paths = set(changed)
+    old, new = before.recipe, after.recipe
+    made = old.generated.keys() | new.generated.keys()
+    paths |= {path for path in made if old.generated.get(path) != new.generated.get(path)}
+    rebuilt = [
+        unit
+        for path, unit in sorted(new.units.items())
+        if after.closures[path] & paths
+        or before.closures.get(path, frozenset()) & paths
+        or _compiled_as(old, path) != _compiled_as(new, path)
+    ]
+    gone = sorted(old.units.keys() - new.units.keys())
+    same = not gone and all(_compiled_as(old, p) == _compiled_as(new, p) for p in new.units)
+    same = same and old.generated == new.generated
+    unreached = [
+        path
+        for path in sorted(set(changed))
+        if path not in before.reached | after.reached and (same or not is_build_file(path))
+    ]
+    refusal = _fetched(before, after, paths) or _declaring(before, after, rebuilt, paths)
+    if not refusal and gone and not rebuilt:
+        refusal = f"it takes {', '.join(gone)} out of the build, and nothing leaves a built library"
+    return Reach(
+        rebuilt=tuple(rebuilt),
+        unreached=tuple(unreached),
+        refusal=refusal,
+        traps=_dead(after, rebuilt),
+    )
+
+
+def is_build_file(path: str) -> bool:
+    """Whether a file may say how others are compiled, or make them: whatever is no source."""
+    return PurePosixPath(path).suffix not in SUFFIXES
+
+
+def _compiled_as(recipe: BuildRecipe, path: str) -> object:
+    """Everything but the files that decides what comes out of a unit; None without that unit."""
+    unit = recipe.units.get(path)
+    if unit is None:
+        return None
+    return unit, recipe.extensions.get(unit.extension), recipe.flags if unit.gencodes else ()
+
+
+def _fetched(before: Built, after: Built, paths: set[str]) -> str:
+    """What is built of sources that the archive does not hold: a stage has only the archive's."""
+    for path in sorted(filter(is_build_file, paths)):
+        texts = [_text(built, path) for built in (before, after)]
+        if "external_projects/" in path and texts[0] != texts[1]:
+            return f"{path} builds of sources that the release's archive does not hold"
+        rows = [{line.strip() for line in _FETCHED.findall(text)} for text in texts]
+        if rows[0] != rows[1]:
+            said = min(rows[0] ^ rows[1]).decode("utf-8", "replace")
+            return f"{path} takes other sources that the release's archive does not hold ({said})"
+    return ""
+
+
+def _declaring(before: Built, after: Built, rebuilt: Iterable[Unit], paths: set[str]) -> str:
+    """Units that declare operators: vLLM's own extension has done that when a companion loads."""
+    for unit in rebuilt:
+        text = _text(after, unit.path)
+        declared = set(_DECLARED.findall(text)) if _DECLARES in text else set()
+        if not declared:
+            continue
+        fresh = sorted(declared - set(_DECLARED.findall(_text(before, unit.path))))
+        through = sorted((after.closures[unit.path] & paths) - {unit.path})
+        why = f"it changes {unit.path}" if unit.path in paths else f"it reaches {unit.path}"
+        why += f" through {', '.join(through)}" if through and unit.path not in paths else ""
+        names = b", ".join(fresh[:6]).decode()
+        said = f"new are {names}" if fresh else "what they take may be another"
+        return (
+            f"{why}, which declares the operators of {unit.extension} ({said}); a companion "
+            "registers kernels for operators that the base declares, and no others"
+        )
+    return ""
+
+
+def _dead(after: Built, rebuilt: Iterable[Unit]) -> tuple[str, str]:
+    """Kernels that would be compiled into traps: known before minutes are spent on them."""
+    for unit in rebuilt:
+        for guard, where in dead_guards(after.sources, unit).items():
+            targets = ", ".join(real for _, real in unit.gencodes)
+            traps = f"where {guard} in {where} makes its kernels traps"
+            return (
+                f"{unit.path} is compiled for {targets}, {traps}",
+                "the layer sm120-family admits SM121: add --layers sm120-family",
+            )
+    return "", ""
+
+
+def _text(built: Built, path: str) -> bytes:
+    generated = built.recipe.generated.get(path)
+    file = built.source.root / path
+    return generated if generated is not None else file.read_bytes() if file.is_file() else b""

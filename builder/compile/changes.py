@@ -1,0 +1,170 @@
+"""Changes to a source tree: a unified diff of the user's, or one that is known by name."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.diff import parse_diff
+from builder.applier.hunks import apply_hunks
+from builder.applier.states import AMBIGUOUS, DRIFT
+from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from builder.compile.includes import Sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceChange:
+    """New texts of some files of a source tree; empty where there is nothing left to change."""
+
+    name: str
+    texts: Mapping[str, bytes]
+    #: first release that has the change, as far as that is known
+    upstream: str = ""
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads(package_file("data", "native.toml").read_text("utf-8"))
+
+
+def known_changes() -> dict[str, dict[str, Any]]:
+    """Changes that are known by name."""
+    return {change["name"]: change for change in _data()["change"]}
+
+
+def rendered_change(name: str) -> dict[str, Any]:
+    """A known change as a layer carries it: its own text, and the kernels that it is for.
+
+    Raises:
+        UsageError: no such change, or it is for no kernel whose machine code can be judged.
+    """
+    from builder.machinecode.kernels import load_kernels
+
+    change = _known(name)
+    kernel = next(kernel for kernel in load_kernels() if kernel.name == change["kernel"])
+    keys = ("name", "files", "old", "new", "guard", "applied-upstream")
+    code = {
+        "name": kernel.name,
+        "modules": list(kernel.modules),
+        "symbol": kernel.symbol,
+        "guards": dict(change["guards"]),
+    }
+    return {"change": {key: change[key] for key in keys}, "code": code}
+
+
+def _known(name: str) -> dict[str, Any]:
+    changes = known_changes()
+    if name not in changes:
+        raise UsageError(
+            f"no source change is named {name!r}{did_you_mean(name, changes)}",
+            hint=f"known: {', '.join(changes)}; or give a diff with --patch",
+        )
+    return changes[name]
+
+
+def cost_of(unit: str) -> tuple[float, float]:
+    """What compiling a unit takes, in seconds and gigabytes: measured once, or a guess."""
+    row = next(row for row in _data()["cost"] if fnmatch(Path(unit).name, row["unit"]))
+    return float(row["seconds"]), float(row["gigabytes"])
+
+
+def estimate_of(name: str) -> str:
+    """What compiling a known change takes, before its sources are at hand."""
+    costs = [cost_of(unit) for unit in known_changes().get(name, {}).get("units", ["*"])]
+    minutes = max(1, round(sum(seconds for seconds, _ in costs) / 60))
+    largest = max(gigabytes for _, gigabytes in costs)
+    count = f"{len(costs)} unit{'s' if len(costs) != 1 else ''}"
+    return (
+        f"{count}, about {minutes} min where each has to wait for the last, {largest:.0f} GB of "
+        "memory, and g++"
+    )
+
+
+def image_of(release: str) -> str:
+    """The official image of a release: it has torch for CUDA on both architectures."""
+    return f"docker://vllm/vllm-openai:v{release}"
+
+
+def compile_ops(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The ops of a layer that compile a known change."""
+    ops = (op for variant in layer["variants"] for op in variant["ops"])
+    return [op for op in ops if op["op"] == "compile" and "change" in op]
+
+
+def op_name(op: Mapping[str, Any]) -> str:
+    """What the change of a ``compile`` op is called."""
+    return str(op["change"]["name"] if "change" in op else op["name"])
+
+
+def stage_name(ops: Iterable[Mapping[str, Any]]) -> str:
+    """What the changes of some ops are called, compiled together."""
+    return "-".join(dict.fromkeys(op_name(op) for op in ops))
+
+
+def named_change(sources: Sources, name: str) -> SourceChange:
+    """A known change on this tree; no texts where the tree has it already.
+
+    Raises:
+        UsageError: no such change.
+        SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
+    """
+    return changed_by(sources, _known(name))
+
+
+def changed_by(sources: Sources, change: Mapping[str, Any]) -> SourceChange:
+    """A change on this tree; no texts where the tree has it already.
+
+    Raises:
+        SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
+    """
+    name = change["name"]
+    old, new = change["old"].encode(), change["new"].encode()
+    found = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change["files"]))}
+    texts = {path: text.replace(old, new) for path, text in found.items() if old in text}
+    if not texts and not any(new in text for text in found.values()):
+        raise SparkBuildError(
+            f"{name}: none of {', '.join(change['files'])} in this source tree holds "
+            f"{change['old']!r} or {change['new']!r}",
+            Exit.DRIFT,
+        )
+    return SourceChange(name=name, texts=texts, upstream=change["applied-upstream"])
+
+
+def patched(sources: Sources, patch: Path) -> SourceChange:
+    """A unified diff on this tree: exact context, unique position, no fuzz.
+
+    Raises:
+        UsageError: the file cannot be read, or it touches what is no C++ or CUDA source.
+        SparkBuildError: a hunk does not match exactly once (drift or ambiguous, exit 4).
+    """
+    try:
+        files = parse_diff(patch.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {patch}: {error}") from None
+    texts = {}
+    for file in files:
+        path = file.path
+        if file.old != file.new or path not in sources.texts:
+            raise UsageError(
+                f"{patch}: {path} is no source file of this tree, and only such are changed"
+            )
+        text = sources.texts[path].decode("utf-8")
+        state, changed, _ = apply_hunks(text, file.hunks)
+        if state in (DRIFT, AMBIGUOUS):
+            raise SparkBuildError(
+                f"{patch}: {path}: {state}: {changed}",
+                Exit.DRIFT,
+                hint="make the diff against this release's source archive",
+            )
+        if changed != text:
+            texts[path] = changed.encode()
+    return SourceChange(name=patch.name, texts=texts)

@@ -1,0 +1,267 @@
+"""A companion: a wheel with rebuilt kernels that takes the place of a prebuilt vLLM's own.
+
+The rebuilt units are linked with the few that lie between them and their torch operator into a
+library that registers the operator once more; vLLM loads it in every process as a plugin.  vLLM's
+own files stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.compile.build import HOST_SUFFIXES, compile_units
+from builder.compile.cmake import Unit
+from builder.compile.companionplan import plan_companion, with_definers
+from builder.compile.companionrequest import agreed_torch
+from builder.compile.companionsources import companion_texts
+from builder.compile.companionwheel import WheelNames, wheel_bytes
+from builder.compile.includes import Sources
+from builder.compile.kernelcheck import KernelProof, instructions_of, prove_kernels
+from builder.compile.link import link
+from builder.compile.outcome import runs_on
+from builder.compile.registration import registration_source
+from builder.errors import Exit, SparkBuildError
+from builder.pypi.index import write_atomically
+from builder.util.console import console, counted
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from builder.compile.base import NativeBase
+    from builder.compile.build import BuiltUnit
+    from builder.compile.cmake import BuildRecipe
+    from builder.compile.companionplan import CompanionPlan
+    from builder.compile.companionrequest import CompanionRequest
+    from builder.compile.link import Linked
+
+SCHEMA = 1
+#: Devices of the family: the desktop's and the GB10's.
+FAMILY = ((12, 0), (12, 1))
+_REGISTRATION = "csrc/spark_build_registration.cpp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """A wheel.  ``report`` says what was done, in JSON; times in seconds, memory in gigabytes."""
+
+    path: Path
+    sha256: str
+    report: dict[str, Any]
+
+
+def build_companion(request: CompanionRequest, out: Path) -> Companion:
+    """Compile, link, prove, and write the wheel into a folder.
+
+    Objects come from the cache where they are there; nothing is written when a proof fails.
+
+    Raises:
+        SparkBuildError: nothing to do (exit 3); the library would not load beside the base, or its
+            kernels are not real (exit 5).
+        UsageError: the headers are not those of the base's torch, or the base lacks something.
+        EngineError: a tool is missing.
+        BuildFailed: the compiler or the linker refuses.
+        RemoteError: the package index does not answer.
+    """
+    source, tools = request.source, request.tools
+    compiler = tools.compiler
+    plan = request.plan or plan_companion(
+        source, request.change, request.arch_list, compiler.cuda, request.operators
+    )
+    torch = agreed_torch(request.base, source.version, tools)
+    path = request.base.module(plan.module)
+    mark = f"spark-build/{request.change.name}/{source.version}"
+    began = time.monotonic()
+    while True:
+        inner = replace(
+            request,
+            change=companion_texts(
+                plan.sources, plan.recipe, request.change, (*plan.rebuilt, *plan.siblings), mark
+            ),
+        )
+        with console.step(f"compile {len(plan.rebuilt)} of {len(plan.recipe.units)} units"):
+            built = compile_units(
+                plan.sources,
+                plan.recipe,
+                plan.rebuilt,
+                inner.change,
+                tools,
+                request.jobs,
+                with_host=True,
+            )
+        between = _compile_between(plan, inner, mark)
+        compiled = time.monotonic()
+        with console.step("link, and hold the library against the base"):
+            objects = [one.object for one in (*built, *between)]
+            linked = link(objects, request.base, path, compiler.nvcc, compiler.cuda, compiler.where)
+        wider = with_definers(plan, request.change, source.version, linked.proof.open)
+        if wider is None:
+            break
+        plan = wider
+    _must_load(linked, source.version)
+    with console.step("read the machine code"):
+        kernels = prove_kernels(
+            linked.data, plan.operators, objects, lambda names: _released(request.base, path, names)
+        )
+        _must_be_real(kernels, request.arch_list)
+    about = _provenance(request, plan, linked, kernels, torch, mark)
+    names = WheelNames.of(
+        request.change.name,
+        source.version,
+        sha256_hex(canonical_json(about)),
+        request.platform or request.base.wheel_platform(),
+    )
+    data = _wheel(names, about, linked.data, source.version)
+    target = out / names.filename
+    write_atomically(target, data)
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "wheel": str(target),
+        "sha256": sha256_hex(data),
+        "size": len(data),
+        "companion": {**about, "name": names.project},
+        "abi": {**linked.proof.as_json(), "stand_ins": dict(linked.base.stand_ins)},
+        "units": [
+            {"path": one.unit.path, "seconds": round(one.seconds, 1)} for one in (*built, *between)
+        ],
+        "seconds": {
+            "compile": round(compiled - began, 1),
+            "link_and_proof": round(time.monotonic() - compiled, 1),
+        },
+        "peak_memory_gb": _peak_memory() if compiler.container is None else None,
+        "passed": True,
+    }
+    return Companion(path=target, sha256=report["sha256"], report=report)
+
+
+def _peak_memory() -> float:
+    """Gigabytes of the largest program that this process has started."""
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 1)
+
+
+def _between_recipe(plan: CompanionPlan) -> BuildRecipe:
+    """The recipe with the operators' own definitions, which leave other chips' kernels out.
+
+    Operators that were found in the sources have none: all is as in the release.
+    """
+    defines = sorted({define for operator in plan.operators for define in operator.defines})
+    if not defines:
+        return plan.recipe
+    kept = [flag for flag in plan.recipe.flags if flag.startswith("-D")]
+    kept = [flag for flag in kept if not flag.startswith("-DENABLE_")]
+    return replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
+
+
+def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) -> list[BuiltUnit]:
+    """The units between operators and kernels, and our own that registers the operators."""
+    recipe = _between_recipe(plan)
+    device = [unit for unit in plan.siblings if not unit.path.endswith(HOST_SUFFIXES)]
+    host = [unit for unit in plan.siblings if unit.path.endswith(HOST_SUFFIXES)]
+    text = registration_source(plan.operators, mark).encode()
+    own = Unit(path=_REGISTRATION, extension=plan.rebuilt[0].extension, gencodes=())
+    with_own = Sources(plan.sources.root, {**plan.sources.generated, _REGISTRATION: text})
+    change, tools, jobs = request.change, request.tools, request.jobs
+    made = []
+    between = counted(len(plan.siblings), "unit")
+    with console.step(f"compile {between} between operator and kernels"):
+        # apart from the host's, and those that are asked for later: these take minutes, and stay
+        for group in (
+            [unit for unit in device if unit not in plan.added],
+            [unit for unit in device if unit in plan.added],
+        ):
+            if group:
+                made += compile_units(plan.sources, recipe, group, change, tools, jobs)
+        units = (*host, own) if not all(op.own for op in plan.operators) else (*host,)
+        if units:
+            made += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)
+    return made
+
+
+def _released(base: NativeBase, module: str, names: frozenset[str]) -> dict[str, dict[str, int]]:
+    """The machine code of a base's own kernels of the same names."""
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+        return instructions_of(base.file(module, Path(scratch)), names)
+
+
+def _must_load(linked: Linked, vllm: str) -> None:
+    if linked.proof.faults:
+        shown = "\n  ".join(linked.proof.faults[:12])
+        raise SparkBuildError(
+            f"the companion would not load beside vllm {vllm} of this base:\n  {shown}",
+            Exit.VERIFY_FAILED,
+            hint="compile with the base's own toolkit and torch: see docs/compiling.md",
+        )
+
+
+def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
+    if kernels.faults:
+        shown = "\n  ".join(kernels.faults[:6])
+        raise SparkBuildError(
+            f"compiled for {arch_list}, not every kernel of the companion is real:\n  {shown}",
+            Exit.VERIFY_FAILED,
+            hint="spark-build compile show says which guards the sources have",
+        )
+
+
+def _provenance(
+    request: CompanionRequest,
+    plan: CompanionPlan,
+    linked: Linked,
+    kernels: KernelProof,
+    torch: str,
+    mark: str,
+) -> dict[str, Any]:
+    """What goes into the wheel, and what its loader reads: nothing of this machine or moment."""
+    from builder.compile.build import FLAGS
+
+    targets = sorted({real for unit in plan.rebuilt for _, real in unit.gencodes})
+    device = [u for u in (*plan.rebuilt, *plan.siblings) if not u.path.endswith(HOST_SUFFIXES)]
+    capabilities = [
+        row for row in FAMILY if all(any(runs_on(r, row) for _, r in u.gencodes) for u in device)
+    ]
+    return {
+        "schema": SCHEMA,
+        "name": f"spark-build-companion {request.change.name}",
+        "mark": mark,
+        "vllm": request.source.version,
+        "source_sha256": request.source.sha256,
+        "change": request.change.name,
+        "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
+        "torch": torch,
+        "cuda": request.tools.compiler.cuda,
+        "compilers": request.tools.compiler.versions,
+        "toolkit": list(request.tools.compiler.pins),
+        "cuda_runtime": linked.runtime,
+        "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
+        "flags_between": list(_between_recipe(plan).flags),
+        "targets": targets,
+        "capabilities": [list(row) for row in capabilities],
+        "units": [unit.path for unit in (*plan.rebuilt, *plan.siblings)],
+        "modules": [plan.module.replace("/", ".")],
+        "operators": [{"name": op.name, "key": op.key} for op in plan.operators],
+        "library": "kernels.so",
+        "library_sha256": sha256_hex(linked.data),
+        "older_glibc": dict(sorted(linked.older.items())),
+        "kernels": kernels.as_json(),
+    }
+
+
+def _wheel(names: WheelNames, about: dict[str, Any], library: bytes, vllm: str) -> bytes:
+    loader = package_file("runtime", "companion_loader.py").read_bytes()
+    named = {**about, "name": names.project}
+    files = {
+        "__init__.py": loader,
+        "companion.json": json.dumps(named, indent=1, sort_keys=True).encode() + b"\n",
+        "kernels.so": library,
+    }
+    return wheel_bytes(
+        names,
+        files,
+        f"vllm=={vllm.partition('+')[0]}",
+        f"Kernels of vLLM {vllm} rebuilt with {about['change']}, registered in their place",
+    )

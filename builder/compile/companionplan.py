@@ -1,0 +1,185 @@
+"""What a companion is compiled of: the units that a change reaches, and their operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from builder.compile.cmake import evaluate
+from builder.compile.cost import cost_of_units
+from builder.compile.demangle import demangled
+from builder.compile.discovery import Behind, Discovery
+from builder.compile.includes import Sources, touched
+from builder.compile.registration import known_operators, operators_behind, sibling_units
+from builder.errors import Exit, SparkBuildError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.compile.changes import SourceChange
+    from builder.compile.cmake import BuildRecipe, Unit
+    from builder.compile.registration import Operator
+    from builder.compile.source import SourceTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompanionPlan:
+    """What would be compiled: units that change, and units that lie between them and operators."""
+
+    recipe: BuildRecipe
+    sources: Sources
+    rebuilt: tuple[Unit, ...]
+    siblings: tuple[Unit, ...]
+    operators: tuple[Operator, ...]
+    #: the extension that registers them: ``vllm/_C``
+    module: str
+    #: siblings that only the objects asked for
+    added: tuple[Unit, ...] = ()
+
+
+def plan_companion(
+    source: SourceTree,
+    change: SourceChange,
+    arch_list: str,
+    cuda: str,
+    operators: Sequence[Operator] = (),
+    rebuilt: Sequence[Unit] = (),
+    recipe: BuildRecipe | None = None,
+) -> CompanionPlan:
+    """Find the units and operators of a change; nothing is compiled.
+
+    ``source`` may have the change already; ``rebuilt`` are the units that it reaches, where more
+    than the texts of the change tells; ``recipe`` is what its build makes of it, where that was
+    asked already.  Operators are those that are given, else those that are known for all of the
+    units, else what the release's own sources say.
+
+    Raises:
+        SparkBuildError: the release has the change already (nothing to do, exit 3).
+        SparkBuildError: the operator of a unit is not known, so that nothing less than its whole
+            extension would do (exit 10).
+        UsageError: no unit comes from what changes.
+        EngineError: there is no cmake.
+    """
+    if not (change.texts or rebuilt):
+        since = f" (upstream since {change.upstream})" if change.upstream else ""
+        raise SparkBuildError(
+            f"vllm {source.version} has {change.name} already{since}: nothing to compile",
+            Exit.NOTHING_TO_DO,
+        )
+    recipe = recipe or evaluate(source, arch_list, cuda)
+    sources = Sources(source.root, recipe.generated)
+    changed = replace(sources, changed=change.texts)
+    rebuilt = rebuilt or touched(changed, recipe, change.texts)
+    if not rebuilt:
+        raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
+    try:
+        discovery = Discovery(changed, recipe, source.version)
+        behind = stands_behind(rebuilt, discovery, operators)
+    except UsageError as error:
+        raise _whole_extension(str(error), rebuilt, recipe, source.version) from None
+    modules = sorted({operator.module for operator in behind.operators})
+    if len(modules) != 1:
+        raise UsageError(
+            f"{change.name} reaches operators of {len(modules)} extensions ({', '.join(modules)}); "
+            "a companion goes beside one"
+        )
+    paths = {unit.path for unit in rebuilt}
+    siblings = {unit.path: unit for unit in behind.siblings if unit.path not in paths}
+    return CompanionPlan(
+        recipe=recipe,
+        sources=sources,
+        rebuilt=tuple(rebuilt),
+        siblings=tuple(siblings.values()),
+        operators=behind.operators,
+        module=modules[0],
+    )
+
+
+def stands_behind(
+    rebuilt: Sequence[Unit], discovery: Discovery, given: Sequence[Operator] = ()
+) -> Behind:
+    """Operators and the units between: as given, else as known, else as the sources say.
+
+    What is known of an operator's kernels is kept where the operator is found.
+
+    Raises:
+        UsageError: none of these says it, or it comes to too many units.
+    """
+    named = list(given)
+    if not named:
+        try:
+            named = operators_behind(rebuilt, discovery.release)
+        except UsageError:
+            found = discovery.behind(rebuilt)
+            known = {operator.name: operator for operator in known_operators(discovery.release)}
+            kept = (
+                replace(operator, kernels=row.kernels, holds=row.holds)
+                if (row := known.get(operator.name))
+                else operator
+                for operator in found.operators
+            )
+            return replace(found, operators=tuple(kept))
+    between = [u for operator in named for u in sibling_units(operator, discovery.recipe.units)]
+    return Behind(operators=tuple(named), siblings=tuple(between))
+
+
+def with_definers(
+    plan: CompanionPlan, change: SourceChange, release: str, symbols: Sequence[str]
+) -> CompanionPlan | None:
+    """A plan with the units that define symbols which nothing had when it was linked.
+
+    The sources name most units beforehand; what objects leave open is exact.
+
+    Args:
+        plan: what was compiled.
+        change: of which change.
+        release: of vLLM.
+        symbols: mangled names.
+
+    Returns:
+        None where no unit of the release defines any of them, or one is compiled already.
+
+    Raises:
+        SparkBuildError: it comes to too many units (exit 10).
+    """
+    if not symbols or any(operator.defines for operator in plan.operators):
+        return None
+    sources = replace(plan.sources, changed=change.texts)
+    discovery = Discovery(sources, plan.recipe, release)
+    extension = plan.rebuilt[0].extension
+    there = {unit.path for unit in (*plan.rebuilt, *plan.siblings)}
+    names = demangled(symbols)
+    found = {path for name in names for path in discovery.providers(name, extension)} - there
+    if not found:
+        return None
+    every = sorted(there | found)
+    try:
+        discovery.must_be_few(every, extension, [unit.path for unit in plan.rebuilt])
+        more = discovery.operators_of(
+            [path for path in sorted(found) if discovery.unit(path).rows], extension
+        )
+    except UsageError as error:
+        raise _whole_extension(str(error), plan.rebuilt, plan.recipe, release) from None
+    known = {(operator.name, operator.key) for operator in plan.operators}
+    added = tuple(plan.recipe.units[path] for path in sorted(found))
+    return replace(
+        plan,
+        siblings=(*plan.siblings, *added),
+        added=(*plan.added, *added),
+        operators=(*plan.operators, *(op for op in more if (op.name, op.key) not in known)),
+    )
+
+
+def _whole_extension(
+    reason: str, rebuilt: Sequence[Unit], recipe: BuildRecipe, release: str
+) -> SparkBuildError:
+    """Why a companion will not do, and what would: how much there is to compile, and how long."""
+    names = sorted({unit.extension for unit in rebuilt})
+    whole = [path for path, unit in recipe.units.items() if unit.extension in names]
+    return SparkBuildError(
+        f"{reason}; without it all of {', '.join(names)} has to be compiled, not "
+        f"{len(rebuilt)} of {len(recipe.units)} units: {cost_of_units(whole)}",
+        Exit.NEEDS_REBUILD,
+        hint=f"build vllm {release} from its sources with the change; spark-build compile run "
+        "compiles the changed units alone and reads their machine code",
+    )

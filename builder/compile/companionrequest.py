@@ -1,0 +1,111 @@
+"""What a companion is made of, and finding it for a base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.compile.base import NativeBase
+from builder.compile.toolchain import header_version, make_toolchain, torch_headers
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.applier.trees import Tree
+    from builder.compile.changes import SourceChange
+    from builder.compile.companionplan import CompanionPlan
+    from builder.compile.compiler import Compiler
+    from builder.compile.registration import Operator
+    from builder.compile.source import SourceTree
+    from builder.compile.toolchain import Toolchain
+    from builder.pypi.index import PackageIndex
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompanionRequest:
+    """What a companion is made of.
+
+    ``source`` and ``change`` are vLLM's sources and what is changed in them; ``arch_list`` is what
+    the release's build takes as ``TORCH_CUDA_ARCH_LIST``; ``tools`` are nvcc and headers, those of
+    the base's own torch; ``base`` is where the companion will be loaded.  ``operators`` and
+    ``platform`` are found out where they are not given.
+    """
+
+    source: SourceTree
+    change: SourceChange
+    arch_list: str
+    tools: Toolchain
+    base: NativeBase
+    operators: tuple[Operator, ...] = ()
+    #: platform of the wheel, such as ``linux_aarch64``; that of the base's vLLM when empty
+    platform: str = ""
+    jobs: int | None = None
+    #: what ``plan_companion`` gave for the same, where it was asked already
+    plan: CompanionPlan | None = None
+
+
+def request_for(
+    index: PackageIndex,
+    tree: Tree,
+    source: SourceTree,
+    change: SourceChange,
+    compiler: Compiler,
+    *,
+    arch_list: str = "12.1a",
+    torch: Path | None = None,
+    jobs: int | None = None,
+    plan: CompanionPlan | None = None,
+) -> CompanionRequest:
+    """A request for a base, with a compiler and the headers of the base's own torch.
+
+    Args:
+        index: where headers come from.
+        tree: site-packages of the base; it must have been identified with the distributions of
+            ``builder.compile.base.DISTRIBUTIONS`` tracked.
+        source: vLLM's, of the base's release.
+        change: what is changed in them.
+        compiler: what ``find_compiler`` gave.
+        arch_list: ``TORCH_CUDA_ARCH_LIST`` of the build.
+        torch: a site-packages with torch's headers; those of the base's release when None.
+        jobs: units compiled at once; by memory when None.
+        plan: what ``plan_companion`` gave for the same.
+
+    Raises:
+        EngineError: the compiler does not run here, or has no CUDA runtime to link.
+        UsageError: the base has another vLLM, or the headers are of another torch.
+        RemoteError: the package index does not answer.
+    """
+    compiler.ready(index)
+    base = NativeBase(tree, compiler.libraries)
+    tools = make_toolchain(index, torch or torch_headers(index, base.version("torch")), compiler)
+    agreed_torch(base, source.version, tools)
+    return CompanionRequest(
+        source=source,
+        change=change,
+        arch_list=arch_list,
+        tools=tools,
+        base=base,
+        jobs=jobs,
+        plan=plan,
+    )
+
+
+def agreed_torch(base: NativeBase, vllm: str, tools: Toolchain) -> str:
+    """The base's torch; the base must have this vLLM, and the headers be of its torch's release.
+
+    Raises:
+        UsageError: they are of another.
+    """
+    installed = base.version("vllm")
+    if installed != vllm.partition("+")[0]:
+        raise UsageError(f"the base has vllm {installed}, and the sources are of {vllm}")
+    torch = base.version("torch")
+    headers = header_version(tools)
+    if torch.split(".")[:2] != headers.split(".")[:2]:
+        raise UsageError(
+            f"the base has torch {torch}, and the headers are those of {headers}: what is compiled "
+            "with them may need what the base's torch has not",
+            hint="leave --torch out, or name a site-packages with that torch",
+        )
+    return torch

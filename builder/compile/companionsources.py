@@ -1,0 +1,65 @@
+"""The sources of a companion: as the release has them, but for what cannot stand in it twice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from builder.compile.bindings import again
+from builder.compile.build import HOST_SUFFIXES
+from builder.compile.discovery import Discovery
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.compile.changes import SourceChange
+    from builder.compile.cmake import BuildRecipe, Unit
+    from builder.compile.includes import Sources
+
+#: CPython's headers: some units have them for the macro that makes an extension a module, and a
+#: companion is none.
+_PYTHON = re.compile(rb"^([ \t]*#[ \t]*include[ \t]*<Python\.h>)", re.MULTILINE)
+
+
+def companion_texts(
+    sources: Sources,
+    recipe: BuildRecipe,
+    change: SourceChange,
+    units: Iterable[Unit],
+    mark: str,
+) -> SourceChange:
+    """A change, and what of the units that are compiled has to be otherwise beside an extension.
+
+    A unit that registers operators itself registers them as the companion's, and defines none: they
+    are defined already.  CPython's headers are left out.
+
+    Args:
+        sources: the release's.
+        recipe: what its build makes of them.
+        change: what is changed in them.
+        units: what is compiled.
+        mark: what torch shows as the place of registration.
+
+    Raises:
+        UsageError: such a unit is no UTF-8 text.
+    """
+    changed = replace(sources, changed=change.texts)
+    discovery = Discovery(changed, recipe, "")
+    texts = dict(change.texts)
+    for unit in units:
+        for path in sorted(changed.closure(unit.path)):
+            if _PYTHON.search(changed.texts[path]):
+                texts[path] = _PYTHON.sub(rb"// \1", changed.texts[path])
+        text, facts = discovery.file(unit.path, unit.extension)
+        if not facts.blocks or unit.path.endswith(HOST_SUFFIXES):
+            continue
+        try:
+            raw = texts.get(unit.path, changed.texts[unit.path]).decode("utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"{unit.path} is no UTF-8 text, and it registers operators") from None
+        texts[unit.path] = again(
+            raw, facts.blocks, text, (unit.path, unit.extension, mark)
+        ).encode()
+    return replace(change, texts=texts)

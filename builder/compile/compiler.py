@@ -1,0 +1,175 @@
+"""Which compilers there are for a platform: nvcc, installed or of wheels, and the host's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder import settings
+from builder.applier.outcomes import Target
+from builder.compile.executor import Machine
+from builder.compile.host import NATIVE, HostCompiler, host_compiler
+from builder.compile.link import toolkit_libraries
+from builder.compile.toolchain import (
+    compiler_versions,
+    find_nvcc,
+    has_library_headers,
+    installed_nvcc,
+)
+from builder.compile.toolkit import released_toolkit
+from builder.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.compile.container import Container, ToolkitChoice
+    from builder.compile.executor import Executor
+    from builder.compile.toolkit import Toolkit
+    from builder.pypi.index import PackageIndex
+
+#: What ``--nvcc`` and ``SPARK_BUILD_NVCC`` say for the compiler out of released wheels.
+WHEELS = "wheels"
+
+
+#: What an input of a stage is called that belongs to such a compiler.
+MEMBER = "compiler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """nvcc, and the host compiler that it calls.
+
+    ``cuda`` is its version as it says it, such as ``13.0``; ``versions`` the exact ones of both.
+    ``toolkit`` is what it is laid out from, ``container`` the image that has it; None where it is
+    installed.
+    """
+
+    nvcc: Path
+    cuda: str
+    versions: dict[str, str]
+    host: HostCompiler = NATIVE
+    toolkit: Toolkit | None = None
+    container: Container | None = None
+
+    @property
+    def where(self) -> Executor:
+        """Where it runs."""
+        return self.container or Machine(self.host)
+
+    @property
+    def libraries(self) -> Path:
+        """The folder with the CUDA runtime that it links; of one of wheels once it is laid out.
+
+        Raises:
+            EngineError: it does not say, or there is none.
+        """
+        return (
+            self.container.libraries if self.container else toolkit_libraries(self.nvcc, self.host)
+        )
+
+    @property
+    def has_library_headers(self) -> bool:
+        """Whether cuSPARSE's headers and their like come with it."""
+        if self.container is not None:
+            return self.container.toolkit.library_headers
+        return has_library_headers(self.nvcc)
+
+    def at_once(self, jobs: int | None) -> int | None:
+        """How many units are compiled at once: one, where memory is not known; None: by memory."""
+        return jobs or (1 if self.where.alone else None)
+
+    @property
+    def pins(self) -> list[dict[str, str]]:
+        """The wheels that it comes from, by file name and sha256; none where it is installed."""
+        return self.toolkit.pins if self.toolkit else []
+
+    def ready(self, index: PackageIndex) -> None:
+        """Have it on disk: one of wheels is fetched now, about 105 MB, and kept in the cache.
+
+        Raises:
+            EngineError: the wheels lack a part, or what is in them does not run here.
+            RemoteError: a download breaks off, or is not what the index says.
+            UsageError: the disk is too small.
+        """
+        if self.toolkit is not None:
+            self.toolkit.lay_out(index)
+            find_nvcc(self.nvcc)
+
+
+def of_wheels(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage of a plan is compiled with the compiler out of released wheels."""
+    return any(row.get("member") == MEMBER for row in stage["inputs"])
+
+
+def find_compiler(
+    index: PackageIndex,
+    platform: str,
+    named: str | None = None,
+    image: ToolkitChoice | None = None,
+) -> Compiler:
+    """The compiler for a platform; nothing large is fetched for the answer.
+
+    An installed nvcc comes first.  Where there is none, or its toolkit has no headers and no
+    runtime of another platform that is compiled for, it is the one of released wheels.  An image
+    that is named has its own.
+
+    Args:
+        index: where wheels are.
+        platform: what is compiled for, such as ``linux/arm64``.
+        named: the path of a compiler, or ``wheels``; what ``SPARK_BUILD_NVCC`` says when None.
+        image: what to compile in, in place of this machine.
+
+    Raises:
+        EngineError: there is no host compiler for the platform, no such nvcc, or none at all.
+        RemoteError: the package index does not answer, or the image is not to be had.
+        UsageError: a compiler of this machine and an image are named.
+    """
+    if image is not None:
+        if named:
+            raise UsageError(f"--nvcc {named} is on this machine, and --toolkit is an image")
+        inside = image.open(platform)
+        return Compiler(
+            nvcc=inside.nvcc,
+            cuda=inside.toolkit.cuda,
+            versions=inside.toolkit.versions,
+            container=inside,
+        )
+    host = host_compiler(platform)
+    named = named or settings.NVCC.value
+    if named != WHEELS and (named or installed_nvcc()):
+        nvcc, cuda = find_nvcc(Path(named) if named else None)
+        if _serves(nvcc, host):
+            versions = compiler_versions(nvcc, host)
+            return Compiler(nvcc=nvcc, cuda=cuda, versions=versions, host=host)
+        if named:
+            raise EngineError(
+                f"{nvcc} does not compile for {platform}: its toolkit has no targets/{host.target}",
+                hint="--nvcc wheels takes one that does out of released wheels",
+            )
+    try:
+        toolkit = released_toolkit(index, Target.here().platform, platform)
+    except UsageError as error:
+        missing = "" if named else f"no nvcc for {platform} on PATH or in /usr/local/cuda, and "
+        raise EngineError(
+            f"{missing}the package index does not have the wheels of one: {error}",
+            hint="install the CUDA toolkit 13, name its compiler with --nvcc, or an image that has "
+            "it with --toolkit",
+        ) from None
+    return Compiler(
+        nvcc=toolkit.nvcc,
+        cuda=toolkit.cuda,
+        versions={**compiler_versions(None, host), "nvcc": toolkit.version},
+        host=host,
+        toolkit=toolkit,
+    )
+
+
+def _serves(nvcc: Path, host: HostCompiler) -> bool:
+    """Whether the toolkit of an installed nvcc is for the platform of a host compiler too."""
+    if host == NATIVE:
+        return True
+    try:
+        return toolkit_libraries(nvcc, host).parent.name == host.target
+    except EngineError:
+        return False

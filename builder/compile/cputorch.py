@@ -1,0 +1,31 @@
+"""Whether the torch of a base is a CUDA build: what is compiled is held against its libraries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.compile.changes import image_of
+from builder.errors import Exit, SparkBuildError
+from builder.model import Platform
+from builder.pypi.wheels import RemoteWheel
+
+if TYPE_CHECKING:
+    from builder.applier.outcomes import Target
+    from builder.pypi.index import PackageIndex
+
+
+def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
+    """Refuse wheels whose torch has no CUDA: nothing is there to hold a companion against.
+
+    Raises:
+        SparkBuildError: it is a CPU build (exit 10).
+    """
+    platform = Platform.parse(target.platform, target.python)
+    wheel = RemoteWheel(index.choose("torch", torch, platform), index)
+    if "torch/lib/libtorch_cuda.so" not in wheel.members:
+        raise SparkBuildError(
+            f"torch {torch} for {target.platform} on the package index is a CPU build, and what is "
+            "compiled has to be held against the libraries of one for CUDA",
+            Exit.NEEDS_REBUILD,
+            hint=f"name the image or the environment that it is for: --base {image_of(release)}",
+        )

@@ -1,0 +1,387 @@
+"""Which torch operators stand behind a unit, read from a release's own sources.
+
+A unit that changes must be in use when it is loaded beside the release's extension.  So every unit
+that calls what it defines comes along, up to the functions that are registered as operators; these
+are registered anew.  What such units call in turn comes along too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from builder.compile.bindings import Registered, head_of, registered
+from builder.compile.build import FLAGS, HOST_SUFFIXES
+from builder.compile.cppscan import Facts, scan
+from builder.compile.cpptext import Defined, Text, read
+from builder.compile.registration import Operator
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from builder.compile.cmake import BuildRecipe, Unit
+    from builder.compile.cppscan import Name
+    from builder.compile.includes import Sources
+
+#: A companion is for a small change.  Where it would hold more than this share of its extension's
+#: units, and more than a few, the extension is built as a whole.
+SHARE, FEW = 1 / 3, 8
+#: Text of the release's build files, in which it names what it defines for one target or another.
+_BUILD_FILES = ("CMakeLists.txt", "cmake/*.cmake", "cmake/external_projects/*.cmake")
+_SET = re.compile(r"(?:\b|-D)([A-Z_][A-Z0-9_]*)\b")
+#: Not defined where functions are linked: the compiler's pass for the host has none.
+_HOST = frozenset({"__CUDA_ARCH__", "__HIP_DEVICE_COMPILE__"})
+
+
+class Unknown(UsageError):
+    """What stands behind a unit cannot be said, or comes to too much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behind:
+    """What a companion for some units is made of beside them."""
+
+    operators: tuple[Operator, ...]
+    #: units that call the rebuilt ones, and units that these call
+    siblings: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One unit with all that it includes."""
+
+    path: str
+    defined: frozenset[Name]
+    #: templates that it may hold instances of for others
+    templates: frozenset[Name]
+    inside: frozenset[Name]
+    declared: frozenset[Name]
+    used: frozenset[str]
+    #: a file whose brackets do not match
+    broken: str
+    rows: tuple[Registered, ...]
+    #: how many blocks register operators, and how many of these could be read
+    blocks: tuple[int, int]
+
+    def calls(self, other: _Unit) -> frozenset[Name]:
+        """What it uses of what another defines, as far as names say."""
+        shared = other.defined - self.defined
+        seen = shared & (self.declared | self.inside)
+        instances = (other.templates & self.declared) - self.inside - self.defined
+        return frozenset(name for name in (*seen, *instances) if name[-1] in self.used)
+
+    @property
+    def binds(self) -> bool:
+        """Whether it is there to register what other units define."""
+        return bool(self.blocks[0]) and self.path.endswith(HOST_SUFFIXES)
+
+
+class Discovery:
+    """The functions of a release's units, and the operators that they are registered as."""
+
+    def __init__(self, sources: Sources, recipe: BuildRecipe, release: str) -> None:
+        """``sources`` are those that are compiled: with the change, where there is one."""
+        self._sources = sources
+        self.recipe = recipe
+        self.release = release
+        self._texts: dict[tuple[str, str], tuple[Text, Facts]] = {}
+        self._units: dict[str, _Unit] = {}
+
+    # -- reading
+
+    @cached_property
+    def _build_words(self) -> frozenset[str]:
+        root = self._sources.root
+        files = [file for pattern in _BUILD_FILES for file in sorted(root.glob(pattern))]
+        return frozenset(w for file in files for w in _SET.findall(file.read_text("utf-8")))
+
+    def _defined(self, extension: str) -> Defined:
+        flags = (flag[2:] for flag in (*FLAGS, *self.recipe.flags) if flag.startswith("-D"))
+        given = [*flags, *self.recipe.extensions[extension].definitions]
+        pairs = (word.partition("=") for word in given)
+        values = {name: value for name, _, value in pairs}
+        major, _, minor = self.recipe.cuda.partition(".")
+        values["CUDA_VERSION"] = str(int(major) * 1000 + int(minor or 0) * 10)
+        left_out = self._build_words - set(values)
+        return Defined(values, frozenset(left_out | _HOST))
+
+    def file(self, path: str, extension: str) -> tuple[Text, Facts]:
+        """A file of the tree as a unit of an extension reads it."""
+        key = (path, extension)
+        if key not in self._texts:
+            raw = self._sources.texts[path].decode("utf-8", "replace")
+            text = read(raw, self._defined(extension))
+            self._texts[key] = text, scan(text)
+        return self._texts[key]
+
+    @cached_property
+    def _includers(self) -> Mapping[tuple[str, str], int]:
+        """Extension and file -> how many units include it."""
+        count: dict[tuple[str, str], int] = {}
+        for unit in self.recipe.units.values():
+            for path in self._sources.closure(unit.path):
+                count[unit.extension, path] = count.get((unit.extension, path), 0) + 1
+        return count
+
+    def unit(self, path: str) -> _Unit:
+        """A unit, with all that it includes."""
+        if path not in self._units:
+            self._units[path] = self._read(self.recipe.units[path])
+        return self._units[path]
+
+    def _read(self, unit: Unit) -> _Unit:
+        files = sorted(self._sources.closure(unit.path))
+        rows = [(path, self.file(path, unit.extension)[1]) for path in files]
+        # defined in a header of several units: some macro says that it is inline
+        alone = [f for path, f in rows if self._includers[unit.extension, path] == 1]
+        shared = [f for path, f in rows if self._includers[unit.extension, path] > 1]
+        text, own = self.file(unit.path, unit.extension)
+        if own not in alone:
+            alone.append(own)
+        heads = [head_of(block, text, unit.extension) for block in own.blocks]
+        inside = [f.inside for _, f in rows] + [f.defined for f in shared if f is not own]
+        return _Unit(
+            path=unit.path,
+            defined=_all(f.defined for f in alone),
+            templates=_all(f.templates for f in alone),
+            inside=_all(inside),
+            declared=_all(f.declared for _, f in rows),
+            used=frozenset().union(*(f.used for _, f in rows)),
+            broken=next((path for path, f in rows if not f.whole), ""),
+            rows=tuple(registered(own.blocks, text, unit.extension)),
+            blocks=(len(own.blocks), sum(head is not None for head in heads)),
+        )
+
+    # -- who defines what, and who calls it
+
+    @cached_property
+    def _providers(self) -> Mapping[Name, tuple[str, ...]]:
+        found: dict[Name, list[str]] = {}
+        for path in sorted(self.recipe.units):
+            for name in self.unit(path).defined | self.unit(path).templates:
+                found.setdefault(name, []).append(path)
+        return {name: tuple(paths) for name, paths in found.items()}
+
+    def providers(self, name: Name, extension: str) -> tuple[str, ...]:
+        """Units that define a name: those of the extension, else those of another."""
+        every = self._providers.get(name, ())
+        near = tuple(p for p in every if self.recipe.units[p].extension == extension)
+        return near or every
+
+    def callers(self, path: str) -> list[str]:
+        """Units of the same extension that call what a unit defines."""
+        extension = self.recipe.units[path].extension
+        return [
+            other
+            for other, about in sorted(self.recipe.units.items())
+            if about.extension == extension and other != path and not self.unit(other).binds
+            if self.unit(other).calls(self.unit(path))
+        ]
+
+    def callees(self, path: str) -> list[str]:
+        """Units that define what a unit calls: of its extension, or else of another."""
+        extension = self.recipe.units[path].extension
+        unit = self.unit(path)
+        near: dict[str, frozenset[Name]] = {}
+        far: dict[str, frozenset[Name]] = {}
+        for other, about in sorted(self.recipe.units.items()):
+            if other == path or self.unit(other).binds:
+                continue
+            names = unit.calls(self.unit(other))
+            if names:
+                (near if about.extension == extension else far)[other] = names
+        here = _all(near.values())
+        return [*near, *(other for other, names in far.items() if not names <= here)]
+
+    # -- operators
+
+    def _bound(self, extension: str) -> list[tuple[_Unit, Registered]]:
+        """What the units of an extension register: which one, and what."""
+        units = (p for p, u in sorted(self.recipe.units.items()) if u.extension == extension)
+        return [(unit, row) for unit in map(self.unit, units) for row in unit.rows]
+
+    def _home(self, unit: _Unit, row: Registered) -> tuple[str, ...]:
+        """The units that define the function of a row; the unit itself where it registers it."""
+        if not unit.binds:
+            return (unit.path,)
+        extension = self.recipe.units[unit.path].extension
+        for depth in range(len(row.scope), -1, -1):
+            found = self.providers((*row.scope[:depth], *row.function), extension)
+            if found:
+                return found
+        return ()
+
+    def operators_of(self, paths: Iterable[str], extension: str) -> list[Operator]:
+        """The operators whose functions these units define, one for each dispatch key.
+
+        Raises:
+            Unknown: one of them is registered in a way that cannot be repeated.
+        """
+        wanted = set(paths)
+        found: dict[tuple[str, str], Operator] = {}
+        for unit, row in self._bound(extension):
+            home = self._home(unit, row)
+            if not wanted & set(home):
+                continue
+            self._must_be_plain(unit, row, home)
+            if (row.name, row.key) in found:
+                raise Unknown(f"{row.name} is registered twice for {row.key}: {unit.path}")
+            found[row.name, row.key] = self._operator(unit, row, home[0], extension)
+        return list(found.values())
+
+    @staticmethod
+    def _must_be_plain(unit: _Unit, row: Registered, home: Sequence[str]) -> None:
+        if len(home) > 1:
+            raise Unknown(
+                f"{row.name} calls {'::'.join(row.function)}, which {len(home)} units define: "
+                f"{', '.join(home)}"
+            )
+        if not row.function or not row.key or (row.defines and not unit.binds):
+            raise Unknown(
+                f"{row.name} is registered in {unit.path} in a form that cannot be repeated"
+            )
+
+    def _operator(self, unit: _Unit, row: Registered, home: str, extension: str) -> Operator:
+        headers: tuple[str, ...] = ()
+        if unit.binds:
+            headers = self._headers(unit, row, extension)
+        return Operator(
+            name=row.name,
+            rebuilt=(home,),
+            vllm=f"=={self.release}",
+            key=row.key,
+            abi=row.abi,
+            module=f"vllm/{extension}",
+            function="::".join(row.function),
+            headers=headers,
+            own=not unit.binds,
+        )
+
+    def _headers(self, unit: _Unit, row: Registered, extension: str) -> tuple[str, ...]:
+        """What a unit that registers a function includes, in its order: one declares it.
+
+        All are needed: one may want what another has.  Those that need CPython's are left out.
+        """
+        names = {(*row.scope[:depth], *row.function) for depth in range(len(row.scope) + 1)}
+        found = []
+        declared = False
+        for header in self.file(unit.path, extension)[0].includes:
+            path = self._sources.resolved(unit.path, header[1:-1])
+            files = self._sources.closure(path) if path else frozenset()
+            read_as = [self.file(each, extension) for each in files]
+            if any("<Python.h>" in text.includes for text, _ in read_as):
+                continue
+            declared = declared or any(names & facts.declared for _, facts in read_as)
+            found.append(f'"{path.removeprefix("csrc/")}"' if path else header)
+        if not declared:
+            raise Unknown(
+                f"{'::'.join(row.function)} of {row.name} is declared in no header that "
+                f"{unit.path} includes"
+            )
+        return tuple(found)
+
+    # -- all together
+
+    def behind(self, rebuilt: Sequence[Unit]) -> Behind:
+        """What has to be compiled and registered for some units to be in use.
+
+        Raises:
+            Unknown: a step cannot be said from the sources, or too many units are needed.
+        """
+        extensions = sorted({unit.extension for unit in rebuilt})
+        if len(extensions) != 1:
+            raise Unknown(
+                f"the change reaches units of {len(extensions)} extensions "
+                f"({', '.join(extensions)}), and a companion goes beside one"
+            )
+        (extension,) = extensions
+        first = [unit.path for unit in rebuilt]
+        for path in first:
+            if self.unit(path).binds:
+                raise Unknown(
+                    f"{path} registers the extension's operators, and what is registered cannot be "
+                    "taken back"
+                )
+        upward = self._closure(first, self.callers)
+        every = self._closure(upward, self.callees)
+        for path in every:
+            if self.unit(path).broken:
+                raise Unknown(
+                    f"{self.unit(path).broken}, which {path} includes, cannot be read: its "
+                    "brackets do not match"
+                )
+        self._must_be_understood(upward, extension)
+        for path in first:
+            self._must_lead_somewhere(path, extension)
+        self.must_be_few(every, extension, first)
+        operators = self.operators_of(upward, extension)
+        # a unit that comes along registers its own operators again when it is loaded
+        also = [p for p in every if p not in upward and self.unit(p).rows]
+        operators += self.operators_of(also, extension) if also else []
+        return Behind(
+            operators=tuple(operators),
+            siblings=tuple(self.recipe.units[path] for path in every if path not in first),
+        )
+
+    def must_be_few(self, paths: Sequence[str], extension: str, changed: Sequence[str]) -> None:
+        """Refuse a companion of too many units.
+
+        Raises:
+            Unknown: they are more than ``FEW`` and more than ``SHARE`` of the extension.
+        """
+        total = sum(unit.extension == extension for unit in self.recipe.units.values())
+        if len(paths) > max(FEW, total * SHARE):
+            raise Unknown(
+                f"{_named(changed)}: with what calls it, and what that calls, {len(paths)} of the "
+                f"{total} units of {extension} would be compiled, more than a third"
+            )
+
+    def _must_lead_somewhere(self, path: str, extension: str) -> None:
+        if self.operators_of(self._closure([path], self.callers), extension):
+            return
+        defined = sorted("::".join(name) for name in self.unit(path).defined)
+        shown = ", ".join(defined[:4]) + (", ..." if len(defined) > 4 else "")
+        raise Unknown(
+            f"{path}: which torch operator of vllm {self.release} calls it is not known: "
+            + (
+                f"no unit of {extension} that is registered calls what it defines ({shown})"
+                if defined
+                else "it defines no function that another unit could call"
+            )
+        )
+
+    def _must_be_understood(self, paths: Sequence[str], extension: str) -> None:
+        """All that names a function where operators are registered must have been read as such."""
+        for path, about in sorted(self.recipe.units.items()):
+            unit = self.unit(path)
+            if about.extension != extension or not unit.blocks[0]:
+                continue
+            if unit.blocks[0] != unit.blocks[1] or unit.broken:
+                raise Unknown(f"{path} registers operators in a form that is not known")
+            if not unit.binds:
+                continue
+            read_there = {row.function[-1] for row in unit.rows if row.function}
+            for other in paths:
+                left = {n[-1] for n in unit.calls(self.unit(other))} - read_there
+                if left:
+                    raise Unknown(
+                        f"{path} names {min(left)} of {other} in a form that is not known"
+                    )
+
+    @staticmethod
+    def _closure(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> list[str]:
+        seen = list(dict.fromkeys(start))
+        for path in seen:  # grows as it is read
+            seen += [other for other in step(path) if other not in seen]
+        return seen
+
+
+def _all(sets: Iterable[frozenset[Name]]) -> frozenset[Name]:
+    return frozenset().union(*sets)
+
+
+def _named(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

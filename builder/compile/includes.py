@@ -1,0 +1,135 @@
+"""Which translation units a change to a source file reaches, and which guards those units meet.
+
+Includes are followed textually, as a preprocessor that takes every branch: a unit may be named
+that a compiler would leave alone, never the other way round.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from builder.compile.cmake import BuildRecipe, Unit
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
+#: What units are compiled of.
+SUFFIXES = frozenset({".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".inl"})
+#: A wrapper that lets a kernel run on some architectures; on the others it traps or does nothing.
+_GUARD = re.compile(
+    r"struct (enable_sm\w+) : Kernel \{(?:(?!struct ).)*?"
+    r"#\s*if ([^\n]*__CUDA_ARCH__\s*[=<>][^\n]*)\n",
+    re.DOTALL,
+)
+_COMPARISON = re.compile(r"__CUDA_ARCH__\s*(==|>=|<=|<|>)\s*(\d+)")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The C++ and CUDA files of a source tree, and what each includes of the others."""
+
+    root: Path
+    #: sources that the build generates: path below the root -> content
+    generated: Mapping[str, bytes] = field(default_factory=dict)
+    #: new texts of files of the tree
+    changed: Mapping[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def texts(self) -> Mapping[str, bytes]:
+        """Path below the root -> content."""
+        found = {
+            path.relative_to(self.root).as_posix(): path.read_bytes()
+            for path in sorted((self.root / "csrc").rglob("*"))
+            if path.suffix in SUFFIXES and path.is_file()
+        }
+        return {**self.generated, **found, **self.changed}
+
+    @cached_property
+    def includes(self) -> Mapping[str, frozenset[str]]:
+        """Path -> paths that it includes and that the tree holds."""
+        return {path: frozenset(self._included(path, text)) for path, text in self.texts.items()}
+
+    def _included(self, path: str, text: bytes) -> Iterable[str]:
+        for name in _INCLUDE.findall(text):
+            found = self.resolved(path, name.decode("utf-8", "replace"))
+            if found:
+                yield found
+
+    def resolved(self, path: str, name: str) -> str:
+        """The file of the tree that a file includes by a name; empty when the tree has none.
+
+        Beside the file first, then below ``csrc``, as the build's include directories say.
+        """
+        for place in (PurePosixPath(path).parent, PurePosixPath("csrc"), PurePosixPath()):
+            found = _normal(place / name)
+            if found in self.texts:
+                return found
+        return ""
+
+    def closure(self, path: str) -> frozenset[str]:
+        """A file and all that it includes, directly or not."""
+        seen, waiting = {path}, deque([path])
+        while waiting:
+            fresh = self.includes.get(waiting.popleft(), frozenset()) - seen
+            seen |= fresh
+            waiting.extend(fresh)
+        return frozenset(seen)
+
+    @cached_property
+    def guards(self) -> Mapping[str, str]:
+        """Guard -> the condition on ``__CUDA_ARCH__`` under which it lets its kernel run."""
+        found: dict[str, str] = {}
+        for text in self.texts.values():
+            if b'asm("trap;")' in text:
+                found.update(_GUARD.findall(text.decode("utf-8", "replace")))
+        return found
+
+
+def _normal(path: PurePosixPath) -> str:
+    parts: list[str] = []
+    for part in path.parts:
+        if part == ".." and parts:
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
+
+
+def touched(sources: Sources, recipe: BuildRecipe, changed: Iterable[str]) -> list[Unit]:
+    """The units that must be compiled again when these files change, sorted by path."""
+    wanted = set(changed)
+    return [unit for path, unit in sorted(recipe.units.items()) if sources.closure(path) & wanted]
+
+
+def lets_run(condition: str, cuda_arch: int) -> bool:
+    """Whether a guard's condition holds for a value of ``__CUDA_ARCH__``; all parts must."""
+    compare = {
+        "==": cuda_arch.__eq__,
+        ">=": cuda_arch.__ge__,
+        "<=": cuda_arch.__le__,
+        "<": cuda_arch.__lt__,
+        ">": cuda_arch.__gt__,
+    }
+    return all(compare[sign](int(number)) for sign, number in _COMPARISON.findall(condition))
+
+
+def dead_guards(sources: Sources, unit: Unit) -> dict[str, str]:
+    """SM12x guards of a unit that keep its kernels from running where it is compiled to.
+
+    Returns guard -> file that uses it; empty when all kernels run.  Guards of other families are
+    left out: a unit for SM12x shares headers with the units for them, and instantiates its own.
+    """
+    found = {}
+    for path in sorted(sources.closure(unit.path)):
+        text = sources.texts[path].decode("utf-8", "replace")
+        for name in re.findall(r"\b(enable_sm12\w+)<", text):
+            condition = sources.guards.get(name)
+            if condition and not all(lets_run(condition, arch) for arch in unit.cuda_arch):
+                found[name] = path
+    return found

@@ -1,0 +1,191 @@
+"""Linking objects into a library that goes beside a prebuilt extension.
+
+The base's libraries need not be here: the linker sees stand-ins of the same names with the symbols
+that the real ones export, so a symbol that none of them has stays open and is found.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.compile.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
+from builder.compile.executor import Machine, Step
+from builder.compile.glibc import older_versions, shim_source
+from builder.compile.host import NATIVE
+from builder.errors import EngineError
+from builder.machinecode.elf import read_elf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from builder.compile.abi import AbiBase
+    from builder.compile.base import NativeBase
+    from builder.compile.executor import Executor
+    from builder.compile.host import HostCompiler
+
+#: Nothing is exported: the library is loaded for what it registers.
+_EXPORTS = "{ local: *; };\n"
+_LINK = ("-s", "-z", "now", "-z", "noexecstack", "--build-id=sha1", "--as-needed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linked:
+    """The library, and what holding it against the base gave."""
+
+    data: bytes
+    #: ``shared``: the base's own CUDA runtime; ``static``: one of its own
+    runtime: str
+    proof: AbiProof
+    base: AbiBase
+    #: functions of the C library that are asked for in an older version than this machine's
+    older: Mapping[str, str]
+
+
+def toolkit_libraries(nvcc: Path, host: HostCompiler = NATIVE) -> Path:
+    """The folder with the CUDA runtime that this compiler links, for the platform of ``host``.
+
+    Raises:
+        EngineError: it does not say, or there is none.
+    """
+    words = [str(nvcc), *host.words, "--dryrun", "-shared", "x.o"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    for line in re.findall(r"LIBRARIES=(.*)", done.stderr + done.stdout):
+        for folder in re.findall(r'-L"?([^"\s]+)', line):
+            if any(Path(folder).glob("libcudart*")):
+                return Path(folder).resolve()
+    raise EngineError(
+        f"{nvcc} names no folder that has libcudart: the toolkit is incomplete",
+        hint="install the CUDA runtime's development files of the same version",
+    )
+
+
+def link(
+    objects: Sequence[Path],
+    base: NativeBase,
+    module: str,
+    nvcc: Path,
+    cuda: str,
+    where: Executor | None = None,
+) -> Linked:
+    """Link objects for a base, and hold the result against it.
+
+    Args:
+        objects: what is linked.
+        base: where it will be loaded.
+        module: the base's extension that it goes with.
+        nvcc: the compiler, which knows the host's linker and its own runtime.
+        cuda: its version.
+        where: where they run; this machine when None.
+
+    Raises:
+        BuildFailed: the linker refuses.
+        EngineError: there is no host compiler, or no CUDA runtime to link.
+        UsageError: the base lacks the extension, or a library cannot be read.
+        RemoteError: a wheel of the base cannot be read.
+    """
+    shared = f"libcudart.so.{cuda.partition('.')[0]}" in base.facts(module).needed
+    runtime = "shared" if shared else "static"
+    there = where or Machine()
+    if isinstance(there, Machine) and shutil.which(there.host.command) is None:
+        raise EngineError(
+            f"no host compiler ({there.host.command}) here: objects are linked with it"
+        )
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+        run = _Linker(nvcc=str(nvcc), folder=Path(scratch), runtime=runtime, where=there)
+        inputs = run.take(objects)
+        first = read_elf(run.link("first", inputs))
+        open_symbols = [s for s, (lib, _) in first.undefined.items() if not SYSTEM.fullmatch(lib)]
+        against = base.held_against(module, open_symbols)
+        stand_ins, before = run.stand_ins(_offers(against, open_symbols))
+        library = run.link("second", [*inputs, *stand_ins], before)
+        facts = read_elf(library)
+        newer = too_new(facts, against)
+        older = older_versions(newer, against, there.c_library) if newer else {}
+        if newer:
+            # what the base's own libraries bring along need not come from a newer system
+            offers = _offers(against, [*open_symbols, *(set(newer) - set(older))])
+            stand_ins, before = run.stand_ins(offers)
+            shim, step = run.assemble("older", shim_source(older, against.extension.machine))
+            wrapped = sorted(older)
+            library = run.link("third", [*inputs, shim, *stand_ins], [*before, step], wrapped)
+            facts = read_elf(library)
+        return Linked(
+            data=library.read_bytes(),
+            runtime=runtime,
+            proof=check_abi(facts, against, own_runtime=not shared),
+            base=against,
+            older=older,
+        )
+
+
+def _offers(base: AbiBase, symbols: Iterable[str]) -> dict[str, list[str]]:
+    """Library of the base -> the symbols that it is asked for."""
+    offers: dict[str, list[str]] = {}
+    for symbol in sorted(symbols):
+        source = base.source_of(symbol)
+        if source and not source.startswith("libcudart."):
+            offers.setdefault(source, []).append(symbol)
+    assert all(name == DRIVER or name in base.libraries for name in offers)
+    return offers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Linker:
+    """Files are named from the folder: it is called otherwise where the linker runs."""
+
+    nvcc: str
+    folder: Path
+    runtime: str
+    where: Executor
+
+    def take(self, objects: Sequence[Path]) -> list[str]:
+        """Objects under plain names, in their order."""
+        names = [f"{number}.o" for number in range(len(objects))]
+        for name, path in zip(names, objects, strict=True):
+            shutil.copyfile(path, self.folder / name)
+        return names
+
+    def link(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        before: Sequence[Step] = (),
+        wrap: Sequence[str] = (),
+    ) -> Path:
+        """Link after some other steps; the library."""
+        target = f"{name}.so"
+        (self.folder / "exports").write_text(_EXPORTS)
+        options = [*_LINK, "--version-script=exports", *(f"--wrap={symbol}" for symbol in wrap)]
+        words = [self.nvcc, *self.where.host.words, "-shared", "--no-device-link"]
+        words.append(f"-cudart={self.runtime}")
+        for option in options:
+            words += ["-Xlinker", option]
+        last = Step(words=(*words, *inputs, "-o", target), said="the linker refused")
+        self.where.run(self.folder, [*before, last], [target])
+        return self.folder / target
+
+    def stand_ins(self, offers: Mapping[str, Sequence[str]]) -> tuple[list[str], list[Step]]:
+        """Libraries by the names of the base's, with symbols and nothing behind them."""
+        made, steps = [], []
+        for soname, symbols in offers.items():
+            rows = [f".globl {s}\n.type {s}, %function\n{s}:" for s in symbols]
+            object_file, step = self.assemble(soname, "\n".join([".text", *rows, ""]))
+            target = f"{soname}.stand-in.so"  # nvcc takes no name like lib.so.1
+            words = (self.where.host.command, "-shared", "-nostdlib", f"-Wl,-soname,{soname}")
+            said = f"no stand-in for {soname}"
+            steps += [step, Step(words=(*words, object_file, "-o", target), said=said)]
+            made.append(target)
+        return made, steps
+
+    def assemble(self, name: str, text: str) -> tuple[str, Step]:
+        """An object of some assembly, and the step that makes it."""
+        source, target = f"{name}.s", f"{name}.o"
+        (self.folder / source).write_text(text)
+        words = (self.where.host.command, "-c", source, "-o", target)
+        return target, Step(words=words, said=f"cannot assemble {name}")

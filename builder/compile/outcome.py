@@ -1,0 +1,117 @@
+"""What compiling a release for SM121 gives, before anything is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from builder.compile.cmake import evaluate
+from builder.compile.includes import Sources, dead_guards, touched
+from builder.errors import UsageError, did_you_mean
+from builder.machinecode.fatbin import GB10, Arch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.compile.cmake import BuildRecipe, Unit
+    from builder.compile.source import SourceTree
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A release, compiled for an architecture list: what runs on SM121, and what a change costs."""
+
+    source: SourceTree
+    recipe: BuildRecipe
+    #: units compiled for SM12x whose own guards keep their kernels from running there
+    dead: dict[str, dict[str, str]]
+    changed: tuple[str, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def extensions(self) -> list[str]:
+        """Extensions that the changed units belong to."""
+        return sorted({unit.extension for unit in self.units})
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of ``spark-build compile show --json``."""
+        recipe = self.recipe
+        return {
+            "schema": SCHEMA,
+            "vllm": self.source.version,
+            "source_sha256": self.source.sha256,
+            "cuda": recipe.cuda,
+            "arch_list": recipe.arch_list,
+            "archs": list(recipe.archs),
+            "supported_archs": list(recipe.supported),
+            "sm12x_units": [unit_json(unit) for unit in sm12x_units(recipe)],
+            "dead": [
+                {"unit": path, "guard": guard, "where": where, "condition": condition}
+                for path, guards in self.dead.items()
+                for guard, where in guards.items()
+                for condition in [Sources(self.source.root).guards[guard]]
+            ],
+            "changed": list(self.changed),
+            "rebuild": [unit_json(unit) for unit in self.units],
+            "units": len(recipe.units),
+            "external_projects": list(recipe.external),
+        }
+
+
+def unit_json(unit: Unit) -> dict[str, Any]:
+    """A unit in JSON."""
+    return {
+        "path": unit.path,
+        "extension": unit.extension,
+        "gencode": [f"{virtual},{real}" for virtual, real in unit.gencodes],
+        "runs_on_sm121": any(runs_on_gb10(real) for _, real in unit.gencodes),
+    }
+
+
+def runs_on_gb10(real: str) -> bool:
+    """Whether a GB10 loads code for a target (``sm_120f``), or its driver compiles that PTX."""
+    return runs_on(real, GB10)
+
+
+def runs_on(real: str, device: tuple[int, int]) -> bool:
+    """The same for a device by its compute capability."""
+    kind, _, number = real.partition("_")
+    arch = Arch.parse(f"sm_{number}")
+    return arch.compiles_on(device) if kind == "compute" else arch.loads_on(device)
+
+
+def sm12x_units(recipe: BuildRecipe) -> list[Unit]:
+    """Units that are compiled for 12.x only: the kernels written for this family."""
+    return [
+        unit
+        for _, unit in sorted(recipe.units.items())
+        if unit.gencodes and all(1200 <= arch < 1300 for arch in unit.cuda_arch)
+        if "sm12" in unit.path.rsplit("/", 1)[-1]
+    ]
+
+
+def outcome(source: SourceTree, arch_list: str, cuda: str, changed: Sequence[str] = ()) -> Outcome:
+    """What the release's own build files make of an architecture list.
+
+    Raises:
+        UsageError: a changed file is not in the source, or the build files cannot be read so.
+        EngineError: there is no cmake.
+    """
+    recipe = evaluate(source, arch_list, cuda)
+    sources = Sources(source.root, recipe.generated)
+    for path in changed:
+        if path not in sources.texts:
+            raise UsageError(
+                f"vllm {source.version} has no source file {path}"
+                f"{did_you_mean(path, sources.texts)}"
+            )
+    dead = {unit.path: dead_guards(sources, unit) for unit in sm12x_units(recipe)}
+    return Outcome(
+        source=source,
+        recipe=recipe,
+        dead={path: guards for path, guards in dead.items() if guards},
+        changed=tuple(changed),
+        units=tuple(touched(sources, recipe, changed)),
+    )

@@ -1,0 +1,152 @@
+"""A release's sources with changes laid over them, as files of their own that a build can read."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.diff import parse_diff
+from builder.applier.files import judge_file
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.trees import Content, DirTree
+from builder.compile.changes import changed_by
+from builder.compile.cmake import evaluate
+from builder.compile.includes import SUFFIXES, Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.applier.diff import FileDiff
+    from builder.applier.outcomes import OpResult
+    from builder.applier.trees import Changes
+    from builder.compile.cmake import BuildRecipe
+    from builder.compile.source import SourceTree
+
+#: Below ``csrc`` and read by nobody who builds.
+_DOCUMENTS = (".md", ".rst")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A source tree, and what its own build makes of it for an architecture list."""
+
+    source: SourceTree
+    arch_list: str
+    cuda: str
+    #: another tree whose build does the same
+    like: Built | None = None
+
+    @cached_property
+    def recipe(self) -> BuildRecipe:
+        """What would be compiled."""
+        if self.like is not None:
+            return self.like.recipe
+        return evaluate(self.source, self.arch_list, self.cuda)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Its C++ and CUDA files, those included that the build generates."""
+        return Sources(self.source.root, self.recipe.generated)
+
+    @cached_property
+    def closures(self) -> Mapping[str, frozenset[str]]:
+        """Unit -> the files that it comes from."""
+        return {path: self.sources.closure(path) for path in self.recipe.units}
+
+    @cached_property
+    def reached(self) -> frozenset[str]:
+        """All files that some unit comes from."""
+        return frozenset().union(*self.closures.values())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One file of a diff on the sources, as the changes before it leave them."""
+
+    change: FileDiff
+    result: OpResult
+
+
+class Laid:
+    """Changes laid over a release's sources one by one, in a folder of their own."""
+
+    def __init__(self, pristine: SourceTree, folder: Path) -> None:
+        shutil.copytree(pristine.root, folder, symlinks=True)
+        self.pristine = pristine
+        self.source = replace(pristine, root=folder)
+        self.tree = DirTree(folder)
+        self._touched: set[str] = set()
+
+    @property
+    def texts(self) -> dict[str, bytes | None]:
+        """Path -> content now, of the files that are not as they were; None where it is gone."""
+        before = DirTree(self.pristine.root)
+        found = {path: self.tree.read(path) for path in sorted(self._touched)}
+        return {path: text for path, text in found.items() if text != before.read(path)}
+
+    def built(self, before: Built) -> Built:
+        """The changed tree for what ``before``, the pristine one, is built for.
+
+        Where nothing but the text of C++ and CUDA files is another, the build does the same.
+        """
+        there = DirTree(self.pristine.root)
+        edits = all(
+            PurePosixPath(path).suffix in SUFFIXES and text is not None and there.digest(path)
+            for path, text in self.texts.items()
+        )
+        like = before if edits else None
+        return Built(self.source, before.arch_list, before.cuda, like)
+
+    def known(self, change: Mapping[str, Any]) -> None:
+        """Lay a change over that is known by name; nothing happens where the sources have it.
+
+        Raises:
+            SparkBuildError: the sources have neither of its texts (drift, exit 4).
+        """
+        texts = changed_by(Sources(self.source.root), change).texts
+        self._write({path: Content.of(text) for path, text in texts.items()})
+
+    def diff(self, text: str) -> list[Judged]:
+        """Lay a diff over, but for files where it does not fit; every file with what it found."""
+        judged = []
+        for change in parse_diff(text):
+            if change.path.endswith(_DOCUMENTS):
+                continue
+            result = judge_file(change, self.tree)
+            judged.append(Judged(change, result))
+            if result.found == PRE:
+                self._write(result.changes)
+        return judged
+
+    def _write(self, changes: Changes) -> None:
+        for path, content in changes.items():
+            target = self.source.root / path
+            self._touched.add(path)
+            if content is None:
+                target.unlink()
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.read())
+            target.chmod(content.mode)
+
+
+def verdict(judged: Sequence[Judged]) -> tuple[str, str]:
+    """What some files of a diff find together, and why they cannot be taken where they cannot."""
+    for found in (DRIFT, AMBIGUOUS):
+        for one in judged:
+            if one.result.found == found:
+                said = one.result.reason
+                path = one.change.path
+                return found, said if path in said else f"{path}: {said}"
+    names = {
+        found: [one.change.path for one in judged if one.result.found == found]
+        for found in (PRE, POST)
+    }
+    if names[PRE] and names[POST]:
+        there, missing = ", ".join(names[POST]), ", ".join(names[PRE])
+        return DRIFT, f"{there} already patched, {missing} not"
+    return (PRE if names[PRE] else POST), ""

@@ -1,0 +1,140 @@
+"""Which torch operators a change rebuilds, and the C++ that registers them anew.
+
+The kernels of a release's extension have hidden symbols, so they cannot be replaced one by one; an
+operator can: torch's dispatcher takes the kernel that was registered last.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+
+from builder.errors import UsageError
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from builder.compile.cmake import Unit
+
+_CLASSIC = """
+TORCH_LIBRARY_IMPL({library}, {key}, m) {{
+  m.impl("{operator}", &{function});
+}}
+"""
+_STABLE = """
+STABLE_TORCH_LIBRARY_IMPL({library}, {key}, m) {{
+  m.impl("{operator}", TORCH_BOX(&{function}));
+}}
+"""
+#: Kind of registration -> the header that it takes, and how it is written.
+_REGISTER = {
+    "classic": ("torch/library.h", _CLASSIC),
+    "stable": ("torch/csrc/stable/library.h", _STABLE),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """A torch operator that a release registers; ``builder/data/native.toml`` says what is what.
+
+    One that was found in a release's sources has no ``kernels`` and nothing that they must hold.
+    """
+
+    name: str
+    rebuilt: tuple[str, ...]
+    vllm: str
+    key: str
+    abi: str
+    module: str
+    function: str
+    units: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+    header: str = ""
+    declaration: str = ""
+    kernels: str = ""
+    holds: str = ""
+    #: what the release's own registration includes, with quotes or brackets; one declares it
+    headers: tuple[str, ...] = ()
+    #: a unit that is compiled registers it itself
+    own: bool = False
+
+
+def load_operators() -> list[Operator]:
+    """All operators that are known."""
+    rows = tomllib.loads(package_file("data", "native.toml").read_text("utf-8"))["operator"]
+    lists = ("rebuilt", "units", "defines")
+    return [Operator(**(row | {name: tuple(row[name]) for name in lists})) for row in rows]
+
+
+def known_operators(vllm: str, known: Iterable[Operator] | None = None) -> list[Operator]:
+    """The operators that are known of a release."""
+    every = load_operators() if known is None else known
+    return [op for op in every if SpecifierSet(op.vllm).contains(vllm, prereleases=True)]
+
+
+def operators_behind(
+    units: Sequence[Unit], vllm: str, known: Iterable[Operator] | None = None
+) -> list[Operator]:
+    """The operators that are known to call these units, in a release.
+
+    Raises:
+        UsageError: a unit stands behind no operator that is known.
+    """
+    fitting = known_operators(vllm, known)
+    found: dict[str, Operator] = {}
+    for unit in units:
+        behind = [op for op in fitting if unit.path.endswith(op.rebuilt)]
+        if not behind:
+            names = ", ".join(sorted({row for op in fitting for row in op.rebuilt})) or "none"
+            raise UsageError(
+                f"{unit.path}: which torch operator of vllm {vllm} calls it is not known; units "
+                f"that are: {names}"
+            )
+        found.update({op.name: op for op in behind})
+    return list(found.values())
+
+
+def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
+    """What lies between an operator and its kernels.
+
+    Raises:
+        UsageError: the release has no such unit, or several.
+    """
+    found = []
+    for suffix in operator.units:
+        fitting = [unit for path, unit in sorted(units.items()) if path.endswith(suffix)]
+        if len(fitting) != 1:
+            raise UsageError(
+                f"{operator.name} needs one unit {suffix}, and this release compiles "
+                f"{len(fitting)}: builder/data/native.toml does not fit it"
+            )
+        found += fitting
+    return found
+
+
+def registration_source(operators: Sequence[Operator], mark: str) -> str:
+    """C++ that registers operators anew when its library is loaded.
+
+    Args:
+        operators: what is registered; not those that a unit registers itself.
+        mark: names the companion; torch shows it as the place of registration.
+    """
+    operators = [op for op in operators if not op.own]
+    headers = {_REGISTER[op.abi][0] for op in operators}
+    headers |= {op.header for op in operators if op.header}
+    rows = ["// Made by spark-build: registers rebuilt kernels in place of the release's own."]
+    rows += [f"#include <{header}>" for header in sorted(headers)]
+    rows += ["#include <optional>", ""]
+    rows += [f"#include {h}" for h in dict.fromkeys(h for op in operators for h in op.headers)]
+    rows += [op.declaration.strip() + "\n" for op in operators if op.declaration]
+    for operator in operators:
+        library, _, name = operator.name.partition("::")
+        text = _REGISTER[operator.abi][1].format(
+            library=library, key=operator.key, operator=name, function=operator.function
+        )
+        rows += [f'#line 1 "{mark}"', text.strip(), ""]
+    return "\n".join(rows)

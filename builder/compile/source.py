@@ -1,0 +1,161 @@
+"""vLLM's source: a release's archive on the package index, a commit from its forge, or a folder.
+
+A base that was built between releases says in its version which commit it is
+(``0.19.2.dev31+g0123abcd``, as setuptools-scm writes it).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from contextlib import closing
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.errors import RemoteError, UsageError
+from builder.forge.site import site
+from builder.forge.store import Forges
+from builder.pypi.download import download
+from builder.util.console import console
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from builder.pypi.index import PackageIndex
+
+#: Where vLLM is developed; a clone or a mirror may answer for it.
+REPOSITORY = "vllm-project/vllm"
+
+#: What building extensions needs of vLLM's archive: a third of it.
+_PARTS = ("csrc", "cmake", "CMakeLists.txt", "pyproject.toml", "setup.py", "PKG-INFO")
+
+
+#: How setuptools-scm names the commit in the local part of a version.
+_COMMIT = re.compile(r"g([0-9a-f]{7,40})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTree:
+    """An unpacked source.
+
+    ``sha256`` is the archive's for a release, that of its paths and contents for a commit (forges
+    do not pack one the same way twice), and empty for a user's folder; ``origin`` is the archive's
+    file name, or ``git+https://HOST/OWNER/REPO@COMMIT``.
+    """
+
+    root: Path
+    version: str
+    sha256: str = ""
+    origin: str = ""
+
+
+def source_of(index: PackageIndex, version: str, forges: Forges | None = None) -> SourceTree:
+    """The source that a vLLM of this version was built from, unpacked into the cache once.
+
+    Args:
+        index: where the archives of releases are.
+        version: as installed; what follows the ``+`` may name the commit.
+        forges: where commits are, the forge that is set by default.
+
+    Raises:
+        UsageError: there is no such release, and the version names no commit.
+        RemoteError: it cannot be fetched, or the forge does not know the commit.
+    """
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        raise UsageError(
+            f"{version!r} is no version of vllm",
+            hint="a release like 0.19.1, or 0.19.2.dev3+gCOMMIT",
+        ) from None
+    named = next((m[1] for s in str(parsed.local).split(".") if (m := _COMMIT.fullmatch(s))), "")
+    if parsed.is_devrelease and named:
+        return commit_source(parsed.public, named, forges or Forges())
+    if parsed.is_devrelease:
+        raise UsageError(
+            f"vllm {version} is no release, and its version names no commit: its source is unknown",
+            hint=f"install it from its repository, which gives {parsed.public}+gCOMMIT",
+        )
+    return release_source(index, parsed.public)
+
+
+def release_source(index: PackageIndex, version: str) -> SourceTree:
+    """vLLM's source as released.
+
+    Raises:
+        UsageError: the release has no source archive, or it is not one of vLLM.
+        RemoteError: the download breaks off or has another digest.
+    """
+    file = index.sdist("vllm", version)
+    final = cache_dir() / "sources" / file.sha256
+    with locked(f"source {file.sha256}"):
+        if not (final / "CMakeLists.txt").is_file():
+            archive = download(file, index)
+            with archive.open("rb") as stream:
+                _lay_out(stream, file.filename, final)
+            archive.unlink()
+    return SourceTree(root=final, version=version, sha256=file.sha256, origin=file.filename)
+
+
+def commit_source(version: str, commit: str, forges: Forges) -> SourceTree:
+    """vLLM's source at a commit, whose name may be shortened.
+
+    Raises:
+        RemoteError: the forge does not answer, does not know the commit, or it is not vLLM's.
+    """
+    folder = cache_dir() / "sources"
+    with locked(f"source {commit[:7]}"):
+        kept = sorted(folder.glob(f"git-{commit}*"))
+        if len(kept) != 1:
+            forge, name = forges.for_repository(REPOSITORY)
+            full = forge.commit(REPOSITORY, commit)
+            kept = [folder / f"git-{full}"]
+            if not kept[0].is_dir():
+                with console.step(f"source of vllm at {full[:12]}, from {name}"):
+                    packed = io.BytesIO(forge.archive(REPOSITORY, full))
+                    _lay_out(packed, f"{REPOSITORY}@{full[:12]}", kept[0])
+    full = kept[0].name.removeprefix("git-")
+    return SourceTree(
+        root=kept[0],
+        version=version,
+        sha256=_content_digest(kept[0]),
+        origin=f"git+https://{site().host}/{REPOSITORY}@{full}",
+    )
+
+
+def _content_digest(root: Path) -> str:
+    """The sha256 of all paths and contents below a folder."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    named = {path.relative_to(root).as_posix(): sha256_hex(path.read_bytes()) for path in files}
+    return sha256_hex(canonical_json(named))
+
+
+def _lay_out(archive: IO[bytes], name: str, final: Path) -> None:
+    """The parts that a build needs, without the archive's own first folder."""
+    console.detail(f"unpacking {name}")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with making(final) as work:
+        work.mkdir()
+        try:
+            with closing(tarfile.open(fileobj=archive)) as tar:
+                tar.extractall(work, members=_wanted(tar), filter="data")
+        except (tarfile.TarError, EOFError) as error:
+            raise RemoteError(f"{name} is no archive: {error}") from None
+        if not (work / "CMakeLists.txt").is_file():
+            raise UsageError(f"{name} holds no CMakeLists.txt: it is not vLLM's source")
+        work.rename(final)
+
+
+def _wanted(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        _, _, inner = member.name.partition("/")
+        if inner.split("/", 1)[0] in _PARTS:
+            yield member.replace(name=inner, deep=False)

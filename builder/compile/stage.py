@@ -1,0 +1,388 @@
+"""The compile stage of a plan: what a layer's ``compile`` op takes, pinned, and running it.
+
+Planning a stage compiles nothing: it pins the sources, the change, the compiler and the headers.
+Running it gives a companion wheel (``companion.py``), which goes into an image like any other; it
+is kept in the cache under the digest of everything that went into it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import weakref
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from builder import __version__
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.sources import Stage, Unstaged
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, UPSTREAM
+from builder.applier.trees import DirTree
+from builder.applier.versions import normalize
+from builder.applier.wheels import wheel_members
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
+from builder.compile.base import DISTRIBUTIONS
+from builder.compile.changes import stage_name
+from builder.compile.companion import build_companion
+from builder.compile.companionrequest import request_for
+from builder.compile.compiler import MEMBER, find_compiler
+from builder.compile.cost import cost_of_units, free_here, refuse_machine
+from builder.compile.cputorch import refuse_cpu_torch
+from builder.compile.patchedsource import Built
+from builder.compile.source import source_of
+from builder.compile.stageplan import Present, Work, plan_changes
+from builder.compile.toolchain import header_wheels, pinned_torch
+from builder.errors import UsageError
+from builder.model import Platform
+from builder.pypi.index import write_atomically
+from builder.pypi.wheels import RemoteWheel
+from builder.util.console import console
+from builder.util.locks import locked
+from builder.util.paths import cache_dir, package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from builder.applier.outcomes import Target
+    from builder.applier.sources import Member
+    from builder.applier.trees import Tree
+    from builder.bases.model import Base
+    from builder.compile.cmake import Unit
+    from builder.compile.compiler import Compiler
+    from builder.compile.container import ToolkitChoice
+    from builder.compile.cost import Cost
+    from builder.forge.store import Forges
+    from builder.pypi.index import PackageIndex
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Sources that a diff does not fit, as they were when it was judged."""
+
+    tree: Tree
+    diff: str
+    archive: str
+
+
+class Stages:
+    """What ``--compile`` allows: stages for the layers of a plan, and running them."""
+
+    def __init__(
+        self,
+        index: PackageIndex,
+        forges: Forges | None = None,
+        nvcc: str | None = None,
+        toolkit: ToolkitChoice | None = None,
+    ) -> None:
+        """Compile with what ``find_compiler`` finds; ``nvcc`` or ``toolkit`` name another one."""
+        self._index = index
+        self._toolkit = toolkit
+        self._forges = forges
+        self._nvcc = nvcc
+        self._compilers: dict[str, Compiler] = {}
+        #: by the digest of what is asked for: what was decided
+        self._decided: dict[str, Work | Present | Unstaged] = {}
+        #: by the digest of a request: what it is compiled of
+        self._work: dict[str, tuple[Work, Compiler]] = {}
+        self._built: dict[tuple[str, str, str], Built] = {}
+        self._folder: Path | None = None
+        #: file name of a wheel that a stage has made -> where it is
+        self.wheels: dict[str, Path] = {}
+        #: request of a pull request -> the sources that its hunks do not fit
+        self.misfits: dict[str, Misfit] = {}
+
+    # -- planning
+
+    def stage(
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged:
+        """The stage of some ``compile`` ops, with its wheel where that was made before.
+
+        ``module`` gives the sha256 of the base's extension of a name, as ``vllm/_C``; the wheel
+        goes beside it, and is held against it.
+
+        Raises:
+            EngineError: this machine has no compiler for the base's architecture.
+            UsageError: the release's sources are not on the index, or cannot be read.
+            RemoteError: they cannot be fetched.
+            SparkBuildError: the sources have neither text of a change that is known by name
+                (drift, exit 4), or have it already (exit 10).
+        """
+        vllm = packages["vllm"]
+        release = Version(vllm).public
+        compiler = self._compiler(target.platform)
+        key = _digest([list(ops), vllm, compiler.cuda])
+        if key not in self._decided:
+            with console.step(f"sources of vllm {release}"):
+                self._decided[key] = self._decide(ops, vllm, compiler.cuda)
+        decided = self._decided[key]
+        if isinstance(decided, Unstaged):
+            return decided
+        if isinstance(decided, Present):
+            return self._present(decided, release, target, module)
+        beside = module(decided.plan.module)
+        if not beside:
+            reason = f"the base has no {decided.plan.module} for it to go beside"
+            return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
+        request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
+        self._work[_digest(request)] = decided, compiler
+        sources = {} if "change" in ops[-1] else decided.sources  # what it is, the layer says
+        return Stage(request, self._made(request), sources, decided.refusal)
+
+    def _compiler(self, platform: str) -> Compiler:
+        """Found once: it asks compilers for their versions, or where the tag of an image leads."""
+        if platform not in self._compilers:
+            found = find_compiler(self._index, platform, self._nvcc, self._toolkit)
+            self._compilers[platform] = found
+        return self._compilers[platform]
+
+    def _decide(
+        self, ops: Sequence[Mapping[str, Any]], vllm: str, cuda: str
+    ) -> Work | Present | Unstaged:
+        archs = sorted({op["arch"] for op in ops})
+        if len(archs) != 1:
+            raise UsageError(
+                f"{stage_name(ops)} are compiled together, and name {' and '.join(archs)}",
+                hint="give the ops of your layers the same 'arch'",
+            )
+        if (vllm, archs[0], cuda) not in self._built:
+            source = source_of(self._index, vllm, self._forges)
+            self._built[vllm, archs[0], cuda] = Built(source, archs[0], cuda)
+        before = self._built[vllm, archs[0], cuda]
+        folder = self._new_folder()
+        decided = plan_changes(before, ops, folder)
+        if isinstance(decided, Unstaged) and decided.state in (DRIFT, AMBIGUOUS):
+            last = ops[-1]
+            self.misfits[last["file"]] = Misfit(DirTree(folder), last["diff"], before.source.origin)
+        return decided
+
+    def _new_folder(self) -> Path:
+        """A path for changed sources, which go away with this object."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="spark-build-sources-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder / str(len(self._decided))
+
+    def _present(
+        self, found: Present, release: str, target: Target, module: Callable[[str], str]
+    ) -> Unstaged:
+        """The sources have the change: a binary that the release was made of has it too."""
+        name = found.sources["filename"]
+        for extension in found.extensions:
+            path = f"vllm/{extension}"
+            ours = module(path)
+            if ours not in self._released(path, release, target):
+                reason = (
+                    f"{name} has it already, but {path} of this base is not the one of a released "
+                    f"wheel ({ours[:12] or 'there is none'}): what that was built of cannot be told"
+                )
+                return Unstaged(NEEDS_REBUILD, reason, found.sources)
+        built = ", ".join(f"vllm/{extension}" for extension in found.extensions)
+        reason = f"{name} has it, and {built} of this base is as released, built from it"
+        return Unstaged(UPSTREAM, reason, found.sources, since=f"vLLM {release}")
+
+    def _released(self, path: str, release: str, target: Target) -> set[str | None]:
+        """The sha256 of an extension in the released wheel; none of what is no release."""
+        if Version(release).is_devrelease:
+            return set()
+        platform = Platform.parse(target.platform, target.python)
+        wheel = RemoteWheel(self._index.choose("vllm", release, platform), self._index)
+        return {m.sha256 for name, m in wheel.members.items() if name.startswith(f"{path}.")}
+
+    def _request(
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        work: Work,
+        compiler: Compiler,
+        torch: str,
+        target: Target,
+        module: str,
+    ) -> dict[str, Any]:
+        release, plan = work.source.version, work.plan
+        if not torch:  # a base of released wheels has the torch that it would be installed with
+            torch = pinned_torch(work.source.root)
+            refuse_cpu_torch(self._index, torch, target, release)
+        inputs = [
+            {
+                "distribution": "vllm",
+                "version": release,
+                "filename": work.source.origin,
+                "sha256": work.source.sha256,
+                "member": "sources to compile",
+            },
+            *(
+                {**pin, "member": "headers"}
+                for pin in header_wheels(self._index, compiler, Version(torch).public)
+            ),
+            *({**pin, "member": MEMBER} for pin in compiler.pins),
+        ]
+        request = {
+            "change": work.change.name,
+            "arch": ops[-1]["arch"],
+            "platform": target.platform,
+            "vllm": release,
+            "torch": torch,
+            "module": module,
+            "compilers": compiler.versions,
+            "operators": [operator.name for operator in plan.operators],
+            "files": work.files,
+            "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
+            "inputs": inputs,
+        }
+        if compiler.container is not None:
+            request["toolkit"] = compiler.container.as_json()
+        if pulls := [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]:
+            request["pulls"] = pulls
+        return request
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether units are compiled on another machine, whose memory and disk are not known."""
+        return self._toolkit is not None and self._toolkit.containers.elsewhere
+
+    def refuse_small(self, request: Mapping[str, Any]) -> Cost:
+        """What a stage takes; refused where this machine compiles and is clearly too small.
+
+        Raises:
+            EngineError: memory or disk is too short.
+        """
+        paths = [unit["path"] for unit in request["units"]]
+        if self.elsewhere:
+            return cost_of_units(paths, jobs=1)
+        cost = cost_of_units(paths)
+        refuse_machine(cost, *free_here())
+        return cost
+
+    def _made(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The pin of the wheel that a stage made, where it is in the cache and whole."""
+        folder = _folder(request)
+        try:
+            pin: dict[str, Any] = json.loads((folder / "wheel.json").read_bytes())
+            data = (folder / pin["filename"]).read_bytes()
+        except (OSError, ValueError, KeyError):
+            return None
+        if sha256_hex(data) != pin["sha256"]:
+            return None
+        self.wheels[pin["filename"]] = folder / pin["filename"]
+        return pin
+
+    def dockerfile(self, request: Mapping[str, Any]) -> str:
+        """What compiles a stage's units in a toolkit image, as text for people; else empty."""
+        container = self._work[_digest(request)][1].container
+        if container is None:
+            return ""
+        units = [unit["path"] for unit in request["units"]]
+        said = f"# {request['change']}: {', '.join(units)}; folders of headers are mounted too"
+        return f"{said}\n{container.render(units)}\n"
+
+    # -- running
+
+    def run(self, request: Mapping[str, Any], base: Base) -> dict[str, Any]:
+        """Compile a stage and keep its wheel; gives the wheel's pin.
+
+        Raises:
+            EngineError: this machine is too small, or lacks a tool.
+            BuildFailed: the compiler or the linker refuses.
+            SparkBuildError: what came out would not load, or is not real (exit 5).
+        """
+        cost = self.refuse_small(request)
+        folder = _folder(request)
+        with locked(f"companion {folder.name}"):
+            made = self._made(request)
+            if made is not None:
+                return made
+            console.say(f"  {request['change']} for {request['arch']}: {cost}")
+            wheel = build(request, *self._work[_digest(request)], base, self._index)
+            name, version, _, _ = parse_wheel_filename(wheel.name)
+            pin = {
+                "distribution": normalize(name),
+                "version": str(version),
+                "filename": wheel.name,
+                "sha256": sha256_hex(wheel.read_bytes()),
+            }
+            write_atomically(folder / "wheel.json", json.dumps(pin).encode())
+        self.wheels[wheel.name] = wheel
+        return pin
+
+    # -- what came out, as a wheel on an index would give it
+
+    def members(self, filename: str) -> list[Member]:
+        """The files of a wheel that a stage made."""
+        with zipfile.ZipFile(self.wheels[filename]) as archive:
+            return wheel_members(archive)
+
+    def member(self, filename: str, path: str) -> bytes:
+        """One file of it."""
+        with zipfile.ZipFile(self.wheels[filename]) as archive:
+            return archive.read(path)
+
+
+def _digest(value: object) -> str:
+    return sha256_hex(canonical_json(value))
+
+
+def _folder(request: Mapping[str, Any]) -> Path:
+    """Where its wheel is kept: under what goes in, and what of ours goes into every companion."""
+    loader = package_file("runtime", "companion_loader.py").read_bytes()
+    key = [dict(request), __version__, sha256_hex(loader)]
+    return cache_dir() / "companions" / sha256_hex(canonical_json(key))[:32]
+
+
+def unit_json(unit: Unit) -> dict[str, Any]:
+    """A unit as a plan names it."""
+    return {
+        "path": unit.path,
+        "extension": unit.extension,
+        "gencode": [f"{virtual},{real}" for virtual, real in unit.gencodes],
+    }
+
+
+def build(
+    request: Mapping[str, Any], work: Work, compiler: Compiler, base: Base, index: PackageIndex
+) -> Path:
+    """The companion wheel of a stage, in the stage's folder of the cache."""
+    with _with_torch(base, index) as tree:
+        wanted = request_for(
+            index,
+            tree,
+            work.source,
+            work.change,
+            compiler,
+            arch_list=request["arch"],
+            plan=work.plan,
+        )
+        return build_companion(wanted, _folder(request)).path
+
+
+@contextmanager
+def _with_torch(base: Base, index: PackageIndex) -> Iterator[Tree]:
+    """A base's files with the libraries that its extensions need: a plan for wheels needs none."""
+    if base.identity.kind != "pypi":
+        yield base.tree
+        return
+    found = identify(
+        BaseRequest(
+            ref=f"pypi:vllm=={base.identity.packages['vllm']}",
+            platform=base.identity.platform.oci,
+            python=".".join(map(str, base.identity.platform.python_version)),
+            pins={},
+            tracked=DISTRIBUTIONS,
+            index=index,
+        )
+    )
+    try:
+        yield found.tree
+    finally:
+        found.close()

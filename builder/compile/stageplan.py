@@ -1,0 +1,228 @@
+"""What a stage compiles of some changes, or why nothing: decided on the release's own sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+from builder.applier.digests import sha256_hex
+from builder.applier.files import judge_file
+from builder.applier.sources import Unstaged
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST
+from builder.applier.trees import DirTree
+from builder.compile.changeeffect import is_build_file, reach
+from builder.compile.changes import SourceChange, op_name, stage_name
+from builder.compile.companionplan import plan_companion
+from builder.compile.patchedsource import Judged, Laid, verdict
+from builder.errors import Exit, SparkBuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.compile.companionplan import CompanionPlan
+    from builder.compile.patchedsource import Built
+    from builder.compile.source import SourceTree
+
+#: Below these a build of the extensions reads: what else reaches a wheel, other tools compile.
+_READ = ("csrc/", "cmake/", "CMakeLists.txt")
+#: Names that a reason lists before it only counts.
+_LISTED = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage compiles: sources, what is changed in them, and the units that this reaches."""
+
+    source: SourceTree
+    change: SourceChange
+    plan: CompanionPlan
+    #: changed files, with the sha256 before and after; None where there is no such file
+    files: list[dict[str, Any]]
+    #: what was found of the last change in the sources
+    sources: Mapping[str, Any]
+    #: why nothing would come of it, where no later change helps
+    refusal: Unstaged | None
+
+
+@dataclass(frozen=True)
+class Present:
+    """The sources have the last change already: the base's binary tells whether the base has."""
+
+    extensions: tuple[str, ...]
+    sources: Mapping[str, Any]
+
+
+def plan_changes(
+    before: Built, ops: Sequence[Mapping[str, Any]], folder: Path
+) -> Work | Present | Unstaged:
+    """Lay the changes of ``compile`` ops over a release's sources, and see what that reaches.
+
+    Args:
+        before: the sources as released.
+        ops: all for the same architectures; what is not compiled is said of the last one.
+        folder: a path that is not there yet, for the changed sources.
+
+    Raises:
+        SparkBuildError: a change that is known by name does not fit (exit 4), is in the sources
+            already, or is not to be had with a companion (exit 10).
+        UsageError: the changed build files cannot be read.
+        EngineError: there is no cmake.
+    """
+    laid = Laid(before.source, folder)
+    for op in ops[:-1]:
+        _lay(laid, op)
+    judged = _lay(laid, ops[-1])
+    after = laid.built(before)
+    if "change" in ops[-1]:
+        if not laid.texts:
+            raise _has_it(ops[-1], before)
+        work = _work(before, after, laid, ops, _facts(ops[-1], before))
+        if isinstance(work, Unstaged):
+            raise SparkBuildError(work.reason, Exit.NEEDS_REBUILD, "; ".join(work.notes))
+        return work
+    return _PullStage(before, after, laid, ops).planned(judged)
+
+
+def _lay(laid: Laid, op: Mapping[str, Any]) -> list[Judged]:
+    if "change" not in op:
+        return laid.diff(op["diff"])
+    laid.known(op["change"])
+    return []
+
+
+def _has_it(op: Mapping[str, Any], before: Built) -> SparkBuildError:
+    release = before.source.version
+    return SparkBuildError(
+        f"the sources of vllm {release} have {op_name(op)} already, and this base was not built "
+        "for SM121 from them",
+        Exit.NEEDS_REBUILD,
+        hint=f"build yours with TORCH_CUDA_ARCH_LIST={before.arch_list}"
+        + ("" if Version(release).is_devrelease else f", or --base pypi:vllm=={release}"),
+    )
+
+
+def _work(
+    before: Built,
+    after: Built,
+    laid: Laid,
+    ops: Sequence[Mapping[str, Any]],
+    sources: Mapping[str, Any],
+) -> Work | Unstaged:
+    """What is compiled of all changes together; ``sources`` gets the files that reach nothing."""
+    texts = laid.texts
+    found = reach(before, after, texts)
+    # of the last op alone: the others have said theirs
+    mine = {path for path in _paths(ops[-1]) if path in found.unreached}
+    facts = {**sources, **({"unreached": sorted(mine)} if mine else {})}
+    if found.refusal:
+        return _refused(found.refusal, facts)
+    if not found.rebuilt:
+        return _nothing(before, sorted(texts), facts)
+    counted = {path: text for path, text in texts.items() if path not in found.unreached}
+    change = SourceChange(
+        name=stage_name(ops),
+        texts={p: t for p, t in counted.items() if t is not None and p in after.sources.texts},
+    )
+    plan = plan_companion(
+        after.source,
+        change,
+        before.arch_list,
+        before.cuda,
+        rebuilt=found.rebuilt,
+        recipe=after.recipe,
+    )
+    pristine = DirTree(before.source.root)
+    files = [
+        {
+            "path": path,
+            "before": pristine.digest(path),
+            "after": None if text is None else sha256_hex(text),
+        }
+        for path, text in counted.items()
+    ]
+    traps = _refused(found.traps[0], facts, found.traps[1]) if found.traps[0] else None
+    return Work(after.source, change, plan, files, facts, traps)
+
+
+def _paths(op: Mapping[str, Any]) -> Sequence[str]:
+    paths: list[str] = op.get("files", [])
+    return paths
+
+
+def _facts(op: Mapping[str, Any], before: Built) -> dict[str, Any]:
+    named = {"filename": before.source.origin, "sha256": before.source.sha256}
+    return {"change": op_name(op), **named, "found": "to-compile"}
+
+
+def _refused(reason: str, facts: Mapping[str, Any], hint: str = "") -> Unstaged:
+    said = {**facts, "found": "not-compiled"}
+    return Unstaged(NEEDS_REBUILD, reason, said, notes=(hint,) if hint else ())
+
+
+def _nothing(before: Built, paths: Sequence[str], facts: Mapping[str, Any]) -> Unstaged:
+    release, arch = before.source.version, before.arch_list
+    reason = (
+        f"no unit that vllm {release} builds for {arch} comes from {_some(paths)}: no effect on "
+        "SM121"
+    )
+    said = {**facts, "found": "nothing", "unreached": list(paths)}
+    return Unstaged(NOT_APPLICABLE, reason, said)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class _PullStage:
+    """The last of some ops, which is of a pull request."""
+
+    before: Built
+    after: Built
+    laid: Laid
+    ops: Sequence[Mapping[str, Any]]
+
+    def planned(self, judged: Sequence[Judged]) -> Work | Present | Unstaged:
+        """What becomes of it."""
+        facts = _facts(self.ops[-1], self.before)
+        other = [path for path in _paths(self.ops[-1]) if not path.startswith(_READ)]
+        if other:
+            return _refused(f"{_some(other)} reach the wheel by another compiler than nvcc", facts)
+        counting = [one for one in judged if self._counts(one)]
+        if not counting:
+            return _nothing(self.before, list(_paths(self.ops[-1])), facts)
+        found, reason = verdict(counting)
+        if found in (DRIFT, AMBIGUOUS):
+            said = f"{reason} (in {facts['filename']})"
+            return Unstaged(found, said, {**facts, "found": "conflict"})
+        if found == POST and self._released(counting):
+            return Present(self._extensions(counting), {**facts, "found": "there"})
+        try:
+            return _work(self.before, self.after, self.laid, self.ops, facts)
+        except SparkBuildError as error:
+            if error.code not in (Exit.NEEDS_REBUILD, Exit.USAGE):
+                raise
+            return _refused(str(error), facts, error.hint)
+
+    def _counts(self, one: Judged) -> bool:
+        """Whether anything is compiled of a file, before the change or after it."""
+        paths = {path for path in (one.change.old, one.change.new) if path}
+        reached = self.before.reached | self.after.reached
+        return bool(paths & reached) or any(map(is_build_file, paths))
+
+    def _released(self, counting: Sequence[Judged]) -> bool:
+        """Whether it is there as released, and not because of the changes before it."""
+        tree = DirTree(self.before.source.root)
+        again = [Judged(one.change, judge_file(one.change, tree)) for one in counting]
+        return verdict(again)[0] == POST
+
+    def _extensions(self, counting: Sequence[Judged]) -> tuple[str, ...]:
+        """The extensions that the release built of its files; of build files alone: all."""
+        paths = {one.change.path for one in counting}
+        units = self.before.recipe.units
+        hit = {units[unit].extension for unit, all_ in self.before.closures.items() if all_ & paths}
+        return tuple(sorted(hit or {unit.extension for unit in units.values()}))

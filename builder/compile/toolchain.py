@@ -1,0 +1,270 @@
+"""What one translation unit of vLLM is compiled with: nvcc, and the headers it includes.
+
+A machine that has vLLM's environment has all of this; elsewhere the headers are read out of
+released wheels by range, pinned by their sha256 on the index, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from builder.compile.host import NATIVE
+from builder.compile.toolkit import toolkit_parts
+from builder.errors import EngineError, UsageError
+from builder.model import Platform
+from builder.pypi.wheels import RemoteWheel
+from builder.util.console import console
+from builder.util.locks import locked
+from builder.util.paths import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.compile.compiler import Compiler
+    from builder.compile.host import HostCompiler
+    from builder.pypi.index import PackageIndex
+
+#: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
+#: vLLM's own archive has none, its build fetches it.
+_CUTLASS_WHEEL = ("flashinfer-python", "0.6.9")
+_CUTLASS = ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/util/include/")
+#: Library headers that torch's CUDA headers include: the parts of the CUDA toolkit that hold them.
+_CUDA_PARTS = ("nvidia-cublas", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink")
+#: Where the toolkit's own packages put the compiler, on PATH or not.
+_USUAL = Path("/usr/local/cuda/bin/nvcc")
+#: torch's CPU build lacks this generated header; it says that c10's CUDA half is a shared library.
+_CMAKE_MACROS = "c10/cuda/impl/cuda_cmake_macros.h"
+_MACROS_TEXT = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """A compiler, and where headers are."""
+
+    compiler: Compiler
+    includes: tuple[Path, ...]
+
+
+def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
+    """The compiler and its CUDA version.
+
+    Raises:
+        EngineError: there is none, or it does not say its version.
+    """
+    found = named or installed_nvcc()
+    if found is None or not found.is_file():
+        raise EngineError(
+            f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
+            hint="install the CUDA toolkit 13, or name its compiler with --nvcc, or an image that "
+            "has it with --toolkit",
+        )
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EngineError(f"{found} does not run here: {error.strerror}") from None
+    release = release_in(done.stdout)
+    if not release:
+        said = (done.stdout + done.stderr)[:200]
+        raise EngineError(f"{found} --version does not say a release: {said!r}")
+    return found, release
+
+
+def release_in(said: str) -> str:
+    """The CUDA release in what ``nvcc --version`` says, such as ``13.0``; empty where none is."""
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else ""
+
+
+def version_in(said: str) -> str:
+    """The exact version in what a compiler says of itself, such as ``13.0.88``."""
+    found = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", said)
+    return (found[1] or found[2]) if found else "unknown"
+
+
+def installed_nvcc() -> Path | None:
+    """The compiler on PATH, or where the toolkit's own packages put it; None where it is not."""
+    found = Path(shutil.which("nvcc") or _USUAL)
+    return found if found.is_file() else None
+
+
+def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[str, str]:
+    """The exact versions of nvcc, where one is named, and of the host compiler that it calls.
+
+    One that compiles for another platform is named with its version: it may compile otherwise.
+    """
+    found = {}
+    for name, word in (("nvcc", nvcc), ("host", host.command)):
+        if word is None:
+            continue
+        done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
+        found[name] = version_in(done.stdout)
+    if host != NATIVE:
+        found["host"] = f"{host.command} {found['host']}"
+    return found
+
+
+def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Toolchain:
+    """A compiler, with torch's headers from ``torch`` and the rest from wheels.
+
+    Args:
+        index: where wheels are.
+        torch: a site-packages with torch in it, of any build.
+        compiler: what ``find_compiler`` gave; it is laid out where it comes from wheels.
+
+    Raises:
+        EngineError: the compiler cannot be laid out, or does not run here.
+        UsageError: ``torch`` holds no torch headers.
+        RemoteError: the package index does not answer.
+    """
+    headers = torch / "torch" / "include"
+    if not (headers / "torch" / "csrc").is_dir():
+        raise UsageError(
+            f"{torch} holds no torch with its headers",
+            hint="name a site-packages that has torch with --torch",
+        )
+    includes = [headers, headers / "torch" / "csrc" / "api" / "include"]
+    if not (headers / _CMAKE_MACROS).is_file():
+        includes.append(_own_headers())
+    compiler.ready(index)
+    cutlass = wheel_headers(index, *_CUTLASS_WHEEL, prefixes=_CUTLASS)
+    includes += [cutlass / prefix for prefix in _CUTLASS]
+    if not compiler.has_library_headers:
+        includes += _library_headers(index, compiler.cuda)
+    return Toolchain(compiler=compiler, includes=tuple(includes))
+
+
+def pinned_torch(root: Path) -> str:
+    """The torch that a source tree is built with: the pin in its own ``pyproject.toml``.
+
+    Raises:
+        UsageError: it pins none.
+    """
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+        rows = [Requirement(row) for row in project["build-system"]["requires"]]
+    except (OSError, ValueError, KeyError, InvalidRequirement) as error:
+        raise UsageError(f"{root}: which torch it is built with cannot be read: {error}") from None
+    for row in rows:
+        for pin in row.specifier if row.name == "torch" else ():
+            if pin.operator == "==":
+                return pin.version
+    raise UsageError(f"{root}/pyproject.toml pins no torch", hint="name one with --torch")
+
+
+def torch_headers(index: PackageIndex, version: str) -> Path:
+    """A site-packages with the headers of a torch release and nothing else, read by range.
+
+    C++ built with other headers may need symbols that the release has not.
+
+    Raises:
+        UsageError: the index has no such release.
+        RemoteError: the package index does not answer.
+    """
+    return wheel_headers(index, "torch", version, prefixes=("torch/include/",))
+
+
+def header_version(tools: Toolchain) -> str:
+    """Of which torch the headers are, as they say it.
+
+    Raises:
+        UsageError: they do not say.
+    """
+    for name in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
+        for folder in tools.includes:
+            with contextlib.suppress(OSError):
+                text = (folder / name).read_text("utf-8")
+                found = re.findall(r"#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
+                if len(found) == 3:
+                    return ".".join(found)
+    raise UsageError(f"the headers in {tools.includes[0]} do not say of which torch they are")
+
+
+def has_library_headers(nvcc: Path) -> bool:
+    """Whether the toolkit that nvcc belongs to has the library headers too."""
+    root = nvcc.resolve().parent.parent
+    return any((root / folder / "cusparse.h").is_file() for folder in ("include", "targets"))
+
+
+def _own_headers() -> Path:
+    folder = cache_dir() / "headers" / "own"
+    target = folder / _CMAKE_MACROS
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(_MACROS_TEXT)
+    return folder
+
+
+def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[dict[str, str]]:
+    """The wheels whose headers units are compiled with, by file name and sha256.
+
+    Args:
+        index: where wheels are.
+        compiler: its toolkit may have the libraries' headers itself.
+        torch: the release of torch whose headers are taken.
+    """
+    wanted = [_CUTLASS_WHEEL, ("torch", torch)]
+    if not compiler.has_library_headers:
+        wanted += _library_wheels(index, compiler.cuda)
+    pins = []
+    for project, version in wanted:
+        file = _wheel(index, project, version).file
+        pin = {"distribution": project, "version": version}
+        pins.append({**pin, "filename": file.filename, "sha256": file.sha256})
+    return pins
+
+
+def _library_headers(index: PackageIndex, cuda: str) -> list[Path]:
+    prefix = f"nvidia/cu{cuda.partition('.')[0]}/include/"
+    return [
+        wheel_headers(index, project, version, prefixes=(prefix,)) / prefix
+        for project, version in _library_wheels(index, cuda)
+    ]
+
+
+def _library_wheels(index: PackageIndex, cuda: str) -> list[tuple[str, str]]:
+    """Of the newest toolkit release with nvcc's own version; its metadata pins every part."""
+    releases = [v for v in index.releases("cuda-toolkit") if v.startswith(f"{cuda}.")]
+    if not releases:
+        raise UsageError(f"the package index has no cuda-toolkit {cuda}, whose headers are needed")
+    return list(toolkit_parts(index, releases[-1], _CUDA_PARTS).items())
+
+
+def _wheel(index: PackageIndex, project: str, version: str) -> RemoteWheel:
+    return RemoteWheel(index.choose(project, version, Platform.parse("linux/amd64", "3.12")), index)
+
+
+def wheel_headers(
+    index: PackageIndex, project: str, version: str, *, prefixes: Iterable[str]
+) -> Path:
+    """Files of a wheel below some folders, laid out in the cache once; the folder that holds them.
+
+    Raises:
+        UsageError: the wheel has no such file.
+    """
+    chosen = tuple(prefixes)
+    wheel = _wheel(index, project, version)
+    final = cache_dir() / "headers" / wheel.file.sha256
+    with locked(f"headers {wheel.file.sha256}"):
+        if (final / "complete").is_file():
+            return final
+        names = sorted(name for name in wheel.members if name.startswith(chosen))
+        if not names:
+            raise UsageError(f"{wheel.file.filename} holds nothing below {', '.join(chosen)}")
+        console.detail(f"{len(names)} headers of {wheel.file.filename}")
+        wheel.preload(names)
+        for name in names:
+            if name.endswith("/"):
+                continue
+            target = final / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(wheel.read(name))
+        (final / "complete").touch()
+    return final

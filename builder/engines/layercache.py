@@ -1,0 +1,177 @@
+"""Finished layers, kept in the cache: one that is made of the same things is not made again.
+
+``blobs/KEY/`` holds a layer as it was compressed and a record of what it is.  The key is taken of
+all that a layer's bytes come from: what the plan says of it, every entry of the tar, the time, and
+the compression.  Nothing of another layer goes into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.engines.layertar import LEVEL, PIECE, Owners, entries
+from builder.util.console import console, megabytes
+from builder.util.leftovers import making
+from builder.util.paths import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.applier.trees import Content
+    from builder.model import BuildPlan, LayerDecision
+
+#: Goes up when the same entries would be written as other bytes.
+RECIPE = 1
+#: Bytes of all kept layers; the longest unused go first.
+MOST_BYTES = 2 << 30
+#: A layer is kept only where this many times its size is free: the build itself needs the rest.
+_ROOM = 4
+_CHUNK = 1 << 20
+_PLANNED = ("digest", "variant", "inputs", "files")
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """What a layer of an image comes from: patch layers of a plan, or what is baked in."""
+
+    platform: str
+    names: tuple[str, ...]
+    planned: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, plan: BuildPlan, names: Sequence[str]) -> MadeOf:
+        """The part of a plan that concerns some of its layers.
+
+        Of a decision those parts count that the bytes depend on: the layer's own digest, variant
+        and pinned inputs, and the hash of each file before and after.
+        """
+        planned = tuple(_planned(d) for d in plan.needed if d.name in names)
+        return cls(plan.base.platform.oci, tuple(names), planned)
+
+
+def _planned(decision: LayerDecision) -> dict[str, Any]:
+    said = decision.as_json()
+    return {name: said[name] for name in _PLANNED if name in said}
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """A finished layer: digest and size of the compressed tar, digest of the tar itself."""
+
+    digest: str
+    diff_id: str
+    size: int
+
+
+def layer_key(
+    made_of: MadeOf, files: Mapping[str, Content | None], epoch: int, owners: Owners
+) -> str:
+    """The key of a layer, from its entries and what the plan says of it; reads no content."""
+    rows: list[list[Any]] = []
+    for name, path, content in entries(files):
+        if content == "dir":
+            rows.append([name, "dir", *owners.folder(path)])
+        else:
+            held = None if content is None else content.sha256
+            rows.append([name, held, *owners.of(path, content)])
+    value = {
+        "recipe": RECIPE,
+        "compression": ["gzip", LEVEL, PIECE, zlib.ZLIB_RUNTIME_VERSION],
+        "platform": made_of.platform,
+        "planned": [dict(part) for part in made_of.planned],
+        "epoch": epoch,
+        "entries": rows,
+    }
+    return sha256_hex(canonical_json(value))
+
+
+def _folder(key: str) -> Path:
+    return cache_dir() / "blobs" / key
+
+
+def take(key: str, target: Path) -> KeptLayer | None:
+    """Copy a kept layer to ``target``, checked against its digest; None where there is none.
+
+    One that is damaged is reported and removed.
+    """
+    folder = _folder(key)
+    try:
+        record = json.loads((folder / "record.json").read_bytes())
+        kept = KeptLayer(**{name: record[name] for name in KeptLayer.__dataclass_fields__})
+        if record["check"] != _check(key, kept):
+            raise ValueError("its record is not what was written")
+        with (folder / "layer").open("rb") as source, target.open("wb") as out:
+            found, size = _copied(source, out)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        _damaged(folder, str(error))
+        return None
+    if (found, size) != (kept.digest, kept.size):
+        target.unlink()
+        _damaged(folder, f"it is {found}, and was {kept.digest}")
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+    return kept
+
+
+def _damaged(folder: Path, how: str) -> None:
+    console.warn(f"a kept layer is damaged and is made again: {folder}: {how}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(key: str, kept: KeptLayer) -> str:
+    return sha256_hex(canonical_json([key, kept.digest, kept.diff_id, kept.size]))
+
+
+def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
+    sha, size = hashlib.sha256(), 0
+    while chunk := source.read(_CHUNK):
+        sha.update(chunk)
+        out.write(chunk)
+        size += len(chunk)
+    return f"sha256:{sha.hexdigest()}", size
+
+
+def keep(key: str, kept: KeptLayer, source: Path) -> None:
+    """Keep a layer that was just made; a disk without room for it is no error."""
+    folder = _folder(key)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if kept.size > MOST_BYTES or free < _ROOM * kept.size:
+            console.detail(f"not kept for another build: {megabytes(kept.size)}")
+            return
+        _make_room(folder.parent, kept.size)
+        with making(folder) as work:
+            work.mkdir()
+            shutil.copyfile(source, work / "layer")
+            record = {**vars(kept), "check": _check(key, kept)}
+            (work / "record.json").write_text(json.dumps(record))
+            shutil.rmtree(folder, ignore_errors=True)
+            work.rename(folder)
+    except OSError as error:
+        console.detail(f"not kept for another build: {error}")
+
+
+def _make_room(parent: Path, size: int) -> None:
+    """Remove the longest unused layers until one more fits; their readers hold no lock on it."""
+    found = sorted(
+        (p for p in parent.iterdir() if (p / "layer").is_file()), key=lambda p: p.stat().st_mtime
+    )
+    total = size + sum((p / "layer").stat().st_size for p in found)
+    for oldest in found:
+        if total <= MOST_BYTES:
+            return
+        total -= (oldest / "layer").stat().st_size
+        shutil.rmtree(oldest, ignore_errors=True)

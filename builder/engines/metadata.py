@@ -1,0 +1,250 @@
+"""What an image carries about itself: plan, layers, the applier and the in-image verifier."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.trees import Content
+from builder.engines.devicedata import device_data
+from builder.engines.toolfiles import APPLIER, programs
+from builder.errors import UsageError
+from builder.model import PLAN_SCHEMA
+from builder.registry.reference import parse_reference
+from builder.runtime import TERMS
+from builder.util.paths import project_file
+from builder.util.schemas import misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.model import BaseIdentity, BuildPlan
+
+SHARE = "/usr/share/spark-build"
+#: Owners and modes that a copy into an image cannot give.
+OWNERS = f"{SHARE}/folders.json"
+#: Labels and annotations of ours, below the standard org.opencontainers.image.* ones.
+LABEL_PREFIX = "io.github.spark-build"
+PLAN_LABEL = f"{LABEL_PREFIX}.plan"
+BASE_LABEL = f"{LABEL_PREFIX}.base"
+#: What the manifest of an overlay says it is: no image that runs.
+OVERLAY_TYPE = "application/vnd.spark-build.overlay.v1"
+
+_VERIFY = """#!/bin/sh
+# Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
+exec {interpreter} -B {share}/spark_verify.py "$@"
+"""
+
+
+def baked_files(plan: BuildPlan) -> dict[str, Content]:
+    """Absolute path -> content of everything that we add outside site-packages."""
+    layers = [d.layer for d in plan.decisions]
+    flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
+    files = {
+        f"{SHARE}/plan.json": _json(_lasting(plan)),
+        f"{SHARE}/device.json": _json(device_data(plan.as_json())),
+        f"{SHARE}/layers.json": _json(layers),
+        f"{SHARE}/serve-flags.json": _json(flags),
+        "/workspace/build-metadata.yaml": build_metadata(plan),
+    }
+    owned = restored(plan)
+    if owned:
+        files[OWNERS] = _json(owned)
+    contents = {path: Content.of(data) for path, data in files.items()}
+    for name, data in programs().items():
+        contents[f"{SHARE}/{name}"] = Content.of(data)
+    for name in TERMS:
+        contents[f"{SHARE}/{name}"] = Content.of(project_file(name).read_bytes())
+    interpreter = plan.base.interpreter
+    script = _VERIFY.format(interpreter=interpreter, share=SHARE).encode()
+    contents["/usr/local/bin/spark-verify"] = Content.of(script, 0o755)
+    return {placed(path, plan.base.links): contents[path] for path in sorted(contents)}
+
+
+def _lasting(plan: BuildPlan) -> dict[str, Any]:
+    """The plan without what is said to people: that changes while the image does not."""
+    return replace(plan, hints=(), pulls=()).as_json()
+
+
+def finish_command(interpreter: str, site: str, *more: str) -> list[str]:
+    """What completes an image in a container, after ready files were copied into it."""
+    return [interpreter, "-B", f"{SHARE}/{APPLIER}", "finish", "--root", site, *more]
+
+
+def restored(plan: BuildPlan) -> dict[str, list[int]]:
+    """``[mode, uid, gid]`` that folders and replaced files have in the base, where not root's."""
+    base = plan.base
+    files = {
+        placed(f"{base.site_packages}/{path}", base.links): [content.mode, *base.owners[path]]
+        for path, content in plan.changes.items()
+        if content is not None and path in base.owners
+    }
+    return {**base.folders, **files}
+
+
+def placed(path: str, links: Mapping[str, str]) -> str:
+    """A path as it is when the folders in it that are links in the base are followed.
+
+    A folder that is put where the base has a link would take the link's place.
+    """
+    above = path
+    while above not in ("", "/"):
+        if above in links:
+            return links[above] + path[len(above) :]
+        above = above.rpartition("/")[0]
+    return path
+
+
+#: Without these, nothing can be held against a plan.
+_PLAN_KEYS = {
+    "schema",
+    "plan_digest",
+    "base",
+    "layers",
+    "env",
+    "serve_flags",
+    "moe_serve_flags",
+    "expect",
+}
+
+
+def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
+    """Whether an image of ours is a mere overlay; older ones have no artifact type."""
+    return artifact_type == OVERLAY_TYPE or labels.get(BASE_LABEL, "").startswith("pypi:")
+
+
+def read_plan(data: bytes, where: str) -> dict[str, Any]:
+    """A plan as it was baked in.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    try:
+        plan = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
+    missing = ", ".join(sorted(_PLAN_KEYS - set(plan if isinstance(plan, dict) else ())))
+    if missing:
+        raise UsageError(f"{where}: {SHARE}/plan.json is no plan: it lacks {missing}")
+    if plan["schema"] not in range(1, PLAN_SCHEMA + 1):
+        raise UsageError(
+            f"{where}: {SHARE}/plan.json has schema {plan['schema']!r}, and this spark-build reads "
+            f"1 to {PLAN_SCHEMA}: a newer one made it",
+            hint="install a newer spark-build",
+        )
+    if plan["schema"] > 1 and not _says_how(plan.get("build")):
+        raise UsageError(
+            f"{where}: {SHARE}/plan.json is no plan: build is {plan.get('build')!r:.80}"
+        )
+    wrong = misfit(plan, "plan")
+    if not wrong and "vllm" not in plan["base"]["packages"]:
+        wrong = "base.packages lacks vllm"
+    if wrong:
+        raise UsageError(f"{where}: {SHARE}/plan.json is no plan: {wrong}")
+    return dict(plan)
+
+
+def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
+    """The layers that were baked in; none where there is no such file.
+
+    Raises:
+        UsageError: it is damaged, or holds something else.
+    """
+    try:
+        layers = json.loads(data or b"[]")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {SHARE}/layers.json is damaged: {error}") from None
+    named = isinstance(layers, list) and all(
+        isinstance(layer, dict) and isinstance(layer.get("name"), str) for layer in layers
+    )
+    if not named:
+        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers with their names")
+    return list(layers)
+
+
+def _says_how(build: object) -> bool:
+    """Whether a plan's part about its image is one that an image can be made by."""
+    if not isinstance(build, dict):
+        return False
+    epoch, single = build.get("epoch"), build.get("single_layer")
+    return isinstance(epoch, int) and 0 <= epoch < 10**11 and isinstance(single, bool)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def build_metadata(plan: BuildPlan) -> bytes:
+    """``build-metadata.yaml`` in the keys that sparkrun and spark-vllm-docker read.
+
+    JSON strings are YAML scalars, so no YAML writer is needed for this flat form.
+    """
+    packages = plan.base.packages
+    rows = {
+        "vllm_version": packages.get("vllm", ""),
+        "gpu_arch": "12.1a",
+        "base_image": f"{plan.base.name}@{plan.base.digest}",
+    }
+    args = {"cutlass_dsl_version": packages.get("nvidia-cutlass-dsl", "")}
+    ours = {
+        "version": plan.maker.version,
+        "plan_digest": plan.digest,
+        "profiles": ",".join(plan.profiles),
+        "layers": ",".join(d.name for d in plan.needed),
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in rows.items()]
+    for name, table in (("build_args", args), ("spark_build", ours)):
+        lines.append(f"{name}:")
+        lines += [f"  {key}: {json.dumps(value)}" for key, value in table.items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def quoted(value: str) -> str:
+    """A value as ENV and LABEL take it: in double quotes, with nothing expanded.
+
+    JSON would not do: a Dockerfile does not know its ``\\u`` escapes.
+    """
+    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
+
+
+def labels(plan: BuildPlan) -> dict[str, str]:
+    """OCI labels, which are also the manifest's annotations (image specification, annotations)."""
+    states = {d.name: d.outcome.state for d in plan.decisions}
+    vllm = plan.base.packages.get("vllm", "")
+    values = {
+        "org.opencontainers.image.title": f"spark-build {plan.name}",
+        "org.opencontainers.image.description": f"vLLM {vllm} for NVIDIA DGX Spark (GB10, SM121): "
+        f"{', '.join(d.name for d in plan.needed)}",
+        "org.opencontainers.image.version": vllm,
+        "org.opencontainers.image.created": created(plan),
+        **_base_image(plan.base),
+        BASE_LABEL: plan.base.name,
+        f"{LABEL_PREFIX}.base-digest": plan.base.digest,
+        PLAN_LABEL: plan.digest,
+        f"{LABEL_PREFIX}.profiles": ",".join(plan.profiles),
+        f"{LABEL_PREFIX}.layers": ",".join(d.name for d in plan.needed),
+        f"{LABEL_PREFIX}.states": json.dumps(states, sort_keys=True),
+        f"{LABEL_PREFIX}.serve-flags": " ".join(plan.serve_flags),
+        f"{LABEL_PREFIX}.moe-serve-flags": " ".join(plan.moe_serve_flags),
+    }
+    return dict(sorted(values.items()))
+
+
+def _base_image(base: BaseIdentity) -> dict[str, str]:
+    """The standard keys, which name an image in a registry in full: wheels are none."""
+    if base.kind != "image" or base.name.startswith("oci:"):
+        return {}
+    reference = parse_reference(base.name)
+    return {
+        "org.opencontainers.image.base.name": str(replace(reference, digest="")),
+        "org.opencontainers.image.base.digest": base.digest,
+    }
+
+
+def created(plan: BuildPlan) -> str:
+    """The plan's time as images write it."""
+    moment = datetime.datetime.fromtimestamp(plan.epoch, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

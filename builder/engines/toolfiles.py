@@ -1,0 +1,58 @@
+"""What of spark-build itself goes into an image: its version, and the files that it adds."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import cache
+
+from builder import __version__
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.model import Maker
+from builder.runtime import IMAGE_VERIFIER, TERMS
+from builder.util.paths import package_file, project_file
+
+#: The applier, as images and mods carry it.
+APPLIER = "spark_apply.pyz"
+_PACKAGE = b"# The applier of spark-build alone: its other packages are not in this file.\n"
+
+
+def applier_bundle() -> bytes:
+    """The package ``builder.applier`` as one file that Python runs, the same bytes every time.
+
+    A zip archive (PEP 441) that nothing is compressed in: the interpreter reads its modules where
+    they are, nothing is unpacked, and ``unzip -p`` or ``less`` shows the source.
+    """
+    modules = {path.name: path.read_bytes() for path in package_file("applier").glob("*.py")}
+    files = {f"builder/applier/{name}": data for name, data in modules.items()}
+    files["__main__.py"] = files.pop("builder/applier/__main__.py")
+    files["builder/__init__.py"] = _PACKAGE
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            member = zipfile.ZipInfo(name)  # of 1980, the earliest that the format has
+            member.create_system, member.external_attr = 3, 0o100644 << 16
+            archive.writestr(member, files[name])
+    return stream.getvalue()
+
+
+def programs() -> dict[str, bytes]:
+    """The programs that an image carries, by file name."""
+    verifier = {name: package_file("runtime", name).read_bytes() for name in IMAGE_VERIFIER}
+    return {APPLIER: applier_bundle(), **verifier}
+
+
+@cache
+def maker() -> Maker:
+    """This spark-build.
+
+    The digest is over the programs and license terms that images and companion wheels carry, and
+    over the tables that the verifier's data is taken from; all else of an image is made by the
+    code of this version.
+    """
+    paths = [package_file("runtime", "companion_loader.py"), package_file("data", "kernels.toml")]
+    paths += package_file("data", "diagnose").glob("*.toml")
+    paths += map(project_file, TERMS)
+    contents = programs() | {path.name: path.read_bytes() for path in paths}
+    files = {name: sha256_hex(data) for name, data in contents.items()}
+    return Maker(version=__version__, files=f"sha256:{sha256_hex(canonical_json(files))}")

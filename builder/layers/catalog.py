@@ -1,0 +1,260 @@
+"""Which layers and profiles exist, and in which order a selection is applied.
+
+A newcomer adds a layer by adding one folder; it is found here and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder import settings
+from builder.applier.versions import all_match, normalize
+from builder.errors import UsageError, did_you_mean
+from builder.layers.layerfile import load_layer
+from builder.runtime.dispatch_expect import MATCHERS
+from builder.util.console import console
+from builder.util.paths import data_dir, package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What vLLM must do with a kind of layer, for the releases in a range.
+
+    ``matcher`` is one of `MATCHERS`: which part of its answer holds ``text``.
+    """
+
+    when: Mapping[str, str]
+    kind: str
+    matcher: str
+    text: str
+
+    def as_json(self) -> dict[str, str]:
+        """The expectation as it stands in the plan."""
+        return {"kind": self.kind, self.matcher: self.text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A named, ordered choice of layers with a default base and the dispatch it expects."""
+
+    name: str
+    summary: str
+    layers: tuple[str, ...]
+    image: str
+    pypi: str
+    pins: Mapping[str, str]
+    needs: Mapping[str, str]
+    needs_reason: str
+    #: first vLLM release that needs no patch of this profile, only settings
+    clean_from: str = ""
+    #: name of the exported mod
+    mod: str = ""
+    expect: tuple[Expectation, ...] = ()
+
+    def expected(self, packages: Mapping[str, str]) -> list[Expectation]:
+        """Expectations that hold for these versions."""
+        return [e for e in self.expect if all_match(e.when, packages)]
+
+
+_PROFILE_KEYS = {"summary", "layers", "base", "needs", "expect", "mod", "clean-from"}
+_BASE_KEYS = {"image", "pypi", "pins"}
+
+
+def load_profile(path: Path) -> Profile:
+    """Read one profile file.
+
+    Raises:
+        UsageError: a key is missing or unknown.
+    """
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+        base = raw["base"]
+        for key in [*(set(raw) - _PROFILE_KEYS), *(set(base) - _BASE_KEYS)]:
+            guess = did_you_mean(key, _PROFILE_KEYS | _BASE_KEYS)
+            raise UsageError(f"{path.name}: unknown key {key!r}{guess}")
+        needs = dict(raw.get("needs", {}))
+        return Profile(
+            name=path.stem,
+            summary=raw["summary"],
+            layers=tuple(raw["layers"]),
+            image=base["image"],
+            pypi=base["pypi"],
+            pins={normalize(k): v for k, v in base.get("pins", {}).items()},
+            clean_from=raw.get("clean-from", ""),
+            mod=raw.get("mod", path.stem),
+            needs_reason=needs.pop("reason", ""),
+            needs={normalize(k): v for k, v in needs.items()},
+            expect=tuple(_expectation(path.name, entry) for entry in raw.get("expect", ())),
+        )
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path.name}: not valid TOML: {error}") from None
+    except KeyError as error:
+        raise UsageError(f"{path.name}: key {error} is missing") from None
+
+
+def _expectation(file: str, raw: Mapping[str, Any]) -> Expectation:
+    matchers = [key for key in raw if key not in ("when", "kind")]
+    if len(matchers) != 1 or matchers[0] not in MATCHERS:
+        raise UsageError(
+            f"{file}: an expectation names one of {', '.join(MATCHERS)}, "
+            f"not {', '.join(matchers) or 'nothing'}"
+        )
+    (matcher,) = matchers
+    return Expectation(when=raw["when"], kind=raw["kind"], matcher=matcher, text=raw[matcher])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What ``--layers`` came to: layers in order of application, and the profiles named."""
+
+    layers: tuple[Mapping[str, Any], ...]
+    profiles: tuple[Profile, ...]
+
+    @property
+    def name(self) -> str:
+        """A short name for tags: the profile's, or the layers joined."""
+        if self.profiles:
+            return "-".join(p.name for p in self.profiles)
+        return "-".join(str(layer["name"]) for layer in self.layers[:3])
+
+    def pins(self) -> dict[str, str]:
+        """Versions to take where the base leaves them open; the first profile wins."""
+        merged: dict[str, str] = {}
+        for profile in reversed(self.profiles):
+            merged.update(profile.pins)
+        return merged
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Layers and profiles by name; layer files are read when asked for."""
+
+    folders: Mapping[str, Path]
+    profile_files: Mapping[str, Path]
+    #: layers that one of the same name, from a folder of the user's, stands in place of
+    shadowed: Mapping[str, Path] = field(default_factory=dict)
+    _loaded: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def discover(cls, extra: Iterable[Path] = ()) -> Catalog:
+        """Our own ``patches/``, then ``SPARK_BUILD_PATCHES``, then ``extra``; later ones win.
+
+        Raises:
+            UsageError: a directory does not exist.
+        """
+        named = settings.PATCHES.value
+        places = [data_dir("patches")]
+        places += [Path(p).expanduser() for p in named.split(os.pathsep) if p]
+        places += list(extra)
+        folders: dict[str, Path] = {}
+        shadowed: dict[str, Path] = {}
+        for place in places:
+            if not place.is_dir():
+                raise UsageError(f"patches directory {place} does not exist")
+            found = {p.parent.name: p.parent for p in sorted(place.glob("*/layer.toml"))}
+            if not found:
+                hint = f"--patches {place.parent}" if (place / "layer.toml").is_file() else ""
+                raise UsageError(f"{place} holds no layer folder (NAME/layer.toml)", hint=hint)
+            shadowed |= {name: folders[name] for name in found if name in folders}
+            folders.update(found)
+        profiles = {p.stem: p for p in sorted(package_file("profiles").glob("*.toml"))}
+        return cls(folders, profiles, shadowed)
+
+    def say_shadows(self, names: Iterable[str] = ()) -> None:
+        """Say which layers (of these, or of all) stand in place of others of their names."""
+        wanted = set(names) or set(self.shadowed)
+        for name in sorted(wanted & set(self.shadowed)):
+            old = self.shadowed[name]
+            what = "the built-in one" if old.parent == data_dir("patches") else f"that of {old}"
+            console.warn(f"layer {name} is {self.folders[name]}, in place of {what}")
+
+    def layer(self, name: str) -> Mapping[str, Any]:
+        """One rendered layer.
+
+        Raises:
+            UsageError: there is none of that name, or its file is malformed.
+        """
+        if name not in self.folders:
+            raise self._unknown("layer", name)
+        if name not in self._loaded:
+            self._loaded[name] = load_layer(self.folders[name])
+        loaded: Mapping[str, Any] = self._loaded[name]
+        return loaded
+
+    def profile(self, name: str) -> Profile:
+        """One profile.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        if name not in self.profile_files:
+            raise self._unknown("profile", name)
+        return load_profile(self.profile_files[name])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Everything that ``--layers`` takes."""
+        return (*self.profile_files, *self.folders)
+
+    def _unknown(self, kind: str, name: str) -> UsageError:
+        return UsageError(
+            f"unknown {kind} {name!r}{did_you_mean(name, self.names)}",
+            hint="spark-build layers list",
+        )
+
+    def select(self, names: Sequence[str]) -> Selection:
+        """Resolve ``--layers``: profile names, layer names, comma lists of both; then order them.
+
+        Raises:
+            UsageError: a name is unknown, nothing is named, or ``after`` forms a cycle.
+        """
+        words = [word.strip() for name in names for word in name.split(",") if word.strip()]
+        if not words:
+            raise UsageError("no layer named", hint="spark-build layers list")
+        profiles: list[Profile] = []
+        wanted: dict[str, None] = {}
+        for word in words:
+            if word in self.profile_files:
+                profile = self.profile(word)
+                profiles.append(profile)
+                wanted.update(dict.fromkeys(profile.layers))
+            elif word in self.folders:
+                wanted[word] = None
+            else:
+                raise self._unknown("layer or profile", word)
+        self.say_shadows(wanted or ("",))
+        return Selection(tuple(order([self.layer(n) for n in wanted])), tuple(profiles))
+
+
+def order(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Topological order by ``after``; where that leaves a choice, by ``order``, then by name.
+
+    Raises:
+        UsageError: ``after`` forms a cycle.
+    """
+    by_name = {layer["name"]: layer for layer in layers}
+    waiting = {n: {a for a in layer["after"] if a in by_name} for n, layer in by_name.items()}
+    ready = [(by_name[n]["order"], n) for n, deps in waiting.items() if not deps]
+    heapq.heapify(ready)
+    done: list[Mapping[str, Any]] = []
+    while ready:
+        _, name = heapq.heappop(ready)
+        done.append(by_name[name])
+        del waiting[name]
+        for other, deps in waiting.items():
+            if name in deps:
+                deps.remove(name)
+                if not deps:
+                    heapq.heappush(ready, (by_name[other]["order"], other))
+    if waiting:
+        raise UsageError(f"layers {', '.join(sorted(waiting))}: 'after' forms a cycle")
+    return done

@@ -1,0 +1,310 @@
+"""``layer.toml`` -> a rendered layer: validated, with every file inlined, ready for the applier.
+
+The rendered form is a JSON object, so that a mod or an image can carry it without TOML, and its
+canonical sha256 is the layer's identity.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import datetime
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from builder.applier.diff import parse_diff
+from builder.applier.failures import ApplyError
+from builder.applier.machinecode import CODE
+from builder.applier.outcomes import layer_digest
+from builder.applier.versions import normalize
+from builder.compile.cmake import gencode_flags
+from builder.errors import KINDS, UsageError, did_you_mean
+from builder.forge.pin import read_pin
+from builder.forge.reference import parse_pull
+from builder.layers.keys import (
+    CODE_PIN,
+    COMMON,
+    DONOR_PIN,
+    LAYER,
+    NOT_APPLICABLE,
+    OPS,
+    PINS,
+    PROBE,
+    PROVENANCE,
+    UPSTREAM,
+    VARIANT,
+    WHEEL_PIN,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Table = dict[str, Any]
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """``isinstance``, but a bool is no int and a time of day is no date."""
+    if isinstance(value, (bool, datetime.datetime)):
+        return type(value) is kind
+    return isinstance(value, kind)
+
+
+class _Reader:
+    """Validates one layer folder; every complaint names the file and the place in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fail(self, where: str, problem: str, file: str = "layer.toml") -> UsageError:
+        return UsageError(
+            f"{self.folder.name}/{file}: {where}: {problem}"
+            if where
+            else f"{self.folder.name}/{file}: {problem}",
+            hint=f"spark-build layers check {self.folder.name}",
+        )
+
+    def toml(self, name: str) -> Table:
+        try:
+            return tomllib.loads((self.folder / name).read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise self.fail("", f"not valid TOML: {error}", name) from None
+
+    def table(
+        self, value: object, schema: Mapping[str, tuple[type, bool]], where: str, file: str
+    ) -> Table:
+        if not isinstance(value, dict):
+            raise self.fail(where, "should be a table", file)
+        for key in value:
+            if key not in schema:
+                guess = did_you_mean(key, schema)
+                raise self.fail(where, f"unknown key {key!r}{guess}", file)
+        for key, (kind, required) in schema.items():
+            if key not in value:
+                if required:
+                    raise self.fail(where, f"key {key!r} is missing", file)
+            elif not _is_a(value[key], kind):
+                raise self.fail(where, f"{key!r} should be {KINDS[kind]}", file)
+        return value
+
+    def text(self, name: str) -> str:
+        try:
+            return self.data(name).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fail("", f"file {name!r} is not UTF-8 text") from None
+
+    def data(self, name: str) -> bytes:
+        path = (self.folder / name).resolve()
+        if not path.is_relative_to(self.folder.resolve()):
+            raise self.fail("", f"{name!r} is outside the layer's folder")
+        if not path.is_file():
+            raise self.fail("", f"file {name!r} does not exist")
+        return path.read_bytes()
+
+    def when(self, value: Mapping[str, Any], where: str) -> dict[str, str]:
+        for package, specifier in value.items():
+            try:
+                specs = SpecifierSet(str(specifier))
+            except InvalidSpecifier:
+                raise self.fail(where, f"{specifier!r} is not a PEP 440 range") from None
+            for spec in specs:
+                if spec.operator == ">" or (
+                    spec.operator == "<" and not any(c in spec.version for c in ("a", "rc", "dev"))
+                ):
+                    raise self.fail(
+                        where,
+                        f"{package} {spec}: a bare bound treats pre-releases and local versions "
+                        f"wrongly; write e.g. '<{spec.version}rc0' or '>={spec.version}'",
+                    )
+        return {normalize(package): str(spec) for package, spec in value.items()}
+
+    def op(self, value: object, where: str) -> Table:
+        if not isinstance(value, dict) or "op" not in value:
+            raise self.fail(where, "key 'op' is missing")
+        kind = value["op"]
+        if kind not in OPS:
+            raise self.fail(where, f"unknown op {kind!r}{did_you_mean(str(kind), OPS)}")
+        op = dict(self.table(value, {**COMMON, **OPS[kind]}, f"{where} ({kind})", "layer.toml"))
+        if "if" in op:
+            op["if"] = self.when(op["if"], where)
+        for key in ("file", "to", "reader"):
+            self.below(str(op.get(key, "")), where, key)
+        render = getattr(self, f"op_{kind}", None)
+        return render(op, where) if render else op
+
+    def below(self, path: str, where: str, key: str) -> None:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise self.fail(where, f"{key} {path!r} is not below site-packages")
+
+    def op_replace(self, op: Table, where: str) -> Table:
+        for side in ("old", "new"):
+            source = op.pop(f"{side}-file", None)
+            if (source is None) == (side not in op):
+                raise self.fail(where, f"give either {side!r} or '{side}-file'")
+            if source is not None:
+                op[side] = self.text(source)
+            if not op[side]:
+                raise self.fail(where, f"{side!r} is empty, so its state could not be told")
+        if op.setdefault("count", 1) < 1:
+            raise self.fail(where, "'count' is less than 1: it would change nothing")
+        if op["old"] == op["new"]:
+            raise self.fail(where, "'old' and 'new' are the same text")
+        return op
+
+    def op_diff(self, op: Table, where: str) -> Table:
+        op["diff"] = self.text(op["file"])
+        try:
+            files = parse_diff(op["diff"])
+        except ApplyError as error:
+            raise self.fail(where, f"{op['file']}: {error}") from None
+        for change in files:
+            for path in filter(None, (change.old, change.new)):
+                self.below(path, where, op["file"])
+            whole = change.old is None or change.new is None  # its text is all there is
+            if not whole and any(hunk.context < 3 for hunk in change.hunks):
+                raise self.fail(where, f"{change.path}: a hunk has less than 3 lines of context")
+        return op
+
+    def op_graft(self, op: Table, where: str) -> Table:
+        if bool(op.get("names")) == bool(op.get("whole")):
+            raise self.fail(where, "give either 'names' or 'whole = true'")
+        if "==" not in op["from"]:
+            raise self.fail(where, f"'from' {op['from']!r} is not DISTRIBUTION==VERSION")
+        return op
+
+    def op_copy(self, op: Table, where: str) -> Table:
+        del where
+        op["data"] = base64.b64encode(self.data(op["from"])).decode()
+        return op
+
+    def op_wheel(self, op: Table, where: str) -> Table:
+        if ("version" in op) == ("version-of" in op):
+            raise self.fail(where, "give either 'version' or 'version-of'")
+        return op
+
+    def op_remove(self, op: Table, where: str) -> Table:
+        if "unless" in op:
+            try:
+                SpecifierSet(op["unless"])
+            except InvalidSpecifier:
+                raise self.fail(where, f"{op['unless']!r} is not a PEP 440 range") from None
+        return op
+
+    def op_env(self, op: Table, where: str) -> Table:
+        if not op["name"].startswith("VLLM_") and "reader" not in op:
+            raise self.fail(where, f"{op['name']} needs a 'reader': the file that reads it")
+        return op
+
+    def op_hook(self, op: Table, where: str) -> Table:
+        name, _, function = op.pop("hook").partition(":")
+        if not function:
+            raise self.fail(where, "'hook' is not FILE.py:FUNCTION")
+        op["source"], op["function"] = self.text(name), function
+        try:
+            body = ast.parse(op["source"]).body
+        except SyntaxError as error:
+            raise self.fail(where, f"hook {name} is not Python: {error}") from None
+        if not any(isinstance(n, ast.FunctionDef) and n.name == function for n in body):
+            raise self.fail(where, f"hook {name} does not define {function}")
+        return op
+
+    def op_compile(self, op: Table, where: str) -> Table:
+        from builder.compile.changes import rendered_change  # needs what the package index needs
+
+        if op["source"] != "vllm":
+            raise self.fail(where, f"source {op['source']!r}: only vllm's sources are compiled")
+        try:
+            gencode_flags(op["arch"])
+            return {**op, **rendered_change(op["change"])}
+        except UsageError as error:
+            raise self.fail(where, str(error)) from None
+
+    def op_pull(self, op: Table, where: str) -> Table:
+        op["pull"] = str(parse_pull(op["pull"]))
+        for key in ("include", "exclude"):
+            if not all(isinstance(pattern, str) for pattern in op.get(key, ())):
+                raise self.fail(where, f"{key!r} should be a list of patterns")
+        for folder, becomes in op.get("map", {}).items():
+            self.below(str(becomes), where, "map")
+            if not (isinstance(becomes, str) and folder.endswith("/") and becomes.endswith("/")):
+                raise self.fail(where, "'map' should lead from folders to folders, both with '/'")
+        return op
+
+    def variant(self, value: object, where: str) -> Table:
+        variant = self.table(value, VARIANT, where, "layer.toml")
+        ops = [self.op(op, f"{where} op {i}") for i, op in enumerate(variant.get("op", ()), 1)]
+        if not ops and not variant.get("serve-flags") and not variant.get("moe-serve-flags"):
+            raise self.fail(where, "has no op and no flags: it would do nothing")
+        rendered = {key: item for key, item in variant.items() if key != "op"}
+        return {**rendered, "when": self.when(variant["when"], where), "ops": ops}
+
+    def upstream(self, value: object, where: str) -> Table:
+        entry = self.table(value, UPSTREAM, where, "layer.toml")
+        for clause in entry["probe"]:
+            self.table(clause, PROBE, f"{where} probe", "layer.toml")
+            if len(clause) != 2 or clause.get("missing") is False:
+                raise self.fail(where, "a probe clause is 'file' and one test")
+        if not entry["probe"]:
+            raise self.fail(where, "the probe is empty: a range alone decides nothing")
+        return {**entry, "when": self.when(entry["when"], where)}
+
+    def pins(self) -> Table:
+        name = "pins.toml"
+        if not (self.folder / name).is_file():
+            return {"wheel": [], "donor": []}
+        raw = self.table(self.toml(name), PINS, "", name)
+        for kind, schema in (("wheel", WHEEL_PIN), ("donor", DONOR_PIN), ("code", CODE_PIN)):
+            for number, row in enumerate(raw.get(kind, ()), 1):
+                self.table(row, schema, f"{kind} {number}", name)
+        pins = {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
+        for row in raw.get("code", ()):
+            if row["how"] not in CODE:
+                raise self.fail("code", f"how {row['how']!r} is none of {', '.join(CODE)}", name)
+        if "code" in raw:
+            pins["code"] = raw["code"]
+        if "pull" in raw:
+            where = f"{self.folder.name}/{name}: pull"
+            rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in raw["pull"]]
+            pins["pull"] = [read_pin(row, where).as_json() for row in rows]
+        return pins
+
+
+def load_layer(folder: Path) -> Table:
+    """Read and validate one layer folder into its rendered form.
+
+    Raises:
+        UsageError: a file is missing or malformed, or a key is unknown.
+    """
+    reader = _Reader(folder)
+    raw = reader.table(reader.toml("layer.toml"), LAYER, "", "layer.toml")
+    provenance = dict(reader.table(raw["provenance"], PROVENANCE, "provenance", "layer.toml"))
+    provenance["last-update"] = provenance["last-update"].isoformat()
+    not_applicable = []
+    for number, entry in enumerate(raw.get("not-applicable", ()), 1):
+        where = f"not-applicable {number}"
+        entry = reader.table(entry, NOT_APPLICABLE, where, "layer.toml")
+        not_applicable.append({**entry, "when": reader.when(entry["when"], where)})
+    layer: Table = {
+        "name": folder.name,
+        "summary": raw["summary"],
+        "order": raw["order"],
+        "after": raw.get("after", []),
+        "package": normalize(raw["package"]),
+        "provenance": provenance,
+        "upstream": [
+            reader.upstream(e, f"upstream {i}") for i, e in enumerate(raw.get("upstream", ()), 1)
+        ],
+        "not-applicable": not_applicable,
+        "variants": [reader.variant(v, f"variant {i}") for i, v in enumerate(raw["variant"], 1)],
+        "pins": reader.pins(),
+    }
+    layer_digest(layer)  # everything must be JSON
+    return layer
+
+
+def description(folder: Path) -> str:
+    """The layer's own long description (not part of its identity)."""
+    text: str = tomllib.loads((folder / "layer.toml").read_text("utf-8")).get("description", "")
+    return text.strip()

@@ -1,0 +1,168 @@
+"""What the lock holds of the images that it names, in files beside it: ``spark-build.lock.d/``.
+
+One file for each base and platform, which the lock pins by sha256: what its layers answered when
+it was locked (``rootfs/facts.py``).  With it an image base is identified, planned for and built on
+without reading its layers, on a machine that has never seen it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.digests import sha256_hex
+from builder.errors import Exit, SparkBuildError
+from builder.lock.file import FACTS_NAME, read_lock
+from builder.pypi.index import write_atomically
+from builder.rootfs.facts import Facts
+from builder.util.console import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from builder.lock.file import Entry, Lock
+    from builder.registry.model import Descriptor
+
+#: Bytes of a file of facts, packed and unpacked; a vLLM image takes 1 MB and 8 MB.
+_PACKED, _UNPACKED = 64 << 20, 512 << 20
+
+
+def folder_of(lock: Path) -> Path:
+    """Where the facts of a lock lie."""
+    return lock.with_name(f"{lock.name}.d")
+
+
+def chain(layers: Iterable[str]) -> str:
+    """One sha256 (hex) for the digests of some layers in their order."""
+    return sha256_hex("\n".join(layers).encode())
+
+
+def pins_of(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+    """The pins of some entries, by the name of their file."""
+    pins = (entry["base"].get("facts") for entry in entries)
+    return {pin["file"]: pin for pin in pins if pin}
+
+
+def pack(facts: Facts) -> bytes:
+    """The bytes of a file of facts."""
+    return gzip.compress(json.dumps(facts.as_json(), separators=(",", ":")).encode(), 9, mtime=0)
+
+
+def read_facts(lock: Path, pin: Mapping[str, Any]) -> Facts:
+    """The facts of a pin.
+
+    Raises:
+        SparkBuildError: the file is not there, is not what is pinned, or is about other layers
+            (exit 9).
+    """
+    path = folder_of(lock) / pin["file"]
+    try:
+        if path.stat().st_size > _PACKED:
+            raise ValueError("it is too large")
+        data = path.read_bytes()
+        if sha256_hex(data) != pin["sha256"]:
+            raise ValueError(f"sha256 is {sha256_hex(data)[:12]}, locked is {pin['sha256'][:12]}")
+        unpack = zlib.decompressobj(wbits=31)
+        text = unpack.decompress(data, _UNPACKED)
+        if not unpack.eof:
+            raise ValueError("it is cut off, or too large")
+        facts = Facts.parse(json.loads(text))
+        if len(facts.layers) != pin["depth"] or chain(facts.layers) != pin["layers"]:
+            raise ValueError("it is about another image")
+    except (OSError, ValueError, RecursionError, zlib.error) as error:
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        raise SparkBuildError(
+            f"{path}, which the lock pins, cannot be used: {why}",
+            Exit.STALE,
+            hint="restore it, or lock again: spark-build lock",
+        ) from None
+    return facts
+
+
+def write_facts(lock: Path, facts: Facts, old: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Write a file of facts and give its pin; one of the old pins where its file says the same.
+
+    Files are named by what they hold: until the lock is written, the one that it pins stays.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    data = pack(facts)
+    for pin in old:
+        path = folder_of(lock) / pin["file"]
+        held = path.read_bytes() if path.is_file() else b""
+        if sha256_hex(held) == pin["sha256"] and _text(held) == _text(data):
+            return dict(pin)  # also where another zlib has packed it
+    sha256 = sha256_hex(data)
+    name = f"base-{sha256[:12]}.json.gz"
+    write_atomically(folder_of(lock) / name, data)
+    layers = chain(facts.layers)
+    return {"file": name, "sha256": sha256, "layers": layers, "depth": len(facts.layers)}
+
+
+def _text(data: bytes) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def remove_unnamed(lock: Lock) -> None:
+    """Remove the files of facts that no entry names any more; other files are left alone."""
+    named = pins_of(lock.entries.values())
+    folder = folder_of(lock.path)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if FACTS_NAME.fullmatch(path.name) and path.name not in named:
+            path.unlink()
+            console.say(f"  {path} is gone: nothing in the lock names it")
+
+
+class LockedFacts:
+    """The facts that a lock pins, found by the layers of an image.
+
+    With ``strict``, as with ``--locked``, a file that cannot be used is an error; otherwise it is
+    said, and the layers are read.
+    """
+
+    def __init__(self, lock: Lock | None, *, strict: bool) -> None:
+        self._lock, self._strict = lock, strict
+        self._read: dict[str, Facts | None] = {}
+
+    @classmethod
+    def beside(cls, path: Path) -> LockedFacts:
+        """Those of a lock that nothing else is wanted of: one that cannot be read pins none."""
+        try:
+            return cls(read_lock(path), strict=False)
+        except SparkBuildError as error:
+            console.warn(f"{error}")
+            return cls(None, strict=False)
+
+    def of(self, layers: Sequence[Descriptor]) -> Facts | None:
+        """What is known of the lowest layers of an image, which are given bottom first.
+
+        Raises:
+            SparkBuildError: the file is not what the lock pins (exit 9).
+        """
+        digests = [layer.digest for layer in layers]
+        pins = pins_of(self._lock.entries.values()) if self._lock else {}
+        for pin in pins.values():
+            if chain(digests[: pin["depth"]]) == pin["layers"]:
+                return self._facts(pin)
+        return None
+
+    def _facts(self, pin: Mapping[str, Any]) -> Facts | None:
+        assert self._lock is not None
+        name = pin["file"]
+        if name not in self._read:
+            self._read[name] = None
+            try:
+                self._read[name] = read_facts(self._lock.path, pin)
+                console.detail(f"{folder_of(self._lock.path) / name} says what the layers hold")
+            except SparkBuildError as error:
+                if self._strict:
+                    raise
+                console.warn(f"{error}; reading the layers instead")
+        return self._read[name]

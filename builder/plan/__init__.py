@@ -1,0 +1,1 @@
+"""Plans: their values, making them, and what an image carries of them."""

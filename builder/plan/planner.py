@@ -1,0 +1,197 @@
+"""Base + selection -> plan: judge each layer on the tree as the layers before it leave it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from builder import settings
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import (
+    AMBIGUOUS,
+    APPLIED,
+    DRIFT,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    UPSTREAM,
+)
+from builder.applier.versions import all_match
+from builder.compile.changes import compile_ops, estimate_of
+from builder.compile.host import where_to_compile
+from builder.engines.toolfiles import maker
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.model import BuildPlan, LayerDecision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from builder.applier.outcomes import Layer
+    from builder.applier.sources import Sources
+    from builder.bases.model import Base
+    from builder.layers.catalog import Selection
+    from builder.model import BaseIdentity
+
+#: Seconds since 1970, up to the year 9999 or so.
+_SECONDS = re.compile("[0-9]{1,11}")
+
+
+def make_plan(
+    base: Base,
+    selection: Selection,
+    sources: Sources,
+    *,
+    epoch: int | None = None,
+    single_layer: bool = False,
+) -> BuildPlan:
+    """Judge every layer; nothing is written and no layer is refused here.
+
+    ``epoch`` is the image's time where it is known; else :func:`epoch_for` finds it.
+
+    Raises:
+        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+        UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
+    """
+    identity = base.identity
+    steps = judge_in_order(
+        selection.layers, base.tree, sources, identity.platform.target, identity.env
+    )
+    decisions = [
+        LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)
+        for s in steps
+    ]
+    expect = [
+        e.as_json() for profile in selection.profiles for e in profile.expected(identity.packages)
+    ]
+    return BuildPlan(
+        name=selection.name,
+        profiles=tuple(p.name for p in selection.profiles),
+        base=identity,
+        decisions=tuple(decisions),
+        expect=tuple(expect),
+        maker=maker(),
+        epoch=epoch_for(identity, selection.layers) if epoch is None else epoch,
+        single_layer=single_layer,
+        hints=tuple(hints(selection, decisions, identity.packages)),
+    )
+
+
+def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
+    """Seconds since 1970 for every file and for the image: never this machine's clock.
+
+    ``SOURCE_DATE_EPOCH`` when set, else the base's own time, else the newest layer's
+    ``last-update``.
+
+    Raises:
+        UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
+    """
+    named = settings.EPOCH.value
+    if named:
+        if not _SECONDS.fullmatch(named):
+            raise UsageError(
+                f"SOURCE_DATE_EPOCH is {named!r}, not a number of seconds since 1970",
+                hint="export SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)",
+            )
+        return int(named)
+    try:
+        moment = datetime.fromisoformat(f"{base.created[:19]}+00:00")
+    except ValueError:
+        moment = datetime.min.replace(tzinfo=UTC)
+    if moment.year > 1980:
+        return int(moment.timestamp())
+    days = [str(layer["provenance"]["last-update"]) for layer in layers]
+    newest = max(days, default="1980-01-01")
+    return int(datetime.fromisoformat(f"{newest}T00:00:00+00:00").timestamp())
+
+
+def hints(
+    selection: Selection, decisions: list[LayerDecision], packages: Mapping[str, str]
+) -> list[str]:
+    """What the user may like to know: which base would make the patches unnecessary."""
+    if any(d.outcome.state == NEEDS_REBUILD for d in decisions):
+        return []
+    patched = [d for d in decisions if d.needed and (d.outcome.changes or d.outcome.pending)]
+    before = any(d.outcome.state == APPLIED for d in decisions)
+    found = []
+    for profile in selection.profiles:
+        if patched and profile.clean_from:
+            found.append(
+                f"vllm {profile.clean_from} and later need no patch for {profile.name}, only "
+                f"settings: --base pypi:vllm=={profile.clean_from}"
+            )
+        elif not patched and not before and profile.layers:
+            found.append(
+                f"vllm {packages.get('vllm')} needs no patch for {profile.name}, only settings"
+            )
+    return found
+
+
+def refuse_plan(plan: BuildPlan, command: str = "") -> None:
+    """Raise when a plan cannot be built, naming every layer in the way.
+
+    Args:
+        plan: what is to be built.
+        command: the command line that would build it with a compile stage.
+
+    Raises:
+        SparkBuildError: a layer drifted, is ambiguous, or needs a rebuild (exit 4 or 10).
+    """
+    stuck = [d for d in plan.decisions if d.outcome.state in (DRIFT, AMBIGUOUS)]
+    if stuck:
+        lines = [f"layer {d.name}: {d.outcome.state}: {d.outcome.reason}" for d in stuck]
+        named = {pull["layer"]: pull["request"] for pull in plan.pulls}
+        hint = f"spark-build layers show {stuck[0].name}"
+        if stuck[0].name in named:
+            hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}', and edit it"
+        raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
+    rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
+    if rebuild:
+        names = ", ".join(d.name for d in rebuild)
+        lines = [f"{names}: the base is prebuilt and this change is compiled code"]
+        for decision in rebuild:
+            lines.append(f"layer {decision.name}: {decision.outcome.reason}")
+            lines += [f"note: {note}" for note in decision.outcome.notes]
+        changes = [op["change"]["name"] for d in rebuild for op in compile_ops(d.layer)]
+        hint = ""
+        if all(_may_compile(d) for d in rebuild):
+            lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]
+            hint = _where_to_compile(plan, command or "spark-build image --compile")
+        raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD, hint)
+
+
+def _may_compile(decision: LayerDecision) -> bool:
+    """Whether a stage might do, and was not asked for: what was found in the sources says no."""
+    compiled = decision.outcome.compiled
+    return bool(compiled) and "sources" not in compiled
+
+
+def _where_to_compile(plan: BuildPlan, command: str) -> str:
+    where = where_to_compile(plan.base.platform.oci)
+    return f"{command}   ({where})" if where else command
+
+
+def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:
+    """Raise when a profile does not serve this base, or no layer concerns it.
+
+    Raises:
+        NotServed: a profile does not serve this base (exit 2).
+        SparkBuildError: there is nothing to do (exit 3).
+    """
+    for profile in selection.profiles:
+        if profile.needs and not all_match(profile.needs, plan.base.packages):
+            wanted = ", ".join(f"{name} {spec}" for name, spec in profile.needs.items())
+            raise NotServed(
+                f"profile {profile.name} needs {wanted}; the base has vllm "
+                f"{plan.base.packages.get('vllm')}: {profile.needs_reason}",
+                hint=f"spark-build plan --layers {profile.name} --base {profile.pypi}",
+            )
+    idle = all(d.outcome.state == NOT_APPLICABLE for d in plan.decisions)
+    done = all(d.outcome.state in (APPLIED, UPSTREAM, NOT_APPLICABLE) for d in plan.decisions)
+    if idle or (building and done):
+        reasons = "\n  ".join(f"layer {d.name}: {d.outcome.reason}" for d in plan.decisions)
+        names = ",".join(d.name for d in plan.decisions)
+        raise SparkBuildError(
+            f"nothing to do:\n  {reasons}",
+            Exit.NOTHING_TO_DO,
+            hint=f"spark-build matrix --layers {names}   (where there is something to do)",
+        )

@@ -1,0 +1,91 @@
+"""Pinned inputs of layers, for the applier: files of released wheels, and what is compiled."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.digests import sha256_hex
+from builder.applier.trees import OverlayTree
+from builder.bases.imagetree import ImageTree
+from builder.errors import RemoteError
+from builder.machinecode.facts import read_module
+from builder.pypi.wheels import RemoteWheel, WheelTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from builder.applier.outcomes import Target
+    from builder.applier.sources import Member, Stage, Unstaged
+    from builder.applier.trees import Tree
+    from builder.compile.stage import Stages
+    from builder.pypi.index import PackageIndex
+
+
+class IndexSources:
+    """Pinned inputs for the applier: small reads by range, whole wheels from the cache."""
+
+    def __init__(self, index: PackageIndex, stages: Stages | None = None) -> None:
+        self._index = index
+        self._wheels: dict[str, RemoteWheel] = {}
+        #: what may be compiled; None where nothing may
+        self.stages = stages
+
+    def _wheel(self, pin: Mapping[str, Any]) -> RemoteWheel:
+        name = pin["filename"]
+        if name not in self._wheels:
+            file = self._index.find(pin["distribution"], name)
+            if file is None:
+                raise RemoteError(f"{name}, which a layer pins, is not on the package index")
+            if file.sha256 != pin["sha256"]:
+                raise RemoteError(
+                    f"{name}: the package index says sha256 {file.sha256}, "
+                    f"the layer pins {pin['sha256']}",
+                    hint="do not build from it; find out who changed the file",
+                )
+            self._wheels[name] = RemoteWheel(file, self._index)
+        return self._wheels[name]
+
+    def donor(self, pin: Mapping[str, Any]) -> bytes:
+        data = self._wheel(pin).read(pin["member"])
+        if sha256_hex(data) != pin["member-sha256"]:
+            raise RemoteError(
+                f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
+                f"pinned is {pin['member-sha256']}"
+            )
+        return data
+
+    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+        if self.stages and pin["filename"] in self.stages.wheels:
+            return self.stages.members(pin["filename"])
+        return list(self._wheel(pin).members.values())
+
+    def code(
+        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
+    ) -> Mapping[str, Any]:
+        return read_module(tree, path, wanted, digest)
+
+    def stage(
+        self,
+        ops: Sequence[Mapping[str, Any]],
+        packages: Mapping[str, str],
+        target: Target,
+        module: Callable[[str], str],
+    ) -> Stage | Unstaged | None:
+        return self.stages.stage(ops, packages, target, module) if self.stages else None
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        if self.stages and pin["filename"] in self.stages.wheels:
+            return self.stages.member(pin["filename"], path)
+        # the whole wheel, because only its own sha256 is pinned: RECORD comes from the wheel itself
+        with zipfile.ZipFile(self._wheel(pin).download()) as archive:
+            return archive.read(path)
+
+
+def preload(tree: object, paths: Sequence[str]) -> None:
+    """Prepare for reading many files of a tree, where that is cheaper than one at a time."""
+    if isinstance(tree, OverlayTree):
+        below = [path for path in paths if path not in tree.changes]
+        preload(tree.base, below)
+    elif isinstance(tree, WheelTree | ImageTree):
+        tree.preload(paths)

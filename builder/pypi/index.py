@@ -1,0 +1,355 @@
+"""The package index: which wheels a release has, pinned by file name and sha256.
+
+Project pages come through ``pypi-simple``, which speaks JSON and HTML indexes; the index itself
+is the one pip is configured with, or that library's default.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+
+from builder.applier.digests import sha256_hex
+from builder.applier.versions import normalize
+from builder.errors import RemoteError, UsageError
+from builder.net.messages import no_answer, shown
+from builder.util.console import console
+from builder.util.hints import CACHE, ELSEWHERE, again, os_hint
+from builder.util.leftovers import making
+from builder.util.paths import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import requests
+
+    from builder.model import Platform
+
+#: The first vLLM release that any profile serves.
+OLDEST_VLLM = Version("0.17.0")
+#: How long a project page is trusted, in seconds; wheels themselves never change.
+PAGE_TTL = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelFile:
+    """One wheel or source archive.  ``size`` is in bytes, 0 where the index does not say."""
+
+    filename: str
+    url: str
+    sha256: str
+    size: int = 0
+    yanked: bool = False
+
+    @property
+    def distribution(self) -> str:
+        """Normalised distribution name."""
+        return normalize(parse_wheel_filename(self.filename)[0])
+
+    @property
+    def release(self) -> str:
+        """Name and version, as short as the file name has them."""
+        name = "-".join(self.filename.split("-")[:2])
+        return name.removesuffix(".tar.gz")
+
+    @property
+    def version(self) -> str:
+        """PEP 440 version."""
+        return str(parse_wheel_filename(self.filename)[1])
+
+
+def pip_index_url() -> str | None:
+    """The index that pip is configured with; else uv's, where it has one."""
+    if not os.environ.get("PIP_INDEX_URL") and os.environ.get("UV_DEFAULT_INDEX"):
+        return os.environ["UV_DEFAULT_INDEX"]
+    return pip_setting("index-url")
+
+
+def pip_setting(name: str) -> str | None:
+    """What pip is configured with: its variable, then its configuration files."""
+    if value := os.environ.get(f"PIP_{name.upper().replace('-', '_')}"):
+        return value
+    home = Path.home()
+    config = os.environ.get("XDG_CONFIG_HOME", str(home / ".config"))
+    files = [
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        Path(config) / "pip" / "pip.conf",
+        Path(sys.prefix) / "pip.conf",
+    ]
+    named = os.environ.get("PIP_CONFIG_FILE")
+    files = [] if named == os.devnull else [*files, *([Path(named)] if named else [])]
+    parser = configparser.RawConfigParser()
+    parser.read(files, encoding="utf-8")
+    for section in ("install", "download", "global"):
+        if parser.has_option(section, name):
+            return parser.get(section, name).strip()
+    return None
+
+
+def make_session(window: float | None = None) -> requests.Session:
+    """An HTTP session that retries what is worth retrying; imported late, because it is slow."""
+    from builder.net.retries import reads
+    from builder.net.session import Session
+    from builder.net.sockets import WINDOW
+
+    return Session(reads(), window or WINDOW)
+
+
+class PackageIndex:
+    """Looks releases up, and counts what it read."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        refresh: bool = False,
+        sessions: Callable[[], requests.Session] = make_session,
+    ) -> None:
+        self._url = url
+        self._sessions = sessions
+        self._refresh = refresh
+        self._session: requests.Session | None = None
+        self._pages: dict[str, list[WheelFile]] = {}
+        self._held: dict[str, list[WheelFile]] = {}
+        self.bytes_read = 0
+
+    def hold(self, files: Iterable[WheelFile]) -> None:
+        """Take these wheels (without addresses) for what the index has of their releases."""
+        for file in files:
+            self._held.setdefault(file.distribution, []).append(file)
+
+    def find(self, distribution: str, filename: str) -> WheelFile | None:
+        """A wheel by its file name."""
+        name = normalize(distribution)
+        held = next((w for w in self._held.get(name, ()) if w.filename == filename), None)
+        return held or next((w for w in self.wheels(name) if w.filename == filename), None)
+
+    def address(self, file: WheelFile) -> str:
+        """Where a wheel is fetched from; for a held one, the index is asked now.
+
+        Raises:
+            RemoteError: the index does not have it, or has another file of that name.
+        """
+        if file.url:
+            return file.url
+        found = next(
+            (w for w in self.wheels(file.distribution) if w.filename == file.filename), None
+        )
+        if found is None or found.sha256 != file.sha256:
+            what = "is not on" if found is None else "is another file on"
+            raise RemoteError(
+                f"{file.filename} with sha256 {file.sha256}, which is locked, {what} the package "
+                "index",
+                hint="spark-build lock --upgrade takes what is there now",
+            )
+        return found.url
+
+    @property
+    def session(self) -> requests.Session:
+        """Made on first use, because importing ``requests`` is slow and warm plans need none."""
+        if self._session is None:
+            self._session = self._sessions()
+        return self._session
+
+    def wheels(self, project: str) -> list[WheelFile]:
+        """All wheels of a project.
+
+        Raises:
+            UsageError: the index has no such project.
+            RemoteError: the index does not answer.
+        """
+        return self._page(normalize(project), "wheel")
+
+    def sdist(self, project: str, version: str) -> WheelFile:
+        """The source archive of a release.
+
+        Raises:
+            UsageError: the index has no such project, or no source archive of that release.
+            RemoteError: the index does not answer, or gives no sha256.
+        """
+        name = normalize(project)
+        wanted = Version(version)
+        for file in self._page(name, "sdist"):
+            try:
+                found = parse_sdist_filename(file.filename)[1]
+            except InvalidSdistFilename:
+                continue
+            if found == wanted:
+                if not file.sha256:
+                    raise RemoteError(f"the package index gives no sha256 for {file.filename}")
+                return file
+        raise UsageError(f"{project} {version} has no source archive on the package index")
+
+    def _page(self, name: str, kind: str) -> list[WheelFile]:
+        key = name if kind == "wheel" else f"{name}.{kind}"
+        if key not in self._pages:
+            self._pages[key] = self._cached_page(name, kind, f"{key}{self._mark}.json")
+        return self._pages[key]
+
+    @cached_property
+    def _endpoint(self) -> str:
+        """The index that is named, or "" for the library's default."""
+        return self._url or pip_index_url() or ""
+
+    @cached_property
+    def _mark(self) -> str:
+        """Tells the kept pages of one index from those of another."""
+        return f".{sha256_hex(self._endpoint.encode())[:12]}" if self._endpoint else ""
+
+    def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
+        cached = cache_dir() / "index" / cache_name
+        kept = None if self._refresh else _kept_page(cached)
+        if kept is not None and time.time() - cached.stat().st_mtime < PAGE_TTL:
+            return kept
+        try:
+            files = self._fetch_page(name, kind)
+        except RemoteError as error:
+            if kept is None:
+                raise
+            day = time.strftime("%Y-%m-%d", time.gmtime(cached.stat().st_mtime))
+            console.warn(f"{error}\n  going on with its page of {day}, from the cache")
+            return kept
+        write_atomically(cached, json.dumps([asdict(file) for file in files]).encode())
+        return files
+
+    def _fetch_page(self, name: str, kind: str) -> list[WheelFile]:
+        import requests
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+
+        endpoint = self._endpoint or PYPI_SIMPLE_ENDPOINT
+        console.detail(f"index: {name}")
+        try:
+            with PyPISimple(endpoint, session=self.session) as client:
+                page = client.get_project_page(name)
+        except NoSuchProjectError:
+            raise UsageError(f"package {name!r} is not on the package index") from None
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"the package index did not answer for {name!r}: {shown(endpoint)}: "
+                f"{no_answer(error, endpoint)}",
+                hint=f"{again()}   (the index is pip's: pip config list)",
+            ) from error
+        finally:
+            self._session = None  # PyPISimple closes the session it was given
+        return [
+            WheelFile(
+                filename=p.filename,
+                url=p.url,
+                sha256=p.digests.get("sha256", ""),
+                size=p.size or 0,
+                yanked=p.is_yanked,
+            )
+            for p in page.packages
+            if p.package_type == kind
+        ]
+
+    def releases(self, project: str) -> list[str]:
+        """Versions that have a wheel, oldest first."""
+        found = {v for w in self.wheels(project) if (v := _parsed(w)) is not None}
+        return [str(v) for v in sorted(found)]
+
+    def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
+        """The wheel that an installer would take: best tags, then the highest build number.
+
+        Raises:
+            UsageError: no such release, or no wheel of it for the platform.
+        """
+        wanted = Version(version)
+        of_release = [w for w in self._held.get(normalize(project), ()) if _parsed(w) == wanted]
+        of_release = of_release or [w for w in self.wheels(project) if _parsed(w) == wanted]
+        if not of_release:
+            releases = self.releases(project)
+            place = sum(Version(r) < wanted for r in releases)
+            near = releases[max(0, place - 4) : place + 4]
+            raise UsageError(
+                f"{project} {version} is not on the package index; the nearest releases are "
+                f"{', '.join(near)}",
+            )
+        rank = {tag: -i for i, tag in enumerate(platform_tags(platform))}
+        fitting = []
+        for wheel in of_release:
+            _, _, build, tags = parse_wheel_filename(wheel.filename)
+            scores = [rank[tag] for tag in tags if tag in rank]
+            if scores:
+                fitting.append((max(scores), build or (), wheel.filename, wheel))
+        if not fitting:
+            raise UsageError(
+                f"{project} {version} has no wheel for {platform.oci} with "
+                f"{platform.python}: {', '.join(w.filename for w in of_release[:4])}",
+                hint="choose another --platform or --python",
+            )
+        best = max(fitting)[3]
+        if not best.sha256:
+            raise RemoteError(f"the package index gives no sha256 for {best.filename}")
+        return best
+
+
+def _kept_page(cached: Path) -> list[WheelFile] | None:
+    try:
+        return [WheelFile(**row) for row in json.loads(cached.read_bytes())]
+    except (OSError, ValueError, TypeError):  # none, or one of another form
+        return None
+
+
+def _parsed(wheel: WheelFile) -> Version | None:
+    try:
+        return parse_wheel_filename(wheel.filename)[1]
+    except InvalidWheelFilename:
+        return None
+
+
+def platform_tags(platform: Platform) -> Iterator[Tag]:
+    """Wheel tags of a glibc Linux platform, best first."""
+    version = platform.python_version
+    names = list(_manylinux(platform.machine))
+    yield from cpython_tags(version, platforms=names)
+    yield from compatible_tags(version, platform.python, platforms=names)
+
+
+def _manylinux(machine: str) -> Iterable[str]:
+    for minor in range(39, 16, -1):  # glibc 2.39 (Ubuntu 24.04, the Spark's own) down to 2.17
+        yield f"manylinux_2_{minor}_{machine}"
+    yield f"manylinux2014_{machine}"
+    if machine == "x86_64":
+        yield from (f"manylinux_2_12_{machine}", f"manylinux2010_{machine}")
+    yield f"linux_{machine}"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a cache file so that nobody ever reads half of it; a full disk is reported."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with making(path) as partial:
+            partial.write_bytes(data)
+            partial.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}",
+            hint=os_hint(error, CACHE if path.is_relative_to(cache_dir()) else ELSEWHERE),
+        ) from error
+
+
+def vllm_releases(index: PackageIndex, named: str | None = None) -> list[str]:
+    """The vLLM releases of a comma-separated list; without one, every one from 0.17.0 on."""
+    listed = [word.strip() for word in (named or "").split(",") if word.strip()]
+    if listed:
+        return listed
+    known = (Version(version) for version in index.releases("vllm"))
+    return [str(v) for v in known if v >= OLDEST_VLLM and not v.is_prerelease]

@@ -1,0 +1,321 @@
+"""Released wheels read by HTTP range: a 500 MB wheel costs the few files that are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import struct
+import zipfile
+import zlib
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from builder.applier.digests import sha256_hex
+from builder.applier.sources import Member
+from builder.applier.trees import Distribution, distribution_of
+from builder.applier.wheels import RangeFile, wheel_members
+from builder.errors import RemoteError, UsageError
+from builder.net.messages import no_answer
+from builder.pypi.download import download, downloaded
+from builder.pypi.index import write_atomically
+from builder.util.console import console, megabytes
+from builder.util.hints import TEMPORARY, os_hint
+from builder.util.paths import cache_dir
+from builder.util.progress import Bar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from builder.pypi.index import PackageIndex, WheelFile
+
+#: First range, from the end: the central directory of a vLLM wheel takes about 600 kB.
+_TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
+#: Neighbours closer than this are fetched in one range: cheaper than another round trip.
+_GAP = 256 << 10
+#: Bytes of a range of a large file, and between two looks at how far a download is.
+_PIECE, _STEP = 16 << 20, 256 << 10
+
+
+class RemoteWheel:
+    """A wheel on the index.  What was read once is kept in the cache, and checked on every read."""
+
+    def __init__(self, file: WheelFile, index: PackageIndex) -> None:
+        self.file = file
+        self._index = index
+        self._cache = cache_dir() / "wheels" / file.sha256
+        self._memory: dict[str, bytes] = {}
+        #: of what is being read just now
+        self._bar = Bar("", None, "bytes")
+
+    # -- the archive
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        import requests
+
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        pieces = []
+        url = self._index.address(self.file)
+        try:
+            session = self._index.session
+            with session.get(url, headers=headers, stream=True) as response:
+                for piece in response.iter_content(_STEP) if response.status_code == 206 else ():
+                    pieces.append(piece)
+                    self._bar.advance(len(piece))
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"{self.file.filename}: the download broke off: {no_answer(error, url)}",
+                hint="run the same command again; what was read is kept",
+            ) from error
+        data = b"".join(pieces)
+        if response.status_code != 206 or len(data) != stop - start:
+            raise RemoteError(
+                f"{self.file.filename}: the index answered {response.status_code} with "
+                f"{len(data)} bytes of the {stop - start} that were asked for"
+            )
+        self._index.bytes_read += len(data)
+        return data
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the whole wheel, asked of the index where its page does not say."""
+        if self.file.size:
+            return self.file.size
+        import requests
+
+        kept = self._cache / "size"
+        with contextlib.suppress(OSError, ValueError):
+            return int(kept.read_bytes())
+        url = self._index.address(self.file)
+        try:
+            response = self._index.session.head(url, allow_redirects=True)
+        except requests.RequestException as error:
+            raise RemoteError(
+                f"{self.file.filename}: the index does not say how large it is: "
+                f"{no_answer(error, url)}"
+            ) from error
+        if not response.ok or "Content-Length" not in response.headers:
+            raise RemoteError(f"{self.file.filename}: the index does not say how large it is")
+        size = int(response.headers["Content-Length"])
+        write_atomically(kept, b"%d" % size)
+        return size
+
+    @cached_property
+    def _stream(self) -> RangeFile:
+        size = self.size
+        stream = RangeFile(size, self._fetch, block=16 << 10)
+        tail = _TAIL_LARGE if size > 50_000_000 else _TAIL_SMALL
+        stream.prefetch(max(0, size - tail), size)
+        return stream
+
+    @cached_property
+    def _archive(self) -> zipfile.ZipFile:
+        console.detail(f"reading {self.file.filename} ({megabytes(self.size)}) by range")
+        try:
+            return zipfile.ZipFile(self._stream)
+        except zipfile.BadZipFile as error:
+            raise RemoteError(f"{self.file.filename} is not a wheel: {error}") from error
+
+    # -- what is asked of it
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """Files by path."""
+        cached = self._cache / "members.json"
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return {row[0]: Member(*row) for row in json.loads(cached.read_bytes())}
+        members = wheel_members(self._archive)
+        rows = [[m.path, m.sha256, m.size, m.mode] for m in members]
+        write_atomically(cached, json.dumps(rows).encode())
+        return {m.path: m for m in members}
+
+    @cached_property
+    def info_dir(self) -> str:
+        """The wheel's own ``.dist-info`` directory, not that of something vendored below it."""
+        own = (p for p in self.members if p.endswith(".dist-info/METADATA") and p.count("/") == 1)
+        return next(own).split("/")[0]
+
+    def read(self, path: str) -> bytes:
+        """One file, checked against RECORD.
+
+        Raises:
+            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+        """
+        self.preload([path])
+        return self._memory[path]
+
+    def preload(self, paths: Iterable[str]) -> None:
+        """Read many files with few ranges."""
+        missing = []
+        for path in paths:
+            if path in self._memory or path not in self.members:
+                continue
+            with contextlib.suppress(OSError):
+                data = (self._cache / "files" / quote(path, safe="")).read_bytes()
+                if sha256_hex(data) == self.members[path].sha256:
+                    self._memory[path] = data
+                    continue
+            missing.append(path)
+        if missing:
+            self._prefetch(missing)
+        for path in missing:
+            data = self._checked(path)
+            write_atomically(self._cache / "files" / quote(path, safe=""), data)
+            self._memory[path] = data
+
+    def _checked(self, path: str) -> bytes:
+        try:
+            data = self._archive.read(path)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
+        if sha256_hex(data) != self.members[path].sha256:
+            raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+        return data
+
+    def _prefetch(self, paths: Sequence[str], bar: Bar | None = None) -> None:
+        infos = sorted((self._archive.getinfo(p) for p in paths), key=lambda i: i.header_offset)
+        runs: list[tuple[int, int]] = []
+        for info in infos:
+            start = info.header_offset
+            # local header: 30 bytes, the name, and an extra field that is short in wheels
+            stop = start + 30 + len(info.filename.encode()) + 256 + info.compress_size
+            if runs and start - runs[-1][1] < _GAP:
+                runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
+            else:
+                runs.append((start, stop))
+        title, total = f"reading {self.file.release}", sum(stop - start for start, stop in runs)
+        own = console.progress(title, total, said=False)
+        with own if bar is None else contextlib.nullcontext(bar) as self._bar:
+            for start, stop in runs:
+                self._stream.prefetch(start, stop)
+
+    def extract(self, path: str, target: Path) -> None:
+        """Write one large file to disk, in pieces; neither memory nor the cache keeps it.
+
+        Raises:
+            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+        """
+        title = f"reading {path.rpartition('/')[2]} out of {self.file.release}"
+        with console.progress(title, self.packed_size(path)) as self._bar:
+            self._extract(path, target)
+
+    def _extract(self, path: str, target: Path) -> None:
+        info = self._archive.getinfo(path)
+        head = self._fetch(info.header_offset, info.header_offset + 30)
+        start = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
+        stop = start + info.compress_size
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        stored = info.compress_type == zipfile.ZIP_STORED
+        digest = hashlib.sha256()
+        try:
+            with target.open("wb") as out:
+                for at in range(start, stop, _PIECE):
+                    piece = self._fetch(at, min(stop, at + _PIECE))
+                    plain = piece if stored else inflate.decompress(piece)
+                    digest.update(plain)
+                    out.write(plain)
+        except zlib.error as error:
+            raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path} to {target.parent}: {error.strerror}",
+                hint=os_hint(error, TEMPORARY),
+            ) from error
+        if digest.hexdigest() != self.members[path].sha256:
+            raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+
+    def packed_size(self, path: str) -> int:
+        """Bytes that one file takes in the wheel."""
+        return self._archive.getinfo(path).compress_size
+
+    def unpack(self, paths: Iterable[str], folder: Path, bar: Bar) -> None:
+        """Write files below a folder, each checked against RECORD; the cache keeps none of them.
+
+        ``bar`` counts the bytes of the wheel.
+
+        Raises:
+            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+        """
+        ordered = sorted(paths, key=lambda path: self.members[path].size)
+        self._prefetch([path for path in ordered if self.members[path].size <= _PIECE], bar)
+        for path in ordered:
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if self.members[path].size > _PIECE:
+                self._extract(path, target)
+            else:
+                target.write_bytes(self._checked(path))
+            target.chmod(self.members[path].mode)
+
+    def download(self) -> Path:
+        """The whole wheel on disk, checked against its sha256; shows progress.
+
+        Raises:
+            RemoteError: the download breaks off or has another digest.
+        """
+        kept = downloaded(self.file)  # the index need not say how large it is
+        return kept or download(dataclasses.replace(self.file, size=self.size), self._index)
+
+
+class WheelTree:
+    """Site-packages as an installer would lay these wheels out, one after the other."""
+
+    def __init__(self, wheels: Sequence[RemoteWheel]) -> None:
+        self.wheels = wheels
+
+    @cached_property
+    def _owner(self) -> dict[str, RemoteWheel]:
+        owner: dict[str, RemoteWheel] = {}
+        for wheel in self.wheels:
+            owner.update(dict.fromkeys(wheel.members, wheel))
+        return owner
+
+    @cached_property
+    def _children(self) -> dict[str, set[str]]:
+        children: dict[str, set[str]] = {}
+        for path in self._owner:
+            parent, _, name = path.rpartition("/")
+            while name not in children.setdefault(parent, set()):
+                children[parent].add(name)
+                if not parent:
+                    break
+                parent, _, name = parent.rpartition("/")
+        return children
+
+    def read(self, path: str) -> bytes | None:
+        wheel = self._owner.get(path)
+        return None if wheel is None else wheel.read(path)
+
+    def preload(self, paths: Iterable[str]) -> None:
+        """Read many files with few ranges."""
+        of_wheel: dict[RemoteWheel, list[str]] = {}
+        for path in paths:
+            if path in self._owner:
+                of_wheel.setdefault(self._owner[path], []).append(path)
+        for wheel, members in of_wheel.items():
+            wheel.preload(members)
+
+    def extract(self, path: str, target: Path) -> None:
+        """Write one large file to disk without holding it."""
+        self._owner[path].extract(path, target)
+
+    def digest(self, path: str) -> str | None:
+        wheel = self._owner.get(path)
+        return None if wheel is None else wheel.members[path].sha256
+
+    def mode(self, path: str) -> int:
+        return self._owner[path].members[path].mode
+
+    def children(self, directory: str) -> list[str]:
+        return sorted(self._children.get(directory, ()))
+
+    def distributions(self) -> dict[str, Distribution]:
+        found = {}
+        for wheel in self.wheels:
+            dist = distribution_of(wheel.info_dir)
+            assert dist is not None
+            found[dist.name] = dist
+        return found

@@ -1,0 +1,42 @@
+"""What somebody probably means who writes a folder or a release where an image reference goes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from builder.errors import UsageError
+from builder.util.hints import instead
+
+_SCHEMES = ("docker://", "oci:", "pypi:", "dir:")
+
+
+def meant(ref: str) -> str:
+    """What somebody probably means with an image reference that is none: ``pypi:``, ``oci:``..."""
+    if re.fullmatch(r"v?\d+\.\d+(\.\w+)*(\+\w+)?", ref):
+        return f"pypi:vllm=={ref.removeprefix('v')}"
+    if re.match(r"[A-Za-z][\w.-]*(\[[\w,-]+\])?==\d", ref):
+        return f"pypi:{ref}"
+    folder = Path(ref)
+    if ref.startswith("~") or not folder.is_dir():
+        return ""
+    if (folder / "index.json").is_file() and (folder / "oci-layout").is_file():
+        return f"oci:{ref}"
+    places = (folder, *folder.glob("lib/python3*/site-packages"))
+    return f"dir:{ref}" if any(any(place.glob("vllm-*.dist-info")) for place in places) else ""
+
+
+def refuse_other_form(ref: str) -> None:
+    """Refuse what reads as an image reference and is a release or a folder.
+
+    Raises:
+        UsageError: says what was probably meant.
+    """
+    probably = meant(ref) if not ref.startswith(_SCHEMES) else ""
+    if not probably:
+        return
+    what = "a release" if probably.startswith("pypi:") else "a folder here"
+    raise UsageError(
+        f"{ref!r} would be the name of an image, and it is {what}; did you mean {probably!r}?",
+        hint=instead(ref, probably),
+    )

@@ -1,0 +1,1 @@
+"""What every package uses: the console, paths, locks, disk space, hints, signals."""

@@ -1,0 +1,140 @@
+"""Talk: steps, notes and progress, on stderr.  Data goes to stdout through the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from builder.util.escape import below, plain
+from builder.util.progress import Bar, Bars, megabytes, on_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.util.progress import Unit
+
+__all__ = ["Console", "console", "megabytes"]
+
+#: A step that took so many seconds says so.
+_LONG = 5.0
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
+
+
+class Console:
+    """Prints talk; quiet mode drops everything but warnings and errors."""
+
+    def __init__(self) -> None:
+        self.quiet = False
+        #: the JSON document of the command, printed when it ends, with its error if there is one
+        self.document: dict[str, Any] | None = None
+        self.verbose = False
+        #: title of the step that is running, or was when the command ended
+        self.running = ""
+        self._bars = Bars()
+        self._data = False
+
+    def _coloured(self) -> bool:
+        if os.environ.get("NO_COLOR"):
+            return False
+        stream = sys.stdout if self._data else sys.stderr
+        return bool(os.environ.get("CLICOLOR_FORCE")) or stream.isatty()
+
+    def style(self, text: str, name: str) -> str:
+        """``text`` in a style, when the stream that it goes to takes colour."""
+        return f"\033[{_STYLES[name]}m{text}\033[0m" if self._coloured() else text
+
+    def say(self, message: str = "") -> None:
+        """Ordinary talk."""
+        message = plain(message, styled=self._coloured())
+        if self._data:
+            print(message)
+        elif not self.quiet:
+            self._bars.say(message)
+
+    @contextmanager
+    def as_data(self) -> Iterator[None]:
+        """What is said meanwhile is the data of the command: on stdout, also in quiet mode."""
+        self._data = True
+        try:
+            yield
+        finally:
+            self._data = False
+
+    def detail(self, message: str) -> None:
+        """Talk for ``--verbose``."""
+        if self.verbose:
+            self.say(self.style(message, "dim"))
+
+    def warn(self, message: str) -> None:
+        """Something the user should know even in quiet mode."""
+        self._bars.say(f"{self.style('warning', 'yellow')}: {below(plain(message))}")
+
+    def error(self, message: str, hint: str = "") -> None:
+        """The one error of a failed command, and the next command to try."""
+        print(f"{self.style('error', 'red')}: {below(plain(message))}", file=sys.stderr)
+        if hint:
+            print(f"  try: {below(plain(hint))}", file=sys.stderr)
+        sys.stderr.flush()
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """A step with its wall time; the time is not printed when it fails."""
+        began = time.monotonic()
+        self.running = title
+        self.say(self.style(f"• {title}", "bold"))
+        with self._watched(Bar(title, None, "", whole=True)):
+            yield
+        seconds = time.monotonic() - began
+        tell = self.say if seconds >= _LONG else self.detail
+        tell(self.style(f"  {title}: {seconds:.1f} s", "dim"))
+
+    @contextmanager
+    def _watched(self, bar: Bar) -> Iterator[None]:
+        try:
+            if not self.quiet:
+                self._bars.add(bar)
+            yield
+        finally:
+            self._bars.remove(bar)
+
+    @contextmanager
+    def progress(
+        self,
+        title: str,
+        total: int | None = None,
+        unit: Unit = "bytes",
+        *,
+        said: bool = True,
+        whole: bool = False,
+    ) -> Iterator[Bar]:
+        """Show how far a long work is: ``bar.advance(n)``, of ``total`` bytes or files.
+
+        On a terminal a bar, from the first half second on; elsewhere a line now and then, never a
+        control character.  ``said``: one line stays that names the work, its size, and on a
+        terminal its time.  ``whole``: it has parts that are shown instead.  Any thread may show
+        progress.
+        """
+        bar = Bar(title, total, unit, whole=whole)
+        drawn = on_terminal()
+        if said and not drawn:
+            self.say(f"  {bar.heading()}")
+        with self._watched(bar):
+            yield bar
+        if said and drawn:
+            self.say(f"  {bar.heading()}{self.style(f'  {bar.seconds:.1f} s', 'dim')}")
+
+
+console = Console()
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """The one JSON document of a command; it goes to stdout when the command ends."""
+    console.document = value

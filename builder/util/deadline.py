@@ -1,0 +1,41 @@
+"""A limit on the time of a command: it ends as an interrupted one does, and says why."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from builder.util.console import console
+from builder.util.shutdown import note_what_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What there is to say of a limit that is over, for whoever reports the end of the command.
+_over: list[str] = []
+
+
+@contextmanager
+def time_limit(seconds: float, said: str) -> Iterator[None]:
+    """Interrupt the block after some seconds; ``said`` is the limit as it was given."""
+
+    def stop(_signum: int, _frame: object) -> NoReturn:
+        where = f" in the step {console.running!r}" if console.running else ""
+        _over.append(f"the time limit of {said} is over{where}; nothing half-made was left")
+        note_what_runs()
+        raise KeyboardInterrupt
+
+    _over.clear()
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def limit_over() -> str:
+    """What to say if it was a time limit that ended the command; told once."""
+    return _over.pop() if _over else ""

@@ -1,0 +1,78 @@
+"""Room on disks: compared with what will be written before anything is."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.errors import BuildFailed
+from builder.util.console import megabytes
+from builder.util.hints import CACHE, OUTPUT, TEMPORARY
+from builder.util.paths import cache_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: What helps, by what lies in a place.
+_OUTPUT = f"{OUTPUT}; --thin leaves the base's blobs out"
+_TEMPORARY = f"free some space, or {TEMPORARY}"
+_CACHE = f"spark-build cache prune, or cache clean; or {CACHE}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that will be written to a place, and what they are for."""
+
+    place: Path
+    bytes: int
+    what: str
+    hint: str
+
+    @classmethod
+    def output(cls, place: Path, size: int, what: str) -> Need:
+        """In a place that the user chose."""
+        return cls(place, size, what, _OUTPUT)
+
+    @classmethod
+    def temporary(cls, size: int, what: str) -> Need:
+        """In the folder for temporary files."""
+        return cls(Path(tempfile.gettempdir()), size, what, _TEMPORARY)
+
+    @classmethod
+    def cache(cls, size: int, what: str) -> Need:
+        """In the cache."""
+        return cls(cache_dir(), size, what, _CACHE)
+
+
+def check_room(needs: Iterable[Need]) -> None:
+    """Refuse to begin what a disk has no room for; needs on one disk add up.
+
+    Raises:
+        BuildFailed: names the place, what is needed there and for what, and what is free.
+    """
+    disks: dict[int, list[Need]] = {}
+    for need in needs:
+        disks.setdefault(_existing(need.place).stat().st_dev, []).append(need)
+    for wanted in disks.values():
+        total = sum(need.bytes for need in wanted)
+        free = shutil.disk_usage(_existing(wanted[0].place)).free
+        if total <= free:
+            continue
+        rows = [f"{need.place}: {megabytes(need.bytes)} for {need.what}" for need in wanted]
+        largest = max(wanted, key=lambda need: need.bytes)
+        raise BuildFailed(
+            f"not enough room on the disk of {largest.place}: {megabytes(total)} are needed, "
+            f"{megabytes(free)} are free:\n  " + "\n  ".join(rows),
+            hint=largest.hint,
+        )
+
+
+def _existing(place: Path) -> Path:
+    """The place, or the nearest folder above it that is there."""
+    place = place.absolute()
+    while not place.exists():
+        place = place.parent
+    return place

@@ -1,0 +1,77 @@
+"""Where our data and the user's cache are."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from builder import settings
+from builder.util import leftovers
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def data_dir(name: str) -> Path:
+    """``patches``, ``dockerfiles`` or ``mods``: inside an installed wheel, or in the checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def project_file(name: str) -> Path:
+    """``LICENSE`` or ``NOTICE``: inside an installed wheel, or in the checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_file() else _PACKAGE.parent / name
+
+
+def in_checkout() -> bool:
+    """Whether this is a checkout, where generated files belong, or an installed package."""
+    return not (_PACKAGE / "_data").is_dir()
+
+
+def package_file(*parts: str) -> Path:
+    """A file that ships inside the ``builder`` package."""
+    return _PACKAGE.joinpath(*parts)
+
+
+def cache_dir() -> Path:
+    """``SPARK_BUILD_CACHE``, or the platform's user cache directory."""
+    named = settings.CACHE.value
+    if named:
+        path = Path(named).expanduser()
+    else:
+        import platformdirs
+
+        path = Path(platformdirs.user_cache_dir("spark-build"))
+    leftovers.use(path)
+    in_use_lock(path)
+    return path
+
+
+#: The cache that this process has in use, and the open file that says so to others.
+_in_use: dict[Path, int] = {}
+_in_use_lock = threading.Lock()
+
+
+def in_use_lock(cache: Path) -> int | None:
+    """The open file with which this process shares the lock on a cache until it ends.
+
+    ``cache prune`` wants that lock for itself, so it knows whether others are running; a process
+    that begins meanwhile waits here.  None where there is no cache, or it cannot be written.
+    """
+    with _in_use_lock:  # of two threads' open files, one would be closed under the other
+        if cache in _in_use:
+            return _in_use[cache]
+        try:
+            descriptor = os.open(cache / "locks" / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError:
+            return None
+        for other in _in_use.values():  # a process has one cache; tests have one after the other
+            os.close(other)
+        _in_use.clear()
+        _in_use[cache] = descriptor
+        with suppress(OSError):  # a file system without such locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor

@@ -1,0 +1,156 @@
+"""How a run ends from outside: signals, what it started, and its folder for temporary files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from builder.util import leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Seconds for which what we started may end by itself before it is killed.
+_GRACE = 1.5
+#: The signals that ended this run, the first one first.
+_by: list[int] = []
+#: What was running below us when the first of them came: process ids with their start times.
+_started: dict[int, str] = {}
+_interrupted: list[bool] = []
+#: Set from the moment on that something ends the run from outside.
+ended = threading.Event()
+_cuts: list[Callable[[], None]] = []
+
+
+def ended_by() -> signal.Signals | None:
+    """The signal that ended this run; None for an interruption without one."""
+    return signal.Signals(_by[0]) if _by else None
+
+
+def handle_signals() -> None:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does; one that is ignored (``nohup``) stays so."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def ignore_signals() -> None:
+    """From now on nothing is left to interrupt."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def when_ended(cut: Callable[[], None]) -> None:
+    """Have something cut as soon as the run is ended, so that no thread goes on waiting for it."""
+    _cuts.append(cut)
+
+
+def end_waits() -> None:
+    """The run is over: nothing waits any more, and nothing new begins."""
+    ended.set()
+    for cut in _cuts:
+        cut()
+
+
+def note_what_runs() -> None:
+    """At an interruption, remember what runs below us: once it ends, its children are not below."""
+    end_waits()
+    _interrupted.append(True)
+    _started.update(_below_us())
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    _by.append(number)
+    note_what_runs()
+    if number != signal.SIGINT:  # which a terminal sends to all of them itself
+        for other in (signal.SIGTERM, signal.SIGHUP):  # a closing terminal sends more than one
+            signal.signal(other, signal.SIG_IGN)
+        _send(signal.SIGTERM, _started)
+    raise KeyboardInterrupt
+
+
+def end_what_we_started() -> None:
+    """After an interruption: nothing that this run started goes on."""
+    if not _interrupted:
+        return
+    note_what_runs()
+    _send(signal.SIGTERM, _started)
+    until = time.monotonic() + _GRACE
+    while (left := _alive(_started)) and time.monotonic() < until:
+        time.sleep(0.02)
+    _send(signal.SIGKILL, left)
+
+
+def _send(number: signal.Signals, processes: dict[int, str]) -> None:
+    for process in _alive(processes):
+        with suppress(OSError):
+            os.kill(process, number)
+
+
+def _alive(processes: dict[int, str]) -> dict[int, str]:
+    """Those that run still; a number that another process has by now is none of them."""
+    return {p: began for p, began in processes.items() if _stat(p)[1:] == [began]}
+
+
+def _stat(process: int) -> list[str]:
+    """Parent and start time of a process; nothing of one that has ended."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
+    except OSError:  # ended meanwhile, or a system without /proc
+        return []
+    fields = text.rpartition(")")[2].split()
+    return [] if fields[0] in "ZX" else [fields[1], fields[19]]
+
+
+def _below_us() -> dict[int, str]:
+    """What runs below this process, in other sessions too."""
+    try:
+        running = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return {}
+    found = {process: stat for process in running if (stat := _stat(process))}
+    below: dict[int, str] = {}
+    parents = {str(os.getpid())}
+    while parents:
+        children = {p: began for p, (parent, began) in found.items() if parent in parents}
+        below |= children
+        parents = {str(process) for process in children}
+    return below
+
+
+@contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """A folder for all temporary files of this run, also those of what it starts and kills."""
+    parent = os.environ.get("TMPDIR")
+    place = Path(parent or "/tmp")  # noqa: S108 - for a name that nobody knows beforehand
+    leftovers.sweep_temporary(place)
+    folder = place / leftovers.temporary_name()
+    try:
+        folder.mkdir(0o700)
+    except OSError:  # who needs one says so
+        yield
+        leftovers.close()
+        return
+    os.environ["TMPDIR"] = str(folder.absolute())
+    handle = leftovers.hold(folder)
+    try:
+        yield
+    finally:
+        leftovers.close()
+        if handle is not None:
+            os.close(handle)
+        if parent is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = parent
+        try:
+            folder.rmdir()
+        except OSError:
+            import shutil
+
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,215 @@
+"""Where files are asked that are nowhere installed: the target's own interpreter, other files.
+
+A target without one of its layers exists on no disk.  In a container its files are put over those
+of the image; beside an environment of this machine they lie in a folder of links that stands for
+its site-packages.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.applier.trees import OverlayTree
+from builder.runtime import CODEGEN_PROBE, DISPATCH_PROBE
+from builder.verify.codegen import PROBE, TIMEOUT
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.sandbox import ask_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import IO
+
+    from builder.applier.trees import Changes, Tree
+    from builder.bases.model import Base
+    from builder.verify.launches import Replies
+
+    Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+DISPATCH = DISPATCH_PROBE[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How some files are asked; the fields are those of the same names in ``VerifyTarget``."""
+
+    ask: Ask | None
+    compile: Ask | None
+    cannot_ask: str = ""
+    launch: Callable[[Mapping[str, Any]], Replies] | None = None
+
+
+def net_changes(tree: Tree) -> Changes:
+    """What a tree has otherwise than the one below all that was laid over it."""
+    merged: Changes = {}
+    while isinstance(tree, OverlayTree):
+        merged = {**tree.changes, **merged}
+        tree = tree.base
+    return {
+        path: content
+        for path, content in merged.items()
+        if tree.digest(path) != (None if content is None else content.sha256)
+    }
+
+
+def unsetting(
+    request: Mapping[str, Any], outer: Mapping[str, str], env: Mapping[str, str]
+) -> dict[str, Any]:
+    """A request for surroundings that set more than the files that are asked about should see."""
+    off: dict[str, str | None] = {name: None for name in outer if name not in env}
+    return {**request, "env": {**off, **request.get("env", {})}}
+
+
+# ------------------------------------------------------------------------- an environment of ours
+
+
+def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Asking]:
+    """Asks with an environment's own interpreter and packages, other files in their place."""
+    root = Path(base.identity.site_packages)
+    outer = base.identity.env
+
+    def asking(tree: Tree, env: Mapping[str, str]) -> Asking:
+        def run(request: Mapping[str, Any], probe: str, timeout: float) -> dict[str, Any]:
+            with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+                link_out(root, net_changes(tree), Path(scratch))
+                asked = {**unsetting(request, outer, env), "paths": [scratch]}
+                return ask_probe(python, asked, timeout, probe, instead_of=root)
+
+        return Asking(
+            ask=lambda request: run(request, DISPATCH, 300),
+            compile=lambda request: run(request, PROBE, TIMEOUT),
+        )
+
+    return asking
+
+
+def link_out(root: Path, changes: Changes, into: Path) -> None:
+    """A directory tree as changes would leave it, of links wherever nothing changes below."""
+    folders = {Path(path).parents[depth] for path in changes for depth in range(path.count("/"))}
+    for folder in sorted({Path(), *folders}):
+        (into / folder).mkdir(exist_ok=True)
+        for entry in _entries(root / folder):
+            path = folder / entry.name
+            if path not in folders and path.as_posix() not in changes:
+                (into / path).symlink_to(entry.path)
+    for name, content in changes.items():
+        if content is not None:
+            (into / name).write_bytes(content.read())
+            (into / name).chmod(content.mode)
+    for folder in sorted(folders, reverse=True):  # an empty one would be a namespace package
+        if not any((into / folder).iterdir()):
+            (into / folder).rmdir()
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            yield from entries
+
+
+# ---------------------------------------------------------------------------- an image's container
+
+
+#: Runs a program of one or more files without writing any: all but the last become modules.
+_STARTER = """
+import io, json, os, sys, types
+sys.stdin = io.StringIO(os.environ.pop("SPARK_BUILD_REQUEST"))
+sys.argv = ["probe.py"]
+*siblings, (_, program) = json.loads(os.environ.pop("SPARK_BUILD_PROBE"))
+for name, source in siblings:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+exec(compile(program, "probe.py", "exec"), {"__name__": "__main__"})
+"""
+#: Files of the image that are not to be seen; only in this container, which then goes away.
+_REMOVER = (
+    "import json, os; [os.path.lexists(p) and os.remove(p) "
+    "for p in json.loads(os.environ.pop('SPARK_BUILD_GONE'))]; "
+)
+
+
+def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Asking]:
+    """Asks in containers of an image, other files put over its own."""
+
+    def asking(tree: Tree, env: Mapping[str, str]) -> Asking:
+        changes = net_changes(tree)
+
+        def run(request: Mapping[str, Any], probe: str) -> dict[str, Any]:
+            asked = unsetting(request, base.identity.env, env)
+            return ask_in_container(base, asked, probe, changes)
+
+        return Asking(
+            ask=lambda request: run(request, DISPATCH),
+            compile=lambda request: run(request, PROBE),
+        )
+
+    return asking
+
+
+def ask_in_container(
+    base: Base, request: Mapping[str, Any], probe: str, changes: Changes | None = None
+) -> dict[str, Any]:
+    """Ask the image's own interpreter, vLLM and extension modules; no network, no GPU.
+
+    Raises:
+        SandboxUnavailable: the probe did not end with a result.
+    """
+    from builder.engines import docker
+
+    site = base.identity.site_packages
+    gone = [f"{site}/{path}" for path, content in (changes or {}).items() if content is None]
+    env = {
+        "SPARK_BUILD_REQUEST": json.dumps(request),
+        "SPARK_BUILD_PROBE": json.dumps(_sources(probe)),
+        **({"SPARK_BUILD_GONE": json.dumps(gone)} if gone else {}),
+    }
+    command = [base.identity.interpreter, "-B", "-c", (_REMOVER if gone else "") + _STARTER]
+    client = docker.connect()
+    try:
+        with tempfile.TemporaryFile() as files:
+            if changes:
+                write_tar(files, site, changes)
+            output = docker.run(
+                client,
+                base.identity.ref,
+                command,
+                env=env,
+                user="0" if gone else None,
+                files=files if changes else None,
+            )
+        result: dict[str, Any] = json.loads(output)
+    except ValueError as error:
+        raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
+    finally:
+        client.close()
+    return result
+
+
+def _sources(probe: str) -> list[tuple[str, str]]:
+    """Module names and texts of a probe's files, the one that is run last."""
+    from builder.util.paths import package_file
+
+    files = DISPATCH_PROBE if probe == DISPATCH else CODEGEN_PROBE
+    return [(f.removesuffix(".py"), package_file("runtime", f).read_text("utf-8")) for f in files]
+
+
+def write_tar(out: IO[bytes], site: str, changes: Changes) -> None:
+    """Changed files as a tar for the root of a container; read it from its start.
+
+    They are of the first second of 1970, so that no compiled file seems to belong to them.
+    """
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path, content in sorted(changes.items()):
+            if content is None:
+                continue
+            data = content.read()
+            info = tarfile.TarInfo(f"{site}/{path}".lstrip("/"))
+            info.size, info.mode, info.mtime = len(data), content.mode, 1
+            tar.addfile(info, io.BytesIO(data))
+    out.seek(0)

@@ -1,0 +1,550 @@
+"""Op ``compile``: the base's machine code decides, a stage is planned before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.applier.applying import apply_layers
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import ApplyError
+from builder.applier.index import IndexSources
+from builder.applier.judging import judge
+from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE, read_code
+from builder.applier.sequence import judge_in_order
+from builder.applier.sources import Stage
+from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
+from builder.applier.trees import DirTree, OverlayTree
+from builder.compile.changes import rendered_change
+from builder.compile.cost import cost_of_units, refuse_machine
+from builder.dispatch.record import decides
+from builder.errors import EngineError, SparkBuildError, UsageError
+from builder.layers.layerfile import load_layer
+from builder.machinecode.facts import read_module
+from builder.machinecode.fatbin import BadBinary, images
+from builder.machinecode.modules import Reading, Summary
+from builder.machinecode.sass import ToolMissing
+from builder.model import digest_of
+from builder.plan.planner import hints, refuse_plan
+from builder.publish.sbom import inputs_of
+from builder.util.paths import data_dir
+from builder.verify.interpreters import Asking
+from builder.verify.model import VerifyTarget
+from builder.verify.necessity import prove, whole
+from builder.verify.parts import Parts, difference
+from builder.verify.run import verify
+from tests.documents import validated
+from tests.unit.fakes import (
+    TARGET,
+    FakeSources,
+    Files,
+    Layer,
+    MemoryTree,
+    dist_files,
+    fake_base,
+    make_layer,
+    make_plan_of,
+    make_wheel,
+    vllm_files,
+    write_tree,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.applier.outcomes import Outcome
+
+MODULE = "vllm/_C.abi3.so"
+STABLE = "vllm/_C_stable_libtorch.abi3.so"
+OP: Layer = {
+    "op": "compile",
+    "source": "vllm",
+    "arch": "12.1a",
+    **rendered_change("sm120-family"),
+}
+LAYER = make_layer("family", OP)
+BASE = vllm_files() | {MODULE: b"an extension"}
+ONLY, FAMILY = "enable_sm120_only", "enable_sm120_family"
+NOT_LOADED = {"how": UNLOADABLE, "arch": "sm_120a", "guard": ONLY}
+REQUEST: dict[str, Any] = {
+    "change": "sm120-family",
+    "arch": "12.1a",
+    "platform": "linux/arm64",
+    "vllm": "0.20.1",
+    "torch": "2.11.0",
+    "module": "3" * 64,
+    "compilers": {"nvcc": "13.0.88", "g++": "12.2.0"},
+    "operators": ["_C::cutlass_scaled_mm"],
+    "files": [{"path": "csrc/a.cuh", "before": "0" * 64, "after": "1" * 64}],
+    "units": [{"path": "csrc/scaled_mm_sm120_fp8.cu", "extension": "_C", "gencode": ["a,b"]}],
+    "inputs": [
+        {
+            "distribution": "vllm",
+            "version": "0.20.1",
+            "filename": "vllm-0.20.1.tar.gz",
+            "sha256": "2" * 64,
+        }
+    ],
+}
+PACKAGE = "spark_build_companion_sm120_family"
+COMPANION = make_wheel(
+    "spark-build-companion-sm120-family",
+    "0.20.1+abc",
+    {f"{PACKAGE}/__init__.py": "def load():\n    pass\n", f"{PACKAGE}/kernels.so": b"code"},
+    executable=[f"{PACKAGE}/kernels.so"],
+)
+MADE = Stage(REQUEST, COMPANION.pin)
+
+
+def judged(
+    files: Files, code: Mapping[str, Mapping[str, str]], stage: Stage | None = None
+) -> Outcome:
+    return judge(LAYER, MemoryTree(files), FakeSources(COMPANION, code=code, stage=stage), TARGET)
+
+
+# ---------------------------------------------------------------------------------------- the state
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "reason"),
+    [
+        (NOT_LOADED, NEEDS_REBUILD, "for sm_120a alone, which SM121 does not load"),
+        ({"how": TRAP, "arch": "sm_121a", "guard": ONLY}, NEEDS_REBUILD, "as traps"),
+        ({"how": ABSENT}, NEEDS_REBUILD, "was built without the FP8 per-tensor GEMM"),
+        ({"how": RUNS, "arch": "sm_120f", "guard": ONLY}, NOT_APPLICABLE, "SM121 runs it"),
+        ({"how": RUNS, "arch": "sm_120f", "guard": FAMILY}, UPSTREAM, "SM121 runs it"),
+        ({"how": NO_CODE}, NOT_APPLICABLE, "it is no build for CUDA"),
+    ],
+    ids=["not-loadable", "trap", "absent", "runs", "runs-with-the-change", "no-code"],
+)
+def test_machine_code_decides_the_state(facts: dict[str, str], state: str, reason: str) -> None:
+    outcome = judged(BASE, {MODULE: facts})
+    assert outcome.state == state
+    assert reason in outcome.reason
+    assert outcome.since == ("vLLM 0.22.0" if state == UPSTREAM else None)
+    assert outcome.compiled["code"]["how"] == facts["how"]
+    assert not outcome.changes
+
+
+def test_the_version_of_the_base_decides_nothing() -> None:
+    """A source build of a release whose wheel runs them, for 12.1a with CUDA 12.9, is a trap."""
+    newer = vllm_files("0.21.0") | {MODULE: b"built from source"}
+    trap = {"how": TRAP, "arch": "sm_121a", "guard": ONLY}
+    assert judged(newer, {MODULE: trap}).state == NEEDS_REBUILD
+    older = vllm_files("0.19.1") | {MODULE: b"built from source"}
+    runs = {"how": RUNS, "arch": "sm_120f", "guard": ONLY}
+    assert judged(older, {MODULE: runs}).state == NOT_APPLICABLE
+
+
+def test_the_first_module_that_has_the_kernels_counts() -> None:
+    both = BASE | {STABLE: b"another"}
+    outcome = judged(both, {STABLE: {"how": ABSENT}, MODULE: NOT_LOADED})
+    assert outcome.compiled["code"]["module"] == MODULE
+    runs = {"how": RUNS, "arch": "sm_120f", "guard": FAMILY}
+    assert judged(both, {STABLE: runs, MODULE: NOT_LOADED}).state == UPSTREAM
+
+
+def test_no_extension_is_no_build_for_cuda() -> None:
+    assert judged(vllm_files(), {}).state == NOT_APPLICABLE
+
+
+def test_a_module_that_is_known_is_not_read_again() -> None:
+    row = {"version": "0.20.1", "platform": "linux/arm64", "module": MODULE, **NOT_LOADED}
+    known = {**LAYER, "pins": {"wheel": [], "donor": [], "code": [row]}}
+    row["sha256"] = sha256_hex(BASE[MODULE])
+    sources = FakeSources(code={MODULE: {"how": RUNS, "arch": "sm_120f"}})
+    assert judge(known, MemoryTree(BASE), sources, TARGET).state == NEEDS_REBUILD
+    assert sources.read == []
+    other = BASE | {MODULE: b"of the same version, and something else"}
+    assert judge(known, MemoryTree(other), sources, TARGET).state == NOT_APPLICABLE
+    assert sources.read == [MODULE]
+
+
+def test_a_companion_that_somebody_installed_is_the_change() -> None:
+    files = BASE | {f"{PACKAGE}/kernels.so": b"code"}
+    runs = {"how": RUNS, "arch": "sm_121a", "guard": FAMILY}
+    outcome = judged(files, {f"{PACKAGE}/kernels.so": runs, MODULE: NOT_LOADED})
+    assert outcome.state == APPLIED
+    assert f"{PACKAGE}/kernels.so" in outcome.reason
+
+
+# ---------------------------------------------------------------------------------------- the stage
+
+
+def planned(stage: Stage | None) -> Any:
+    base = fake_base(BASE)
+    sources = FakeSources(COMPANION, code={MODULE: NOT_LOADED}, stage=stage)
+    steps = judge_in_order([LAYER], base.tree, sources, TARGET, {})
+    plan = make_plan_of(base)
+    from builder.model import LayerDecision
+
+    made = tuple(
+        LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)
+        for s in steps
+    )
+    return dataclasses.replace(plan, decisions=made)
+
+
+def test_a_stage_is_planned_before_it_is_run() -> None:
+    before, after = planned(Stage(REQUEST)), planned(MADE)
+    assert [d.outcome.state for d in (*before.decisions, *after.decisions)] == [NEEDED] * 2
+    assert [len(plan.pending) for plan in (before, after)] == [1, 0]
+    assert before.digest == after.digest, "a plan is the same before and after its stage"
+    (decision,) = before.decisions
+    assert decision.receipt is None
+    assert not decision.changes
+    for plan in (before, after):
+        value = validated("plan", plan.as_json())
+        assert digest_of(value) == plan.digest
+        assert value["layers"][0]["compile"]["stage"] == REQUEST
+    (layer,) = before.as_json()["layers"]
+    assert (layer["files"], layer["compile"]["wheel"]) == ([], None)
+    (layer,) = after.as_json()["layers"]
+    assert layer["compile"]["wheel"]["filename"] == COMPANION.filename
+    assert layer["reason"].startswith("sm120-family compiled for 12.1a: vllm/_C.abi3.so has")
+
+
+@pytest.mark.parametrize(
+    "key", ["arch", "compilers", "torch", "module", "files", "units", "inputs"]
+)
+def test_what_goes_into_a_stage_is_part_of_the_plan(key: str) -> None:
+    other = {**REQUEST, key: [*REQUEST[key], "x"] if isinstance(REQUEST[key], list) else "other"}
+    assert planned(Stage(other)).digest != planned(Stage(REQUEST)).digest
+
+
+def test_what_a_stage_makes_is_laid_out_like_any_wheel() -> None:
+    (decision,) = planned(MADE).decisions
+    info = f"{PACKAGE}-0.20.1+abc.dist-info"
+    assert set(decision.receipt["files"]) == {
+        f"{PACKAGE}/__init__.py",
+        f"{PACKAGE}/kernels.so",
+        f"{info}/INSTALLER",
+        f"{info}/METADATA",
+        f"{info}/RECORD",
+    }
+    assert {tuple(e["ops"]) for e in decision.receipt["files"].values()} == {("compile",)}
+    assert not any(path.startswith("vllm/") for path in decision.changes)
+    kernels = decision.changes[f"{PACKAGE}/kernels.so"]
+    assert (kernels.mode, kernels.read()) == (0o755, b"code")
+
+
+def test_a_receipt_is_applied_and_nothing_is_read() -> None:
+    (decision,) = planned(MADE).decisions
+    tree = MemoryTree(BASE).after(dataclasses.replace(decision.outcome, changes=decision.changes))
+    sources = FakeSources()
+    assert judge(LAYER, tree, sources, TARGET).state == APPLIED
+    assert sources.read == []
+    tree.files[f"{PACKAGE}/kernels.so"] = b"edited"
+    sources = FakeSources(code={f"{PACKAGE}/kernels.so": NOT_LOADED, MODULE: NOT_LOADED})
+    assert judge(LAYER, tree, sources, TARGET).state == NEEDS_REBUILD
+
+
+def test_taking_a_target_apart_compiles_nothing() -> None:
+    """Necessity puts the layers on again, out of the target itself: there is no stage to run."""
+    (decision,) = planned(MADE).decisions
+    patched = MemoryTree(BASE).after(
+        dataclasses.replace(decision.outcome, changes=decision.changes)
+    )
+    parts = Parts(
+        base=fake_base(BASE),
+        sources=FakeSources(code={MODULE: NOT_LOADED}),
+        asking=lambda *_: Asking(ask=None, cannot_ask="", compile=None),
+    )
+    target = VerifyTarget(
+        name="t",
+        kind="oci",
+        plan=planned(MADE).as_json(),
+        layers=[LAYER],
+        tree=patched,
+        env={},
+        ask=None,
+    )
+    again = parts.put_together(target, [LAYER], "again")
+    assert difference(target, again) is None
+
+
+# ----------------------------------------------------------------------------- refusing, exit codes
+
+
+def test_needs_rebuild_says_what_it_takes_and_what_works() -> None:
+    plan = planned(None)
+    with pytest.raises(SparkBuildError) as caught:
+        refuse_plan(plan, "spark-build image -l family --compile")
+    assert caught.value.code == 10
+    assert "which SM121 does not load" in str(caught.value)
+    assert "GB of memory, and g++" in str(caught.value)
+    assert caught.value.hint.startswith("spark-build image -l family --compile")
+
+
+def test_a_change_of_a_pull_request_has_no_command_that_would_do() -> None:
+    layer = make_layer("pull", {"op": "compile", "reason": "csrc/x.cu"})
+    with pytest.raises(SparkBuildError) as caught:
+        refuse_plan(make_plan_of(fake_base(BASE), layer), "spark-build image --compile")
+    assert (caught.value.code, caught.value.hint) == (10, "")
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "short"),
+    [(64.0, 100.0, ""), (8.0, 100.0, ""), (6.0, 100.0, "9.5 GB of memory"), (64.0, 0.5, "disk")],
+)
+def test_a_machine_that_is_clearly_too_small(
+    memory: float, disk: float, short: str, tmp_path: Path
+) -> None:
+    cost = cost_of_units(["csrc/scaled_mm_sm120_fp8.cu"], memory)
+    if not short:
+        refuse_machine(cost, memory, disk, tmp_path)
+        return
+    with pytest.raises(EngineError, match=short) as caught:
+        refuse_machine(cost, memory, disk, tmp_path)
+    assert caught.value.code == 6
+    assert caught.value.hint
+
+
+def test_the_cost_of_several_units() -> None:
+    cost = cost_of_units(["a/scaled_mm_sm120_fp8.cu", "b/other.cu"], 12.0)
+    assert (cost.units, cost.jobs, cost.memory) == (2, 1, 9.5)
+    assert str(cost).startswith("2 units, 1 at once: about 5 min, up to 10 GB of memory")
+
+
+# ------------------------------------------------------------------ in a container: no tool of ours
+
+
+def cuobjdump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *images: tuple[str, str]) -> None:
+    """A cuobjdump that lists one kernel an image."""
+    text = "".join(
+        f"Fatbin elf code:\n================\narch = {arch}\n\n"
+        f"FUNC  GLOBAL 0 ENTRY _ZN7cutlass13device_kernelI17{guard}INS_4gemm\n\n"
+        for arch, guard in images
+    )
+    (tmp_path / "listing").write_text(text or "cuobjdump info : File does not contain device code")
+    tool = tmp_path / "bin" / "cuobjdump"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path / 'listing'}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent))
+
+
+@pytest.mark.parametrize(
+    ("images", "how"),
+    [
+        ([("sm_120a", ONLY)], UNLOADABLE),
+        ([("sm_90a", ONLY), ("sm_120a", ONLY)], UNLOADABLE),
+        ([("sm_121a", ONLY)], TRAP),
+        ([("sm_120", ONLY), ("sm_121a", ONLY)], TRAP),
+        ([("sm_120", ONLY)], RUNS),
+        ([("sm_120f", FAMILY)], RUNS),
+        ([("sm_121a", FAMILY)], RUNS),
+        ([("sm_90", "enable_sm90")], ABSENT),
+        ([], NO_CODE),
+    ],
+)
+def test_code_is_read_with_the_list_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: list[tuple[str, str]], how: str
+) -> None:
+    cuobjdump(tmp_path, monkeypatch, *images)
+    assert read_code(tmp_path / "listing", OP["code"])["how"] == how
+
+
+def test_the_list_of_cuda_12_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cuobjdump that triton brings is one of CUDA 12.8."""
+    cuobjdump(tmp_path, monkeypatch, ("sm_120a", ONLY))
+    listing = tmp_path / "listing"
+    as_12 = listing.read_text().replace("FUNC  GLOBAL 0 ENTRY", "STT_FUNC  STB_LOCAL  STO_ENTRY")
+    listing.write_text(as_12)
+    assert read_code(listing, OP["code"]) == NOT_LOADED
+    listing.write_text(as_12.replace("STO_ENTRY", "SOMETHING"))
+    with pytest.raises(ApplyError, match="is in no form that is known"):
+        read_code(listing, OP["code"])
+    with pytest.raises(BadBinary, match="is in no form that is known"):
+        images(listing)
+
+
+def test_a_mod_refuses_what_it_would_have_to_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_tree(tmp_path / "site", BASE)
+    cuobjdump(tmp_path, monkeypatch, ("sm_120a", ONLY))
+    with pytest.raises(ApplyError, match=r"needs a rebuild: .* does not load") as caught:
+        apply_layers(root, [LAYER], IndexSources(), TARGET)
+    assert caught.value.code == 10
+    assert "--compile" in caught.value.hint
+    assert not (root / ".spark-build").exists()
+    cuobjdump(tmp_path, monkeypatch, ("sm_120f", FAMILY))
+    (outcome,) = apply_layers(root, [LAYER], IndexSources(), TARGET)
+    assert outcome.state == UPSTREAM
+
+
+def test_a_mod_without_a_tool_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_tree(tmp_path / "site", BASE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ApplyError, match="there is no cuobjdump here") as caught:
+        apply_layers(root, [LAYER], IndexSources(), TARGET)
+    assert caught.value.code == 6
+    beside = root / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
+    write_tree(root, {beside.relative_to(root).as_posix(): b"#!/bin/sh\nexit 3\n"})
+    beside.chmod(0o755)
+    with pytest.raises(ApplyError, match="cuobjdump cannot read"):
+        apply_layers(root, [LAYER], IndexSources(), TARGET)
+
+
+# ----------------------------------------------------------------------------------- the layer file
+
+TEXT = """\
+summary = "kernels"
+order = 50
+package = "vllm"
+
+[provenance]
+origin = "own"
+forwarded = "no"
+applied-upstream = "no"
+last-update = 2026-01-02
+
+[[variant]]
+name = "only"
+when = { vllm = ">=0.17.0" }
+
+[[variant.op]]
+op = "compile"
+source = "vllm"
+change = "sm120-family"
+arch = "12.1a"
+"""
+
+
+def loaded(tmp_path: Path, text: str = TEXT, pins: str = "") -> Layer:
+    files = {"layer.toml": text.encode()} | ({"pins.toml": pins.encode()} if pins else {})
+    return load_layer(write_tree(tmp_path / "mine", files))
+
+
+def test_a_compile_op_is_rendered_whole(tmp_path: Path) -> None:
+    """A baked layer must say what it changes, whatever a later spark-build knows by that name."""
+    (variant,) = loaded(tmp_path)["variants"]
+    assert variant["ops"] == [OP]
+    assert {"old", "new", "files", "applied-upstream"} <= OP["change"].keys()
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ('change = "sm120-family"', 'change = "sm120-familly"', "did you mean 'sm120-family'"),
+        ('arch = "12.1a"', 'arch = "sm_121a"', "is not like 12.1a"),
+        ('source = "vllm"', 'source = "torch"', "only vllm's sources"),
+        ('arch = "12.1a"', "", "key 'arch' is missing"),
+        ('arch = "12.1a"', 'arch = "12.1a"\nunits = 1', "unknown key 'units'"),
+    ],
+)
+def test_mistakes_in_a_compile_op(tmp_path: Path, was: str, now: str, said: str) -> None:
+    with pytest.raises(UsageError, match=r"mine/layer.toml: variant 1 op 1") as caught:
+        loaded(tmp_path, TEXT.replace(was, now))
+    assert said in str(caught.value)
+
+
+def test_mistakes_in_what_is_known_of_modules(tmp_path: Path) -> None:
+    row = '[[code]]\nversion = "1"\nplatform = "x"\nmodule = "m"\nsha256 = "0"\nhow = "fine"\n'
+    with pytest.raises(UsageError, match=r"pins.toml: code: how 'fine' is none of runs, trap"):
+        loaded(tmp_path, TEXT, row)
+
+
+def test_compiled_code_decides_no_selection() -> None:
+    """What vLLM selects is asked of its Python: a compile op alone makes no record stale."""
+    ours = load_layer(data_dir("patches") / "sm120-family")
+    assert not decides(ours)
+    assert decides(load_layer(data_dir("patches") / "cutlass-env"))
+    assert decides(make_layer("flags", OP, variant={"serve-flags": ["--x"]}))
+
+
+def test_no_hint_praises_a_base_that_needs_a_rebuild() -> None:
+    from builder.layers.catalog import Catalog
+
+    selection = Catalog.discover().select(["cutlass-sm12x"])
+    plan = planned(None)
+    assert hints(selection, list(plan.decisions), {"vllm": "0.19.1"}) == []
+
+
+def test_a_module_of_an_image_is_known_by_its_record(tmp_path: Path) -> None:
+    """Hashing it would read gigabytes; of a directory its own bytes count, whatever RECORD says."""
+    files = dist_files("vllm", "0.20.1", {MODULE: "as released"})
+    files[MODULE] = b"put in its place"
+    row = {"version": "0.20.1", "platform": "linux/arm64", "module": MODULE, **NOT_LOADED}
+    known = {**LAYER, "pins": {"wheel": [], "donor": [], "code": [row]}}
+    row["sha256"] = sha256_hex(b"as released")
+    sources = FakeSources(code={MODULE: {"how": RUNS, "arch": "sm_120f"}})
+    assert judge(known, MemoryTree(files), sources, TARGET).state == NEEDS_REBUILD
+    root = write_tree(tmp_path / "site", files)
+    assert judge(known, DirTree(root), sources, TARGET).state == NOT_APPLICABLE
+
+
+def test_without_the_tools_an_unknown_module_cannot_be_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("builder.machinecode.fatbin.find_tool", no_tool)
+    tree = DirTree(write_tree(tmp_path / "site", BASE))
+    with pytest.raises(EngineError, match="is none that is known, and what it is") as caught:
+        read_module(tree, MODULE, OP["code"])
+    assert caught.value.code == 6
+    assert "pip install nvidia-cuda-cuobjdump" in caught.value.hint
+
+
+def no_tool(name: str) -> Path:
+    raise ToolMissing(f"{name} is not installed", hint="pip install nvidia-cuda-cuobjdump")
+
+
+def fake_summary(file: Path, path: str, symbols: Sequence[str]) -> Summary:
+    """Modules with one FP8 kernel: for SM121 in a companion, for another chip elsewhere."""
+    ours = file.read_bytes() == b"code"
+    one = Reading(
+        kernel="k",
+        how="native" if ours else "none",
+        arch="sm_121a" if ours else "sm_120a",
+        counts={"QMMA.16832.F32.E4M3.E4M3": 8} if ours else {},
+    )
+    fp8 = {symbol: (one,) if symbol == OP["code"]["symbol"] else () for symbol in symbols}
+    counted = {"total": 1, "native": int(ours), "jit": 0, "elf": {one.arch: [1, 1]}, "ptx": {}}
+    return Summary(path=path, readings=fp8, **counted)  # type: ignore[arg-type]
+
+
+def test_machine_code_shows_that_it_is_necessary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
+    monkeypatch.setattr("builder.machinecode.modules.summarise", fake_summary)
+    monkeypatch.setattr("builder.verify.binaries.find_tool", lambda _: tmp_path)
+    plan = planned(MADE)
+    (decision,) = plan.decisions
+    patched = OverlayTree(MemoryTree(BASE))
+    patched.update(decision.changes)
+    line = "Selected CutlassFP8ScaledMMLinearKernel for ModelOptFp8LinearMethod"
+    asked = Asking(ask=None, cannot_ask="no sandbox", compile=None)
+    parts = Parts(
+        base=fake_base(BASE),
+        sources=FakeSources(code={MODULE: NOT_LOADED}),
+        asking=lambda *_: asked,
+    )
+    target = VerifyTarget(
+        name="oci:out",
+        kind="oci",
+        plan={**plan.as_json(), "expect": [{"kind": "fp8-linear", "line": line}]},
+        layers=[LAYER],
+        tree=patched,
+        env={},
+        ask=None,
+        parts=lambda: parts,
+    )
+    with whole(target) as (full, apart):
+        (verdict,) = prove(full, apart, verify(full, ["static", "binaries"]))
+        assert verdict.necessary is True
+        assert verdict.check is not None
+        assert (verdict.check.level, verdict.check.status) == ("binaries", "fail")
+        assert "1 not loadable (sm_120a)" in verdict.check.seen
+        (verdict,) = prove(full, apart, verify(full, ["static"]))
+        assert verdict.necessary == "unknown", "no other level can tell"
+
+
+def test_a_bill_of_materials_names_what_went_into_a_stage() -> None:
+    plan = planned(MADE).as_json()
+    assert [item["filename"] for item in inputs_of(plan)] == ["vllm-0.20.1.tar.gz"]

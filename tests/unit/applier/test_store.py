@@ -1,0 +1,708 @@
+"""Writing a real directory: all or nothing, and back to the exact bytes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.applier.digests import sha256_hex
+from builder.applier.environment import ENV_PTH
+from builder.applier.failures import ApplyError
+from builder.applier.receipts import RECEIPTS, STATE_DIR, receipts_of
+from builder.applier.sequence import judge_in_order
+from builder.applier.states import APPLIED, NEEDED
+from builder.applier.store import Store
+from builder.applier.trees import DirTree
+from tests.unit.fakes import (
+    BACKEND,
+    TARGET,
+    FakeSources,
+    Layer,
+    Wheel,
+    apply_to,
+    copy_op,
+    dist_files,
+    env_op,
+    make_layer,
+    make_wheel,
+    replace_op,
+    revert_from,
+    snapshot,
+    vllm_files,
+    write_tree,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIX = make_layer("fix", BACKEND, copy_op("vllm/new/kernel.py", b"K = 1\n"))
+SET = make_layer("set", env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"))
+SECOND = make_layer("second", replace_op("'b12x'", "'b12x'  # second"))
+CORE = "vllm/core.py"
+
+
+def read(site: Path, path: str) -> str:
+    return (site / path).read_text()
+
+
+# ------------------------------------------------------------------------------------------ apply
+
+
+def test_apply_writes_the_change_and_a_receipt(site: Path) -> None:
+    before = sha256_hex((site / CORE).read_bytes())
+    assert apply_to(site, FIX) == [NEEDED]
+    assert "b12x" in read(site, CORE)
+    (receipt,) = receipts_of(DirTree(site))
+    entry = receipt["files"][CORE]
+    assert (entry["before"], entry["ops"]) == (before, ["replace"])
+    assert entry["after"] == sha256_hex((site / CORE).read_bytes())
+    assert receipt["files"]["vllm/new/kernel.py"]["before"] is None
+
+
+def test_a_second_apply_changes_nothing(site: Path) -> None:
+    apply_to(site, FIX, SECOND, SET)
+    once = snapshot(site)
+    assert apply_to(site, FIX, SECOND, SET) == [APPLIED] * 3
+    assert snapshot(site) == once
+
+
+def test_two_settings_of_one_variable_are_not_set_in_turns(site: Path) -> None:
+    """Each apply would take the other's value away, for ever."""
+    other = make_layer("other", env_op("VLLM_NVFP4_GEMM_BACKEND", "cutlass"))
+    with pytest.raises(ApplyError, match="VLLM_NVFP4_GEMM_BACKEND"):
+        apply_to(site, SET, other)
+
+
+def test_one_layer_that_cannot_go_on_stops_all_before_anything_is_written(site: Path) -> None:
+    before = snapshot(site)
+    drifted = make_layer("drifted", replace_op("not there", "never"))
+    with pytest.raises(ApplyError, match="layer drifted: drift"):
+        apply_to(site, FIX, drifted)
+    assert snapshot(site) == before
+
+
+def test_modes_are_kept(site: Path) -> None:
+    (site / CORE).chmod(0o755)
+    apply_to(site, FIX)
+    assert (site / CORE).stat().st_mode & 0o777 == 0o755
+
+
+def test_stale_compiled_files_go_and_others_stay(site: Path) -> None:
+    cache = site / "vllm" / "__pycache__"
+    cache.mkdir()
+    for name in ("core.cpython-312.pyc", "core.cpython-312.opt-1.pyc", "corex.cpython-312.pyc"):
+        (cache / name).write_bytes(b"old")
+    apply_to(site, FIX)
+    assert [path.name for path in cache.iterdir()] == ["corex.cpython-312.pyc"]
+
+
+def test_a_removed_package_leaves_no_directory_behind(site: Path) -> None:
+    """An empty directory would still be importable, as a namespace package."""
+    write_tree(site, dist_files("lib", "1", {"lib/__init__.py": "", "lib/sub/x.py": ""}))
+    write_tree(site, {"lib/__pycache__/__init__.cpython-312.pyc": b""})
+    apply_to(site, make_layer("clean", {"op": "remove", "distribution": "lib"}))
+    assert not (site / "lib").exists()
+    assert not (site / "lib-1.dist-info").exists()
+
+
+# ------------------------------------------------------------------------------------ environment
+
+
+def environment_in(site: Path, **already: str) -> dict[str, str]:
+    """The variables of a new Python process that uses the directory as its site-packages."""
+    code = (
+        "import json, os, site, sys; site.addsitedir(sys.argv[1]); "
+        "print(json.dumps(dict(os.environ)))"
+    )
+    command = [sys.executable, "-S", "-c", code, str(site)]
+    answer = subprocess.run(command, env=already, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(answer.stdout)
+    return found
+
+
+@pytest.mark.parametrize("value", ["marlin", 'it\'s "quoted"', "two\nlines", "{}", "$HOME", "%s"])
+def test_variables_reach_a_process_that_starts_later(site: Path, value: str) -> None:
+    layer = make_layer("set", env_op("BACKEND", value, reader=CORE))
+    apply_to(site, layer)
+    assert environment_in(site)["BACKEND"] == value
+    assert environment_in(site, BACKEND="mine")["BACKEND"] == "mine"
+    revert_from(site)
+    assert "BACKEND" not in environment_in(site)
+
+
+def test_reverting_one_layer_keeps_the_variables_of_the_others(site: Path) -> None:
+    other = make_layer("other", env_op("VLLM_USE_FLASHINFER_MOE_FP4", "0"))
+    apply_to(site, SET, other)
+    revert_from(site, "set")
+    found = environment_in(site)
+    assert "VLLM_NVFP4_GEMM_BACKEND" not in found
+    assert found["VLLM_USE_FLASHINFER_MOE_FP4"] == "0"
+    revert_from(site)
+    assert not (site / ENV_PTH).exists()
+
+
+# ----------------------------------------------------------------------------------------- revert
+
+
+def test_revert_of_everything_leaves_no_trace(site: Path) -> None:
+    before = snapshot(site)
+    apply_to(site, FIX, SECOND, SET)
+    assert snapshot(site) != before
+    assert revert_from(site) == ["set", "second", "fix"]
+    assert snapshot(site) == before
+
+
+def test_a_layer_that_another_was_built_on_does_not_go_alone(site: Path) -> None:
+    apply_to(site, FIX, SECOND)
+    applied = snapshot(site)
+    with pytest.raises(ApplyError, match=r"second was applied on top of fix \(vllm/core\.py\)"):
+        revert_from(site, "fix")
+    assert snapshot(site) == applied
+    assert revert_from(site, "second") == ["second"]
+    assert read(site, CORE).startswith("BACKEND = 'b12x'\n")
+
+
+def test_an_edited_file_is_only_overwritten_by_force(site: Path) -> None:
+    before = snapshot(site)
+    apply_to(site, FIX)
+    (site / CORE).write_text("edited by hand\n")
+    with pytest.raises(ApplyError, match=r"vllm/core\.py was changed after layer fix"):
+        revert_from(site)
+    assert read(site, CORE) == "edited by hand\n"
+    assert revert_from(site, force=True) == ["fix"]
+    assert snapshot(site) == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_an_original_that_is_lost_is_reported_before_anything_changes(
+    site: Path, damage: str
+) -> None:
+    apply_to(site, FIX)
+    (receipt,) = receipts_of(DirTree(site))
+    kept = site / STATE_DIR / "backup" / receipt["files"][CORE]["before"]
+    if damage == "missing":
+        kept.unlink()
+    else:
+        kept.write_bytes(b"something else")
+    applied = snapshot(site)
+    with pytest.raises(ApplyError, match=r"core\.py"):
+        revert_from(site)
+    assert snapshot(site) == applied
+
+
+def test_reverting_what_is_not_there_does_nothing(site: Path) -> None:
+    before = snapshot(site)
+    assert revert_from(site) == []
+    assert revert_from(site, "fix") == []
+    assert snapshot(site) == before
+
+
+def test_a_directory_that_was_empty_is_still_there_after_revert(site: Path) -> None:
+    (site / "vllm" / "new").mkdir()
+    before = snapshot(site)
+    apply_to(site, FIX)
+    revert_from(site)
+    assert snapshot(site) == before
+
+
+def test_a_file_that_is_a_symbolic_link_comes_back(site: Path) -> None:
+    """Some installers link site-packages to their cache."""
+    shared = site.parent / "cache" / "core.py"
+    shared.parent.mkdir()
+    (site / CORE).rename(shared)
+    (site / CORE).symlink_to("../../cache/core.py")
+    before, cached = read(site, CORE), shared.read_text()
+    apply_to(site, FIX)
+    assert "b12x" in read(site, CORE)
+    assert shared.read_text() == cached
+    revert_from(site)
+    assert read(site, CORE) == before
+
+
+# ----------------------------------------------------- a layer again, after the files changed below
+
+
+def version_of_fix(number: int) -> Layer:
+    """A layer that lays out another wheel in each of its versions."""
+    wheel = lib_wheel(number)
+    op = {"op": "wheel", "distribution": "lib", "version": wheel.version}
+    return make_layer("lib", op, wheels=[wheel])
+
+
+def lib_wheel(number: int) -> Wheel:
+    return make_wheel("lib", f"{number}.0", {"lib/__init__.py": f"v = {number}\n"})
+
+
+def test_a_newer_form_of_a_layer_is_reverted_to_the_first_original(site: Path) -> None:
+    write_tree(site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 1\n"}))
+    before = snapshot(site)
+    for number in (2, 3):
+        apply_to(site, version_of_fix(number), wheels=[lib_wheel(number)])
+        assert read(site, "lib/__init__.py") == f"v = {number}\n"
+    revert_from(site)
+    assert snapshot(site) == before
+
+
+def test_reverting_after_a_reinstallation_keeps_the_new_release(site: Path) -> None:
+    """A package manager replaced the files; an old original must not come back over them."""
+    ranges = [{"vllm": "<0.21.0rc0"}, {"vllm": ">=0.21.0rc0"}]
+    in_old = [BACKEND, replace_op("FLAG = 0", "FLAG = 1", "vllm/flags.py")]
+    variants = [
+        {"name": f"v{number}", "when": when, "ops": ops}
+        for number, (when, ops) in enumerate(zip(ranges, (in_old, [BACKEND]), strict=True))
+    ]
+    layer = make_layer("fix", variants=variants)
+    write_tree(site, vllm_files("0.20.1", flags="FLAG = 0\n"))
+    apply_to(site, layer)
+    for path in (site / "vllm-0.20.1.dist-info").iterdir():
+        path.unlink()
+    (site / "vllm-0.20.1.dist-info").rmdir()
+    write_tree(site, vllm_files("0.21.0", flags="NEW_RELEASE = True\n"))
+    apply_to(site, layer)
+    revert_from(site)
+    assert read(site, "vllm/flags.py") == "NEW_RELEASE = True\n"
+    assert read(site, CORE).startswith("BACKEND = 'cutlass'")
+
+
+# -------------------------------------------------------------------------------- random histories
+
+
+def random_site(root: Path, rng: random.Random) -> list[str]:
+    """A vLLM with random modules, modes, times and compiled files; gives the module names."""
+    names = [f"m{number}" for number in range(rng.randint(2, 6))]
+    text = {
+        name: f"MARK_{name} = {rng.randint(0, 2)}\n" + "pass\n" * rng.randint(0, 3)
+        for name in names
+    }
+    write_tree(root, vllm_files(**text))
+    write_tree(
+        root, dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/a.py": "", "lib/b.txt": "b"})
+    )
+    for name in names:
+        if rng.random() < 0.5:
+            write_tree(root, {f"vllm/__pycache__/{name}.cpython-312.pyc": rng.randbytes(8)})
+    for path in root.rglob("*"):
+        if path.is_file():
+            path.chmod(rng.choice([0o644, 0o755, 0o600, 0o444]))
+            stamp = rng.randint(10**17, 10**18)
+            os.utime(path, ns=(stamp, stamp))
+    return names
+
+
+def random_layers(names: list[str], rng: random.Random) -> list[Layer]:
+    layers = []
+    for number in range(rng.randint(1, 5)):
+        name = rng.choice(names)
+        ops = [
+            replace_op(f"MARK_{name} =", f"L{number} = {number}\nMARK_{name} =", f"vllm/{name}.py"),
+            copy_op(
+                f"vllm/{rng.choice(['', 'sub/', 'lib/'])}new{number}.py", rng.randbytes(0) + b"#\n"
+            ),
+            env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"),
+        ]
+        layers.append(make_layer(f"layer{number}", *rng.sample(ops, rng.randint(1, 3))))
+    extra = [
+        make_layer("clean", {"op": "remove", "distribution": "lib"}),
+        version_of_fix(2),
+    ]
+    return rng.sample([*layers, rng.choice(extra)], len(layers) + 1)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_history_can_be_taken_back(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    layers = random_layers(random_site(tmp_path, rng), rng)
+    states = [snapshot(tmp_path)]
+    applied: list[str] = []
+    for layer in layers:
+        if apply_to(tmp_path, layer, wheels=[lib_wheel(2)]) == [NEEDED]:
+            applied.append(layer["name"])
+            states.append(snapshot(tmp_path))
+    assert NEEDED not in apply_to(tmp_path, *layers, wheels=[lib_wheel(2)])
+    assert snapshot(tmp_path) == states[-1]
+    if rng.random() < 0.5:  # one by one, the last first
+        for name in reversed(applied):
+            assert revert_from(tmp_path, name) == [name]
+    revert_from(tmp_path)
+    assert snapshot(tmp_path) == states[0]
+
+
+# ------------------------------------------------------------------- failures, kills and full disks
+
+
+WRITERS = [
+    (Path, "mkdir"),
+    (Path, "write_bytes"),
+    (Path, "chmod"),
+    (Path, "rename"),
+    (Path, "replace"),
+    (Path, "unlink"),
+    (os, "fsync"),
+]
+
+
+class Writes:
+    """Calls that write; the one with the given number is done by ``instead``."""
+
+    def __init__(self, number: int, instead: Callable[[], None]) -> None:
+        self.number, self.instead, self.count = number, instead, 0
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        for owner, name in WRITERS:
+            patch.setattr(owner, name, self._wrapped(getattr(owner, name)))
+
+    def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.count == self.number:
+                self.instead()
+            return real(*args, **kwargs)
+
+        return call
+
+
+def no_space() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare(site: Path) -> None:
+    """Compiled files, a mode and a distribution to remove."""
+    write_tree(site, {"vllm/__pycache__/core.cpython-312.pyc": b"old"})
+    write_tree(
+        site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 0\n", "lib/sub/a.py": "a = 0\n"})
+    )
+    (site / CORE).chmod(0o755)
+
+
+BIG = make_layer(
+    "big",
+    BACKEND,
+    copy_op("vllm/new/deep/kernel.py", b"K = 1\n"),
+    {"op": "remove", "distribution": "lib"},
+    env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"),
+)
+
+
+def commit(site: Path, layer: Layer) -> None:
+    """Judge and write one layer, without the checks around it."""
+    (step,) = judge_in_order([layer], DirTree(site), FakeSources(), TARGET, {})
+    with Store(site) as store:
+        store.commit(step.layer, step.outcome)
+
+
+def steps_to(site: Path, action: Callable[[], object]) -> int:
+    """How many writing calls an action takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        writes = Writes(-1, no_space)
+        writes.watch(patch)
+        action()
+    return writes.count
+
+
+@pytest.mark.parametrize("fail", [no_space, interrupt], ids=["full-disk", "interrupted"])
+def test_a_failure_at_any_step_leaves_the_tree_as_it_was(
+    site: Path, fail: Callable[[], None]
+) -> None:
+    prepare(site)
+    before = snapshot(site)
+    total = steps_to(site, lambda: commit(site, BIG))
+    revert_from(site)
+    assert snapshot(site) == before
+    assert total > 15
+    for number in range(2, total + 1):  # the first makes the state directory, before the lock
+        with pytest.MonkeyPatch.context() as patch:
+            Writes(number, fail).watch(patch)
+            with pytest.raises((ApplyError, KeyboardInterrupt)) as caught:
+                commit(site, BIG)
+        assert snapshot(site) == before, f"write {number} of {total}"
+        if fail is no_space:
+            assert "No space left on device" in str(caught.value)
+            assert "nothing was changed" in str(caught.value)
+
+
+def test_a_failure_later_keeps_the_layers_before(site: Path) -> None:
+    prepare(site)
+    apply_to(site, FIX)
+    first = snapshot(site)
+    with pytest.MonkeyPatch.context() as patch:
+        Writes(9, no_space).watch(patch)
+        with pytest.raises(ApplyError):
+            commit(site, SECOND)
+    assert snapshot(site) == first
+    assert apply_to(site, FIX, SECOND) == [APPLIED, NEEDED]
+
+
+def test_twins_keep_their_own_mode_and_time_when_a_change_is_rolled_back(site: Path) -> None:
+    """Backups are kept by content; two equal files still differ in mode and time."""
+    for number, mode in enumerate((0o644, 0o755)):
+        write_tree(site, {f"vllm/twin{number}.py": b"T = 0\n"})
+        (site / f"vllm/twin{number}.py").chmod(mode)
+        os.utime(site / f"vllm/twin{number}.py", ns=(number * 10**9, number * 10**9))
+    ops = [replace_op("T = 0", "T = 1", f"vllm/twin{number}.py") for number in range(2)]
+    layer = make_layer("twins", *ops)
+    before = snapshot(site)
+    total = steps_to(site, lambda: commit(site, layer))
+    revert_from(site)
+    for number in range(2, total + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            Writes(number, no_space).watch(patch)
+            with pytest.raises(ApplyError):
+                commit(site, layer)
+        assert snapshot(site) == before, f"write {number} of {total}"
+
+
+def in_child(action: Callable[[], object], number: int) -> int:
+    """Run an action in a child process that is killed at a write; gives its wait status."""
+    pid = os.fork()
+    if not pid:
+        with pytest.MonkeyPatch.context() as patch:
+            Writes(number, kill).watch(patch)
+            try:
+                action()
+                os._exit(0)
+            finally:
+                os._exit(1)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return status
+
+
+def test_a_kill_at_any_step_is_rolled_back_by_the_next_command(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(site)
+    before = snapshot(site)
+    number, rolled_back = 1, 0
+    while os.WIFSIGNALED(in_child(lambda: commit(site, BIG), number)):
+        with Store(site):
+            pass
+        rolled_back += "rolling back" in capsys.readouterr().err
+        state = snapshot(site)
+        if f"{RECEIPTS}/big.json" in state:  # the journal was gone: it was complete
+            revert_from(site)
+            state = snapshot(site)
+        assert state == before, f"killed at write {number}"
+        number += 1
+    assert rolled_back > 10
+
+
+def test_a_revert_that_was_killed_can_be_run_again(site: Path) -> None:
+    prepare(site)
+    before = snapshot(site)
+    number = 1
+    while True:
+        apply_to(site, BIG)
+        status = in_child(lambda: revert_from(site), number)
+        revert_from(site)
+        assert snapshot(site) == before, f"killed at write {number}"
+        if not os.WIFSIGNALED(status):
+            break
+        number += 1
+    assert number > 5
+
+
+def test_a_directory_that_cannot_be_written_is_no_bug_of_ours(site: Path) -> None:
+    (site / STATE_DIR).write_text("in the way")
+    with pytest.raises(ApplyError, match="cannot write"):
+        apply_to(site, FIX)
+
+
+# ------------------------------------------------------------------------------------------- lock
+
+
+def bundle(site: Path, *layers: Layer) -> str:
+    path = site.parent / "layers.json"
+    value = {"name": "test", "needs": {}, "needs_reason": "", "layers": layers}
+    path.write_text(json.dumps(value))
+    return str(path)
+
+
+def applier(*words: str) -> subprocess.CompletedProcess[str]:
+    """The applier in another process."""
+    command = [sys.executable, "-B", "-m", "builder.applier", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_second_process_is_told_to_wait(site: Path) -> None:
+    layers = bundle(site, FIX)
+    with Store(site):
+        refused = applier("apply", "--root", str(site), "--layers", layers)
+    assert refused.returncode == 2
+    assert "another spark-build is writing here" in refused.stderr
+    assert "b12x" not in read(site, CORE)
+    assert applier("apply", "--root", str(site), "--layers", layers).returncode == 0
+    assert "b12x" in read(site, CORE)
+
+
+def leave(site: Path) -> None:
+    """What the end of another process does, where no layer is applied."""
+    (site / STATE_DIR / "lock").unlink(missing_ok=True)
+    (site / STATE_DIR).rmdir()
+
+
+def test_a_lock_that_its_holder_took_away_counts_for_nothing(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process ends between our opening of the file and our locking of it."""
+    ends, real = [leave], fcntl.flock
+
+    def flock(*words: Any) -> None:
+        if ends:
+            ends.pop()(site)
+        real(*words)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with Store(site), pytest.raises(ApplyError, match="another spark-build is writing here"):
+        Store(site).__enter__()
+    assert not ends
+
+
+def test_a_folder_that_its_holder_took_away_is_made_again(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process ends between our making of the folder and our opening of the lock."""
+    ends, real = [leave], Path.mkdir
+
+    def mkdir(path: Path, *words: Any, **more: Any) -> None:
+        real(path, *words, **more)
+        if ends and path.name == STATE_DIR:
+            ends.pop()(site)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert apply_to(site, FIX) == ["needed"]
+    assert not ends
+
+
+CONTEND = """
+import sys
+from pathlib import Path
+from builder.applier.failures import ApplyError
+from builder.applier.store import Store
+root, inside = Path(sys.argv[1]), Path(sys.argv[1]) / "inside"
+for _ in range(200):
+    try:
+        with Store(root):
+            inside.touch(exist_ok=False)  # somebody else in here would have made it
+            inside.unlink()
+    except ApplyError as error:
+        assert "another spark-build is writing" in str(error), error
+"""
+
+
+def test_two_processes_are_never_inside_at_once(site: Path) -> None:
+    command = [sys.executable, "-c", CONTEND, str(site)]
+    running = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert not (site / STATE_DIR).exists()
+
+
+class TestAsAMod:
+    def test_apply_status_revert(self, site: Path) -> None:
+        before, layers = snapshot(site), bundle(site, FIX, SET)
+        applied = applier("apply", "--root", str(site), "--layers", layers)
+        assert applied.stdout == ""
+        assert "needed         fix: 2 files to change" in applied.stderr
+        assert "VLLM_NVFP4_GEMM_BACKEND=marlin" in applied.stderr
+        status = applier("status", "--root", str(site))
+        assert status.stdout == "fix\tonly\t2 files\nset\tonly\t0 files\n"
+        assert applier("revert", "--root", str(site), "--layers", layers).returncode == 0
+        assert snapshot(site) == before
+
+    def test_drift_is_loud_and_changes_nothing(self, site: Path) -> None:
+        before = snapshot(site)
+        layers = bundle(site, make_layer("drifted", replace_op("gone", "never")))
+        answer = applier("apply", "--root", str(site), "--layers", layers)
+        assert answer.returncode == 4
+        assert "error: layer drifted: drift" in answer.stderr
+        assert snapshot(site) == before
+
+    def test_a_release_that_the_mod_does_not_serve(self, site: Path) -> None:
+        path = Path(bundle(site, FIX))
+        needs = {"needs": {"vllm": ">=0.30.0"}, "needs_reason": "no such kernel"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | needs))
+        answer = applier("apply", "--root", str(site), "--layers", str(path))
+        assert answer.returncode == 2
+        assert "test needs vllm >=0.30.0, this is vllm 0.20.1: no such kernel" in answer.stderr
+
+    @pytest.mark.parametrize("command", ["apply", "revert"])
+    @pytest.mark.parametrize("more", [[], ["--layers", "no-such-file.json"]])
+    def test_a_wrong_call_is_no_traceback(self, site: Path, command: str, more: list[str]) -> None:
+        answer = applier(command, "--root", str(site), *more)
+        assert answer.returncode == 2
+        assert "Traceback" not in answer.stderr
+
+
+# ------------------------------------------------------------------- notes that somebody else wrote
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    """A receipt with other words in it."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": {"../victim": {"before": None, "after": None}}},
+        {"files": {"vllm/x": {"before": None, "after": None, "made": "../victim"}}},
+        {"files": {CORE: {"before": "../../../victim", "after": None}}},
+        {"files": {CORE: {"after": None}}},
+        {"files": {CORE: []}},
+        {"layer": "../../victim"},
+        {"sequence": "1"},
+        {"env": {"A": 1}},
+        {"serve_flags": ["--x", 1]},
+        {"variant": 3},
+    ],
+)
+def test_a_receipt_leads_nowhere_else(site: Path, changes: dict[str, Any]) -> None:
+    """A revert removes what a receipt says was new: the paths are of this tree."""
+    victim = site.parent / "victim"
+    victim.write_text("mine")
+    apply_to(site, FIX)
+    rewritten(site / RECEIPTS / "fix.json", **changes)
+    with pytest.raises(ApplyError, match=r"receipts/fix\.json is damaged") as caught:
+        revert_from(site, "fix", force=True)
+    assert caught.value.hint
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        "[" * 100_000,
+        "{}",
+        '[{"path": "x", "backup": null}]',
+        '[{"path": "../victim", "backup": null, "made": "../victim"}]',
+        '[{"path": "x", "backup": null, "made": "/VICTIM"}]',
+        '[{"path": "x", "backup": "../../victim", "moves": true}]',
+    ],
+)
+def test_a_journal_leads_nowhere_else(site: Path, journal: str) -> None:
+    """What is rolled back was written here: a folder that came with one is refused."""
+    victim = site.parent / "victim"
+    victim.write_text("mine")
+    (site / STATE_DIR).mkdir()
+    text = journal.replace("/VICTIM", str(victim))
+    (site / STATE_DIR / "journal.json").write_text(text)
+    with pytest.raises(ApplyError, match="of an interrupted change is damaged"):
+        apply_to(site, FIX)
+    assert victim.read_text() == "mine"

@@ -1,0 +1,359 @@
+"""The cache: what is shown, what goes first, and what is never touched."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import builder
+from builder.__main__ import run
+from builder.cache.kinds import KINDS
+from builder.cache.prune import Wish, prune
+from builder.cache.scan import entries
+from builder.cli import complete
+from builder.cli.units import bytes_of, seconds_of
+from builder.errors import UsageError
+from builder.util.locks import locked
+from builder.util.paths import _in_use, cache_dir, in_use_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.unit.conftest import Called
+
+    SparkBuild = Callable[..., Called]
+
+DAY = 86400.0
+WHEEL, OLD_WHEEL, TREE = "a" * 64, "b" * 64, "c" * 24
+
+
+def put(path: str, size: int, days: float = 0.0) -> Path:
+    """A file in the cache that was last used some days ago."""
+    target = cache_dir() / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(b"x" * size)
+    age(target, days)
+    return target
+
+
+def age(target: Path, days: float) -> None:
+    """Let a file, and the folders above it, be of some days ago."""
+    when = time.time() - days * DAY
+    while target != cache_dir():
+        os.utime(target, (when, when))
+        target = target.parent
+
+
+@pytest.fixture
+def cache() -> Path:
+    """A cache with something in it."""
+    with locked("anything"):
+        put(f"wheels/{WHEEL}/files/x.py", 3000, days=2)
+        put(f"wheels/{OLD_WHEEL}/y.whl", 5000, days=40)
+        put(f"trees/{TREE}/vllm/a.py", 700, days=3)
+        put("index/vllm.json", 10, days=1.5)
+        put("engine-tests/tools/docker", 90000, days=90)
+        put("mine/notes.txt", 11, days=90)
+        put("wheels/notes.txt", 7, days=90)
+    return cache_dir()
+
+
+def test_everything_is_shown(spark_build: SparkBuild, cache: Path) -> None:
+    value = spark_build("cache", "show", "--json").json
+    rows = {row["kind"]: row for row in value["kinds"]}
+    assert {name: (row["entries"], row["bytes"]) for name, row in rows.items()} == {
+        "wheels": (2, 8000),
+        "index": (1, 10),
+        "trees": (1, 700),
+        "engine-tests": (1, 90000),
+        "other": (2, 18),
+    }
+    assert value["bytes"] == 98728
+    assert value["cache"] == str(cache)
+    assert rows["wheels"]["oldest_use"] < rows["wheels"]["last_use"]
+    assert {name for name, row in rows.items() if row["prunable"]} == {"wheels", "index", "trees"}
+    said = spark_build("cache", "show").out
+    assert "8.0 kB" in said
+    assert str(cache) in said.splitlines()[-1]
+
+
+def test_a_cache_that_is_not_there(
+    spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", "/nonexistent/cache")
+    assert spark_build("cache", "show", "--json").json["kinds"] == []
+    result = spark_build("cache", "prune")
+    assert result.code == 2
+    assert "there is no cache at /nonexistent/cache" in result.err
+
+
+def test_what_is_old_goes(spark_build: SparkBuild, cache: Path) -> None:
+    first = spark_build("cache", "prune", "--older-than", "30d", "--dry-run", "--json").json
+    assert (cache / "wheels" / OLD_WHEEL).exists()
+    value = spark_build("cache", "prune", "--older-than", "30d", "--json").json
+    assert value == {**first, "dry_run": False}
+    assert [row["path"] for row in value["removed"]] == [str(cache / "wheels" / OLD_WHEEL)]
+    assert value["freed_bytes"] == 5000
+    assert value["kept_bytes"] == 3710
+    assert not (cache / "wheels" / OLD_WHEEL).exists()
+    assert sorted(path.name for path in (cache / "wheels").iterdir()) == [WHEEL, "notes.txt"]
+    again = spark_build("cache", "prune", "--older-than", "30d", "--json")
+    assert again.code == 3
+    assert "unused for 30d; the other 3.7 kB are kept" in again.json["error"]["message"]
+
+
+def test_the_longest_unused_goes_first(spark_build: SparkBuild, cache: Path) -> None:
+    value = spark_build("cache", "prune", "--keep-bytes", "3.1kB", "--json").json
+    assert [Path(row["path"]).name for row in value["removed"]] == [OLD_WHEEL, TREE]
+    assert value["kept_bytes"] == 3010
+
+
+def left_in(cache: Path) -> list[str]:
+    """Files in the cache, locks aside."""
+    found = sorted(str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file())
+    return [path for path in found if not path.startswith("locks/")]
+
+
+NOT_OURS = ["engine-tests/tools/docker", "mine/notes.txt", "wheels/notes.txt"]
+
+
+@pytest.mark.parametrize("words", [(), ("--kind", "wheels")])
+def test_without_an_age_only_what_was_not_used_for_a_month_goes(
+    spark_build: SparkBuild, cache: Path, words: tuple[str, ...]
+) -> None:
+    value = spark_build("cache", "prune", *words, "--json").json
+    assert [Path(row["path"]).name for row in value["removed"]] == [OLD_WHEEL]
+    assert (cache / "wheels" / WHEEL).exists()
+    result = spark_build("cache", "prune", "--kind", "trees")
+    assert result.code == 3
+    assert "nothing in it was unused for 30d" in result.err
+    assert "try: spark-build cache clean" in result.err
+
+
+def test_clean_takes_one_kind_and_all(spark_build: SparkBuild, cache: Path) -> None:
+    result = spark_build("cache", "clean", "--kind", "trees", "--yes")
+    assert result.out == "freed 700 B; 0 B stay\n"
+    planned = spark_build("cache", "clean", "--dry-run", "--json").json
+    assert {row["kind"] for row in planned["removed"]} == {"wheels", "index"}
+    done = spark_build("cache", "clean", "--yes", "--json").json
+    assert done == {**planned, "dry_run": False}
+    assert left_in(cache) == NOT_OURS
+    assert spark_build("cache", "clean", "-y").code == 3
+
+
+def test_clean_without_a_terminal_wants_a_yes(spark_build: SparkBuild, cache: Path) -> None:
+    before = left_in(cache)
+    for words in (("--kind", "wheels"), ("--kind", "wheels", "--json")):
+        result = spark_build("cache", "clean", *words)
+        assert result.code == 2
+        said = f"this would remove 8.0 kB of {cache}"
+        assert said in (result.json["error"]["message"] if "--json" in words else result.err)
+    assert "try: spark-build cache clean --kind wheels --yes" in (
+        spark_build("cache", "clean", "--kind", "wheels").err
+    )
+    assert left_in(cache) == before
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 3), ("n\n", 3), ("", 3)])
+def test_clean_asks_on_a_terminal(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    said = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", said)
+    assert run(["cache", "clean"]) == code
+    assert "go on? [y/N]" in said.getvalue()
+    assert f"remove 8.7 kB of {cache}" in said.getvalue()
+    assert (left_in(cache) == NOT_OURS) is (code == 0)
+
+
+def test_a_use_is_seen(cache: Path) -> None:
+    """Reading a file counts, as far as the file system notes it; so does a new file."""
+    file = cache / "wheels" / OLD_WHEEL / "y.whl"
+    when = time.time() - DAY
+    os.utime(file, (when, file.stat().st_mtime))
+    kinds = tuple(kind for kind in KINDS if kind.name == "wheels")
+    assert not prune(cache, Wish(kinds=kinds, older_than=30 * DAY)).removed
+
+
+@contextmanager
+def another_run() -> Iterator[None]:
+    """Another process that has the cache in use."""
+    code = "from builder.util.paths import cache_dir; cache_dir(); print('up', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield
+        finally:
+            process.stdin.write("\n")
+            process.stdin.close()
+
+
+def test_beside_another_run_what_was_just_used_stays(spark_build: SparkBuild, cache: Path) -> None:
+    put(f"blobs/{WHEEL}/layer", 50)
+    with another_run():
+        value = spark_build("cache", "clean", "--yes", "--json").json
+        assert value["in_use"] == 1
+        assert value["kept_bytes"] == 50
+        result = spark_build("cache", "clean", "--yes")
+        assert result.code == 3
+        assert "1 stay because other runs may be using them" in result.err
+    assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
+
+
+def test_who_begins_meanwhile_waits(cache: Path) -> None:
+    from builder.cache.prune import _alone
+
+    with _alone(cache) as alone:
+        assert alone
+        code = "from builder.util.paths import cache_dir; cache_dir(); print('up', flush=True)"
+        begun = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            begun.wait(0.5)
+    assert begun.communicate(timeout=10)[0] == b"up\n"
+
+
+def test_what_is_used_while_it_is_looked_at_stays(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = tuple(kind for kind in KINDS if kind.name == "trees")
+    real = Path.rename
+
+    def used(self: Path, target: Path) -> Path:
+        if self.name == TREE:
+            os.utime(self)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", used)
+    done = prune(cache, Wish(kinds=kinds))
+    assert not done.removed
+    assert [path.name for path in (cache / "trees").iterdir()] == [TREE]
+
+
+def test_what_is_not_ours_is_refused(
+    spark_build: SparkBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "home" / "wheels" / WHEEL / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("x")
+    age_of = time.time() - 90 * DAY
+    os.utime(precious, (age_of, age_of))
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "home"))
+    result = spark_build("cache", "prune", "--json")
+    assert result.code == 2
+    assert "is not a cache of spark-build" in result.json["error"]["message"]
+    assert precious.exists()
+
+
+@pytest.mark.parametrize("link", ["wheels", f"wheels/{TREE}", f"wheels/{WHEEL}/files"])
+def test_links_are_not_followed(cache: Path, tmp_path: Path, link: str) -> None:
+    precious = tmp_path / "outside" / WHEEL / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.write_bytes(b"x" * 1000)
+    place = cache / link
+    if place.exists():
+        place.rename(tmp_path / "was")
+    place.symlink_to(tmp_path / "outside")
+    kinds = tuple(kind for kind in KINDS if kind.name == "wheels")
+    assert all(entry.bytes < 10_000 for entry in entries(cache, kinds))
+    prune(cache, Wish(kinds=kinds))
+    assert precious.exists()
+
+
+def test_a_file_with_two_names_counts_once(cache: Path) -> None:
+    file = put(f"dsl/libraries/{WHEEL}", 400)
+    other = cache / "dsl" / "mirrors" / TREE / "lib.so"
+    other.parent.mkdir(parents=True)
+    os.link(file, other)
+    kinds = tuple(kind for kind in KINDS if kind.name == "dsl")
+    assert sum(entry.bytes for entry in entries(cache, kinds)) == 400
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--older-than", "3"), "is no time like"),
+        (("--older-than", "-3d"), "is no time like"),
+        (("--keep-bytes", "5 apples"), "is no size like"),
+        (("--keep-bytes", "-1"), "is no size like"),
+        (("--kind", "wheel"), "did you mean 'wheels'"),
+        (("--kind", "engine-tests"), "a Docker Engine may be running on them"),
+    ],
+)
+def test_wrong_words(
+    spark_build: SparkBuild, cache: Path, words: tuple[str, ...], said: str
+) -> None:
+    result = spark_build("cache", "prune", *words)
+    assert result.code == 2
+    assert said in result.err
+    assert (cache / "wheels" / OLD_WHEEL).exists()
+
+
+def test_times_and_sizes() -> None:
+    assert [seconds_of(text) for text in ("45s", "90m", "12h", "30d", "2w")] == [
+        45, 5400, 12 * 3600, 30 * DAY, 14 * DAY,
+    ]  # fmt: skip
+    assert [bytes_of(text) for text in ("7", "5GB", "2GiB", "1.5 mb", "0")] == [
+        7, 5 * 10**9, 2 << 30, 1_500_000, 0,
+    ]  # fmt: skip
+    with pytest.raises(UsageError):
+        bytes_of("")
+
+
+def test_completion() -> None:
+    assert complete.kinds("s") == ["sandboxes", "sources"]
+    assert "engine-tests" not in complete.kinds("")
+
+
+def test_every_place_in_the_cache_is_described() -> None:
+    """Who adds a folder to the cache says in ``builder/cache/kinds.py`` what lies there."""
+    pattern = re.compile(r'cache_dir\(\) / "([\w-]+)"')
+    used = {
+        name
+        for path in Path(builder.__file__).parent.rglob("*.py")
+        for name in pattern.findall(path.read_text())
+    }
+    known = {folder.split("/")[0] for kind in KINDS for folder in kind.folders}
+    assert used - {"locks"} <= known
+    assert len(used) > 12
+
+
+def test_two_threads_hold_one_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two open files for the lock, one was closed while its thread believed to hold it."""
+    _in_use.clear()
+    both = threading.Barrier(2)
+    real = os.open
+
+    def opened(*words: Any, **more: Any) -> int:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # until the other thread is here, too, if it can be
+        return real(*words, **more)
+
+    monkeypatch.setattr("builder.util.paths.os.open", opened)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(in_use_lock, [cache, cache])
+    assert first is not None
+    assert first == second
+    os.fstat(first)

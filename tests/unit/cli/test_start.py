@@ -1,0 +1,152 @@
+"""A start imports the command that is named, and nothing that it can do without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+from builder.cli.commands import COMMANDS, GROUPS
+from builder.cli.help import _kind
+from builder.cli.root import app_for
+from tests.unit.commandlines import root
+from tests.unit.fakes import layer_text, write_tree
+from tests.unit.startup import HEAVY, imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.conftest import Called
+    from tests.wheels.fakeindex import FakeIndex
+
+WHOLE: Any = root()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "--version", "image --help", "layers --help", "schema plan", "-q schema plan"],
+)
+def test_heavy_modules_are_not_imported(words: str) -> None:
+    loaded = imported(*words.split())
+    assert "builder.cli.root" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_a_command_does_not_import_the_options_of_others() -> None:
+    loaded = imported("plan", "--help")
+    others = {"publishapp", "applyapp", "layersapp", "compileapp", "developapp", "cacheapp"}
+    assert loaded.isdisjoint({f"builder.cli.{name}" for name in others})
+    assert imported("--help").isdisjoint({f"builder.cli.{name}" for name in (*others, "mainapp")})
+
+
+GAMMA = """op = "replace"
+file = "vllm/kernels.py"
+old = "kept = first_of_gamma << 1"
+new = "kept = first_of_gamma * 2"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> tuple[str, ...]:
+    """A plan for a released wheel."""
+    text = layer_text(GAMMA, when=">=1.0.0")
+    write_tree(tmp_path / "patches", {"fix/layer.toml": text.encode()})
+    base = "pypi:vllm==1.3.0"
+    return ("plan", "-l", "fix", "-b", base, "--patches", str(tmp_path / "patches"))
+
+
+def test_a_warm_plan_asks_nobody(
+    wheels: FakeIndex, spark_build: Callable[..., Called], plan: tuple[str, ...]
+) -> None:
+    cold = spark_build(*plan, "--json")
+    assert cold.code == 0, cold.err
+    assert wheels.requests, "the index is asked once"
+    wheels.requests.clear()
+    assert spark_build(*plan, "--json").out == cold.out
+    assert wheels.requests == []
+    # the index module reads wheels' file names with packaging; nothing else of the list is needed
+    assert imported(*plan).isdisjoint(set(HEAVY) - {"packaging"})
+    assert wheels.requests == []
+
+
+# --------------------------------------------------------------------- one command, as in the whole
+
+
+def commands(group: Any, *words: str) -> list[tuple[str, ...]]:
+    """The words of every command below a group."""
+    found: list[tuple[str, ...]] = []
+    for name, command in group.commands.items():
+        inner = commands(command, *words, name) if hasattr(command, "commands") else []
+        found += inner or [(*words, name)]
+    return found
+
+
+def at(group: Any, words: tuple[str, ...]) -> Any:
+    """The command of these words."""
+    for word in words:
+        group = group.commands[word]
+    return group
+
+
+@pytest.mark.parametrize("words", commands(WHOLE), ids=" ".join)
+def test_a_command_alone_is_the_same_as_among_all(words: tuple[str, ...]) -> None:
+    alone: Any = typer.main.get_command(app_for(["-q", *words]))
+    assert list(alone.commands) == [words[0]]
+    one, same = at(alone, words), at(WHOLE, words)
+    context = typer.Context(same, info_name="x", help_option_names=["-h", "--help"])
+    assert one.get_help(context) == same.get_help(context)
+    assert [p.opts for p in one.params] == [p.opts for p in same.params]
+
+
+@pytest.mark.parametrize("words", [[], ["nosuch"], ["--install-completion"]])
+def test_all_other_words_get_all_commands(words: list[str]) -> None:
+    some: Any = typer.main.get_command(app_for(words))
+    assert list(some.commands) == list(WHOLE.commands)
+
+
+def test_the_list_of_commands_is_what_the_commands_say_of_themselves() -> None:
+    listed: Any = typer.main.get_command(app_for(["--help"]))
+    context = typer.Context(WHOLE, info_name="spark-build", help_option_names=["-h", "--help"])
+    assert listed.get_help(context) == WHOLE.get_help(context)
+    for entry in (*COMMANDS, *GROUPS):
+        said = (WHOLE.commands[entry.name].help or "").partition("\n\n")[0]
+        assert entry.summary == " ".join(said.split())
+    assert {entry.name for entry in (*COMMANDS, *GROUPS)} == set(WHOLE.commands)
+
+
+# ----------------------------------------------------------------------- values as typer takes them
+
+
+def parameters() -> list[Any]:
+    """One parameter of each form: its type, whether there may be several, whether it is needed."""
+    found: dict[Any, Any] = {}
+    for words in commands(WHOLE):
+        for parameter in at(WHOLE, words).params:
+            annotation = parameter.type_descriptor.annotation
+            found.setdefault((annotation, parameter.multiple, parameter.nargs), parameter)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("parameter", parameters(), ids=lambda p: p.name)
+def test_values_are_what_typer_makes_of_them(parameter: Any) -> None:
+    kind = _kind(parameter)
+    several = parameter.multiple or parameter.nargs == -1
+    values: list[Any] = [True, False] if kind is bool else ["", "a", "ä/b", "-", "../x y"]
+    values = [7] if kind is None else values
+    context = typer.Context(at(WHOLE, ("plan",)))
+    at(WHOLE, ("plan",)).get_params(context)
+    theirs = type(parameter).get_runtime_param(parameter)
+    ours = parameter.get_runtime_param()
+    for value in [None, *([tuple(values), ()] if several else values)]:
+        expected = theirs.coerce(value, param=parameter, ctx=context)
+        got = ours.coerce(value, param=parameter, ctx=context)
+        assert (got, type(got)) == (expected, type(expected)), value
+
+
+def test_every_parameter_but_numbers_is_taken_as_written() -> None:
+    """A type that typer must check costs every start of its command the import of pydantic."""
+    for parameter in parameters():
+        if _kind(parameter) is None:
+            assert parameter.type_descriptor.annotation is int, parameter.name

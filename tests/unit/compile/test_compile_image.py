@@ -1,0 +1,81 @@
+"""An image as the base of a compile stage: its torch is in its files, not on the index."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.applier.sources import Stage
+from builder.compile.base import DISTRIBUTIONS
+from builder.layers.catalog import Selection
+from builder.pipeline.bases import identify_base
+from builder.plan.planner import make_plan
+from builder.plan.sources import IndexSources
+from builder.pypi.index import PackageIndex
+from tests.unit.applier.test_compile_op import LAYER, MODULE, NOT_LOADED, REQUEST
+from tests.unit.fakes import dist_files, vllm_files
+from tests.unit.images import packed, put_image, python_items, site_items, tar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+CUDA = "torch/lib/libtorch_cuda.so"
+FILES = (
+    vllm_files("0.19.1")
+    | {MODULE: b"an extension"}
+    | dist_files("torch", "2.10.0+cu129", {CUDA: "for CUDA"})
+)
+CHOSEN = Selection((LAYER,), ())
+
+
+class Asked:
+    """Stages that note beside which packages something would be compiled."""
+
+    def __init__(self) -> None:
+        self.packages: Mapping[str, str] = {}
+        self.wheels: dict[str, Any] = {}
+
+    def stage(
+        self, ops: Sequence[Any], packages: Mapping[str, str], target: Any, module: Any
+    ) -> Stage:
+        del ops, target, module
+        self.packages = packages
+        return Stage(REQUEST)
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: dict(NOT_LOADED))
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    layers = packed(tar_of(*python_items())), packed(tar_of(*site_items(FILES)))
+    put_image(
+        tmp_path / "image", *layers, architecture=machine, config={"Env": ["PATH=/opt/app/bin"]}
+    )
+    return f"oci:{tmp_path / 'image'}"
+
+
+def test_a_stage_finds_the_images_own_torch(image: str) -> None:
+    base = identify_base(image, CHOSEN, PackageIndex(), platform=None, libraries=DISTRIBUTIONS)
+    asked = Asked()
+    plan = make_plan(base, CHOSEN, IndexSources(PackageIndex(), asked))  # type: ignore[arg-type]
+    assert asked.packages["torch"] == "2.10.0+cu129"
+    assert base.tree.read(CUDA) == b"for CUDA"
+    assert [d.name for d in plan.pending] == ["family"]
+    base.close()
+
+
+def test_the_libraries_do_not_identify_the_base(image: str) -> None:
+    found = [
+        identify_base(image, CHOSEN, PackageIndex(), platform=None, libraries=libraries)
+        for libraries in ((), DISTRIBUTIONS)
+    ]
+    plain, whole = found
+    assert plain.tree.read(CUDA) is None
+    assert plain.identity.as_json() == whole.identity.as_json()
+    assert set(whole.identity.packages) == {"vllm"}
+    for base in found:
+        base.close()

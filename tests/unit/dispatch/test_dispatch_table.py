@@ -1,0 +1,342 @@
+"""The release table: made of records alone, and found out when either is stale."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.__main__ import run
+from builder.dispatch import Outcome, setting
+from builder.dispatch.record import (
+    SCHEMA,
+    file_of,
+    inputs_digest,
+    read_records,
+    record_bytes,
+    stale_records,
+)
+from builder.dispatch.table import (
+    choices_table,
+    default_table,
+    profile_parts,
+    ranges,
+    render,
+    unmet,
+)
+from builder.errors import UsageError
+from builder.layers.catalog import Catalog
+from builder.pypi.index import write_atomically
+from builder.verify.kinds import KINDS
+from tests.documents import validated
+
+Checker = Callable[[Path], tuple[int, str]]
+
+CATALOG = Catalog.discover()
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def record_of(release: str, **selected: str) -> dict[str, Any]:
+    """A record in which every kind is served by a kernel of its own name."""
+    kinds = {kind: {"selected": selected.get(kind, f"{kind}LinearKernel")} for kind in KINDS}
+    profile = {
+        "layers": {"fix": "needed", "other": "upstream"},
+        "env": {"VLLM_X": "1"},
+        "flags": ["--linear-backend", "marlin"],
+        "kinds": kinds,
+    }
+    return {
+        "schema": SCHEMA,
+        "vllm": release,
+        "base": {"platform": "linux/arm64", "digest": "sha256:0", "packages": {"vllm": release}},
+        "default": kinds,
+        "choices": {kind: {"--linear-backend marlin": "Marlin"} for kind in KINDS},
+        "profiles": {
+            name: {"inputs": inputs_digest(CATALOG.select([name])), **copy.deepcopy(profile)}
+            for name in CATALOG.profile_files
+        },
+        "real": [],
+        "simulated": ["device: NVIDIA GB10"],
+    }
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    """Two releases, and the table that is made of them."""
+    for release in ("0.9.0", "0.10.0"):
+        write_atomically(file_of(tmp_path, release), record_bytes(record_of(release)))
+    text = render(read_records(tmp_path), CATALOG)
+    (tmp_path / "table.md").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Checker:
+    """Runs ``dispatch table --check`` on a directory; its exit code and what it said."""
+
+    def run_check(folder: Path) -> tuple[int, str]:
+        words = ["--evidence", str(folder), "--to", str(folder / "table.md")]
+        code = run(["dispatch", "table", "--check", *words])
+        return code, capsys.readouterr().err
+
+    return run_check
+
+
+def test_the_answer_in_json(evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = evidence / "table.md"
+    words = ["dispatch", "table", "--evidence", str(evidence), "--to", str(file), "--json"]
+    assert run(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"schema": 1, "file": str(file), "releases": 2, "written": True}
+
+
+# --------------------------------------------------------------------------------------- this repo
+
+
+def test_the_table_in_the_documentation_is_of_today() -> None:
+    """Regenerate with: spark-build dispatch ask && spark-build dispatch table."""
+    records = read_records(DOCS / "evidence")
+    assert stale_records(records, CATALOG) == []
+    assert render(records, CATALOG) == (DOCS / "dispatch.md").read_text("utf-8")
+
+
+def test_every_profile_does_what_it_expects_in_every_release_of_the_table() -> None:
+    profiles = [CATALOG.profile(name) for name in CATALOG.profile_files]
+    wrong = {
+        (record["vllm"], profile.name): found
+        for record in read_records(DOCS / "evidence")
+        for profile in profiles
+        if (found := unmet(record, profile))
+    }
+    assert wrong == {}
+
+
+def test_the_evidence_fits_its_schema_and_a_broken_record_does_not() -> None:
+    records = read_records(DOCS / "evidence")
+    validated("dispatch-ask", {"schema": 1, "records": records})
+    broken = copy.deepcopy(records[0])
+    broken["default"]["fp8-block"]["refused"] = "and yet it selected something"
+    with pytest.raises(AssertionError, match="fp8-block"):
+        validated("dispatch-ask", {"schema": 1, "records": [broken]})
+
+
+def test_the_evidence_is_small() -> None:
+    sizes = [path.stat().st_size for path in (DOCS / "evidence").iterdir()]
+    assert len(sizes) >= 25
+    assert sum(sizes) < 1_000_000
+
+
+# ------------------------------------------------------------------------------------------- stale
+
+
+def test_a_fresh_table_passes(evidence: Path, check: Checker) -> None:
+    assert check(evidence) == (0, "")
+
+
+def test_an_edited_table_is_stale(evidence: Path, check: Checker) -> None:
+    path = evidence / "table.md"
+    path.write_text(path.read_text().replace("nvfp4-moe", "MARLIN", 1))
+    code, said = check(evidence)
+    assert code == 9
+    assert "is not what the records" in said
+    assert "spark-build dispatch table" in said
+
+
+def test_a_missing_table_is_stale(evidence: Path, check: Checker) -> None:
+    (evidence / "table.md").unlink()
+    assert check(evidence)[0] == 9
+
+
+def test_a_record_of_another_profile_is_stale(evidence: Path, check: Checker) -> None:
+    record = record_of("0.10.0")
+    record["profiles"]["marlin"]["inputs"] = "0" * 16
+    write_atomically(file_of(evidence, "0.10.0"), record_bytes(record))
+    code, said = check(evidence)
+    assert code == 9
+    assert "made with other profiles: vllm 0.10.0: marlin" in said
+    assert "spark-build dispatch ask" in said
+
+
+def test_a_record_without_a_profile_is_stale() -> None:
+    record = record_of("0.10.0")
+    del record["profiles"]["marlin"]
+    assert stale_records([record], CATALOG) == ["vllm 0.10.0: marlin"]
+
+
+def test_a_changed_record_makes_the_table_stale(evidence: Path, check: Checker) -> None:
+    record = record_of("0.10.0", **{"fp8-block": "TritonFp8BlockScaledMMKernel"})
+    write_atomically(file_of(evidence, "0.10.0"), record_bytes(record))
+    assert check(evidence)[0] == 9
+
+
+def test_what_the_sandbox_lacks_is_no_refusal() -> None:
+    assert Outcome(refused="ValueError: no kernel").kernel == "refused"
+    assert Outcome(refused="ModuleNotFoundError: No module named 'triton'").kernel == "not known"
+
+
+def test_words_for_people_are_no_inputs() -> None:
+    """A note that is written better does not send anybody back to twenty-five releases."""
+    selection = CATALOG.select(["marlin-env"])
+    (layer,) = selection.layers
+    said = {**layer, "summary": "other words", "variants": copy.deepcopy(layer["variants"])}
+    said["variants"][0]["notes"] = ["other words"]
+    assert inputs_digest(type(selection)((said,), selection.profiles)) == inputs_digest(selection)
+    said["variants"][0]["ops"] = []
+    assert inputs_digest(type(selection)((said,), selection.profiles)) != inputs_digest(selection)
+
+
+# ----------------------------------------------------------------------------------------- records
+
+
+def test_records_come_oldest_first(evidence: Path) -> None:
+    assert [record["vllm"] for record in read_records(evidence)] == ["0.9.0", "0.10.0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("vllm-0.9.0.json", "{", "is not a record of a release"),
+        ("vllm-0.9.0.json", "[]", "is not a record of a release"),
+        ("vllm-0.9.0.json", "{}", "is not a record of a release: 'vllm'"),
+        ("vllm-0.9.0.json", json.dumps({"vllm": "?"}), "is not a record of a release"),
+        ("vllm-0.9.0.json", json.dumps({"vllm": "0.9.0", "schema": 0}), "in the form of today"),
+        ("vllm-0.8.json", json.dumps({"vllm": "0.9.0", "schema": SCHEMA}), "of that release"),
+    ],
+)
+def test_what_is_no_record_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_records(tmp_path)
+
+
+def test_no_record_at_all_is_refused(tmp_path: Path, check: Checker) -> None:
+    code, said = check(tmp_path)
+    assert code == 2
+    assert "spark-build dispatch ask" in said
+
+
+# ------------------------------------------------------------------------------------------- table
+
+
+def test_runs_of_equal_releases_are_put_together() -> None:
+    records = [{"vllm": f"0.{number}.0"} for number in range(1, 6)]
+    assert ranges(records, list("aabaa")) == [
+        ("0.1.0 to 0.2.0", "a"),
+        ("0.3.0", "b"),
+        ("0.4.0 to 0.5.0", "a"),
+    ]
+
+
+def test_releases_that_are_alike_share_a_row_and_each_kind_has_its_column() -> None:
+    other = {"fp8-block": "TritonFp8BlockScaledMMKernel"}
+    records = [record_of("0.9.0"), record_of("0.10.0"), record_of("0.11.0", **other)]
+    first, line, *body = default_table(records).splitlines()
+    assert first == f"| vLLM | {' | '.join(KINDS.values())} |"
+    assert line.count("---") == len(KINDS) + 1
+    assert body[0] == f"| 0.9.0 to 0.10.0 | {' | '.join(KINDS)} |"
+    assert [row.split(" | ")[0] for row in body] == ["| 0.9.0 to 0.10.0", "| 0.11.0"]
+
+
+def test_a_refusal_that_is_expected_is_a_limit_and_another_is_not() -> None:
+    records = [record_of("0.20.1"), record_of("0.22.1"), record_of("0.24.0")]
+    for record in records:
+        kinds = record["profiles"]["b12x-full"]["kinds"]
+        message = "ValueError: 'FLASHINFER_B12X' does not support this"
+        kinds["w4a16-moe"] = {"refused": message}
+    table, limits, _ = profile_parts(records, CATALOG.profile("b12x-full"))
+    first, second = table.splitlines()[2:]
+    assert first.startswith("| 0.20.1 to 0.22.1 |")
+    assert first.endswith("| **expected refusal** |")
+    assert "refused (EXPECTED Using 'FLASHINFER_B12X'" in second
+    assert limits == ["W4A16 MoE models will not start with this profile: 0.20.1 to 0.22.1"]
+
+
+def test_the_documentation_has_few_rows() -> None:
+    """Twenty-five releases, and most answer as the one before."""
+    text = (DOCS / "dispatch.md").read_text("utf-8")
+    for part in text.split("\n## ")[1:5]:
+        assert part.count("\n| 0.") < 12, part.partition("\n")[0]
+
+
+def test_choices_with_the_same_result_share_a_row() -> None:
+    first, second = record_of("0.9.0"), record_of("0.10.0")
+    first["choices"]["fp8-block"] = {"--a 1": "MarlinKernel", "--b 2": "MarlinKernel", "X=1": "Y"}
+    second["choices"]["fp8-block"] = {
+        "--a 1": "MarlinKernel",
+        "--b 2": "MarlinKernel",
+        "X=1": {"refused": "ValueError: no"},
+        "--c 3": {"not-applicable": "no such package"},
+    }
+    assert choices_table([first, second], "fp8-block").splitlines()[2:] == [
+        "| `X=1` | 0.9.0: Y<br>0.10.0: refused |",
+        "| `--a 1`<br>`--b 2` | 0.9.0 to 0.10.0: MarlinKernel |",
+        "| `--c 3` | 0.10.0: n/a (no such package) |",
+    ]
+
+
+def test_what_a_profile_expects_is_marked_and_what_it_misses_is_said() -> None:
+    profile = CATALOG.profile("marlin")
+    good = record_of("0.33.0")
+    good["profiles"]["marlin"]["kinds"]["nvfp4-linear"] = {
+        "selected": "MarlinNvFp4LinearKernel",
+        "line": "Using MarlinNvFp4LinearKernel for NVFP4 GEMM",
+    }
+    text = render([good], CATALOG)
+    assert "**MarlinNvFp4**" in text
+    wanted = "Using 'MARLIN' NvFp4 MoE backend"
+    assert unmet(good, profile)["nvfp4-moe"] == wanted
+    assert f"**nvfp4-moe (EXPECTED {wanted})**" in text
+
+
+def test_a_release_that_a_profile_does_not_serve_says_why() -> None:
+    record = record_of("0.9.0")
+    inputs = record["profiles"]["b12x-full"]["inputs"]
+    record["profiles"]["b12x-full"] = {"inputs": inputs, "not-served": "nothing to select"}
+    assert "- 0.9.0: not served: nothing to select" in render([record], CATALOG)
+    assert unmet(record, CATALOG.profile("b12x-full")) == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [
+        (Outcome(selected="CutlassFP8ScaledMMLinearKernel"), "CutlassFP8"),
+        (Outcome(selected="CutlassFp8BlockScaledMMKernel"), "CutlassFp8Block"),
+        (Outcome(selected="MarlinNvFp4LinearKernel"), "MarlinNvFp4"),
+        (Outcome(selected="NvFp4LinearBackend.MARLIN"), "MARLIN"),
+        (Outcome(selected="FLASHINFER_B12X"), "FLASHINFER_B12X"),
+        (Outcome(refused="ValueError: no"), "refused"),
+        (Outcome(not_applicable="no such setting"), "n/a"),
+    ],
+)
+def test_names_in_the_table(outcome: Outcome, shown: str) -> None:
+    assert outcome.kernel == shown
+    assert Outcome.read(outcome.as_json()) == outcome
+
+
+def test_a_refusal_and_what_cannot_be_asked_are_never_a_kernel() -> None:
+    answer: dict[str, Any] = {"selected": None, "lines": [], "error": None, "not_applicable": None}
+    error = {"type": "ValueError", "message": "x" * 900}
+    refused = Outcome.of({**answer, "error": error})
+    assert (refused.selected, len(refused.refused)) == ("", 203)
+    assert Outcome.of({**answer, "not_applicable": "why"}) == Outcome(not_applicable="why")
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"env": {"VLLM_X": "1"}}, "VLLM_X=1"),
+        ({"linear_backend": "marlin"}, "--linear-backend marlin"),
+        ({"moe_backend": "cutlass"}, "--moe-backend cutlass"),
+        ({"model_type": "m"}, "a model of type m"),
+        (
+            {"linear_backend_per_quant": {"a": "b"}},
+            """--kernel-config '{"linear_backend_per_quant": {"a": "b"}}'""",
+        ),
+    ],
+)
+def test_a_choice_as_a_user_would_write_it(request_: dict[str, Any], words: str) -> None:
+    assert setting({"kind": "x", **request_}) == words

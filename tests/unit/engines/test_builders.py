@@ -1,0 +1,220 @@
+"""Builders and caches: what the options may say, what buildx answers, how progress is read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.engines.builders import cache_words, check_name, reached
+from builder.engines.progress import read_progress
+from builder.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.conftest import Called
+
+# ------------------------------------------------------------------------------------ the options
+
+
+@pytest.mark.parametrize(
+    "text", ["farm", "my-builder.1", "tcp://buildkitd:1234", "unix:///run/b.sock",
+             "kube-pod://buildkitd-0?namespace=ci", "docker-container://bk"],
+)  # fmt: skip
+def test_names_and_addresses(text: str) -> None:
+    assert check_name(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "neither"),
+        ("-x", "neither"),
+        ("a b", "neither"),
+        ("tcp://", "neither"),
+        ("tcp://a,b", "neither"),
+        ("http://x:1", "neither"),
+        ("tpc://x:1", "did you mean 'tcp'"),
+    ],
+)
+def test_what_is_neither(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_name(text)
+
+
+def test_caches() -> None:
+    assert cache_words(["host/x:1", "type=gha"], "from") == [
+        "--cache-from", "type=registry,ref=host/x:1", "--cache-from", "type=gha",
+    ]  # fmt: skip
+    assert cache_words(["host/x:1"], "to") == ["--cache-to", "type=registry,ref=host/x:1,mode=max"]
+    text = "type=local,dest=/tmp/c"
+    assert cache_words([text], "to") == ["--cache-to", text]
+
+
+@pytest.mark.parametrize(
+    ("text", "direction", "words"),
+    [
+        ("Not A Name", "from", "Not A Name"),
+        ("type=regitsry,ref=x", "from", "did you mean 'registry'"),
+        ("ref=x", "from", "type is ''"),
+        ("type=registry", "to", "lacks ref="),
+        ("type=registry,ref=h/UPPER/x", "to", "UPPER"),
+        ("type=local,src=/x", "to", "lacks dest="),
+        ("type=s3", "from", "lacks bucket="),
+    ],
+)
+def test_what_is_no_cache(text: str, direction: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        cache_words([text], direction)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--builder", "x y"), "neither the name of a builder"),
+        (("--builder", "farm", "--engine", "oci"), "--builder is for the buildkit engine"),
+        (("--cache-from", "h/x:1", "--engine", "oci"), "--cache-from is for the buildkit engine"),
+        (("--cache-to", "type=x"), "type is 'x'"),
+        (("--builder", "farm", "--thin"), "--thin is for the oci engine, --builder for"),
+        (("--builder", "farm", "--all-platforms"), "builds for one platform"),
+    ],
+)
+def test_options_that_cannot_be(
+    spark_build: Callable[..., Called], words: tuple[str, ...], said: str
+) -> None:
+    result = spark_build("image", "-l", "marlin", "-b", "pypi:vllm==0.20.1", *words)
+    assert result.code == 2
+    assert said in result.err
+
+
+# -------------------------------------------------------------------------------- what buildx says
+
+
+def test_a_setting_gives_way_to_an_option(
+    spark_build: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("image", "-l", "marlin", "-b", "pypi:vllm==0.20.1", "--all-platforms")
+    assert "--builder: the buildkit engine" in spark_build(*words, "--builder", "farm").err
+    monkeypatch.setenv("SPARK_BUILD_BUILDER", "farm")
+    assert "are about an index" in spark_build(*words).err
+    assert "--builder" not in spark_build(*words, "--engine", "oci").err
+
+
+ANSWER = """\
+Name:          farm
+Driver:        {driver}
+
+Nodes:
+Name:             farm0
+Endpoint:         tcp://buildkitd:1234
+Status:           {status}
+BuildKit version: {version}
+Platforms:        linux/arm64
+"""
+
+
+def fake_docker(folder: Path, text: str, code: int = 0) -> str:
+    """A docker client that writes down how it is called, and answers."""
+    answer, path = folder / "answer", folder / "docker"
+    answer.write_text(text)
+    path.write_text(
+        f'#!/bin/sh\necho "$@" "BUILDX_CONFIG=$BUILDX_CONFIG" >>{folder}/calls\n'
+        f'[ "$2" = create ] && exit 0\ncat {answer} {">&2" if code else ""}\nexit {code}\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "links"),
+    [
+        ("v0.12.5", True),
+        ("v0.11.0", True),
+        ("v0.10.6", False),
+        ("v0.0.0+unknown", True),
+        ("", True),
+    ],
+)
+def test_a_builder_that_answers(tmp_path: Path, version: str, links: bool) -> None:
+    text = ANSWER.format(driver="kubernetes", status="running", version=version)
+    with reached(fake_docker(tmp_path, text), "farm") as builder:
+        assert (builder.name, builder.driver, builder.links) == ("farm", "kubernetes", links)
+        assert builder.env == {}
+    assert "buildx inspect --bootstrap farm" in (tmp_path / "calls").read_text()
+
+
+def test_an_address_leaves_no_builder(tmp_path: Path) -> None:
+    text = ANSWER.format(driver="remote", status="running", version="v0.12.5")
+    with reached(fake_docker(tmp_path, text), "kube-pod://buildkitd-0") as builder:
+        folder = builder.env["BUILDX_CONFIG"]
+        assert os.path.isdir(folder)  # noqa: PTH112
+    assert not os.path.exists(folder)  # noqa: PTH110
+    made, asked = (tmp_path / "calls").read_text().splitlines()
+    assert made == (
+        "buildx create --name spark-build --driver remote kube-pod://buildkitd-0 "
+        f"BUILDX_CONFIG={folder}"
+    )
+    assert asked.endswith(f"inspect --bootstrap spark-build BUILDX_CONFIG={folder}")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ('ERROR: no builder "farm" found\n', 1, 'cannot be used:\n  no builder "farm" found'),
+        (ANSWER.format(driver="remote", status="inactive", version=""), 0, "cannot be used"),
+        (ANSWER.format(driver="docker", status="running", version=""), 0, "is a Docker Engine"),
+    ],
+)
+def test_a_builder_that_is_of_no_use(tmp_path: Path, text: str, code: int, said: str) -> None:
+    with (
+        pytest.raises(EngineError, match=said) as caught,
+        reached(fake_docker(tmp_path, text, code), "farm"),
+    ):
+        pytest.fail("it was used")
+    assert caught.value.code == 6
+    assert "docker" in caught.value.hint
+
+
+# ---------------------------------------------------------------------------- how progress is read
+
+
+def vertex(name: str, **more: object) -> str:
+    value = {"digest": "sha256:1", "name": name, **more}
+    return json.dumps({"vertexes": [value]}, indent=2) + "\n"
+
+
+def test_documents() -> None:
+    log = {"logs": [{"vertex": "x", "data": base64.b64encode(b"Traceback: {oops}\n").decode()}]}
+    text = (
+        "#0 building\n"
+        + vertex("[2/4] COPY --link layer-a/ /")
+        + vertex("[2/4] COPY --link layer-a/ /", completed="t", cached=True)
+        + vertex("[2/4] LINK COPY --link layer-a/ /", completed="t")
+        + vertex("[linux/arm64 3/4] COPY layer-b/ /", completed="t")
+        + vertex("[4/4] COPY --link layer-c/ /")
+        + json.dumps(log)
+        + "\n"
+        + vertex("[4/4] RUN x", completed="t", error="exit code: 9")
+        + "ERROR: failed to solve\n"
+    )
+    found = read_progress(text)
+    assert found.cached == {"layer-a": True, "layer-b": False}
+    assert "Traceback: {oops}" in found.tail
+    assert "[4/4] RUN x: exit code: 9" in found.tail
+    assert found.lines[-1] == "ERROR: failed to solve"
+
+
+def test_lines() -> None:
+    text = (
+        "#5 [2/3] COPY --link layer-a/ /\n#5 CACHED\n\n#6 [3/3] COPY --link layer-b/ /\n"
+        "#6 DONE 0.1s\n#7 [4/4] RUN x\n#7 CACHED\n{not json\n"
+    )
+    found = read_progress(text)
+    assert found.cached == {"layer-a": True, "layer-b": False}
+    assert found.lines[-1] == "{not json"

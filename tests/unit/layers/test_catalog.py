@@ -1,0 +1,266 @@
+"""Which layers and profiles exist, and the order in which a selection is applied."""
+
+from __future__ import annotations
+
+import os
+import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.errors import SparkBuildError, UsageError
+from builder.layers.catalog import Catalog, load_profile, order
+from builder.plan.planner import hints, make_plan, refuse_nothing, refuse_plan
+from builder.util.paths import package_file
+from tests.unit.fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
+from tests.unit.layers.test_layerfile import GOOD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SHIPPED = Catalog.discover()
+
+
+def patches(root: Path, *names: str, text: str = GOOD) -> Path:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "layer.toml").write_text(text)
+    return root
+
+
+# ---------------------------------------------------------------------------------------- shipped
+
+
+@pytest.mark.parametrize("name", SHIPPED.folders)
+def test_a_shipped_layer_loads_and_comes_after_layers_that_exist(name: str) -> None:
+    layer = SHIPPED.layer(name)
+    assert layer["summary"]
+    assert not layer["summary"].endswith(".")
+    assert set(layer["after"]) <= set(SHIPPED.folders)
+
+
+@pytest.mark.parametrize("name", SHIPPED.profile_files)
+def test_a_shipped_profile_loads_and_its_layers_exist(name: str) -> None:
+    profile = SHIPPED.profile(name)
+    assert profile.layers
+    selection = SHIPPED.select([name])
+    assert {layer["name"] for layer in selection.layers} == set(profile.layers)
+    assert selection.name == name
+    assert profile.pypi.startswith("pypi:vllm==")
+    assert profile.image.startswith("docker://")
+
+
+def test_every_shipped_layer_is_used_by_a_profile() -> None:
+    used = {layer for name in SHIPPED.profile_files for layer in SHIPPED.profile(name).layers}
+    assert used == set(SHIPPED.folders)
+
+
+def test_profiles_and_layers_do_not_share_a_name() -> None:
+    assert len(set(SHIPPED.names)) == len(SHIPPED.names)
+
+
+def test_every_shipped_wheel_and_donor_op_is_pinned() -> None:
+    for name in SHIPPED.folders:
+        layer = SHIPPED.layer(name)
+        kinds = {op["op"] for variant in layer["variants"] for op in variant["ops"]}
+        assert bool(layer["pins"]["wheel"]) == ("wheel" in kinds), name
+        assert bool(layer["pins"]["donor"]) == ("graft" in kinds), name
+
+
+# --------------------------------------------------------------------------------------- discovery
+
+
+def test_a_folder_of_ones_own_is_enough(tmp_path: Path) -> None:
+    catalog = Catalog.discover([patches(tmp_path, "mine")])
+    assert catalog.layer("mine")["name"] == "mine"
+    assert set(SHIPPED.folders) < set(catalog.folders)
+
+
+def test_ones_own_layer_comes_before_the_shipped_one(tmp_path: Path) -> None:
+    root = patches(tmp_path, "marlin-env")
+    assert Catalog.discover([root]).layer("marlin-env")["summary"] == "a fix"
+
+
+def test_directories_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = patches(tmp_path / "1", "a", "both"), patches(tmp_path / "2", "b", "both")
+    monkeypatch.setenv("SPARK_BUILD_PATCHES", os.pathsep.join([str(one), str(two)]))
+    folders = Catalog.discover().folders
+    assert {"a", "b"} <= set(folders)
+    assert folders["both"].parent == two
+    assert Catalog.discover([one]).folders["both"].parent == one
+
+
+def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"patches directory .* does not exist"):
+        Catalog.discover([tmp_path / "gone"])
+
+
+def test_a_malformed_layer_is_no_trouble_until_it_is_asked_for(tmp_path: Path) -> None:
+    catalog = Catalog.discover([patches(tmp_path, "broken", text="summary = ")])
+    assert catalog.select(["marlin"]).layers
+    with pytest.raises(UsageError, match=r"broken/layer\.toml: not valid TOML"):
+        catalog.select(["broken"])
+
+
+# --------------------------------------------------------------------------------------- selection
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["marlinn"], "unknown layer or profile 'marlinn'; did you mean 'marlin'?"),
+        (["marlin,b12x-evn"], "unknown layer or profile 'b12x-evn'; did you mean 'b12x-env'?"),
+        (["zzz"], "unknown layer or profile 'zzz'"),
+        ([""], "no layer named"),
+        ([], "no layer named"),
+        ([" , "], "no layer named"),
+    ],
+)
+def test_what_is_not_known_is_an_error(words: Sequence[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SHIPPED.select(words)
+    assert str(caught.value) == message
+    assert caught.value.hint == "spark-build layers list"
+
+
+@pytest.mark.parametrize("kind", ["layer", "profile"])
+def test_a_single_unknown_name(kind: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown {kind} 'marln'; did you mean 'marlin"):
+        getattr(SHIPPED, kind)("marln")
+
+
+def test_profiles_and_layers_may_be_mixed_and_repeated() -> None:
+    once = SHIPPED.select(["b12x-full"])
+    again = SHIPPED.select(["b12x-env, b12x-full", "b12x-full"])
+    assert again.layers == once.layers
+    both = SHIPPED.select(["b12x-full", "marlin"])
+    assert both.name == "b12x-full-marlin"
+    assert len(both.layers) == len(once.layers) + 2
+
+
+def test_layers_without_a_profile_name_themselves() -> None:
+    assert SHIPPED.select(["marlin-env,b12x-env"]).name == "b12x-env-marlin-env"
+
+
+# ------------------------------------------------------------------------------------------- order
+
+
+def named(*specs: tuple[str, int, list[str]]) -> list[dict[str, object]]:
+    return [{"name": name, "order": band, "after": after} for name, band, after in specs]
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        pytest.param(named(("b", 1, []), ("a", 1, [])), "ab", id="by-name"),
+        pytest.param(named(("a", 2, []), ("b", 1, [])), "ba", id="by-band"),
+        pytest.param(named(("a", 1, ["b"]), ("b", 9, [])), "ba", id="after-wins"),
+        pytest.param(named(("a", 1, ["gone"]), ("b", 0, [])), "ba", id="after-not-selected"),
+        pytest.param(
+            named(("a", 1, ["d"]), ("b", 2, []), ("c", 3, []), ("d", 4, [])), "bcda", id="released"
+        ),
+        pytest.param([], "", id="none"),
+    ],
+)
+def test_order(layers: list[dict[str, object]], expected: str) -> None:
+    for seed in range(4):
+        shuffled = random.Random(seed).sample(layers, len(layers))
+        assert "".join(str(layer["name"]) for layer in order(shuffled)) == expected
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        named(("a", 1, ["b"]), ("b", 1, ["a"]), ("c", 1, [])),
+        named(("a", 1, ["b"]), ("b", 1, ["a"])),
+    ],
+)
+def test_a_cycle_is_an_error(layers: list[dict[str, object]]) -> None:
+    with pytest.raises(UsageError, match="layers a, b: 'after' forms a cycle"):
+        order(layers)
+
+
+def test_a_layer_after_itself_is_a_cycle() -> None:
+    with pytest.raises(UsageError, match="layers a: 'after' forms a cycle"):
+        order(named(("a", 1, ["a"])))
+
+
+# ------------------------------------------------------------------------------- profile and plan
+
+
+def test_a_profile_refuses_a_base_that_it_does_not_serve() -> None:
+    selection = SHIPPED.select(["b12x-full"])
+    plan = make_plan(fake_base(vllm_files("0.19.0")), selection, FakeSources())
+    with pytest.raises(SparkBuildError, match=r"needs vllm >=0\.20\.0rc0; the base has") as e:
+        refuse_nothing(plan, selection)
+    assert e.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("matchers", "named"),
+    [
+        ("", "nothing"),
+        ('lines = "Using"', "lines"),
+        ('line = "Using"\nselected = "*"', "line, selected"),
+    ],
+)
+def test_an_expectation_names_one_thing_to_look_for(
+    matchers: str, named: str, tmp_path: Path
+) -> None:
+    text = package_file("profiles", "marlin.toml").read_text("utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{text}\n[[expect]]\nwhen = {{}}\nkind = "fp8-linear"\n{matchers}\n')
+    message = f"mine.toml: an expectation names one of line, selected, refused, not {named}"
+    with pytest.raises(UsageError, match=message):
+        load_profile(path)
+
+
+def test_a_profile_expects_lines_by_release() -> None:
+    profile = SHIPPED.profile("marlin")
+    old, new = ({e.text for e in profile.expected({"vllm": v})} for v in ("0.19.1", "0.20.1"))
+    assert "Using MarlinNvFp4LinearKernel for NVFP4 GEMM" in new - old
+
+
+def test_a_plan_is_the_same_wherever_and_whenever_it_is_made() -> None:
+    selection = SHIPPED.select(["marlin"])
+    files = vllm_files("0.20.1")
+    plans = [make_plan(fake_base(files), selection, FakeSources()) for _ in range(2)]
+    assert plans[0].digest == plans[1].digest
+    assert plans[0].as_json() == plans[1].as_json()
+    other = make_plan(fake_base(vllm_files("0.20.2")), selection, FakeSources())
+    assert other.digest != plans[0].digest
+
+
+def test_the_digest_of_a_directory_does_not_depend_on_where_it_is() -> None:
+    selection = SHIPPED.select(["marlin"])
+    places = ("/a/site-packages", "/b/site-packages")
+    bases = [
+        fake_base(vllm_files(), "dir", ref=f"dir:{p}", site_packages=p, digest="sha256:0")
+        for p in places
+    ]
+    one, two = (make_plan(base, selection, FakeSources()).digest for base in bases)
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("op", "code"), [(BACKEND, None), ({"op": "compile"}, 10), ({**BACKEND, "old": "gone"}, 4)]
+)
+def test_a_plan_that_cannot_be_built_is_refused(op: dict[str, object], code: int | None) -> None:
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", op))
+    if code is None:
+        refuse_plan(plan)
+        return
+    with pytest.raises(SparkBuildError) as caught:
+        refuse_plan(plan)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("state", ["upstream", "applied"])
+def test_what_was_patched_does_not_say_that_it_needs_no_patch(state: str) -> None:
+    outcome = SimpleNamespace(state=state, changes={}, pending=())
+    decisions: Any = [SimpleNamespace(needed=False, outcome=outcome)]
+    found = hints(SHIPPED.select(["b12x-full"]), decisions, {"vllm": "0.20.1"})
+    said = ["vllm 0.20.1 needs no patch for b12x-full, only settings"]
+    assert found == (said if state == "upstream" else [])

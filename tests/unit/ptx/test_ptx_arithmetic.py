@@ -1,0 +1,204 @@
+"""Integer, logic, floating-point and conversion instructions, one by one, from the ISA's text."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import pytest
+
+from builder.ptx import formats
+from builder.ptx.errors import PtxError
+from tests.unit.ptxworld import one, run
+
+
+def bits(value: float) -> int:
+    """A float32's bits."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+M1 = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "wanted"),
+    [
+        # Integer Arithmetic Instructions
+        ("add.s32 %r5, %r1, %r2;", (M1, 2), 1),
+        ("sub.u32 %r5, %r1, %r2;", (1, 2), M1),
+        ("mul.lo.s32 %r5, %r1, %r2;", (0x10001, 0x10001), 0x20001),
+        ("mul.hi.u32 %r5, %r1, %r2;", (M1, M1), M1 - 1),
+        ("mul.hi.s32 %r5, %r1, %r2;", (M1, M1), 0),
+        ("mul.wide.u32 %rd5, %r1, %r2; mov.b64 {_, %r5}, %rd5;", (M1, M1), M1 - 1),
+        ("mul.wide.s32 %rd5, %r1, %r2; mov.b64 {_, %r5}, %rd5;", (M1, 5), M1),
+        ("mad.lo.s32 %r5, %r1, %r2, %r3;", (3, 5, M1), 14),
+        ("div.u32 %r5, %r1, %r2;", (7, 2), 3),
+        ("div.s32 %r5, %r1, %r2;", (-7, 2), M1 - 2),
+        ("rem.s32 %r5, %r1, %r2;", (-7, 2), M1),
+        ("neg.s32 %r5, %r1;", (5,), M1 - 4),
+        ("abs.s32 %r5, %r1;", (-5,), 5),
+        ("min.s32 %r5, %r1, %r2;", (-1, 1), M1),
+        ("min.u32 %r5, %r1, %r2;", (-1, 1), 1),
+        ("max.s32 %r5, %r1, %r2;", (-1, 1), 1),
+        # Logic and Shift Instructions: amounts are clamped to the width
+        ("and.b32 %r5, %r1, %r2;", (12, 10), 8),
+        ("or.b32 %r5, %r1, %r2;", (12, 10), 14),
+        ("xor.b32 %r5, %r1, %r2;", (12, 10), 6),
+        ("not.b32 %r5, %r1;", (0,), M1),
+        ("shl.b32 %r5, %r1, %r2;", (3, 31), 0x80000000),
+        ("shl.b32 %r5, %r1, %r2;", (3, 32), 0),
+        ("shl.b32 %r5, %r1, %r2;", (3, M1), 0),
+        ("shr.u32 %r5, %r1, %r2;", (M1, 31), 1),
+        ("shr.u32 %r5, %r1, %r2;", (M1, 32), 0),
+        ("shr.s32 %r5, %r1, %r2;", (0x80000000, 31), M1),
+        ("shr.s32 %r5, %r1, %r2;", (0x80000000, 99), M1),
+        ("shr.s32 %r5, %r1, 4;", (0x7FFFFFFF,), 0x7FFFFFF),
+        # the ISA's examples of tables: a & b & c, a | b | c, a & b & ~c, (a & b | c) ^ a
+        ("lop3.b32 %r5, %r1, %r2, %r3, 0x80;", (0xF0, 0xCC, 0xAA), 0x80),
+        ("lop3.b32 %r5, %r1, %r2, %r3, 0xFE;", (0xF0, 0xCC, 0xAA), 0xFE),
+        ("lop3.b32 %r5, %r1, %r2, %r3, 0x40;", (0xF0, 0xCC, 0xAA), 0x40),
+        ("lop3.b32 %r5, %r1, %r2, %r3, 0x1A;", (0xF0, 0xCC, 0xAA), 0x1A),
+        # prmt: bytes b7..b0 of {b, a}; bit 3 of a selector repeats the sign
+        ("prmt.b32 %r5, %r1, %r2, 0x7531;", (0x33221100, 0x77665544), 0x77553311),
+        ("prmt.b32 %r5, %r1, %r2, 0x0123;", (0x33221100, 0), 0x00112233),
+        ("prmt.b32 %r5, %r1, %r2, 0xba98;", (0x8000FF7F, 0), 0xFF00FF00),
+        # Comparison and Selection
+        ("setp.lt.s32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (-1, 1), 1),
+        ("setp.lt.u32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (-1, 1), 2),
+        ("setp.hi.u32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (-1, 1), 1),
+        ("setp.eq.s32 %p2, %r3, 0; setp.ge.and.s32 %p1, %r1, %r2, %p2; selp.b32 %r5, 1, 2, %p1;",
+         (5, 5, 0), 1),
+        ("setp.eq.s32 %p2, %r3, 0; setp.ge.and.s32 %p1, %r1, %r2, !%p2; selp.b32 %r5, 1, 2, %p1;",
+         (5, 5, 0), 2),
+        ("setp.ne.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (math.nan, 1.0), 2),
+        ("setp.eq.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (0.0, -0.0), 1),
+        ("mov.pred %p1, 1; not.pred %p2, %p1; xor.pred %p3, %p1, %p2; selp.b32 %r5, 1, 2, %p3;",
+         (), 1),
+        # mov packs and unpacks, the low part first
+        ("mov.b64 %rd5, {%r1, %r2}; mov.b64 {%r6, %r5}, %rd5;", (1, 2), 2),
+        ("mov.b32 {%rs1, %rs2}, %r1; mov.b32 %r5, {%rs2, %rs1};", (0x12345678,), 0x56781234),
+        ("mov.u32 %r5, %ntid.x;", (), 32),
+        ("mov.u32 %r5, %nctaid.y;", (), 1),
+        # cvt: cut, extended by the source's sign, and by the destination's in a wider register
+        ("cvt.u16.u32 %rs1, %r1; cvt.u32.u16 %r5, %rs1;", (0x12345678,), 0x5678),
+        ("cvt.u16.u32 %rs1, %r1; cvt.s32.s16 %r5, %rs1;", (0x8000,), 0xFFFF8000),
+        ("cvt.s8.s32 %rs1, %r1; cvt.u32.u16 %r5, %rs1;", (0x80,), 0xFF80),
+        ("cvt.s8.s32 %rs1, %r1; cvt.s16.s8 %rs2, %rs1; cvt.u32.u16 %r5, %rs2;", (0x17F,), 0x7F),
+        ("cvt.s64.s32 %rd5, %r1; mov.b64 {_, %r5}, %rd5;", (-1,), M1),
+        ("cvt.u64.u32 %rd5, %r1; mov.b64 {_, %r5}, %rd5;", (-1,), 0),
+        ("cvt.rn.f32.s32 %r5, %r1;", (-3,), bits(-3.0)),
+        ("cvt.rn.f32.u32 %r5, %r1;", (-1,), bits(2.0**32)),
+        ("cvt.rzi.s32.f32 %r5, %r1;", (-2.75,), M1 - 1),
+        ("cvt.rni.s32.f32 %r5, %r1;", (2.5,), 2),
+        ("cvt.rmi.s32.f32 %r5, %r1;", (-2.25,), M1 - 2),
+        ("cvt.rzi.s32.f32 %r5, %r1;", (1e20,), 0x7FFFFFFF),
+        ("cvt.rzi.s32.f32 %r5, %r1;", (math.nan,), 0),
+        ("cvt.rzi.u32.f32 %r5, %r1;", (-5.0,), 0),
+    ],
+)  # fmt: skip
+def test_one_instruction(body: str, given: tuple[float, ...], wanted: int) -> None:
+    assert one(body, *given) == wanted, hex(one(body, *given))
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "wanted"),
+    [
+        ("add.f32 %r5, %r1, %r2;", (1.5, 2.0), 3.5),
+        ("sub.f32 %r5, %r1, %r2;", (1.5, 2.0), -0.5),
+        ("mul.f32 %r5, %r1, %r2;", (1.5, -2.0), -3.0),
+        ("mul.ftz.f32 %r5, %r1, %r2;", (2.0**-120, 2.0**-20), 0.0),
+        ("mul.f32 %r5, %r1, %r2;", (2.0**-120, 2.0**-20), 2.0**-140),
+        # a product that float32 cannot hold, and a sum that shows its last bit
+        ("fma.rn.f32 %r5, %r1, %r2, %r3;", (1 + 2.0**-12, 1 - 2.0**-12, -1.0), -(2.0**-24)),
+        # twice rounded, through float64, this would be one unit more
+        ("fma.rn.f32 %r5, %r1, %r2, %r3;", (1 + 2.0**-23, 2.0**-24, 1.0), 1 + 2.0**-23),
+        ("fma.rn.f32 %r5, %r1, %r2, %r3;", (1 - 2.0**-24, 2.0**-24, 1.0), 1.0),
+        ("max.f32 %r5, %r1, %r2;", (math.nan, 2.0), 2.0),
+        ("min.f32 %r5, %r1, %r2;", (-1.0, 2.0), -1.0),
+        ("abs.f32 %r5, %r1;", (-1.5,), 1.5),
+        ("neg.f32 %r5, %r1;", (-1.5,), 1.5),
+        ("rcp.approx.ftz.f32 %r5, %r1;", (4.0,), 0.25),
+        ("rcp.approx.ftz.f32 %r5, %r1;", (0.0,), math.inf),
+        ("rcp.approx.ftz.f32 %r5, %r1;", (2.0**-130,), math.inf),
+        ("ex2.approx.f32 %r5, %r1;", (-140.0,), 2.0**-140),
+        ("ex2.approx.ftz.f32 %r5, %r1;", (-140.0,), 0.0),
+        ("sqrt.rn.f32 %r5, %r1;", (2.25,), 1.5),
+        ("div.rn.f32 %r5, %r1, %r2;", (1.0, 3.0), float(np.float32(1) / np.float32(3))),
+        ("selp.f32 %r5, 0f3F800000, %r1, %p0;", (2.0,), 2.0),
+        ("cvt.rn.bf16.f32 %rs1, %r1; cvt.f32.bf16 %r5, %rs1;", (1 + 2.0**-8,), 1.0),
+        ("cvt.rn.bf16.f32 %rs1, %r1; cvt.f32.bf16 %r5, %rs1;", (1 + 3 * 2.0**-8,), 1 + 2.0**-6),
+        ("cvt.rn.f16.f32 %rs1, %r1; cvt.f32.f16 %r5, %rs1;", (70000.0,), math.inf),
+    ],
+)
+def test_one_float(body: str, given: tuple[float, ...], wanted: float) -> None:
+    found = one(body, *given)
+    assert found == bits(wanted), struct.unpack("<f", struct.pack("<I", found))[0]
+
+
+def test_of_two_sources_the_first_is_the_upper_half() -> None:
+    assert one("cvt.rn.bf16x2.f32 %r5, %r1, %r2;", 1.0, 2.0) == 0x3F804000
+    assert one("cvt.rn.satfinite.bf16x2.f32 %r5, %r1, %r2;", math.inf, 2.0) == 0x7F7F4000
+    pair = "{kind} %rs1, %r1, %r2; cvt.u32.u16 %r5, %rs1;"
+    assert one(pair.format(kind="cvt.rn.satfinite.e4m3x2.f32"), 1.0, -448.0) == 0x38FE
+    byte = "{ .reg .b8 b; cvt.rn.satfinite.e2m1x2.f32 b, %r1, %r2; mov.b32 %r5, {b, b, b, b}; }"
+    assert one(byte, 6.0, -0.5) == 0x79797979
+
+
+def test_e2m1_rounds_to_the_nearest_and_ties_to_even() -> None:
+    """Every tie and its neighbours; beyond 6 it is 6, NaN is 6 and positive."""
+    given = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, 1e9, -0.0, math.nan, -math.inf]
+    wanted = [0, 2, 2, 4, 4, 6, 6, 7, 7, 8, 7, 15]
+    assert formats.to_e2m1(np.array(given, np.float32)).tolist() == wanted
+    near = np.nextafter(np.array(given[:7], np.float32), np.float32(9))
+    assert formats.to_e2m1(near).tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_e4m3_of_every_code_comes_back() -> None:
+    values = formats.UE4M3[:127].astype(np.float32)
+    assert formats.to_e4m3(values).tolist() == list(range(127))
+    assert formats.to_e4m3(-values).tolist() == [128 + code for code in range(127)]
+    odd = np.array([math.nan, 449.0, 1e9, 2.0**-10, 3 * 2.0**-10, -(2.0**-20)], np.float32)
+    assert formats.to_e4m3(odd).tolist() == [0x7F, 0x7E, 0x7E, 0, 2, 0x80]
+    assert values[0x7E] == 448
+    assert values[1] == 2.0**-9
+
+
+def test_bf16_against_the_definition() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2**32, 4096, dtype=np.uint32).view(np.float32)
+    values = values[np.isfinite(values)]
+    found = formats.from_bf16(formats.to_bf16(values)).astype(np.float64)
+    exact = values.astype(np.float64)
+    inside = np.isfinite(found)
+    low = formats.from_bf16(values.view(np.uint32) >> np.uint32(16)).astype(np.float64)
+    high = formats.from_bf16((values.view(np.uint32) >> np.uint32(16)) + 1).astype(np.float64)
+    best = np.minimum(np.abs(low - exact), np.abs(high - exact))
+    assert (np.abs(found - exact)[inside] <= best[inside]).all()
+
+
+def test_lanes_under_a_guard_are_the_only_ones_that_change() -> None:
+    body = (
+        "and.b32 %r9, %r0, 1; setp.eq.s32 %p1, %r9, 0; mov.b32 %r5, 7; mov.b32 %r6, 7;"
+        "@%p1 mov.b32 %r5, %r0; @!%p1 add.s32 %r6, %r6, 1;"
+    )
+    out = run(body).out
+    assert out[:, 0].tolist() == [n if n % 2 == 0 else 7 for n in range(32)]
+    assert out[:, 1].tolist() == [7 if n % 2 == 0 else 8 for n in range(32)]
+
+
+def test_lanes_that_go_apart_meet_again() -> None:
+    """A loop of as many rounds as the lane's number, then one instruction for all."""
+    body = (
+        "mov.b32 %r5, 0; mov.b32 %r9, %r0;"
+        "LOOP: setp.eq.s32 %p1, %r9, 0; @%p1 bra OUT; add.s32 %r5, %r5, 2; sub.s32 %r9, %r9, 1;"
+        "bra.uni LOOP; OUT: shfl.sync.idx.b32 %r6, %r5, 31, 31, -1;"
+    )
+    out = run(body).out
+    assert out[:, 0].tolist() == [2 * n for n in range(32)]
+    assert out[:, 1].tolist() == [62] * 32
+
+
+def test_a_number_of_the_wrong_kind_is_refused() -> None:
+    with pytest.raises(PtxError, match=r"unknown instruction add\.f32: 1 is no f32"):
+        one("add.f32 %r5, %r1, 1;")

@@ -1,0 +1,379 @@
+"""Barriers, mbarriers, tensor copies: what waits, what deadlocks, what races."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.ptx.errors import Deadlock, Fault
+from builder.ptx.grid import Schedule
+from builder.ptx.memory import Region
+from builder.ptx.tensormap import TensorMap
+from tests.unit.ptxworld import Result, run
+
+EAGER, LAZY = Schedule("eager"), Schedule("lazy")
+RANDOM = [Schedule("random", seed) for seed in range(6)]
+ALL = [EAGER, LAZY, *RANDOM]
+
+UNWRITTEN = "read of what nobody wrote"
+EARLY_READ = "read without order after a write"
+EARLY_WRITE = "write without order after a read"
+TWICE = "write without order after a write"
+UNFENCED = "asynchronous read of a write without fence.proxy.async"
+REUSED = "write while a copy may still read"
+
+# ----------------------------------------------------------------------------------- named barriers
+
+#: Each warp writes its words, then reads those of its neighbour.
+EXCHANGE = (
+    "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 2; add.s32 %r11, %r9, %r10;"
+    "\nst.shared.b32 [%r11], %r0;"
+    "\n{barrier}"
+    "\nxor.b32 %r12, %r10, 128; add.s32 %r12, %r9, %r12; ld.shared.b32 %r5, [%r12];"
+)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_a_barrier_orders_and_nothing_less_does(schedule: Schedule) -> None:
+    found = run(EXCHANGE.format(barrier="bar.sync 0;"), threads=64, schedule=schedule, watch=True)
+    assert found.out[:, 0].tolist() == [n ^ 32 for n in range(64)]
+    assert found.outcome.races == []
+    other = run(
+        EXCHANGE.format(barrier="barrier.sync.aligned 1, 64;"), threads=64, schedule=schedule,
+        watch=True,
+    )  # fmt: skip
+    assert other.outcome.races == []
+
+
+def test_without_it_the_race_is_told_with_both_lines() -> None:
+    found = run(EXCHANGE.format(barrier=""), threads=64, watch=True)
+    races = {race.kind: race for race in found.outcome.races}
+    assert set(races) == {UNWRITTEN, EARLY_READ, EARLY_WRITE}, "warp 0 goes first"
+    race = races[EARLY_WRITE]
+    assert (race.line, race.other, race.agents) == (12, 14, ("warp 1", "warp 0"))
+    assert str(race).startswith(
+        "write without order after a read: line 12 (warp 1) and line 14 (warp 0), 32 places"
+    )
+    kinds = set().union(
+        *(
+            run(EXCHANGE.format(barrier=""), threads=64, schedule=s, watch=True).kinds
+            for s in RANDOM
+        )
+    )
+    assert EARLY_READ in kinds or EARLY_WRITE in kinds
+
+
+def test_one_who_only_arrives_does_not_wait() -> None:
+    """The producer arrives, the consumer waits: ordered from the one to the other."""
+    body = (
+        "mov.b32 %r9, dynamic; setp.lt.u32 %p1, %r0, 32; @!%p1 bra CONSUMER;"
+        "st.shared.b32 [%r9], 5; bar.arrive 2, 64; bra OUT;"
+        "CONSUMER: bar.sync 2, 64; ld.shared.b32 %r5, [%r9]; OUT:"
+    )
+    found = run(body, threads=64, watch=True)
+    assert set(found.out[32:, 0]) == {5}
+    assert found.outcome.races == []
+    with pytest.raises(Deadlock, match="warp 1 waits at barrier 2 at line 11"):
+        run(body.replace("bar.arrive 2, 64;", ""), threads=64)
+
+
+def test_barriers_that_cannot_be() -> None:
+    with pytest.raises(Fault, match="barrier 3 wants 33 threads"):
+        run("bar.sync 3, 33;")
+    with pytest.raises(Fault, match="barrier 16: a block has 16"):
+        run("bar.sync 16;")
+
+
+# ---------------------------------------------------------------------------------------- mbarriers
+
+WAIT = (
+    "{{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.shared.b64 P, [{at}], {parity};"
+    " @P bra DONE; bra AGAIN; DONE: }}"
+)
+#: Warp 0 initialises; warp 1 waits for what warp 0 writes, phase after phase.
+PHASES = (
+    "mov.b32 %r9, dynamic; mov.b32 %r5, 0; setp.eq.u32 %p1, %r0, 0;"
+    "@%p1 mbarrier.init.shared.b64 [%r9], {count}; bar.sync 0;"
+    "setp.lt.u32 %p2, %r0, 32; @!%p2 bra CONSUMER;"
+    "\nst.shared.b32 [%r9+64], 3;"
+    "\n{arrive}"
+    "\nbra OUT;"
+    "\nCONSUMER: {wait} ld.shared.b32 %r5, [%r9+64]; OUT:"
+)
+
+
+def phases(arrive: str, *, count: int = 32, parity: int = 0, schedule: Schedule = EAGER) -> Result:
+    """Run it."""
+    wait = WAIT.format(at="%r9", parity=parity)
+    body = PHASES.format(count=count, arrive=arrive, wait=wait)
+    return run(body, threads=64, schedule=schedule, watch=True)
+
+
+ARRIVE = "mbarrier.arrive.release.cta.shared::cta.b64 _, [%r9];"
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_a_phase_completes_when_all_have_arrived(schedule: Schedule) -> None:
+    found = phases(ARRIVE, schedule=schedule)
+    assert set(found.out[32:, 0]) == {3}
+    assert found.outcome.races == []
+    one = "@%p1 mbarrier.arrive.shared.b64 _, [%r9], 5;"
+    assert phases(one, count=5, schedule=schedule).outcome.races == []
+
+
+def test_an_arrival_or_a_byte_too_few_is_a_deadlock_that_says_so() -> None:
+    with pytest.raises(Deadlock, match=r"warp 1 spins at line 15.*mbarrier at 0: phase 0, 1 arr"):
+        phases(ARRIVE, count=33)
+    with pytest.raises(Deadlock, match=r"mbarrier at 0: phase 0, 0 arrivals and 16 bytes missing"):
+        phases("@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r9], 16;", count=1)
+    with pytest.raises(Deadlock, match="warp 1 spins"):
+        phases("", schedule=RANDOM[0])
+
+
+def test_many_warps_that_spin_are_a_deadlock_in_every_schedule() -> None:
+    """A turn that ends between two looks at the mbarrier is no progress."""
+    init = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [dynamic], 1; bar.sync 0;"
+    for schedule in ALL:
+        with pytest.raises(Deadlock, match="warp 8 spins"):
+            run(init + WAIT.format(at="dynamic", parity=0), threads=288, schedule=schedule)
+
+
+def test_the_parity_names_the_phase() -> None:
+    """Of an mbarrier whose first phase runs, that before counts as complete."""
+    assert phases("", parity=1).kinds == {EARLY_READ}, "nobody waited"
+    with pytest.raises(Deadlock, match="warp 1 spins at line 15"):
+        phases(ARRIVE, parity=1)
+
+
+def test_too_many_arrivals_and_no_mbarrier() -> None:
+    with pytest.raises(Fault, match="27 arrivals too many at the mbarrier at offset 0"):
+        phases("mbarrier.arrive.shared.b64 _, [%r9], 32;", count=5)
+    with pytest.raises(Fault, match="no mbarrier was initialised at offset 8"):
+        run("mbarrier.arrive.shared.b64 _, [dynamic+8];")
+    with pytest.raises(Fault, match="an mbarrier with an expected count of 0"):
+        run("mbarrier.init.shared.b64 [dynamic], 0;")
+
+
+# ------------------------------------------------------------------------------------ tensor copies
+
+TENSOR = 0x400000
+CODE_U16, CODE_FP4 = 1, 11
+
+
+def descriptor(
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    code: int = CODE_U16,
+    swizzle: int = 0,
+) -> bytes:
+    """A tensor map as the host code of the CuTe DSL writes it."""
+    words = [0] * 32
+    words[0], words[2] = TENSOR, 2 | (len(dims) - 1) << 4 | code << 7 | swizzle << 13
+    for n, stride in enumerate(strides):
+        words[3 + n] = stride // 16
+    for n, dim in enumerate(dims):
+        words[8 + n] = dim - 1
+    words[13] = box[0] - 1 << 24
+    for n, size in enumerate(box[1:]):
+        words[14] |= size - 1 << 8 * n
+    return struct.pack("<32I", *words)
+
+
+def rows(count: int, length: int) -> Any:
+    """16-bit numbers, counted through."""
+    return np.arange(count * length, dtype=np.uint16).reshape(count, length)
+
+
+MORE = ", .param .align 64 .b8 p_map[128]"
+LOAD = (
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+    " [dynamic+1024], [%rd6, {{{x}, {y}}}], [dynamic];"
+)
+STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd6, {{{x}, {y}}}], [{at}];"
+#: One lane loads a tile and all wait for it; each then has 4 words of it.
+TILE = (
+    "mov.b64 %rd5, p_map; cvta.param.u64 %rd6, %rd5; setp.eq.u32 %p1, %r0, 0;"
+    "@%p1 mbarrier.init.shared.b64 [dynamic], 1; bar.sync 0; @!%p1 bra WAITING;"
+    "mbarrier.arrive.expect_tx.shared.b64 _, [dynamic], {bytes};"
+    "\n{load}"
+    "\nWAITING: {wait}"
+    "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10;"
+    "\nld.shared.v4.b32 {{%r5, %r6, %r7, %r8}}, [%r9+1024];"
+)
+
+
+def load_tile(
+    data: Any, tensor: bytes, *, x: int = 0, y: int = 0, size: int = 512, **options: Any
+) -> Result:
+    """Load a tile of 512 bytes."""
+    wait = options.pop("wait", WAIT.format(at="dynamic", parity=0))
+    body = TILE.format(bytes=size, load=LOAD.format(x=x, y=y), wait=wait)
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), False, "tensor")
+    return run(body, more=MORE, extra=tensor, memory=(region,), **options)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_a_tile_with_what_is_outside_as_zero(schedule: Schedule) -> None:
+    """A box of 16 columns by 16 rows at column 8, row -2 of a tensor of 20 by 40."""
+    data = rows(40, 24)
+    tensor = descriptor((20, 40), (48,), (16, 16))
+    found = load_tile(data, tensor, x=8, y=-2, schedule=schedule, watch=True)
+    assert found.outcome.races == []
+    wanted = np.zeros((16, 16), np.uint16)
+    wanted[2:, :12] = data[:14, 8:20]
+    assert (found.out.view(np.uint16).reshape(16, 16) == wanted).all()
+
+
+def test_what_is_outside_counts_for_the_mbarrier() -> None:
+    data, tensor = rows(4, 8), descriptor((8, 4), (16,), (16, 16))
+    assert (load_tile(data, tensor, x=0, y=0).out[8:] == 0).all()
+    with pytest.raises(Deadlock, match="bytes missing"):
+        load_tile(data, tensor, size=528)
+
+
+@pytest.mark.parametrize(("swizzle", "span"), [(1, 32), (2, 64), (3, 128)])
+def test_swizzling_permutes_16_bytes_within_the_span(swizzle: int, span: int) -> None:
+    """The ISA's figures: part p of row r (of the span) lies at p xor (address bits 7 and up)."""
+    columns, count = span // 2, 512 // span
+    data = rows(count, columns)
+    tensor = descriptor((columns, count), (span,), (columns, count), swizzle=swizzle)
+    found = load_tile(data, tensor).out.view(np.uint16).reshape(32, 8)
+    plain = data.reshape(32, 8)
+    for part in range(32):
+        place = part ^ (part // 8 % 2**swizzle)
+        assert (found[place] == plain[part]).all()
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, plain.tolist()))
+
+
+def test_a_tensor_of_4_bit_codes() -> None:
+    data = rows(16, 16)
+    tensor = descriptor((64, 16), (32,), (64, 16), code=CODE_FP4)
+    assert (load_tile(data, tensor).out.view(np.uint16).reshape(16, 16) == data).all()
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "words"),
+    [
+        (2, 3, "an unknown form"),
+        (2, 2 | 1 << 4 | 1 << 7 | 1 << 11, "interleaved"),
+        (13, 15 << 24 | 1, "element strides"),
+    ],
+)
+def test_tensor_maps_of_forms_that_were_not_seen(word: int, value: int, words: str) -> None:
+    raw = list(struct.unpack("<32I", descriptor((16, 16), (32,), (16, 16))))
+    raw[word] = value
+    with pytest.raises(Fault, match=words):
+        TensorMap.of(struct.pack("<32I", *raw))
+
+
+def test_reading_a_tile_that_nobody_waited_for() -> None:
+    data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
+    found = load_tile(data, tensor, wait="", schedule=EAGER, watch=True)
+    assert found.kinds == {EARLY_READ}, "by luck the numbers are there"
+    late = load_tile(data, tensor, wait="", schedule=LAZY, watch=True)
+    assert UNWRITTEN in late.kinds
+    assert EARLY_WRITE in late.kinds
+
+
+#: Lanes write a tile, one of them stores it, then {after}.
+PUT = (
+    "mov.b64 %rd5, p_map; cvta.param.u64 %rd6, %rd5; mov.b32 %r9, dynamic;"
+    "shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10; mov.b32 %r11, dynamic;"
+    "\nst.shared.v4.b32 [%r9], {{%r1, %r2, %r3, %r4}};"
+    "\n{fence} bar.sync 0; setp.eq.u32 %p1, %r0, 0;"
+    "\n@%p1 " + STORE.format(x=0, y=0, at="%r11").replace("{0, 0}", "{{0, 0}}") + "\n{after}"
+)
+DONE = "cp.async.bulk.commit_group; cp.async.bulk.wait_group{read} 0; bar.sync 0;"
+AGAIN = "\nst.shared.v4.b32 [%r9], {%r4, %r3, %r2, %r1};"
+FENCE = "fence.proxy.async.shared::cta;"
+
+
+def put(
+    after: str, *, fence: str = FENCE, schedule: Schedule = EAGER, watch: bool = True
+) -> tuple[Any, Result]:
+    """What is in the tensor, and the run."""
+    data = np.zeros((32, 4), np.uint32)
+    tensor = descriptor((16, 16), (32,), (16, 16))
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), True, "tensor")
+    given = np.arange(128, dtype=np.uint32).reshape(32, 4)
+    body = PUT.format(fence=fence, after=after)
+    found = run(
+        body, given, more=MORE, extra=tensor, memory=(region,), schedule=schedule, watch=watch
+    )
+    return data.reshape(-1).tolist(), found
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+@pytest.mark.parametrize("read", ["", ".read"])
+def test_a_store_that_is_waited_for(schedule: Schedule, read: str) -> None:
+    data, found = put(DONE.format(read=read) + AGAIN, schedule=schedule)
+    assert data == list(range(128))
+    assert found.outcome.races == []
+    assert found.outcome.unawaited == 0
+
+
+def test_a_store_that_is_not_waited_for_reads_what_comes_later() -> None:
+    """As the dense kernel of FlashInfer 0.6.9 does between two tiles."""
+    data, found = put(AGAIN, schedule=EAGER)
+    assert data == list(range(128)), "by luck"
+    assert REUSED in found.kinds
+    data, found = put(AGAIN, schedule=LAZY)
+    assert data != list(range(128))
+    assert found.outcome.unawaited == 1
+    one_left = DONE.replace(" 0; bar", " 1; bar").format(read="")
+    assert REUSED in put(one_left + AGAIN)[1].kinds, "one group may still be under way"
+
+
+def test_a_missing_proxy_fence_changes_no_number_and_is_seen() -> None:
+    data, found = put(DONE.format(read=""), fence="")
+    assert data == list(range(128))
+    assert found.kinds == {UNFENCED}
+    assert put(DONE.format(read=""), fence="fence.proxy.async.global;")[1].kinds == {UNFENCED}
+
+
+def test_tiles_where_none_can_be() -> None:
+    data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
+    with pytest.raises(Fault, match="no multiple of 128"):
+        put(STORE.format(x=0, y=0, at="%r11+64"))
+    with pytest.raises(Fault, match="a tile of 512 bytes at offset 1024 of 1040 bytes"):
+        load_tile(data, tensor, shared=1040)
+    with pytest.raises(Fault, match="PTX line 12, block 0,0,0: global address"):
+        load_tile(rows(4, 16), descriptor((16, 16), (32,), (16, 16)), schedule=LAZY)
+
+
+def test_two_copies_into_one_place() -> None:
+    data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
+    twice = TILE.format(
+        bytes=1024,
+        load=2 * LOAD.format(x=0, y=0),
+        wait=WAIT.format(at="dynamic", parity=0),
+    )
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), False, "tensor")
+    found = run(twice, more=MORE, extra=tensor, memory=(region,), watch=True)
+    assert TWICE in found.kinds
+
+
+def test_a_random_schedule_is_repeated_by_its_seed() -> None:
+    counts = [
+        phases(ARRIVE, schedule=Schedule("random", seed)).outcome.instructions
+        for seed in (1, 1, 2, 3, 4)
+    ]
+    assert counts[0] == counts[1]
+    assert len(set(counts)) > 1
+
+
+def test_coverage_names_the_blocks_that_ran() -> None:
+    body = "setp.eq.u32 %p1, %r0, 99; @%p1 bra NEVER; bra OUT; NEVER: trap; OUT:"
+    outcome = run(body).outcome
+    assert len(outcome.covered) == 3, "the head, the branch around, the end; not the trap"
+
+
+def test_a_loop_that_does_not_end() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builder.ptx.grid._ENDLESS", 100)
+        with pytest.raises(Fault, match="a loop that does not end"):
+            run("HERE: bra HERE;")

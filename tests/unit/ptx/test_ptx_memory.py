@@ -1,0 +1,115 @@
+"""Loads, stores and atomics: what they do, and what they may not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builder.ptx.errors import Fault
+from builder.ptx.grid import Schedule
+from builder.ptx.memory import Region
+from tests.unit.ptxworld import IN, run
+
+PLACE = "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10;"
+
+
+def test_vectors_and_parts_of_words_through_shared_memory() -> None:
+    given = np.arange(128, dtype=np.uint32).reshape(32, 4) * 0x01010101
+    body = (
+        f"{PLACE} st.shared.v4.b32 [%r9], {{%r1, %r2, %r3, %r4}};"
+        "ld.shared.v2.b32 {%r5, %r6}, [%r9+8]; ld.shared.b16 %rs1, [%r9+4]; cvt.u32.u16 %r7, %rs1;"
+        "ld.shared.s8 %r8, [%r9+12];"
+    )
+    out = run(body, given).out
+    assert (out[:, :2] == given[:, 2:]).all()
+    assert (out[:, 2] == given[:, 1] & 0xFFFF).all()
+    assert (
+        out[:, 3] == (given[:, 3] & 0xFF).astype(np.uint8).view(np.int8).astype(np.uint32)
+    ).all()
+
+
+def test_a_byte_of_a_wider_register_is_stored_alone() -> None:
+    body = f"{PLACE} st.shared.b32 [%r9], %r1; st.shared.u8 [%r9+1], %r2; ld.shared.b32 %r5, [%r9];"
+    assert run(body, [[0x11223344, 0xABCD]]).out[0, 0] == 0x1122CD44
+
+
+def test_what_nobody_wrote_is_no_number() -> None:
+    found = run("mov.b32 %r9, dynamic; ld.shared.b32 %r5, [%r9];", watch=True)
+    assert np.isnan(found.floats()).all()
+    assert found.kinds == {"read of what nobody wrote"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("ld.global.b32 %r5, [%rd1+512];", "outside of every buffer; the nearest is in"),
+        ("ld.global.b32 %r5, [%rd1+2];", "is not a multiple of 4"),
+        ("ld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%rd1+8];", "is not a multiple of 16"),
+        ("st.global.b32 [%rd1], %r1;", "a write to in at"),
+        ("ld.shared.b32 %r5, [dynamic+8192];", "shared memory offset 8192 (4 bytes) is outside"),
+        ("mov.b32 %r9, 512; ld.shared.b32 %r5, [%r9];", "shared memory offset -512"),
+        ("ld.shared.b64 %rd5, [dynamic+4];", "shared memory offset 4 is not a multiple of 8"),
+        ("atom.global.add.u32 %r5, [%rd1], 1;", "a write to in at"),
+    ],
+)
+def test_what_is_outside_or_misaligned_is_a_fault_with_its_line(body: str, words: str) -> None:
+    with pytest.raises(Fault) as caught:
+        run(f"\n{body}")
+    assert str(caught.value).startswith("PTX line 12, block 0,0,0, warp 0: "), caught.value
+    assert words in str(caught.value)
+
+
+def atomics(body: str, first: int, width: int = 4) -> tuple[list[int], int]:
+    """What each lane got, and what is left."""
+    cell = np.zeros(8, np.uint8)
+    cell.view(f"u{width}")[0] = first
+    region = Region(0x200000, cell, True, "cell")
+    out = run(f"mov.b64 %rd5, 0x200000; {body}", memory=(region,)).out
+    return out[:, 0].tolist(), int(cell.view(f"u{width}")[0])
+
+
+def test_atomics_happen_lane_after_lane() -> None:
+    assert atomics("atom.global.add.s32 %r5, [%rd5], 2;", 10) == (
+        [10 + 2 * n for n in range(32)],
+        74,
+    )
+    got, left = atomics("atom.global.cas.b32 %r5, [%rd5], %r0, 9;", 0)
+    assert (got[:2], left) == ([0, 9], 9)
+    assert atomics("atom.global.exch.b32 %r5, [%rd5], %r0;", 7)[1] == 31
+    assert atomics("red.global.max.s32 [%rd5], %r0;", 0xFFFFFFFF)[1] == 31
+    assert atomics("red.global.min.s32 [%rd5], %r0;", 0xFFFFFFFF)[1] == 0xFFFFFFFF
+    assert atomics("red.global.min.u32 [%rd5], %r0;", 0xFFFFFFFF)[1] == 0
+    assert atomics("red.relaxed.gpu.global.add.u64 [%rd5], %rd5;", 0, 8)[1] == 32 * 0x200000
+
+
+def test_a_bf16_atomic_rounds_each_sum() -> None:
+    """256 + 1 is a tie in bfloat16, and rounds down to the even 256, every time."""
+    body = "mov.b32 %r9, 0x3F803F80; red.relaxed.gpu.global.add.noftz.bf16x2 [%rd5], %r9;"
+    assert atomics(body, 0x43804380)[1] == 0x43804380
+    assert atomics(body, 0x00000000)[1] == 0x42004200, "32 ones are 32"
+
+
+def test_lanes_read_apart_buffers() -> None:
+    other = np.arange(4, dtype=np.uint32)
+    region = Region(0x300000, other.view(np.uint8), False, "other")
+    body = (
+        "setp.lt.u32 %p1, %r0, 4; mul.wide.u32 %rd6, %r0, 4; add.s64 %rd6, %rd6, 0x300000;"
+        "selp.b64 %rd7, %rd6, %rd1, %p1; ld.global.b32 %r5, [%rd7];"
+    )
+    out = run(body, np.full((32, 1), 77), memory=(region,)).out
+    assert out[:, 0].tolist() == [0, 1, 2, 3] + [77] * 28
+
+
+def test_memory_between_blocks() -> None:
+    """A flag that the last block raises: all blocks are there at once, in every schedule."""
+    cell = np.zeros(8, np.uint8)
+    region = Region(0x200000, cell, True, "flag")
+    body = (
+        "mov.b64 %rd5, 0x200000; mov.u32 %r9, %ctaid.x; setp.eq.s32 %p1, %r9, 2;"
+        "@!%p1 bra WAIT; st.global.release.gpu.s32 [%rd5], 1;"
+        "WAIT: ld.global.acquire.gpu.s32 %r5, [%rd5]; setp.eq.s32 %p2, %r5, 0; @%p2 bra WAIT;"
+    )
+    for schedule in (Schedule(), Schedule("lazy"), Schedule("random", 3)):
+        cell[:] = 0
+        assert run(body, blocks=3, schedule=schedule, memory=(region,)).out[0, 0] == 1
+    assert IN < 0x200000

@@ -1,0 +1,184 @@
+"""What lanes of a warp do together: shuffles, votes, matrices, and who has to be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.ptx.errors import Fault
+from builder.ptx.formats import E2M1, UE4M3
+from tests.unit.ptxworld import run
+
+LANES = np.arange(32)
+MMA = (
+    "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X"
+    ".f32.e2m1.e2m1.f32.ue4m3"
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ("idx.b32 %r5|%p1, %r0, 5, 31, -1", [5] * 32),
+        # segments of 8: bits 8 to 12 of c
+        ("idx.b32 %r5|%p1, %r0, 3, 0x181f, -1", [n // 8 * 8 + 3 for n in range(32)]),
+        ("up.b32 %r5|%p1, %r0, 2, 0, -1", [max(n - 2, n if n < 2 else 0) for n in range(32)]),
+        ("down.b32 %r5|%p1, %r0, 4, 31, -1", [n + 4 if n < 28 else n for n in range(32)]),
+        ("bfly.b32 %r5|%p1, %r0, 1, 31, -1", [n ^ 1 for n in range(32)]),
+        ("bfly.b32 %r5|%p1, %r0, 16, 0x101f, -1", [n ^ 16 if n >= 16 else n for n in range(32)]),
+    ],
+)
+def test_shuffles(form: str, wanted: list[int]) -> None:
+    out = run(f"shfl.sync.{form}; selp.b32 %r6, 1, 0, %p1;").out
+    assert out[:, 0].tolist() == wanted
+    moved = [source != lane for lane, source in enumerate(wanted)]
+    if form.startswith(("up", "down")):
+        assert out[:, 1].tolist() == [int(m) for m in moved], "the flag: whether it was in range"
+
+
+def test_votes_and_the_elected_lane() -> None:
+    body = (
+        "setp.gt.u32 %p1, %r0, 29; vote.sync.ballot.b32 %r5, %p1, -1;"
+        "vote.sync.any.pred %p2, %p1, -1; vote.sync.all.pred %p3, %p1, -1;"
+        "vote.sync.uni.pred %p4, !%p3, -1;"
+        "selp.b32 %r6, 1, 0, %p2; @%p3 add.s32 %r6, %r6, 2; @%p4 add.s32 %r6, %r6, 4;"
+        "elect.sync %r7|%p5, -1; selp.b32 %r8, 1, 0, %p5;"
+    )
+    out = run(body).out
+    assert set(out[:, 0]) == {0xC0000000}
+    assert set(out[:, 1]) == {5}
+    assert out[:, 3].tolist() == [1] + [0] * 31
+    assert run("activemask.b32 %r5;", threads=20).out[0, 0] == 0xFFFFF
+
+
+STORE = "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10;"
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+def test_ldmatrix_gives_each_lane_two_neighbours_of_a_row(trans: str) -> None:
+    """Four 8x8 matrices of 16-bit numbers, row k at 16*k bytes, counted through."""
+    words = np.arange(256, dtype=np.uint16).view(np.uint32).reshape(32, 4)
+    body = (
+        f"{STORE} st.shared.v4.b32 [%r9], {{%r1, %r2, %r3, %r4}}; bar.sync 0;"
+        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r5, %r6, %r7, %r8}}, [%r9];"
+    )
+    out = run(body, words).out
+    for lane in LANES:
+        row, column = lane // 4, 2 * (lane % 4)
+        first, second = 8 * row + column, 8 * row + column + 1
+        if trans:
+            first, second = 8 * column + row, 8 * (column + 1) + row
+        wanted = [(64 * m + first) | (64 * m + second) << 16 for m in range(4)]
+        assert out[lane].tolist() == wanted
+
+
+def test_stmatrix_is_the_way_back() -> None:
+    words = np.arange(128, dtype=np.uint32).reshape(32, 4) * 3 + 1
+    body = (
+        f"{STORE} stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r9], {{%r1, %r2, %r3, %r4}};"
+        "bar.sync 0; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r9];"
+    )
+    assert (run(body, words).out == words).all()
+    two = body.replace("x4", "x2").replace(", %r3, %r4}", "}").replace(", %r7, %r8}", "}")
+    assert (run(two, words).out[:, :2] == words[:, :2]).all()
+
+
+# ----------------------------------------------------------------------------------- block scaling
+
+
+def reference(a: Any, b: Any, c: Any, scale_a: Any, scale_b: Any) -> Any:
+    """D by the ISA's figures, element by element: no layout of the executor's is used."""
+    left, right = np.zeros((16, 64)), np.zeros((64, 8))
+    for lane in range(32):
+        group, thread = lane // 4, lane % 4
+        for i in range(32):  # a0 to a31
+            row = group if i % 16 < 8 else group + 8
+            column = thread * 8 + i % 8 + (32 if i >= 16 else 0)
+            code = int(a[lane, i // 8]) >> (4 * (i % 8)) & 15
+            # the scale of this row and 16 columns: bytes of lane 4*(row % 8) + row // 8
+            byte = int(scale_a[4 * (row % 8) + row // 8]) >> (8 * (column // 16)) & 255
+            left[row, column] = E2M1[code] * UE4M3[byte]
+        for i in range(16):  # b0 to b15
+            row = thread * 8 + i % 8 + (32 if i >= 8 else 0)
+            code = int(b[lane, i // 8]) >> (4 * (i % 8)) & 15
+            byte = int(scale_b[4 * group]) >> (8 * (row // 16)) & 255
+            right[row, group] = E2M1[code] * UE4M3[byte]
+    exact = left @ right
+    out = np.zeros((32, 4), np.float32)
+    for lane in range(32):
+        for i in range(4):
+            place = lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2
+            out[lane, i] = exact[place] + c[lane, i]
+    return out
+
+
+def mma_body(form: str = MMA, selectors: str = "{0, 0}") -> str:
+    """A from the input, B and scales from the lane's number by way of a hash."""
+    return (
+        "mul.lo.s32 %r20, %r0, 0x9E3779B1; xor.b32 %r21, %r20, 0x5bd1e995;"
+        "and.b32 %r22, %r20, 0x0f0f0f0f; add.s32 %r22, %r22, 0x30303030;"
+        "and.b32 %r23, %r21, 0x07070707; add.s32 %r23, %r23, 0x38383838;"
+        "cvt.rn.f32.u32 %f1, %r0; mov.f32 %f2, 0f40000000; mov.b32 %r24, %f1; mov.b32 %r25, %f2;"
+        f"{form} {{%r5, %r6, %r7, %r8}}, {{%r1, %r2, %r3, %r4}}, {{%r20, %r21}},"
+        f" {{%r24, %r25, %r24, %r25}}, %r22, {selectors}, %r23, {{0, 0}};"
+    )
+
+
+def test_the_block_scaled_mma_is_the_product_by_definition() -> None:
+    a = np.random.default_rng(1).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    found = run(mma_body(), a).out.view(np.float32)
+    first = (LANES.astype(np.uint64) * 0x9E3779B1).astype(np.uint32)
+    second = first ^ np.uint32(0x5BD1E995)
+    scale_a = (first & np.uint32(0x0F0F0F0F)) + np.uint32(0x30303030)
+    scale_b = (second & np.uint32(0x07070707)) + np.uint32(0x38383838)
+    two = np.full(32, 2.0, np.float32)
+    c = np.stack([LANES, two, LANES, two], 1)
+    wanted = reference(a, np.stack([first, second], 1), c, scale_a, scale_b)
+    assert (found == wanted).all()
+    # writers of PTX put the modifiers in another order too
+    words = MMA.removeprefix("mma.").split(".")
+    other = ".".join(["mma", *words[:5], *words[6:8], words[5], *words[8:]])
+    assert (run(mma_body(other), a).out.view(np.float32) == wanted).all()
+
+
+def test_selectors_that_4x_does_not_have() -> None:
+    with pytest.raises(Fault, match="scale selectors"):
+        run(mma_body(selectors="{1, 0}"))
+    with pytest.raises(Fault, match="scale selectors"):
+        run(mma_body(selectors="{0, 2}"))
+
+
+# ------------------------------------------------------------------------------ who has to be there
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r9];",
+        "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r9], {%r5};",
+        "bar.sync 0;",
+        mma_body().rpartition(";mma")[2].join(["mma", ""]),
+    ],
+)
+def test_aligned_instructions_want_the_whole_warp(body: str) -> None:
+    part = f"mov.b32 %r9, dynamic; setp.lt.u32 %p1, %r0, 31; @!%p1 bra OUT; {body} OUT:"
+    with pytest.raises(Fault, match=r"by a part of a warp \(31 lanes\)") as caught:
+        run(part)
+    assert "PTX line 11" in str(caught.value)
+    assert "warp 0" in str(caught.value)
+
+
+def test_sync_instructions_want_the_lanes_that_they_name() -> None:
+    body = "setp.lt.u32 %p1, %r0, 16; @!%p1 bra OUT; shfl.sync.idx.b32 %r5, %r0, 0, 31, {m}; OUT:"
+    assert run(body.replace("{m}", "0xffff")).out[3, 0] == 0
+    with pytest.raises(Fault, match="of lanes 0xffffffff by lanes 0x0000ffff"):
+        run(body.replace("{m}", "-1"))
+    with pytest.raises(Fault, match="reads a lane that does not take part"):
+        run(body.replace("{m}", "0xffff").replace("%r0, 0, 31", "%r0, 20, 31"))
+
+
+def test_a_kernel_that_traps() -> None:
+    with pytest.raises(Fault, match="PTX line 12, block 0,0,0, warp 0: the kernel executed trap"):
+        run("\ntrap;")

@@ -1,0 +1,58 @@
+"""Parts of a large image: each more than the one before, valid in itself, and none too many."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.distribute.parts import parts_of
+from builder.publish.subject import Image, read_json, read_subject
+from builder.registry.layout import LayoutDirectory
+from builder.registry.model import sha256_digest
+from tests.unit.images import Item, put_image, tar_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> tuple[Image, dict[str, Any]]:
+    """Five layers of two blocks of tar each, and more."""
+    layers = [tar_of(Item(f"file-{n}", bytes([n]) * 20_000)) for n in range(5)]
+    put_image(tmp_path, *layers, layer_type="application/vnd.oci.image.layer.v1.tar")
+    source = LayoutDirectory(tmp_path)
+    (found,) = read_subject(source, "").images
+    return found, read_json(source, found.config)
+
+
+def counts(image: tuple[Image, dict[str, Any]], present: set[str], limit: int) -> list[int]:
+    """How many layers each part has."""
+    found = []
+    for part in parts_of(*image, present, limit):
+        document, config = part.manifest.json(), json.loads(part.config)
+        assert document["config"]["digest"] == part.config_digest == sha256_digest(part.config)
+        assert document["config"]["size"] == len(part.config)
+        found.append(len(document["layers"]))
+        assert document["layers"] == image[0].manifest.json()["layers"][: found[-1]]
+        assert config["rootfs"]["diff_ids"] == image[1]["rootfs"]["diff_ids"][: found[-1]]
+        assert config["architecture"] == image[1]["architecture"]
+    return found
+
+
+def test_parts(image: tuple[Image, dict[str, Any]]) -> None:
+    size = image[0].layers[0].size
+    ids = image[1]["rootfs"]["diff_ids"]
+    assert counts(image, set(), size) == [1, 2, 3, 4]
+    assert counts(image, set(), 2 * size) == [2, 4]
+    assert counts(image, set(), 10 * size) == [], "a small image needs none"
+    assert counts(image, set(ids), size) == [], "nothing is missing"
+    assert counts(image, set(ids[:3]), size) == [4], "the last layer comes with the image"
+    assert counts(image, {ids[1]}, 2 * size) == [3]
+
+
+def test_the_same_image_has_the_same_parts(image: tuple[Image, dict[str, Any]]) -> None:
+    once = [part.manifest.digest for part in parts_of(*image, set(), 1)]
+    assert once == [part.manifest.digest for part in parts_of(*image, set(), 1)]
+    assert len(set(once)) == len(once) == 4

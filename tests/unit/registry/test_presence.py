@@ -1,0 +1,120 @@
+"""A registry that has lost a blob, or lies about one: nothing is said to be there that is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.errors import RemoteError
+from builder.registry.compose import Composed
+from builder.registry.copy import copy_image
+from builder.registry.layout import LayoutDirectory
+from builder.registry.manifests import blobs
+from tests.memoryregistry import MemoryRegistry
+from tests.unit.images import put_image, put_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from builder.registry.model import RawManifest
+
+
+@pytest.fixture
+def registry() -> Iterator[MemoryRegistry]:
+    with MemoryRegistry() as running:
+        yield running
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> RawManifest:
+    return put_image(tmp_path / "layout", b"below", b"above", name="v1")
+
+
+def push(registry: MemoryRegistry, tmp_path: Path) -> None:
+    source = LayoutDirectory(tmp_path / "layout")
+    copy_image(source, "v1", registry.repository(), "v1")
+
+
+def whole(registry: MemoryRegistry, manifest: RawManifest) -> bool:
+    return all(registry.repository().gives(blob) for blob in blobs(manifest))
+
+
+def test_a_rerun_heals(registry: MemoryRegistry, image: RawManifest, tmp_path: Path) -> None:
+    push(registry, tmp_path)
+    for blob in blobs(image):
+        registry.lose(blob.digest)
+        assert not whole(registry, image)
+        push(registry, tmp_path)
+        assert whole(registry, image)
+
+
+def test_nothing_is_sent_where_all_is_there(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    push(registry, tmp_path)
+    registry.log.clear()
+    push(registry, tmp_path)
+    assert {request.method for request in registry.log} <= {"HEAD", "GET"}
+    assert registry.tag("a/b", "v1") == image.digest
+
+
+def test_an_image_of_an_index_that_was_deleted(registry: MemoryRegistry, tmp_path: Path) -> None:
+    image = put_image(tmp_path / "layout", b"below")
+    put_index(tmp_path / "layout", {"arm64": image}, "v1")
+    push(registry, tmp_path)
+    del registry.manifests["a/b", image.digest]
+    push(registry, tmp_path)
+    assert registry.tag("a/b", image.digest) == image.digest
+
+
+def test_a_lie_about_a_blob_is_found(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    layer = blobs(image)[1].digest
+    registry.lying.add(layer)
+    with pytest.raises(RemoteError) as caught:
+        push(registry, tmp_path)
+    assert f"says that it has {layer}" in str(caught.value)
+    assert registry.tag("a/b", "v1") is None
+
+
+def test_a_blob_of_another_length_is_sent_again(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    push(registry, tmp_path)
+    for broken in (b"", b"above and more"):
+        registry.blobs["a/b", blobs(image)[2].digest] = broken
+        push(registry, tmp_path)
+        assert registry.blobs["a/b", blobs(image)[2].digest] == b"above"
+
+
+def test_a_mount_that_gives_nothing(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """The registry says 201, and has not what it was to mount."""
+    image = put_image(tmp_path / "layout", b"below", name="v1")
+    copy_image(LayoutDirectory(tmp_path / "layout"), "v1", registry.repository("base"), "v1")
+    layer = blobs(image)[1].digest
+    registry.blobs["base", layer] = b""
+    with pytest.raises(RemoteError, match=layer):
+        copy_image(registry.repository("base"), "v1", registry.repository(), "v1")
+    assert registry.tag("a/b", "v1") is None
+
+
+def test_what_the_base_has_lost_is_named(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """All of it at once: our own layer is sent again, those of the base cannot be."""
+    below = put_image(tmp_path / "base", b"one", b"two", name="v1")
+    base = registry.repository("base")
+    copy_image(LayoutDirectory(tmp_path / "base"), "v1", base, "v1")
+    image = put_image(tmp_path / "own", b"one", b"two", b"ours")
+    for layer in blobs(below)[1:]:
+        (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+        registry.lose(layer.digest)
+    source = Composed(LayoutDirectory(tmp_path / "own"), base)
+    with pytest.raises(RemoteError) as caught:
+        copy_image(source, image.digest, registry.repository(), "v1")
+    for layer in blobs(below)[1:]:
+        assert layer.digest in str(caught.value)
+    assert base.name in str(caught.value)
+    assert caught.value.hint
+    assert registry.tag("a/b", "v1") is None

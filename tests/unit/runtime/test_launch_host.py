@@ -1,0 +1,192 @@
+"""The generated library whose functions are in Python, and what it answers to host code."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import struct
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+
+from builder.util.paths import package_file
+from tests.unit.inimage import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+call_table = load("call_table")
+launch_host = load("launch_host")
+MACHINES = ("x86_64", "aarch64")
+NAMES = ["one", "three", "two"]
+
+#: Fills a library and calls it from C's side, in a process of its own.
+CALLER = """
+import ctypes, json, sys
+sys.path.insert(0, sys.argv[2])
+import call_table
+names = json.loads(sys.argv[3])
+library = call_table.Library(sys.argv[1], names)
+kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_double)
+library.fill({
+    "two": kind(lambda a, b: 2000 + a + int(b)),
+    "": lambda name: kind(lambda a, b: len(name) * 100 + a),
+})
+loaded = ctypes.CDLL(sys.argv[1])
+out = []
+for name in names:
+    function = getattr(loaded, name)
+    function.argtypes = [ctypes.c_int, ctypes.c_double]
+    out.append(function(7, 1.5))
+print(out)
+"""
+
+
+def test_each_function_calls_its_own_callback(tmp_path: Path) -> None:
+    names = [*NAMES, *(f"function_{n}" for n in range(300))]
+    folder = str(package_file("runtime", "call_table.py").parent)
+    command = [sys.executable, "-c", CALLER, str(tmp_path / "a.so"), folder, json.dumps(names)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    wanted = [2008 if name == "two" else len(name) * 100 + 7 for name in names]
+    assert json.loads(said) == wanted
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_another_program_reads_it_as_meant(machine: str) -> None:
+    """Every function's jump goes by its own pointer in the table; the two machines' code apart."""
+    data = call_table.call_table("libcalls.so", NAMES, machine)
+    assert data == call_table.call_table("libcalls.so", reversed(NAMES), machine)
+    elf = ELFFile(io.BytesIO(data))
+    dynamic = next(s for s in elf.iter_segments() if isinstance(s, DynamicSegment))
+    symbols = {s.name: s.entry for s in dynamic.iter_symbols() if s.name}
+    table = symbols.pop(call_table.TABLE)
+    assert (table.st_size, table.st_info.type) == (24, "STT_OBJECT")
+    held = [s.header for s in elf.iter_segments() if s.header.p_type == "PT_LOAD"]
+    written = next(s for s in held if s.p_flags & 2)
+    assert written.p_vaddr <= table.st_value
+    assert table.st_value + 24 <= written.p_vaddr + written.p_memsz
+    assert sorted(symbols) == NAMES
+    for number, name in enumerate(NAMES):
+        at = symbols[name].st_value
+        code = data[at : at + symbols[name].st_size]
+        if machine == "x86_64":
+            assert code[:6] == b"\xf3\x0f\x1e\xfa\xff\x25"
+            target = at + 10 + struct.unpack("<i", code[6:])[0]
+        else:
+            pad, load_word, jump = struct.unpack("<III", code)
+            assert (pad, jump, load_word >> 24, load_word & 31) == (
+                0xD503245F,
+                0xD61F0200,
+                0x58,
+                16,
+            )
+            target = at + 4 + 4 * (load_word >> 5 & 0x7FFFF)
+        assert target == table.st_value + 8 * number
+
+
+def test_no_code_is_known_for_other_machines() -> None:
+    with pytest.raises(Exception, match="riscv64"):
+        call_table.call_table("libcalls.so", NAMES, "riscv64")
+
+
+# ---------------------------------------------------------------------------------- what it answers
+
+PTX = """.version 9.1
+.visible .entry other(
+	.param .u32 other_param_0
+)
+{ ret; }
+.visible .entry kernel(
+	.param .align 64 .b8 kernel_param_0[128],
+	.param .u32 kernel_param_1,
+	.param .align 4 .b8 kernel_param_2[12]
+)
+.reqntid 32, 1, 1
+{ ret; }
+"""
+
+
+class Host:
+    """Calls the runtime as host code does: by its functions' addresses."""
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+        self.runtime = launch_host.Runtime(self.launched.append)
+        self.callbacks = self.runtime.callbacks()
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call one function."""
+        return int(self.callbacks[name](*arguments))
+
+
+def box(kind: Any = ctypes.c_uint64) -> tuple[Any, int]:
+    """A variable and its address."""
+    variable = kind(0)
+    return variable, ctypes.addressof(variable)
+
+
+def test_a_launch_as_host_code_makes_it() -> None:
+    host = Host()
+    (library, at_library), (kernel, at_kernel) = box(), box()
+    assert host.call("_cudaLibraryLoadData", at_library, 1, 0, 0, 0, 0, 0, 0) == 0
+    name = ctypes.create_string_buffer(b"kernel")
+    assert host.call("_cudaLibraryGetKernel", at_kernel, library.value, ctypes.addressof(name)) == 0
+    parts = [bytes(range(128)), b"\1\2\3\4", b"abcdefghijkl"]
+    held = [ctypes.create_string_buffer(part, len(part)) for part in parts]
+    pointers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, held))
+    config = launch_host.Config((1, 1, 6), (288, 1, 1), 4096, None, None, 0)
+    places = ctypes.addressof(config), kernel.value, ctypes.addressof(pointers)
+    assert host.call("_cudaLaunchKernelEx", *places) == 0
+    (launched,) = host.launched
+    assert (launched.kernel, launched.grid, launched.block) == ("kernel", [1, 1, 6], [288, 1, 1])
+    assert launched.shared == 4096
+    assert launch_host.parameters(PTX, launched) == parts
+    with pytest.raises(KeyError, match="no kernel kernel in the PTX"):
+        launch_host.parameters(PTX.replace("entry kernel", "entry colonel"), launched)
+
+
+def test_a_library_is_loaded_once() -> None:
+    host, calls = Host(), []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+    def init(place: int) -> int:
+        calls.append("init")
+        ctypes.c_uint64.from_address(place).value = 77
+        return 0
+
+    begun = kind(init)
+    state, at = box()
+    address = ctypes.cast(begun, ctypes.c_void_p).value
+    for _ in range(2):
+        assert host.call("cuda_dialect_init_library_once", at, address, 0, 0) == 0
+    assert (state.value, calls) == (77, ["init"])
+    failing = kind(lambda _place: 5)
+    state.value = 0
+    address = ctypes.cast(failing, ctypes.c_void_p).value
+    assert host.call("cuda_dialect_init_library_once", at, address, 0, 0) == 5
+    assert state.value == 0
+
+
+def test_answers_for_the_device_and_what_is_not_simulated() -> None:
+    host = Host()
+    value, at = box(ctypes.c_int)
+    assert host.call("_cudaDeviceGetAttribute", at, 97, 0) == 0
+    assert value.value == 101376
+    assert host.call("_cudaGetDeviceCount", at) == 0
+    assert value.value == 1
+    assert host.call("_cudaDeviceGetAttribute", at, 12345, 0) == launch_host.NOT_SUPPORTED
+    assert "cudaDeviceGetAttribute 12345" in str(host.runtime.errors[0])
+    assert host.callbacks[""]("_cudaMalloc")() == launch_host.NOT_SUPPORTED
+    assert host.runtime.refused == ["_cudaMalloc"]
+
+
+def test_functions_that_host_code_may_call() -> None:
+    yes = ("_cudaLaunchKernelEx", "_cuKernelGetAttribute", "cuda_dialect_assert_success")
+    no = ("cudaMalloc", "_ZN4llvm", "_custom", "printf")
+    assert all(launch_host.RUNTIME_FUNCTION.fullmatch(name) for name in yes)
+    assert not any(launch_host.RUNTIME_FUNCTION.fullmatch(name) for name in no)

@@ -1,0 +1,304 @@
+"""Files that run inside images and mods: the standard library alone, and nothing of ours."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from builder.engines.toolfiles import APPLIER as BUNDLE
+from builder.engines.toolfiles import applier_bundle
+from builder.layers.catalog import Catalog
+from builder.layers.mods import mod_files, stale_files, write_mod
+from builder.runtime import IMAGE_VERIFIER
+from builder.util.paths import data_dir, package_file
+from tests.unit.fakes import BACKEND, copy_op, make_layer, vllm_files, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUNTIME = sorted(package_file("runtime").glob("*.py"))
+APPLIER = sorted(package_file("applier").glob("*.py"))
+#: What the files may import besides: their siblings, and what the image itself is about.
+ALLOWED = {path.stem for path in RUNTIME} | {
+    "vllm",
+    "torch",
+    "packaging",
+    "pip",
+    "flashinfer",
+    "cutlass",
+}
+BAKED = {name.removesuffix(".py") for name in IMAGE_VERIFIER}
+CATALOG = Catalog.discover()
+MODS = {CATALOG.profile(name).mod: name for name in CATALOG.profile_files}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of everything that a file imports when it runs, anywhere in it."""
+    names: set[str] = set()
+    tree = ast.parse(path.read_bytes())
+    for top in tree.body:
+        if isinstance(top, ast.If) and ast.unparse(top.test) == "TYPE_CHECKING":
+            top.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}:{node.lineno}: relative import"
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=lambda path: path.name)
+def test_it_imports_nothing_of_ours(path: Path) -> None:
+    ours = {"builder"} if path.name == "spark_verify.py" else set()  # the applier, see below
+    assert imported(path) - sys.stdlib_module_names - ALLOWED == ours
+
+
+def test_the_verifier_imports_the_applier_alone() -> None:
+    nodes = ast.walk(ast.parse(package_file("runtime", "spark_verify.py").read_bytes()))
+    modules = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+    ours = {name for name in modules if name.startswith("builder") and name != "builder.runtime"}
+    assert ours
+    assert all(name.startswith("builder.applier.") for name in ours)
+
+
+def test_every_baked_file_is_there_and_used() -> None:
+    """Those that others load by name (``import_module``) are named in a string."""
+    assert {path.stem for path in RUNTIME} > BAKED
+    texts = {path.stem: path.read_text() for path in RUNTIME if path.stem in BAKED}
+    for name in BAKED - {"spark_verify"}:
+        others = [text for stem, text in texts.items() if stem != name]
+        assert any(re.search(rf'\bimport {name}\b|"{name}(\.py)?"', t) for t in others), name
+
+
+def test_the_check_above_finds_what_it_looks_for(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("def f():\n    import requests\n    from builder.model import X\n")
+    assert imported(path) - sys.stdlib_module_names - ALLOWED == {"requests", "builder"}
+
+
+# ---------------------------------------------------------------------------------------- applier
+
+
+#: What it compares versions with, where one is there: pip has a copy of the other.
+COMPARERS = {"packaging.specifiers", "pip._vendor.packaging.specifiers"}
+PIP = "pip._internal.models.index"
+OLDEST = (3, 10)
+"""The oldest Python that a vLLM with NVFP4 kernels is released for (its ``requires-python``)."""
+
+
+def modules_imported(source: bytes) -> set[str]:
+    """Full names of the modules that a source imports anywhere, for type checkers too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source, feature_version=OLDEST)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return names
+
+
+def foreign(source: bytes) -> set[str]:
+    """What the applier may not import, of what a source does import."""
+    own = {f"builder.applier.{path.stem}" for path in APPLIER}
+    known = own | COMPARERS | {PIP}
+    names = modules_imported(source) - known
+    return {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", APPLIER, ids=lambda path: path.name)
+def test_the_applier_imports_the_standard_library_and_itself(path: Path) -> None:
+    assert foreign(path.read_bytes()) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import requests", "import builder", "from builder import applier",
+        "from builder.model import X", "from . import text", "from builder.applier.gone import X",
+    ],
+)  # fmt: skip
+def test_what_the_applier_may_not_import(line: str) -> None:
+    assert foreign(f"def f():\n    {line}\n".encode())
+
+
+def circle(needs: dict[str, set[str]]) -> set[str]:
+    """Modules that need one another, and what needs those."""
+    left = dict(needs)
+    while free := [name for name, used in left.items() if not used & set(left)]:
+        for name in free:
+            del left[name]
+    return set(left)
+
+
+def test_no_module_of_the_applier_needs_one_that_needs_it() -> None:
+    used = {path.stem: modules_imported(path.read_bytes()) for path in APPLIER}
+    own = {name: {n for n in used if f"builder.applier.{n}" in used[name]} for name in used}
+    assert sum(map(len, own.values())) > len(own)
+    assert circle(own) == set()
+    assert circle(own | {"digests": {"commandline"}}) >= {"digests", "commandline"}
+
+
+def test_no_module_of_the_applier_is_large() -> None:
+    assert max(len(path.read_text().splitlines()) for path in APPLIER) <= 400
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """The applier as an image has it, in a folder of its own that cannot be written."""
+    folder = tmp_path / "share"
+    folder.mkdir()
+    path = folder / BUNDLE
+    path.write_bytes(applier_bundle())
+    folder.chmod(0o555)
+    return path
+
+
+def alone(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The bundle with the standard library alone, from a folder that has nothing of ours."""
+    command = [sys.executable, "-I", "-S", "-B", str(path), *words]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_the_bundle_starts_without_anything_installed(bundle: Path) -> None:
+    shown = alone(bundle, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "apply" in shown.stdout
+    assert [path.name for path in bundle.parent.iterdir()] == [BUNDLE]
+
+
+def test_the_bundle_applies_and_takes_back(bundle: Path, tmp_path: Path) -> None:
+    site = write_tree(tmp_path / "site", vllm_files())
+    layers = tmp_path / "layers.json"
+    layer = make_layer("fix", BACKEND, copy_op("vllm/new.py", b"N = 1\n"))
+    layer["variants"][0]["when"] = {}  # to compare versions takes packaging, or pip's copy
+    layers.write_text(json.dumps({"name": "t", "needs": {}, "needs_reason": "", "layers": [layer]}))
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    words = ("--root", str(site), "--layers", str(layers))
+    applied = alone(bundle, "apply", *words)
+    assert applied.returncode == 0, applied.stderr
+    assert (site / "vllm/new.py").read_bytes() == b"N = 1\n"
+    assert alone(bundle, "status", "--root", str(site)).stdout.startswith("fix\t")
+    assert alone(bundle, "revert", *words).returncode == 0
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+
+
+def test_every_module_of_the_bundle_can_be_imported_alone(bundle: Path) -> None:
+    """Python's own reader of archives finds each one in it."""
+    with zipfile.ZipFile(bundle) as archive:
+        names = [name for name in archive.namelist() if name.startswith("builder/applier/")]
+        assert {i.compress_type for i in archive.infolist()} == {zipfile.ZIP_STORED}
+    assert {name.rpartition("/")[2] for name in names} == {p.name for p in APPLIER} - {
+        "__main__.py"
+    }
+    modules = [name.removesuffix(".py").replace("/", ".") for name in names if "__" not in name]
+    code = f"import sys; sys.path.insert(0, {str(bundle)!r})\nfor name in {modules!r}:\n"
+    code += "    assert __import__(name, fromlist=['x']).__file__.startswith(sys.path[0])"
+    subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], cwd="/", check=True)
+
+
+def test_the_bundle_is_the_same_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = applier_bundle()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert applier_bundle() == first
+
+
+# ------------------------------------------------------------------------------------------- mods
+
+
+@pytest.mark.parametrize("name", MODS)
+class TestShippedMods:
+    def files(self, name: str) -> dict[str, tuple[bytes, int]]:
+        return mod_files(name, CATALOG.select([MODS[name]]))
+
+    def test_is_fresh(self, name: str) -> None:
+        assert stale_files(data_dir("mods") / name, self.files(name)) == []
+
+    def test_run_sh_is_posix_shell(self, name: str) -> None:
+        script = data_dir("mods") / name / "run.sh"
+        subprocess.run(["sh", "-n", str(script)], check=True)
+        text = script.read_text()
+        assert text.startswith("#!/bin/sh\n")
+        assert "set -eu" in text
+        assert not re.search(r"\bgit\b|\[\[|\bfunction\b|\bsource\b|/\.\w", text)
+
+    def test_files_have_no_dots_in_front(self, name: str) -> None:
+        assert not [file for file in self.files(name) if file.startswith(".")]
+
+    def test_without_vllm_it_says_so(self, name: str, tmp_path: Path) -> None:
+        """No Python here has vLLM: the mod must not end as if it had done its work."""
+        write_mod(tmp_path, self.files(name))
+        python = tmp_path / "python3"
+        python.write_text("#!/bin/sh\nexit 1\n")
+        python.chmod(0o755)
+        environment = {"PATH": f"{tmp_path}", "VLLM_PYTHON": str(python)}
+        script = (tmp_path / "run.sh").read_text()
+        here = re.sub(r"/(opt|usr)/\S*/python3", str(python), script)
+        (tmp_path / "run.sh").write_text(here)
+        answer = subprocess.run(
+            ["/bin/sh", "./run.sh"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 6
+        assert "no Python here has vllm" in answer.stderr
+
+
+def test_every_mod_in_the_checkout_belongs_to_a_profile() -> None:
+    assert {path.name for path in data_dir("mods").iterdir() if path.is_dir()} == set(MODS)
+
+
+class TestStaleness:
+    FILES: ClassVar = {"run.sh": (b"#!/bin/sh\n", 0o755), "layers.json": (b"{}\n", 0o644)}
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        write_mod(tmp_path / "mod", self.FILES)
+        return tmp_path / "mod"
+
+    def test_fresh(self, folder: Path) -> None:
+        assert stale_files(folder, self.FILES) == []
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        assert stale_files(tmp_path / "gone", self.FILES) == ["layers.json", "run.sh"]
+
+    def test_missing(self, folder: Path) -> None:
+        (folder / "run.sh").unlink()
+        assert stale_files(folder, self.FILES) == ["run.sh"]
+
+    def test_changed(self, folder: Path) -> None:
+        (folder / "layers.json").write_text("[]\n")
+        assert stale_files(folder, self.FILES) == ["layers.json"]
+
+    def test_extra(self, folder: Path) -> None:
+        (folder / "old.patch").write_text("")
+        assert stale_files(folder, self.FILES) == ["old.patch"]
+
+    @pytest.mark.parametrize(("name", "mode"), [("run.sh", 0o644), ("layers.json", 0o755)])
+    def test_executable_bit(self, folder: Path, name: str, mode: int) -> None:
+        (folder / name).chmod(mode)
+        assert stale_files(folder, self.FILES) == [name]
+
+    def test_what_python_leaves_is_no_matter(self, folder: Path) -> None:
+        (folder / "__pycache__").mkdir()
+        assert stale_files(folder, self.FILES) == []
+
+    def test_writing_makes_it_fresh_again(self, folder: Path) -> None:
+        (folder / "run.sh").unlink()
+        (folder / "layers.json").chmod(0o755)
+        (folder / "old.patch").write_text("")
+        (folder / "old").mkdir()
+        (folder / "old" / "file").write_text("")
+        write_mod(folder, self.FILES)
+        assert stale_files(folder, self.FILES) == []

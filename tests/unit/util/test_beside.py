@@ -1,0 +1,152 @@
+"""Work beside other work: it ends with it, and its errors are somebody else's to tell."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from builder.util.background import beside, check_wanted, wait_for_beside
+from builder.util.console import Console
+from builder.verify import sandbox
+from builder.verify.installer import Command, SandboxUnavailable, call
+from builder.verify.torchfolder import Torch
+
+
+def test_it_goes_on_beside() -> None:
+    begun, done = threading.Event(), []
+
+    def work() -> None:
+        begun.set()
+        time.sleep(0.05)
+        done.append(1)
+
+    with beside(work):
+        assert begun.wait(5)
+        assert not done
+        wait_for_beside()
+        assert done
+
+
+def test_an_error_is_not_told_here(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        raise ValueError
+
+    with beside(work):
+        wait_for_beside()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nothing_to_do() -> None:
+    with beside(None):
+        wait_for_beside()
+    check_wanted()
+
+
+def interrupted(begun: threading.Event, work: object) -> None:
+    assert callable(work)
+    with beside(work):
+        assert begun.wait(5)
+        raise KeyboardInterrupt
+
+
+def test_what_counts_ends_with_an_interruption() -> None:
+    begun, ended = threading.Event(), threading.Event()
+    console = Console()
+    console.quiet = True
+
+    def work() -> None:
+        try:
+            with console.progress("torch", 10**12) as bar:
+                while True:
+                    bar.advance(1)
+                    begun.set()
+                    time.sleep(0.01)
+        finally:
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(begun, work)
+    assert ended.is_set()
+
+
+def test_what_it_runs_ends_with_an_interruption() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        try:
+            call(Command((sys.executable, "-c", "import time; time.sleep(60)")))
+        finally:
+            ended.set()
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(begun, work)
+    assert ended.is_set()
+    assert time.monotonic() - began < 5
+
+
+def test_a_command_that_fails_gives_its_last_words() -> None:
+    code = "import sys; print('no such package', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(SandboxUnavailable, match="no such package"):
+        call(Command((sys.executable, "-c", code)))
+
+
+def test_what_goes_on_beside_work_that_has_gone_ends_too() -> None:
+    """Two deep: the one in the middle waits for the other, and neither is wanted any more."""
+    begun, ended = threading.Event(), []
+
+    def inner() -> None:
+        begun.set()
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0.01)
+        finally:
+            ended.append("inner")
+
+    def outer() -> None:
+        try:
+            with beside(inner):
+                wait_for_beside()
+        finally:
+            ended.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(begun, outer)
+    assert sorted(ended) == ["inner", "outer"]
+
+
+def test_torch_is_fetched_while_the_rest_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    torch = Torch(folder=Path("torch"), version="1", what="a torch")
+    calls: list[str] = []
+
+    def fetched(wanted: str) -> Torch:
+        if not calls:  # later calls find it in the cache
+            both.wait(5)
+        calls.append(wanted)
+        return torch
+
+    monkeypatch.setattr(sandbox, "torch_folder", fetched)
+    monkeypatch.setattr(sandbox.Sandbox, "prepare", lambda _: both.wait(5))
+    monkeypatch.setattr(sandbox.Sandbox, "dsl", lambda _, __: Path("dsl"))
+    made = sandbox.make(sandbox.requirements_for("0.20.1"), "2.9.0", {"vllm": "0.20.1"})
+    assert made.torch == torch
+    assert made.paths[-1] == Path("torch")
+    assert set(calls) == {"2.9.0"}
+
+
+def test_a_torch_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(_wanted: str) -> Torch:
+        raise SandboxUnavailable("no torch")
+
+    monkeypatch.setattr(sandbox, "torch_folder", fetched)
+    monkeypatch.setattr(sandbox.Sandbox, "prepare", lambda _: None)
+    monkeypatch.setattr(sandbox.Sandbox, "dsl", lambda _, __: Path("dsl"))
+    with pytest.raises(SandboxUnavailable, match="no torch"):
+        sandbox.make(sandbox.requirements_for("0.20.1"), "2.9.0", {"vllm": "0.20.1"})

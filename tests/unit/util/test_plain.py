@@ -1,0 +1,73 @@
+"""What others wrote is shown, and commands no terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builder.util.console import Console
+from builder.util.escape import below, plain, plain_data
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\b\r\u202eevil\u2028\udcff"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\x08\x0d\u202eevil\u2028\xff"
+
+
+def test_every_control_is_written_out() -> None:
+    assert plain(EVIL) == plain(EVIL, styled=True) == SHOWN
+    assert plain("tab\tline\nümlaut ✓") == "tab\tline\nümlaut ✓"
+
+
+def test_only_where_colours_are_ours_do_they_stay() -> None:
+    assert plain("\x1b[31mred\x1b[0m") == r"\x1b[31mred\x1b[0m"
+    assert plain("\x1b[1;31mred\x1b[0m", styled=True) == "\x1b[1;31mred\x1b[0m"
+    assert plain("\x1b[8mhidden", styled=True) == r"\x1b[8mhidden"
+
+
+def test_a_source_file_on_stdout_stays_what_it_is() -> None:
+    assert plain_data("a\f\r\nb\rc", sys.stdout) == "a\f\r\nb\\x0dc"
+
+
+def test_a_later_line_is_never_taken_for_ours() -> None:
+    said = below("tag x\nerror: forged\n  ::set-env name=A::b\n##[group]\n  our own")
+    assert said.split("\n") == [
+        "tag x", "  error: forged", "  | ::set-env name=A::b", "  | ##[group]", "  our own",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("coloured", ["", "1"])
+def test_whatever_the_console_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, coloured: str
+) -> None:
+    monkeypatch.setenv("CLICOLOR_FORCE", coloured)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    console = Console()
+    console.say(EVIL)
+    console.warn(f"{EVIL}\nerror: forged")
+    console.error(EVIL, hint=EVIL)
+    with console.step(EVIL), console.progress(EVIL):
+        pass
+    with console.as_data():
+        console.say(EVIL)
+    out, err = capsys.readouterr()
+    for ours in ("1", "31", "33", "0"):
+        err = err.replace(f"\x1b[{ours}m", "")
+    assert SHOWN in out
+    assert err.count(SHOWN) == 6
+    assert not set("\x1b\x07\x9b\x7f\b\r\u202e\udcff") & set(out + err)
+    assert "\nerror: forged" not in err
+
+
+def test_stdout_of_a_command(tmp_path: Path) -> None:
+    """A folder of layers whose summary recolours the terminal, on its way through ``print``."""
+    script = (
+        f"from builder import streams\nstreams.watch()\nprint({EVIL!r})\nprint('\\x1b[31mred')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    assert done.stdout == f"{SHOWN}\n\\x1b[31mred\n"

@@ -1,0 +1,256 @@
+"""The published schemas: complete, valid in themselves, true of real documents, and strict."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+import typer.main
+
+from builder.__main__ import run
+from builder.cli.app import app
+from builder.diagnose.judging import diagnose
+from builder.errors import UsageError
+from builder.layers.catalog import Catalog
+from builder.util.schemas import names, schema
+from builder.verify.levels import LEVELS
+from builder.verify.model import Check, Report
+from builder.verify.necessity import Necessity
+from tests.documents import document_of, validated, validator
+from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_of, vllm_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LOGS = Path(__file__).parents[1] / "logs"
+DIGEST = f"sha256:{'0' * 64}"
+
+
+def json_commands() -> Iterator[list[str]]:
+    """Every command that has ``--json``."""
+    pending: list[tuple[list[str], Any]] = [([], typer.main.get_command(app))]
+    while pending:
+        words, command = pending.pop()
+        if any("--json" in getattr(option, "opts", ()) for option in command.params):
+            yield words
+        pending += [([*words, n], c) for n, c in getattr(command, "commands", {}).items()]
+
+
+@pytest.mark.parametrize("words", list(json_commands()), ids=" ".join)
+def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
+    assert document_of(words) == "-".join(words)
+
+
+#: Documents whose form has changed since their first.
+VERSIONS = {"plan": 2, "config-show": 2}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_schema_is_one_and_complete_in_itself(name: str) -> None:
+    value = schema(name)
+    jsonschema.Draft202012Validator.check_schema(value)
+    assert value["$id"] == f"urn:spark-build:schema:{name}:{VERSIONS.get(name, 1)}"
+    assert "definitions.json" not in json.dumps(value)
+    for reference in references(value):
+        assert reference.removeprefix("#/$defs/") in value["$defs"]
+    assert set(value["$defs"]) == {r.removeprefix("#/$defs/") for r in references(value)}
+
+
+def references(value: Any) -> set[str]:
+    """Everything that a schema refers to."""
+    if isinstance(value, dict):
+        own = {value["$ref"]} if "$ref" in value else set()
+        return own.union(*(references(part) for part in value.values()))
+    return set().union(*(references(part) for part in value)) if isinstance(value, list) else set()
+
+
+def test_levels_of_the_schema_are_those_that_there_are() -> None:
+    known = schema("verify")["$defs"]["level"]["enum"]
+    assert set(LEVELS) <= set(known)
+
+
+def test_the_command_prints_a_schema_that_other_tools_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["schema", "verify"]) == 0
+    (tmp_path / "verify.json").write_text(capsys.readouterr().out)
+    (tmp_path / "good.json").write_text(json.dumps(report().as_json()))
+    (tmp_path / "bad.json").write_text(json.dumps({**report().as_json(), "passed": "yes"}))
+    tool = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile"]
+    files = [str(tmp_path / name) for name in ("verify.json", "good.json", "bad.json")]
+    done = subprocess.run([*tool, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "bad.json::$.passed: 'yes' is not of type 'boolean'" in done.stdout
+    assert "good.json" not in done.stdout
+
+
+def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema"]) == 0
+    assert capsys.readouterr().out.split() == names()
+    assert run(["schema", "--json"]) == 0
+    value = validated("schema", json.loads(capsys.readouterr().out))
+    assert value["names"] == names()
+    assert run(["schema", "verfy"]) == 2
+    assert "did you mean 'verify'?" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no schema 'definitions'"):
+        schema("definitions")
+
+
+# --------------------------------------------------------------------------------- true documents
+
+
+def report() -> Report:
+    """Evidence with one of everything."""
+    check = Check(level="codegen", name="k", status="fail", expected="e", seen="s", where="w")
+    passed = Check(
+        level="dispatch",
+        name="line",
+        status="pass",
+        expected="e",
+        seen="e",
+        simulated=("the device",),
+        figures={"OMMA.SF": 128, "tokens a second": 17.5},
+    )
+    skipped = Check(level="serve", name="x", status="not-run", expected="e", seen="", reason="no")
+    verdicts = [
+        Necessity(layer="a", state="needed", necessary=True, reason="", check=check, also=("b",)),
+        Necessity(layer="b", state="upstream", necessary=False, reason="it changes nothing"),
+        Necessity(layer="c", state="applied", necessary="unknown", reason="not asked"),
+    ]
+    return Report(
+        target="t", plan_digest=DIGEST, checks=[check, passed, skipped], necessity=verdicts
+    )
+
+
+def plan() -> dict[str, Any]:
+    """A plan with a file, a variable and an idle layer."""
+    layers = (make_layer("fix", BACKEND, env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")),)
+    return make_plan_of(
+        fake_base(vllm_files()), *layers, make_layer("idle", package="sglang")
+    ).as_json()
+
+
+@pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_every_diagnosis_is_as_its_schema_has_it(log: Path) -> None:
+    with log.open("rb") as stream:
+        validated("diagnose", diagnose(stream).as_json())
+
+
+def test_every_layer_and_profile_is_shown_as_its_schema_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [["layers", "show", name] for name in Catalog.discover().names]
+    for line in (*words, ["layers", "list"], ["layers", "check"], ["config", "show"]):
+        assert run([*line, "--json"]) == 0
+        validated(document_of(line), json.loads(capsys.readouterr().out))
+
+
+def test_errors_are_as_every_schema_has_them() -> None:
+    failed = {"schema": 1, "error": {"code": 2, "message": "no", "hint": ""}}
+    for name in names():
+        validated(name, failed)
+    validated("verify", {**report().as_json(), "error": failed["error"]})
+    validated("plan", {**plan(), "error": failed["error"]})
+
+
+@pytest.mark.parametrize("words", ["image", "compile run", "compile wheel"])
+def test_the_schema_of_a_command_takes_all_that_it_prints(words: str) -> None:
+    name = words.replace(" ", "-")
+    assert document_of([*words.split(), "--dry-run", "--json"]) == name
+    other = {"image": "image-index", "compile-run": "compile-show"}.get(name, f"{name}-plan")
+    own, instead = schema(name)["anyOf"]
+    assert instead == {k: v for k, v in schema(other).items() if k in instead}
+    assert own != instead
+
+
+def test_what_image_prints_without_building_is_in_its_schema() -> None:
+    validated("image", plan())
+    validated("image", {"schema": 1, "plan_digest": DIGEST, "dockerfile": "FROM scratch\n"})
+    assert not validator("image").is_valid({**plan(), "colour": "green"})
+    assert not validator("image").is_valid({**plan(), "image": "oci:out"}), "half of what was built"
+
+
+# ------------------------------------------------------------------------------ broken documents
+
+
+def put(*path: Any, value: Any) -> Callable[[Any], None]:
+    """Set a part of a document."""
+
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = value
+
+    return change
+
+
+def drop(*path: Any) -> Callable[[Any], None]:
+    """Take a part of a document away."""
+
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        del document[path[-1]]
+
+    return change
+
+
+BROKEN_REPORTS = {
+    "no plan digest": drop("plan_digest"),
+    "another schema": put("schema", value=2),
+    "a word for a verdict": put("passed", value="yes"),
+    "an unknown status": put("checks", 0, "status", value="skipped"),
+    "an unknown level": put("checks", 0, "level", value="hunch"),
+    "a check without evidence": drop("checks", 0, "seen"),
+    "not run without a reason": put("checks", 2, "reason", value=""),
+    "a figure that is no number": put("checks", 1, "figures", "OMMA.SF", value="128"),
+    "an extra key": put("checks", 0, "colour", value="green"),
+    "an extra key at the top": put("colour", value="green"),
+    "an unknown verdict": put("necessity", 0, "necessary", value="maybe"),
+    "necessary without a check": put("necessity", 0, "check", value=""),
+    "not necessary, but a check": put("necessity", 1, "check", value="k"),
+    "unknown without a reason": put("necessity", 2, "reason", value=""),
+    "an unknown state": put("necessity", 0, "state", value="done"),
+    "an error without a code": put("error", value={"message": "no", "hint": ""}),
+    "success as an error": put("error", value={"code": 0, "message": "no", "hint": ""}),
+}
+BROKEN_PLANS = {
+    "a short digest": put("plan_digest", value="sha256:0"),
+    "an unknown state": put("layers", 0, "state", value="done"),
+    "no reason": put("layers", 0, "reason", value=""),
+    "an absolute path": put("layers", 0, "files", 0, "path", value="/vllm/core.py"),
+    "no digest of a file": put("layers", 0, "files", 0, "after", value="x"),
+    "a number as a variable": put("env", "A", value=1),
+    "no base": drop("base"),
+    "no site-packages": drop("base", "site_packages"),
+    "another platform": put("base", "platform", value="windows/amd64"),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN_REPORTS.values(), ids=BROKEN_REPORTS.keys())
+def test_broken_evidence_is_refused(change: Callable[[Any], None]) -> None:
+    document = copy.deepcopy(report().as_json())
+    validated("verify", document)
+    change(document)
+    assert not validator("verify").is_valid(document)
+
+
+@pytest.mark.parametrize("change", BROKEN_PLANS.values(), ids=BROKEN_PLANS.keys())
+def test_a_broken_plan_is_refused(change: Callable[[Any], None]) -> None:
+    document = copy.deepcopy(plan())
+    validated("plan", document)
+    change(document)
+    assert not validator("plan").is_valid(document)
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_empty_document_is_refused(name: str) -> None:
+    documents: tuple[object, ...] = ({}, [], None, {"schema": 1})
+    for document in documents:
+        assert not validator(name).is_valid(document)

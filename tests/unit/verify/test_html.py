@@ -1,0 +1,163 @@
+"""What the evidence page is made of; the page itself is looked at in a browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from builder.engines.overlay import name_of_both
+from builder.verify.html import (
+    ABOUT,
+    Level,
+    breakable,
+    figure,
+    levels_of,
+    links_of,
+    render_html,
+    run_lines,
+    tag_of,
+)
+from builder.verify.levels import LEVELS
+from builder.verify.model import Check, Report, Status
+from builder.verify.necessity import Necessity
+from builder.verify.summary import render_summary
+from builder.verify.verdict import layer_words
+from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
+
+
+def check(status: Status, level: str = "codegen", **figures: float) -> Check:
+    return Check(
+        level=level, name="x", status=status, expected="", seen="", reason="r", figures=figures
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [
+        ([], "not-run"),
+        (["pass", "pass"], "pass"),
+        (["pass", "not-run"], "not-run"),
+        (["not-run", "fail", "pass"], "fail"),
+    ],
+)
+def test_a_level_is_as_good_as_its_worst_check(statuses: list[Status], status: Status) -> None:
+    assert Level("codegen", [check(s) for s in statuses]).status == status
+
+
+def test_a_figure_is_held_against_those_of_its_name() -> None:
+    one, other = check("pass", OMMA=128, alone=5), check("pass", OMMA=64, zero=0)
+    level = Level("codegen", [one, other, check("pass", zero=0)])
+    assert level.compared(one) == {"OMMA": 100.0}
+    assert level.compared(other) == {"OMMA": 50.0}
+
+
+def test_every_level_is_listed_and_described() -> None:
+    report = Report(target="t", plan_digest="sha256:0", checks=[check("pass", "static")])
+    assert [level.name for level in levels_of(report)] == [*LEVELS]
+    assert set(LEVELS) <= set(ABOUT)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(128, "128"), (12800, "12,800"), (0.01134, "0.01134"), (41.25, "41.25")]
+)
+def test_numbers(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_references_break_after_their_separators() -> None:
+    assert breakable("a/b_c:<1>") == "a/<wbr>b_<wbr>c:<wbr>&lt;1&gt;"
+
+
+def test_a_plan_without_layers_or_settings_is_a_page_too() -> None:
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json()
+    report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])
+    page = render_html(report, plan)
+    assert "<title>verified: t</title>" in page
+    assert "<script" not in page
+    links = re.findall(r'<a href="(http[^"]*)"', page)
+    assert links == ["https://github.com/vllm-project/vllm/releases/tag/v0.20.1"]
+    assert page.replace("http-equiv", "").count("http") == len(links), "links, and nothing fetched"
+
+
+def test_only_pages_of_the_web_are_linked() -> None:
+    pulls = [
+        {"request": "a/b#1", "url": "https://github.com/a/b/pull/1"},
+        {"request": "a/b#2", "url": "javascript:alert(1)"},
+        {"request": "a/b#3"},
+    ]
+    plan = {"base": {"packages": {"vllm": "0.20.2.dev1+x"}}, "pulls": pulls}
+    assert links_of(plan) == {"a/b#1": "https://github.com/a/b/pull/1"}
+
+
+@pytest.mark.parametrize(
+    ("target", "tag"),
+    [
+        ("oci:out", ""),
+        ("pypi:vllm==0.20.1", ""),
+        ("dir:/site", ""),
+        ("docker://ghcr.io/a/b:v1-2@sha256:0", "v1-2"),
+        ("localhost:5000/a/b", ""),
+        ("a/b:latest", "latest"),
+    ],
+)
+def test_tags(target: str, tag: str) -> None:
+    assert tag_of(target) == tag
+
+
+def test_an_image_is_run_with_docker_and_files_with_vllm() -> None:
+    plan = {"serve_flags": ["--a", "b"], "moe_serve_flags": ["--c", "d"]}
+    files = Report(target="pypi:vllm==0.24.0", plan_digest="sha256:0")
+    assert run_lines(files, plan) == ["vllm serve MODEL --a b", "vllm serve MODEL --a b --c d"]
+    image = Report(target="docker://h.io/a:1", plan_digest="sha256:0", digests=("sha256:1",))
+    first, second = run_lines(image, plan)
+    assert first.startswith("docker run --rm --gpus all ")
+    assert first.endswith(" h.io/a:1 serve MODEL --a b")
+    assert second == f"{first} --c d"
+
+
+def test_an_overlay_is_not_run_by_itself() -> None:
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
+    plan["base"]["kind"] = "pypi"
+    overlay = Report(target="oci:out", plan_digest="sha256:0", digests=("sha256:1",))
+    (line,) = run_lines(overlay, plan)
+    assert line.endswith(f" {name_of_both(plan)} serve MODEL")
+    assert "This is an overlay" in render_html(overlay, plan)
+    plan["base"]["kind"] = "image"
+    assert "This is an overlay" not in render_html(overlay, plan)
+
+
+@pytest.mark.parametrize("status", ["pass", "fail"])
+def test_what_was_needed_and_is_there_was_added(status: Status) -> None:
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
+    found = Check(level="static", name="layer fix", status=status, expected="", seen="")
+    report = Report(target="t", plan_digest=plan["plan_digest"], checks=[found])
+    word = "added" if status == "pass" else "needed"
+    assert f"</b> {word}</span>" in render_html(report, plan)
+    assert f"| `fix` | {word} | 1 file " in render_summary(report, plan)
+    assert layer_words(report, plan["layers"][0]) == (
+        ("added", "1 file changed") if status == "pass" else ("needed", "1 file to change")
+    )
+
+
+def test_the_page_says_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
+    page = render_html(Report(target="t", plan_digest="sha256:0"), plan)
+    assert '<time datetime="2023-11-14T22:13:20Z">2023-11-14 22:13 UTC</time>' in page
+
+
+def test_the_markdown_summary_says_what_fails_without_each_layer() -> None:
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json()
+    failed = Check(level="codegen", name="GEMM", status="fail", expected="", seen="a | b")
+    report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])
+    assert "necessary" not in render_summary(report, plan)
+    report.necessity = [
+        Necessity(layer="fix", state="needed", necessary=True, reason="", check=failed),
+        Necessity(layer="idle", state="not-applicable", necessary=False, reason="idle here"),
+        Necessity(layer="late", state="needed", necessary="unknown", reason="not asked"),
+    ]
+    lines = render_summary(report, plan).splitlines()
+    assert "| `fix` | **yes** | codegen GEMM fails: a \\| b |" in lines
+    assert "| `idle` | no | idle here |" in lines
+    assert "| `late` | unknown | not asked |" in lines

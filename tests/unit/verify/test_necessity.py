@@ -1,0 +1,499 @@
+"""A layer is necessary when something else fails without it, and nothing less will do."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import subprocess
+import sys
+import tarfile
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.applier.receipts import RECEIPTS, STATE_DIR
+from builder.applier.trees import Content, DirTree, OverlayTree
+from builder.bases.model import Base
+from builder.errors import SparkBuildError
+from builder.verify import sandbox
+from builder.verify.interpreters import (
+    Asking,
+    beside_its_python,
+    link_out,
+    net_changes,
+    unsetting,
+    write_tar,
+)
+from builder.verify.levels import LEVELS, PROOF_LEVELS
+from builder.verify.model import VerifyTarget
+from builder.verify.necessity import Necessity, prove, whole
+from builder.verify.parts import CannotTakeApart, Parts, of_backup, of_tree, without_layers
+from builder.verify.run import verify
+from tests.unit.fakes import (
+    BACKEND,
+    FakeSources,
+    Layer,
+    apply_to,
+    copy_op,
+    dist_files,
+    env_op,
+    fake_base,
+    identity_of,
+    make_layer,
+    make_plan_of,
+    make_wheel,
+    replace_op,
+    snapshot,
+    vllm_files,
+    write_tree,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.applier.trees import Tree
+
+#: What vLLM says here when the file and the variable are both right.
+LINE = "Using MarlinKernel"
+SETTING = "VLLM_NVFP4_GEMM_BACKEND"
+PATCH = make_layer("patch", BACKEND)
+SET = make_layer("set", env_op(SETTING, "marlin"))
+IDLE = make_layer("idle", copy_op("vllm/extra.py", b"x = 1\n"))
+
+
+def answers(tree: Tree, env: Mapping[str, str]) -> Asking:
+    """A vLLM that looks at one file and one variable, and a compiler that is never needed."""
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        text = (tree.read("vllm/core.py") or b"").decode()
+        good = "b12x" in text and request["env"].get(SETTING) == "marlin"
+        return _says(LINE if good else "Using cutlass", request)
+
+    return Asking(ask=ask, compile=None, cannot_ask="no compiler")
+
+
+def _says(line: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    reply = {"lines": [line], "selected": line, "error": None}
+    return {"fatal": None, "simulated": [], "answers": [reply] * len(request["ask"])}
+
+
+def silent(tree: Tree, env: Mapping[str, str]) -> Asking:
+    """No vLLM can be asked here."""
+    return Asking(ask=None, compile=None, cannot_ask="no CPU torch")
+
+
+def target_of(
+    *layers: Layer,
+    files: Mapping[str, bytes] | None = None,
+    asking: Any = answers,
+    line: str = LINE,
+    patched: bool = True,
+    wheels: Sequence[Any] = (),
+) -> VerifyTarget:
+    """Layers on a small vLLM that is expected to say one line."""
+    base = fake_base(files or vllm_files())
+    plan = make_plan_of(base, *layers, wheels=wheels)
+    tree = OverlayTree(base.tree)
+    tree.update(plan.changes if patched else {})
+    expect = [{"kind": "nvfp4-linear", "line": line}] if line else []
+    asked = asking(tree, plan.env)
+    parts = Parts(base=base, sources=FakeSources(*wheels), asking=asking)
+    return VerifyTarget(
+        name="oci:out",
+        kind="oci",
+        plan={**plan.as_json(), "expect": expect},
+        layers=layers,
+        tree=tree,
+        env=plan.env,
+        ask=asked.ask,
+        cannot_ask=asked.cannot_ask,
+        compile=asked.compile,
+        parts=lambda: parts,
+    )
+
+
+def proven(
+    target: VerifyTarget, levels: Sequence[str] = ("static", "imports", "dispatch")
+) -> dict[str, Necessity]:
+    """Verdicts by layer."""
+    with whole(target) as (full, apart):
+        report = verify(full, levels)
+        verdicts = prove(full, apart, report)
+    assert [v.layer for v in verdicts] == [layer["name"] for layer in target.plan["layers"]]
+    return {verdict.layer: verdict for verdict in verdicts}
+
+
+def words(verdict: Necessity) -> tuple[Any, str, str]:
+    """The verdict and the check that proves it."""
+    check = verdict.check
+    return verdict.necessary, check.level if check else "", check.name if check else ""
+
+
+# --------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_each_layer_that_something_hangs_on_is_necessary(patched: bool) -> None:
+    """A base without any layer is proven as planned."""
+    verdicts = proven(target_of(PATCH, SET, IDLE, patched=patched))
+    assert words(verdicts["patch"]) == (True, "dispatch", "nvfp4-linear")
+    assert words(verdicts["set"]) == (True, "dispatch", "nvfp4-linear")
+    assert words(verdicts["idle"]) == (False, "", "")
+    shown = verdicts["patch"].as_json()
+    assert (shown["expected"], shown["seen"]) == (LINE, "Using cutlass")
+    assert shown["where"].endswith("without patch")
+    assert verdicts["idle"].reason == "nothing fails without it (static, imports, dispatch)"
+
+
+def test_as_planned_says_so() -> None:
+    with whole(target_of(PATCH, patched=False)) as (full, _):
+        assert full.name == "oci:out as planned"
+    with whole(target_of(PATCH)) as (full, _):
+        assert full.name == "oci:out"
+
+
+def test_a_missing_layer_and_an_unset_variable_prove_nothing_by_themselves() -> None:
+    """Files alone would call every layer necessary, because it is missed."""
+    verdicts = proven(target_of(PATCH, SET, IDLE), ("static", "imports"))
+    for verdict in verdicts.values():
+        assert words(verdict) == ("unknown", "", "")
+        assert "dispatch was not asked for (--level dispatch)" in verdict.reason
+
+
+def test_what_could_not_be_asked_proves_nothing() -> None:
+    for verdict in proven(target_of(PATCH, SET, asking=silent)).values():
+        assert words(verdict) == ("unknown", "", "")
+        assert "dispatch nvfp4-linear did not run: no CPU torch" in verdict.reason
+
+
+def test_what_can_be_asked_of_the_whole_alone_proves_nothing() -> None:
+    """The files without the layer must have been asked as well."""
+    target = target_of(PATCH)
+    parts = Parts(base=fake_base(vllm_files()), sources=FakeSources(), asking=silent)
+    target = dataclasses.replace(target, parts=lambda: parts)
+    target = dataclasses.replace(target, plan={**target.plan, "expect": EXPECT_DEFAULT})
+    verdict = proven(target)["patch"]
+    assert verdict.necessary == "unknown"
+    assert "did not run: no CPU torch" in verdict.reason
+
+
+EXPECT_DEFAULT = [{"kind": "nvfp4-linear", "line": "Using cutlass"}]
+
+
+def test_codegen_is_missed_where_the_expected_kernel_is_compiled_at_run_time() -> None:
+    def b12x(tree: Tree, env: Mapping[str, str]) -> Asking:
+        return Asking(ask=lambda request: _says("Using b12x", request), compile=None)
+
+    verdict = proven(target_of(IDLE, asking=b12x, line="Using b12x"))["idle"]
+    assert verdict.necessary == "unknown"
+    assert verdict.reason.endswith("but codegen was not asked for (--level codegen)")
+    asked = proven(target_of(IDLE, asking=b12x, line="Using b12x"), PROOF_LEVELS)["idle"]
+    assert asked.necessary == "unknown"
+    assert "but codegen NVFP4 warp MMA did not run: nothing here can compile" in asked.reason
+
+
+def test_with_a_full_set_that_fails_nothing_is_proven() -> None:
+    for verdict in proven(target_of(PATCH, SET, line="Using trtllm")).values():
+        assert words(verdict) == ("unknown", "", "")
+        assert verdict.reason == "the full set fails already: dispatch nvfp4-linear"
+
+
+def test_nothing_is_asked_again_for_a_layer_that_changes_nothing() -> None:
+    verdicts = proven(target_of(PATCH, SET, make_layer("other", package="sglang")))
+    assert verdicts["other"].necessary is False
+    assert verdicts["other"].state == "not-applicable"
+    assert "it changes nothing here (not-applicable)" in verdicts["other"].reason
+
+
+def test_a_change_that_the_base_has_itself_is_not_ours_to_take_away() -> None:
+    files = vllm_files()
+    files["vllm/core.py"] = files["vllm/core.py"].replace(b"cutlass", b"b12x")
+    files = dist_files("vllm", "0.20.1", _modules(files))
+    verdicts = proven(target_of(PATCH, SET, files=files))
+    assert verdicts["patch"].state == "applied"
+    assert verdicts["patch"].necessary is False
+    assert verdicts["patch"].reason.startswith("nothing is other without it")
+    assert verdicts["set"].necessary is True
+
+
+def _modules(files: Mapping[str, bytes]) -> dict[str, str | bytes]:
+    return {path: data for path, data in files.items() if ".dist-info/" not in path}
+
+
+# ------------------------------------------------------------------------- layers on other layers
+
+FIRST = make_layer("first", copy_op("vllm/new.py", b"STATE = 'raw'\n"), order=10)
+SECOND = make_layer("second", replace_op("raw", "b12x", "vllm/new.py"), after=["first"], order=20)
+
+
+def looks_at(tree: Tree, env: Mapping[str, str], path: str = "vllm/new.py") -> Asking:
+    """A vLLM for which only what the second layer does matters."""
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        good = b"b12x" in (tree.read(path) or b"")
+        return _says(LINE if good else "Using cutlass", request)
+
+    return Asking(ask=ask, compile=None)
+
+
+def test_a_layer_that_a_necessary_one_builds_on_is_necessary() -> None:
+    verdicts = proven(target_of(FIRST, SECOND, asking=looks_at))
+    assert words(verdicts["second"]) == (True, "dispatch", "nvfp4-linear")
+    assert words(verdicts["first"]) == (True, "static", "layer second")
+    assert verdicts["first"].as_json()["seen"].startswith("drift: ")
+    assert verdicts["first"].reason == "layer second builds on it"
+
+
+def test_a_layer_that_only_an_unnecessary_one_builds_on_is_not() -> None:
+    verdicts = proven(target_of(PATCH, SET, FIRST, SECOND))
+    assert [verdicts[name].necessary for name in ("first", "second")] == [False, False]
+    assert [verdicts[name].necessary for name in ("patch", "set")] == [True, True]
+
+
+def test_a_layer_whose_package_another_one_brings() -> None:
+    """Without the wheel the package is not there, and its layer does not apply."""
+    wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "STATE = 'raw'\n"})
+    brings = make_layer(
+        "brings", {"op": "wheel", "distribution": "lib", "version": "2.0"}, wheels=[wheel], order=10
+    )
+    edits = make_layer(
+        "edits", replace_op("raw", "b12x", "lib/__init__.py"), package="lib", order=20
+    )
+
+    asking = partial(looks_at, path="lib/__init__.py")
+    verdicts = proven(target_of(brings, edits, asking=asking, wheels=[wheel]))
+    assert words(verdicts["edits"]) == (True, "dispatch", "nvfp4-linear")
+    assert words(verdicts["brings"]) == (True, "static", "layer edits")
+    assert "not-applicable: lib is not in the base" in verdicts["brings"].as_json()["seen"]
+
+
+# ------------------------------------------------------------------------------- what is in the way
+
+
+def test_a_target_that_says_nothing_about_its_parts_is_unknown() -> None:
+    target = dataclasses.replace(target_of(PATCH, SET), parts=None)
+    for verdict in proven(target).values():
+        assert words(verdict) == ("unknown", "", "")
+        assert verdict.reason == "nothing says what this target is made of"
+
+
+def test_a_target_whose_base_is_not_to_be_had_is_unknown() -> None:
+    def parts() -> Parts:
+        raise SparkBuildError("image base is not there", hint="docker pull base")
+
+    target = dataclasses.replace(target_of(PATCH, SET), parts=parts)
+    for verdict in proven(target).values():
+        assert verdict.reason == "image base is not there; try: docker pull base"
+
+
+def test_a_target_that_its_layers_do_not_give_is_unknown() -> None:
+    """An edit that static does not see would be taken away together with any layer."""
+    target = target_of(PATCH, SET)
+    other = OverlayTree(target.tree)
+    files = {"vllm/core.py": b"BACKEND = 'b12x'  # by hand\n"}
+    other.update({path: _content(data) for path, data in files.items()})
+    verdicts = proven(dataclasses.replace(target, tree=other), ("dispatch",))
+    for verdict in verdicts.values():
+        assert verdict.necessary == "unknown"
+        assert verdict.reason.startswith("vllm/core.py is not what these layers make of it")
+
+
+def _content(data: bytes) -> Any:
+    return Content.of(data)
+
+
+class FailingSources(FakeSources):
+    """An index that does not answer any more."""
+
+    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+        raise SparkBuildError("the index does not answer")
+
+    def members(self, pin: Mapping[str, Any]) -> Any:
+        raise SparkBuildError("the index does not answer")
+
+
+def test_an_input_that_is_gone_meanwhile_is_unknown() -> None:
+    wheel = make_wheel("lib", "2.0", {"lib/__init__.py": ""})
+    op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
+    target = target_of(PATCH, SET, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
+    parts = Parts(base=fake_base(vllm_files()), sources=FailingSources(), asking=answers)
+    for verdict in proven(dataclasses.replace(target, parts=lambda: parts)).values():
+        assert verdict.necessary == "unknown"
+        assert "the index does not answer" in verdict.reason
+
+
+def test_the_report_carries_the_verdicts() -> None:
+    target = target_of(PATCH, SET)
+    with whole(target) as (full, apart):
+        report = verify(full, ("static", "dispatch"))
+        assert "necessity" not in report.as_json()
+        report.necessity = prove(full, apart, report)
+    value = report.as_json()
+    assert value["passed"] is True
+    assert [(n["layer"], n["necessary"]) for n in value["necessity"]] == [
+        ("patch", True),
+        ("set", True),
+    ]
+    keys = {"layer", "state", "necessary", "check", "level", "expected", "seen", "reason"}
+    assert all(keys <= n.keys() for n in value["necessity"])
+
+
+def test_levels_of_the_proof_are_levels() -> None:
+    assert set(PROOF_LEVELS) <= set(LEVELS)
+
+
+# ----------------------------------------------------------------------------- taking targets apart
+
+
+def patched_directory(root: Path, *layers: Layer) -> Base:
+    """A directory as ``spark-build apply`` leaves it."""
+    apply_to(root, *layers)
+    tree = DirTree(root)
+    env = {"OTHER": "1", SETTING: "marlin"}
+    return Base(identity_of(tree, "dir", site_packages=str(root), env=env), tree)
+
+
+def test_a_patched_directory_is_taken_apart_by_its_backups(site: Path) -> None:
+    before = snapshot(site)
+    base = patched_directory(site, PATCH, SET, IDLE, make_layer("late", replace_op("b12x", "x")))
+    origin = without_layers(base, of_backup(site))
+    for path, held in before.items():
+        if held is not None:
+            assert origin.tree.read(path) == held[2], path
+    assert origin.tree.read("vllm/extra.py") is None
+    assert origin.tree.children(RECEIPTS) == []
+    assert "spark_build_env.pth" not in origin.tree.children("")
+    assert origin.identity.env == {"OTHER": "1"}
+    assert without_layers(base, of_backup(site), {"A": "b"}).identity.env == {"A": "b"}
+
+
+def test_originals_that_are_lost_are_said(site: Path) -> None:
+    base = patched_directory(site, PATCH)
+    for kept in (site / STATE_DIR / "backup").iterdir():
+        kept.unlink()
+    with pytest.raises(CannotTakeApart, match=r"what vllm/core.py was before its layer is lost"):
+        without_layers(base, of_backup(site))
+
+
+def test_a_wheel_that_a_layer_replaced_is_back(site: Path) -> None:
+    """Versions too: the layers are judged again on what the base was."""
+    wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "v = 2\n"})
+    write_tree(site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 1\n", "lib/old.py": ""}))
+    op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
+    apply_to(site, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
+    tree = DirTree(site)
+    base = Base(identity_of(tree, "dir"), tree)
+    assert base.identity.packages["lib"] == "2.0"
+    origin = without_layers(base, of_backup(site))
+    assert origin.identity.packages["lib"] == "1.0"
+    assert origin.tree.read("lib/old.py") == b""
+
+
+@pytest.mark.parametrize(("change", "raises"), [(b"", None), (b"x", CannotTakeApart)])
+def test_files_of_another_base_are_not_taken_for_the_originals(
+    site: Path, change: bytes, raises: type[Exception] | None
+) -> None:
+    files = vllm_files()
+    base = patched_directory(site, PATCH)
+    former = fake_base({**files, "vllm/core.py": files["vllm/core.py"] + change})
+    with pytest.raises(raises) if raises else nullcontext():
+        origin = without_layers(base, of_tree(former.tree))
+        assert origin.tree.read("vllm/core.py") == files["vllm/core.py"]
+
+
+# --------------------------------------------------------------------------- where files are asked
+
+
+def test_net_changes_leave_out_what_came_back() -> None:
+    base = fake_base(vllm_files())
+    one, two = OverlayTree(base.tree), OverlayTree(base.tree)
+    one.update({"vllm/core.py": _content(b"other"), "vllm/new.py": _content(b"n"), "a": None})
+    two = OverlayTree(one)
+    two.update({"vllm/core.py": _content(base.tree.read("vllm/core.py") or b"")})
+    assert set(net_changes(two)) == {"vllm/new.py"}
+    assert set(net_changes(one)) == {"vllm/core.py", "vllm/new.py"}
+    assert net_changes(base.tree) == {}
+
+
+def test_variables_of_the_surroundings_are_taken_away() -> None:
+    request = {"env": {"A": "1"}, "ask": []}
+    asked = unsetting(request, {"A": "0", "B": "0", "PATH": "/bin"}, {"PATH": "/bin"})
+    assert asked == {"env": {"A": "1", "B": None}, "ask": []}
+    assert asked["env"] is not request["env"]
+
+
+def test_links_stand_for_a_changed_directory(site: Path, tmp_path: Path) -> None:
+    (site / "gone").mkdir()
+    (site / "gone" / "only.py").write_text("")
+    into = tmp_path / "links"
+    into.mkdir()
+    changes = {
+        "vllm/core.py": _content(b"new\n"),
+        "vllm/deep/er.py": _content(b"deep\n"),
+        "vllm/envs.py": None,
+        "gone/only.py": None,
+    }
+    before = snapshot(site)
+    link_out(site, changes, into)
+    assert (into / "vllm" / "core.py").read_bytes() == b"new\n"
+    assert (into / "vllm" / "deep" / "er.py").read_bytes() == b"deep\n"
+    assert not (into / "vllm" / "envs.py").exists()
+    assert not (into / "gone").exists()
+    assert (into / "vllm" / "__init__.py").is_symlink()
+    assert (into / "vllm-0.20.1.dist-info").is_symlink()
+    assert snapshot(site) == before
+
+
+#: In place of a probe: what an interpreter finds.
+LOOK = """\
+import json, os, sys
+request = json.load(sys.stdin)
+sys.path[:0] = request["paths"]
+for name, value in request["env"].items():
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+import importlib.util, vllm.core
+origin = importlib.util.find_spec("vllm.envs").origin
+found = {"core": vllm.core.BACKEND, "files": [vllm.core.__file__, origin]}
+print(json.dumps({**found, "paths": sys.path, "setting": os.environ.get(request["ask"])}))
+"""
+
+
+def test_an_environment_is_asked_about_files_that_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its interpreter and other packages, the settings and files of the question."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    write_tree(site, vllm_files())
+    patched = patched_directory(site, PATCH, SET)
+    origin = without_layers(patched, of_backup(site))
+    (tmp_path / "dispatch_probe.py").write_text(LOOK)
+    monkeypatch.setattr(sandbox, "package_file", lambda *parts: tmp_path / parts[-1])
+    before = snapshot(site)
+
+    def found(tree: Tree, env: Mapping[str, str]) -> Any:
+        asking = beside_its_python(patched, tmp_path / "venv" / "bin" / "python")(tree, env)
+        assert asking.ask is not None
+        return asking.ask({"ask": SETTING})
+
+    now = found(patched.tree, patched.identity.env)
+    assert (now["core"], now["setting"]) == ("b12x", "marlin")
+    then = found(origin.tree, origin.identity.env)
+    assert (then["core"], then["setting"]) == ("cutlass", None), "the .pth sets it for every Python"
+    for file in then["files"]:
+        assert not file.startswith(str(site))
+    assert str(site) not in then["paths"]
+    assert snapshot(site) == before, "nothing is written there, not even compiled files"
+
+
+def test_a_tar_of_changes_for_a_container(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    write_tar(out, "/usr/site", {"a/b.py": _content(b"x\n"), "c.py": None})
+    with tarfile.open(fileobj=out) as tar:
+        (member,) = tar.getmembers()
+        assert (member.name, member.size, member.mode) == ("usr/site/a/b.py", 2, 0o644)

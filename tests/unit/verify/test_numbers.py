@@ -1,0 +1,377 @@
+"""The level ``numbers`` without FlashInfer: launches in files, how they are run, what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from builder.errors import SparkBuildError, UsageError
+from builder.ptx.formats import from_bf16, to_bf16
+from builder.ptx.launchfile import Judgement, Wanted, judge, read_launch
+from builder.ptx.runs import Ran, Run, run_file
+from builder.util.paths import cache_dir, package_file
+from builder.verify import launches
+from builder.verify.dslmirror import NoDsl
+from builder.verify.installer import SandboxUnavailable
+from builder.verify.isolation import Bubblewrap
+from builder.verify.known import Apart, Trust
+from builder.verify.launches import (
+    LAUNCHED,
+    Replies,
+    Reply,
+    launch_request,
+    sandbox_launcher,
+    wanted_launches,
+)
+from builder.verify.model import VerifyTarget
+from builder.verify.numbers import check_numbers
+from tests.unit.fakes import fake_base, vllm_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.verify.model import Check
+
+LINEAR = {"kind": "nvfp4-linear", "line": "Using FlashInferB12xNvFp4LinearKernel"}
+MOE = {"kind": "nvfp4-moe", "line": "Using 'FLASHINFER_B12X' NvFp4 MoE backend"}
+MARLIN = {"kind": "nvfp4-linear", "line": "Using MarlinNvFp4LinearKernel"}
+
+#: Doubles 32 bfloat16 numbers, each lane one, by way of shared memory; {sync} orders the reading.
+PTX = """.version 9.1
+.target sm_121a
+.visible .entry twice(.param .u64 p_in, .param .u64 p_out)
+{{
+.reg .b16 %rs<3>; .reg .b32 %r<9>; .reg .b64 %rd<5>;
+.shared .align 16 .b8 words[256];
+ld.param.u64 %rd1, [p_in]; ld.param.u64 %rd2, [p_out]; mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd3, %r1, 2; add.s64 %rd1, %rd1, %rd3; add.s64 %rd2, %rd2, %rd3;
+ld.global.b16 %rs1, [%rd1]; cvt.f32.bf16 %r2, %rs1; add.f32 %r2, %r2, %r2;
+mov.b32 %r3, words; shl.b32 %r4, %r1, 2; add.s32 %r5, %r3, %r4;
+st.shared.b32 [%r5], %r2;
+{sync}
+xor.b32 %r4, %r4, 252; add.s32 %r5, %r3, %r4;
+ld.shared.b32 %r2, [%r5]; cvt.rn.bf16.f32 %rs2, %r2;
+st.global.b16 [%rd2], %rs2;
+ret;
+}}
+"""
+
+
+def write_launch(folder: Path, *, sync: str = "bar.sync 0;", **changes: Any) -> Path:
+    """A launch of it with 64 threads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = to_bf16(np.arange(64, dtype=np.float32)).astype(np.uint16)
+    (folder / "in.bin").write_bytes(values.tobytes())
+    (folder / "out.bin").write_bytes(b"\xff" * 128)
+    exact = from_bf16(values)[::-1].astype(np.float64) * 2
+    (folder / "exact.f64").write_bytes(exact.tobytes())
+    (folder / "bound.f64").write_bytes(np.zeros(64).tobytes())
+    (folder / "kernel.ptx").write_text(PTX.format(sync=sync))
+    document = {
+        "schema": 1,
+        "name": "doubled",
+        "ptx": "kernel.ptx",
+        "kernel": "twice",
+        "grid": [1, 1, 1],
+        "block": [64, 1, 1],
+        "shared": 0,
+        "parameters": [(0x1000).to_bytes(8, "little").hex(), (0x2000).to_bytes(8, "little").hex()],
+        "memory": [
+            {"address": 0x1000, "file": "in.bin", "writable": False},
+            {"address": 0x2000, "file": "out.bin", "writable": True},
+        ],
+        "result": {
+            "address": 0x2000,
+            "type": "bf16",
+            "shape": [64],
+            "exact": "exact.f64",
+            "bound": "bound.f64",
+        },
+        **changes,
+    }
+    path = folder / "launch.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+# -------------------------------------------------------------------------------- launches in files
+
+
+def test_a_launch_runs_in_every_schedule(tmp_path: Path) -> None:
+    ran = run_file(write_launch(tmp_path))
+    assert (ran.kernel, ran.blocks) == ("twice", 2)
+    assert [(r.schedule, r.values, r.wrong, r.races) for r in ran.runs] == [
+        ("eager", 64, 0, ()),
+        ("lazy", 64, 0, ()),
+        ("random 1", 64, 0, ()),
+    ]
+    assert Ran.of(json.loads(json.dumps(ran.as_json()))) == ran
+
+
+def test_a_race_and_its_wrong_values_are_in_the_runs(tmp_path: Path) -> None:
+    eager, *_ = run_file(write_launch(tmp_path, sync="")).runs
+    assert eager.wrong == 32
+    assert eager.said.startswith("32 of 64 values wrong, 32 of them NaN; worst at [0]: nan instead")
+    assert any(r.startswith("write without order after a read: line 11") for r in eager.races)
+
+
+def test_a_fault_is_a_result(tmp_path: Path) -> None:
+    ran = run_file(write_launch(tmp_path, block=[96, 1, 1]))
+    assert all("outside of every buffer" in run.fault for run in ran.runs)
+    assert not any(run.deadlock for run in ran.runs)
+    stuck = run_file(write_launch(tmp_path, sync="bar.sync 0, 128;"))
+    assert all(run.deadlock and "waits at barrier 0" in run.fault for run in stuck.runs)
+
+
+def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
+    unset = "ld.shared.b32 %r6, [words+128]; bar.sync 0, 128;"
+    eager, lazy, _ = run_file(write_launch(tmp_path, sync=unset)).runs
+    assert eager.deadlock
+    assert any(race.startswith("read of what nobody wrote: line 12") for race in eager.races)
+    assert (lazy.watched, lazy.races) == (False, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kernel": "thrice"}, "no kernel thrice; it has twice"),
+        ({"parameters": ["00"]}, "parameters of [1] bytes; twice takes [8, 8]"),
+        ({"schema": 2}, "schema 2, not 1"),
+        ({"grid": [1, 1]}, "is not a launch: not enough values"),
+        ({"memory": [{"address": 0}]}, "is not a launch: no 'file'"),
+        ({"ptx": "none.ptx"}, "is not a launch"),
+        ({"parameters": ["xy"]}, "is not a launch"),
+        ({"result": {"type": "f16", "shape": [1]}}, "results of type f16 are not known"),
+    ],
+)
+def test_what_is_no_launch(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_file(write_launch(tmp_path, **changes))
+    assert words in str(caught.value)
+
+
+def test_values_are_judged_one_by_one() -> None:
+    wanted = Wanted(0, (2, 2), np.array([[1.0, 2], [3, 4]]), np.array([[0.0, 0.5], [0.5, 0]]))
+    assert judge(np.array([[1.0, 2.5], [2.5, 4]]), wanted) == Judgement(4, 0, 0)
+    assert str(judge(wanted.exact, wanted)) == "4 values right"
+    bad = judge(np.array([[1.0, 9], [np.nan, np.inf]]), wanted)
+    assert (bad.wrong, bad.nans) == (3, 1)
+    assert str(judge(np.array([[1.0, 9], [3, 4]]), wanted)) == (
+        "1 of 4 values wrong; worst at [0,1]: 9 instead of 2 +- 0.5"
+    )
+
+
+def test_memory_is_as_before_in_every_run(tmp_path: Path) -> None:
+    file = read_launch(write_launch(tmp_path))
+    first = file.fresh_memory()
+    first.regions[1].data[:] = 0
+    assert (file.fresh_memory().regions[1].data == 0xFF).all()
+
+
+# ---------------------------------------------------------------------------------------- the level
+
+GOOD = Run(
+    launch="random", schedule="eager", values=64, watched=True, instructions=9, covered=(0, 3)
+)
+WRONG = Run(launch="random", schedule="lazy", values=64, wrong=3, said="3 of 64 values wrong")
+RACES = ("early: line 1 (warp 0) and line 2 (warp 1)", "early: line 1 (warp 0) and line 3 (warp 1)")
+RACY = Run(launch="random", schedule="eager", values=64, races=RACES)
+STUCK = Run(launch="random", schedule="eager", fault="block 0: warp 1 waits", deadlock=True)
+
+
+def reply_of(*runs: Run, error: str = "") -> Reply:
+    """What came of one kernel."""
+    ran = (Ran("k", "f" * 64, 4, runs),) if runs else ()
+    return Reply(error=error, stage="call" if error else "", ran=ran)
+
+
+def target_of(
+    answer: Sequence[Reply] | SparkBuildError | None, *expect: Mapping[str, str]
+) -> VerifyTarget:
+    """A target whose kernels give these replies."""
+
+    def launch(request: Mapping[str, Any]) -> Replies:
+        if isinstance(answer, SparkBuildError):
+            raise answer
+        assert answer is not None
+        assert len(request["kernels"]) == len(answer)
+        versions = {"flashinfer-python": "0.6.9", "nvidia-cutlass-dsl": "4.4.2"}
+        return Replies(replies=tuple(answer), versions=versions, simulated=("torch",))
+
+    return VerifyTarget(
+        name="t",
+        kind="pypi",
+        plan={"plan_digest": "sha256:0", "expect": list(expect), "env": {}},
+        layers=(),
+        tree=fake_base(vllm_files()).tree,
+        env={},
+        ask=None,
+        launch=None if answer is None else launch,
+    )
+
+
+def first(*runs: Run, error: str = "") -> Check:
+    """The check of the first kernel."""
+    replies = [reply_of(*runs, error=error)] * len(wanted_launches([LINEAR]))
+    return next(check_numbers(target_of(replies, LINEAR)))
+
+
+def test_right_values_pass_with_what_was_run() -> None:
+    check = first(GOOD, GOOD)
+    assert (check.status, check.name) == ("pass", "b12x GEMM, tile 128x128")
+    assert check.seen == (
+        "128 values right, in 1 launch and 2 schedules each; no race; 2 of 4 basic blocks ran; "
+        "18 warp instructions"
+    )
+    assert check.where == "FlashInfer 0.6.9 + CuTe DSL 4.4.2 of t; PTX ffffffffffff"
+    assert check.simulated[0] == "torch"
+    assert any("executed on a CPU" in words for words in check.simulated)
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ((GOOD, WRONG), "wrong values in 1 run of 2 (lazy); random, lazy: 3 of 64 values wrong"),
+        ((GOOD, RACY), f"race, {RACES[0]} (and 1 more)"),
+        ((GOOD, STUCK), "1 run did not end; random, eager: deadlock: block 0: warp 1 waits"),
+        ((STUCK,), "random, eager: deadlock: block 0: warp 1 waits"),
+        ((Run(launch="random", schedule="eager"),), "no value was checked"),
+        ((), "no launch gave a value"),
+    ],
+)
+def test_whatever_is_wrong_fails(runs: tuple[Run, ...], words: str) -> None:
+    check = first(*runs)
+    assert (check.status, check.seen) == ("fail", words)
+
+
+def test_a_kernel_that_cannot_be_launched_fails_with_its_own_words() -> None:
+    check = first(error="AttributeError: module 'flashinfer' has no attribute 'x'")
+    assert check.status == "fail"
+    assert check.seen == "AttributeError: module 'flashinfer' has no attribute 'x'"
+
+
+def test_what_cannot_run_is_not_run() -> None:
+    for check in check_numbers(target_of(SparkBuildError("no index", hint="look"), LINEAR)):
+        assert (check.status, check.reason) == ("not-run", "no index; try: look")
+    for check in check_numbers(target_of(None, MOE)):
+        assert check.status == "not-run"
+        assert "released wheels" in check.reason
+    for check in check_numbers(target_of(NoDsl("no DSL in the target"), LINEAR)):
+        assert (check.status, check.seen) == ("fail", "no DSL in the target")
+    (check,) = check_numbers(target_of([], MARLIN))
+    assert (check.status, check.name) == ("not-run", "numbers")
+
+
+def test_each_kind_of_layer_has_its_kernels() -> None:
+    linear, moe = wanted_launches([LINEAR]), wanted_launches([MOE])
+    assert [*linear, *moe] == list(LAUNCHED)
+    assert wanted_launches([MARLIN]) == []
+    tiles = {tuple(one.request["tile"]) for one in linear if "tile" in one.request}
+    assert tiles == {(128, 128), (64, 128), (128, 64), (64, 64)}
+    for one in linear:
+        depths = {k // 128 % 2 for _, _, k in one.request["shapes"]}
+        assert depths == {0, 1} or one.request.get("inputs"), f"{one.name}: both parities"
+
+
+# ------------------------------------------------------------------------------- where launches are
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
+    """A sandbox whose probe records the launch above; what it was asked."""
+    asked: list[Mapping[str, Any]] = []
+
+    class FakeSandbox:
+        root, python = tmp_path / "sandbox", tmp_path / "python"
+
+        def __init__(self, _requirements: object) -> None: ...
+
+        def prepare(self) -> None: ...
+
+    class Folder:
+        folder, what = tmp_path / "torch", "a torch"
+
+    def ask(_python: Path, request: Mapping[str, Any], _timeout: float, probe: str) -> Any:
+        assert probe == "launch_probe.py"
+        asked.append(request)
+        kernels = []
+        for number, kernel in enumerate(request["kernels"]):
+            folder = Path(request["folder"]) / str(number)
+            write_launch(folder, sync="bar.sync 0;" if kernel["kind"] != "new" else "frobnicate;")
+            launched = [{"name": "doubled", "folder": str(folder)}]
+            error = {"type": "OSError", "message": "no", "stage": "call"}
+            bad = kernel["kind"] == "bad"
+            kernels.append({"error": error if bad else None, "launches": [] if bad else launched})
+        return {"kernels": kernels, "fatal": None, "versions": {}, "simulated": ["it"]}
+
+    monkeypatch.setattr(launches, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(launches, "requirements_for", lambda _release: None)
+    monkeypatch.setattr(launches, "texts_of", lambda _tree: [])
+    monkeypatch.setattr(launches, "mirror", lambda _tree: tmp_path / "dsl")
+    monkeypatch.setattr(launches, "lay_out", lambda _tree: tmp_path / "files")
+    monkeypatch.setattr(launches, "torch_folder", lambda _wanted: Folder())
+    monkeypatch.setattr(launches, "wanted_torch", lambda _tree, _packages: "2")
+    monkeypatch.setattr(launches, "ask_probe", ask)
+    return asked
+
+
+#: The files of these tests are their own.
+TRUSTED = Trust(everything=True)
+
+
+def test_code_that_is_not_known_is_not_run(
+    recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it could be isolated: what it launches could not be written to this machine."""
+    apart = Apart(isolation=Bubblewrap(), because="vllm/core.py: not as a release has it")
+    monkeypatch.setattr(Trust, "apart", lambda *_: apart)
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, Trust())
+    with pytest.raises(SandboxUnavailable, match=r"vllm/core\.py") as caught:
+        launch(launch_request({}, "sm_121a", LAUNCHED[:1]))
+    assert "--trust-image" in caught.value.hint
+    assert recorded == []
+
+
+def test_what_ran_is_kept_for_the_same_request(recorded: list[Mapping[str, Any]]) -> None:
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    request = launch_request({}, "sm_121a", LAUNCHED[:1])
+    one = launch(request)
+    assert [run.wrong for run in one.replies[0].ran[0].runs] == [0, 0, 0]
+    assert (one.simulated, one.kept) == (("a torch", "it"), False)
+    assert not Path(recorded[0]["folder"]).exists(), "nothing is left behind"
+    again = launch(request)
+    assert (again.kept, again.replies, len(recorded)) == (True, one.replies, 1)
+    launch({**request, "arch": "sm_120a"})
+    assert len(recorded) == 2
+
+
+def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "bad"}]}
+    assert launch(request).replies == (Reply(error="OSError: no", stage="call", ran=()),)
+    launch(request)
+    assert len(recorded) == 2
+    assert not (cache_dir() / "numbers").exists()
+
+
+def test_an_instruction_that_is_not_known_is_named(recorded: list[Mapping[str, Any]]) -> None:
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "new"}, {"kind": "old"}]}
+    new, old = launch(request).replies
+    assert (new.error, new.stage) == ("PTX line 12: unknown instruction frobnicate", "read")
+    assert [run.wrong for run in old.ran[0].runs] == [0, 0, 0]
+    replies = [new] * len(wanted_launches([LINEAR]))
+    for check in check_numbers(target_of(replies, LINEAR)):
+        assert (check.status, check.reason) == ("not-run", new.error)
+
+
+def test_another_executor_runs_it_again() -> None:
+    """The name of a kept result holds every module of the executor and the probe."""
+    names = {name for _, name in launches.results().programs}
+    assert {"ops_matrix.py", "races.py", "launch_probe.py", "device_cases.py"} <= names
+    folder = package_file("ptx", "runs.py").parent
+    assert {path.name for path in folder.glob("*.py")} <= names

@@ -1,0 +1,252 @@
+"""The verdict: what is proven, what is not, and what to do, in the same words everywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.pipeline.show import CheckLines
+from builder.runtime.dispatch_expect import limit
+from builder.verify.html import render_html
+from builder.verify.model import Check, Report
+from builder.verify.summary import render_summary
+from builder.verify.verdict import family_of, kernel_of, serve_lines, verdict_of
+from tests.documents import validated
+from tests.unit.caller import Call, call_below
+from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
+from tests.unit.images import put_vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DIGEST = f"sha256:{'0' * 64}"
+LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
+MOE = "Using 'FLASHINFER_B12X' NvFp4 MoE backend out of potential backends: ['MARLIN']"
+REFUSAL = {"kind": "w4a16-moe", "refused": "does not support"}
+REASON = "the package index offers only a CUDA build; try: export SPARK_BUILD_TORCH_INDEX=URL"
+PLAN: dict[str, Any] = {
+    "serve_flags": [],
+    "moe_serve_flags": ["--moe-backend", "flashinfer_b12x"],
+    "expect": [{"kind": "nvfp4-linear", "line": LINEAR}],
+}
+
+
+def check(level: str, name: str = "x", status: Any = "pass", **more: Any) -> Check:
+    return Check(level=level, name=name, status=status, **{"expected": "e", "seen": "s", **more})
+
+
+def idle(level: str, name: str = "x", reason: str = REASON, **more: Any) -> Check:
+    return check(level, name, "not-run", seen="", reason=reason, **more)
+
+
+STATIC = check("static", "layer fix")
+DISPATCH = [
+    check("dispatch", "nvfp4-linear", seen=LINEAR),
+    check("dispatch", "nvfp4-moe", seen=MOE),
+    check("dispatch", "fp8-linear", seen="Selected CutlassFP8ScaledMMLinearKernel for X"),
+    check(
+        "dispatch",
+        "w4a16-moe",
+        seen="refused: ValueError: no",
+        refusal=limit(REFUSAL, "refused: ValueError: no"),
+    ),
+]
+UNASKED = [idle("dispatch", "nvfp4-linear"), idle("dispatch", "nvfp4-moe")]
+
+
+def report_of(*checks: Check, plan: dict[str, Any] = PLAN) -> Report:
+    return Report(target="oci:out", plan_digest=DIGEST, checks=list(checks), plan=plan)
+
+
+def test_what_is_proven_without_hardware_and_that_nothing_ran_on_it() -> None:
+    verdict = report_of(STATIC, *DISPATCH).verdict()
+    assert verdict.status == "proven"
+    assert verdict.sentence == (
+        "Proven without hardware: NVFP4 linear and MoE use b12x "
+        "(MoE with --moe-backend flashinfer_b12x). Not run on a GB10."
+    )
+    assert verdict.kernels == {
+        "nvfp4-linear": "FlashInferB12xNvFp4LinearKernel",
+        "nvfp4-moe": "FLASHINFER_B12X",
+        "fp8-linear": "CutlassFP8ScaledMMLinearKernel",
+    }
+    assert verdict.limits == ("W4A16 MoE models will not start with this profile: ValueError: no",)
+    assert verdict.todo == ()
+
+
+def test_a_default_run_whose_dispatch_could_not_run_is_no_success() -> None:
+    report = report_of(STATIC, *UNASKED)
+    assert report.passed(), "the exit code is that of what was asked for by name"
+    verdict = report.verdict()
+    assert verdict.status == "not-proven"
+    assert verdict.sentence == (
+        "NOT PROVEN: which kernels vLLM selects, because dispatch did not run: the package index "
+        "offers only a CUDA build. Proven without hardware: the files are as planned. "
+        "Not run on a GB10."
+    )
+    assert verdict.todo == (
+        "export SPARK_BUILD_TORCH_INDEX=URL",
+        "spark-build verify oci:out --level dispatch",
+    )
+
+
+@pytest.mark.parametrize(
+    ("checks", "require", "status", "words"),
+    [
+        ([], (), "not-proven", "NOT PROVEN: nothing was checked. Not asked: which kernels"),
+        ([STATIC], (), "proven", "the files are as planned. Not asked: which kernels vLLM selects"),
+        ([STATIC], ("dispatch",), "not-proven", "vLLM selects, because dispatch did not run."),
+        ([STATIC, check("imports", "m", "fail")], (), "failed", "FAILED: imports m. Proven"),
+        ([*DISPATCH[:2], UNASKED[0]], (), "not-proven", "NVFP4 linear and MoE use b12x"),
+        ([*DISPATCH, idle("imports", moot=True)], ("imports",), "proven", "use b12x"),
+        ([*DISPATCH, check("codegen")], (), "proven", "); the kernels compile for SM121. Not run"),
+        ([*DISPATCH, check("device")], (), "proven", "GB10: the kernels give the right numbers."),
+        (
+            [*DISPATCH, check("device"), idle("serve", reason="no GPU; on the Spark: docker run")],
+            (),
+            "not-proven",
+            "that vllm serve works on a GB10, because serve did not run: no GPU.",
+        ),
+    ],
+)
+def test_statuses(checks: list[Check], require: tuple[str, ...], status: str, words: str) -> None:
+    verdict = report_of(*checks).verdict(require)
+    assert verdict.status == status
+    assert words in verdict.sentence
+
+
+def test_a_long_reason_is_told_by_its_end_and_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = " | ".join(["pip failed", "x" * 300, "ERROR: no torch; try: spark-build again"])
+    report = report_of(STATIC, *(idle("dispatch", name, said) for name in ("one", "two")))
+    sentence = report.verdict().sentence
+    assert "because dispatch did not run: ERROR: no torch. Proven" in sentence
+    told = CheckLines()
+    for one in report.checks:
+        told(one)
+    err = capsys.readouterr().err
+    assert err.count("x" * 300) == 1
+    assert err.count("reason:   the same") == 1
+
+
+def test_without_a_profile_no_kernel_is_claimed() -> None:
+    nothing = idle("dispatch", reason="no profile was named", moot=True)
+    plan = {**PLAN, "moe_serve_flags": [], "expect": []}
+    verdict = report_of(STATIC, nothing, plan=plan).verdict()
+    assert verdict.status == "proven"
+    assert verdict.sentence == (
+        "Proven without hardware: the files are as planned. Not run on a GB10."
+    )
+    assert report_of(STATIC, nothing, plan=plan).verdict(["dispatch"]).status == "not-proven"
+
+
+def test_flags_that_select_the_kernel_are_part_of_what_is_proven() -> None:
+    flags = ["--linear-backend", "flashinfer_b12x"]
+    verdict = report_of(*DISPATCH, plan={**PLAN, "serve_flags": flags}).verdict()
+    assert (
+        "NVFP4 linear and MoE use b12x with the flags --linear-backend flashinfer_b12x "
+        "--moe-backend flashinfer_b12x."
+    ) in verdict.sentence
+    assert verdict.serve == (
+        "vllm serve MODEL --linear-backend flashinfer_b12x",
+        "vllm serve MODEL --linear-backend flashinfer_b12x --moe-backend flashinfer_b12x",
+    )
+    assert serve_lines({"serve_flags": [], "moe_serve_flags": []}) == ("vllm serve MODEL",)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kernel", "family"),
+    [
+        (LINEAR, "FlashInferB12xNvFp4LinearKernel", "b12x"),
+        (MOE, "FLASHINFER_B12X", "b12x"),
+        ("Using NvFp4LinearBackend.MARLIN for NVFP4 GEMM", "MARLIN", "Marlin"),
+        ("Using NvFp4LinearBackend.VLLM_CUTLASS for NVFP4 GEMM", "VLLM_CUTLASS", "CUTLASS"),
+        ("selected W8A8BlockFp8LinearOp._run_cutlass; no log line", "_run_cutlass", "CUTLASS"),
+        ("Using 'FLASHINFER_CUTLASS' backend", "FLASHINFER_CUTLASS", "FlashInfer's CUTLASS"),
+        ("Using Odd_Kernel for x", "Odd_Kernel", "Odd_Kernel"),
+        ("something else", "", ""),
+    ],
+)
+def test_kernels_by_the_names_that_people_use(seen: str, kernel: str, family: str) -> None:
+    assert (kernel_of(seen), family_of(kernel)) == (kernel, family)
+
+
+# ------------------------------------------------------------------------------------- everywhere
+
+
+def test_the_page_and_the_summary_say_it_first() -> None:
+    plan = {
+        **make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json(),
+        **PLAN,
+    }
+    for report in (report_of(STATIC, *DISPATCH), report_of(STATIC, *UNASKED)):
+        verdict = verdict_of(report, plan)
+        title, _, first, *rest = render_summary(report, plan).splitlines()
+        assert first == f"**{verdict.sentence.replace('_', chr(92) + '_')}**"
+        assert title.endswith("passed" if verdict.status == "proven" else "**NOT PROVEN**")
+        assert all(f"- try: `{command}`" in rest for command in verdict.todo)
+        page = render_html(report, plan)
+        assert verdict.sentence in page
+        assert all(limit in page for limit in verdict.limits)
+        assert ("expected refusal" in page) is bool(verdict.limits)
+        validated("verify", report.as_json())
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    made = call_below(tmp_path, monkeypatch, capsys)
+    put_vllm(tmp_path / "base")
+    return made
+
+
+def verifier(report: Report) -> Callable[..., Report]:
+    """Verification with that report."""
+
+    def verify(_target: Any, _levels: Any, told: Callable[[Check], None]) -> Report:
+        for one in report.checks:
+            told(one)
+        return report
+
+    return verify
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_the_last_word_of_image(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json: bool
+) -> None:
+    words = ["image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out"]
+    for report in (report_of(STATIC, *DISPATCH), report_of(STATIC, *UNASKED)):
+        verdict = report.verdict()
+        monkeypatch.setattr("builder.pipeline.verify.verify", verifier(report))
+        done = call(*words, *(["--json"] if json else []))
+        assert done.code == 0
+        assert verdict.sentence in done.err
+        if verdict.status == "proven":
+            assert done.err.splitlines()[-1].endswith(verdict.serve[-1])
+            assert "expected refusal dispatch w4a16-moe" in done.err
+            assert "4 pass, 1 expected refusal, 0 fail, 0 not run" in done.err
+        else:
+            assert "warning: NOT PROVEN: which kernels vLLM selects" in done.err
+            assert done.err.splitlines()[-1].endswith(verdict.todo[-1])
+        if json:
+            assert done.json["verify"]["verdict"] == verdict.as_json()
+            validated("image", done.json)
+
+
+def test_verify_does_not_say_verified_of_what_is_not_proven(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
+    monkeypatch.setattr("builder.pipeline.verify.verify", verifier(report_of(STATIC, *UNASKED)))
+    done = call("-q", "verify", "oci:out")
+    assert (done.code, done.out) == (0, "NOT PROVEN oci:out\n")
+    assert "NOT PROVEN: which kernels vLLM selects" in done.err
+    done = call("verify", "oci:out", "--level", "static,dispatch")
+    assert done.code == 5
+    assert "error: oci:out: NOT PROVEN: which kernels vLLM selects, because" in done.err
+    assert "try: export SPARK_BUILD_TORCH_INDEX=URL" in done.err

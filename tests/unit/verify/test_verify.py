@@ -1,0 +1,485 @@
+"""A check that could not run is never a pass, and every check is seen to fail here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.applier.receipts import RECEIPTS
+from builder.applier.trees import OverlayTree
+from builder.engines.metadata import read_layers, read_plan
+from builder.errors import SparkBuildError, UsageError
+from builder.verify.dispatch import check_dispatch, make_request
+from builder.verify.levels import parse_levels
+from builder.verify.model import Check, Report, Status, VerifyTarget
+from builder.verify.run import verify
+from builder.verify.sandbox import _prune
+from builder.verify.static import check_static
+from tests.unit.fakes import (
+    BACKEND,
+    Layer,
+    MemoryTree,
+    dist_files,
+    env_op,
+    fake_base,
+    make_layer,
+    make_plan_of,
+    make_wheel,
+    replace_op,
+    vllm_files,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+# ------------------------------------------------------------------------------------- the report
+
+
+def report_of(**checks: Status) -> Report:
+    made = [
+        Check(level=level, name="x", status=status, expected="", seen="")
+        for level, status in checks.items()
+    ]
+    return Report(target="t", plan_digest="sha256:0", checks=made)
+
+
+@pytest.mark.parametrize(
+    ("checks", "require", "passed"),
+    [
+        ({}, (), False),
+        ({"static": "pass"}, (), True),
+        ({"static": "fail"}, (), False),
+        ({"static": "not-run"}, (), False),
+        ({"static": "pass", "imports": "fail"}, (), False),
+        ({"static": "pass", "dispatch": "not-run"}, (), True),
+        ({"static": "pass", "dispatch": "not-run"}, ("dispatch",), False),
+        ({"static": "pass", "dispatch": "not-run"}, ("static",), True),
+        ({"static": "pass"}, ("dispatch",), False),
+        ({"static": "pass", "dispatch": "pass"}, ("static", "dispatch"), True),
+    ],
+)
+def test_what_counts_as_passed(
+    checks: dict[str, Status], require: Sequence[str], passed: bool
+) -> None:
+    report = report_of(**checks)
+    assert report.passed(require) is passed
+    value = report.as_json(require)
+    assert value["passed"] is passed
+    assert value["not_run"] == list(checks.values()).count("not-run")
+
+
+@pytest.mark.parametrize(("level", "passed"), [("imports", True), ("dispatch", False)])
+def test_a_required_level_with_nothing_to_check(level: str, passed: bool) -> None:
+    """No edited module to follow is fine; no line to expect leaves the kernels unproven."""
+    report = report_of(static="pass")
+    report.checks.append(
+        Check(level=level, name="x", status="not-run", expected="", seen="", reason="r", moot=True)
+    )
+    assert report.passed([level]) is passed
+
+
+@pytest.mark.parametrize(
+    ("words", "levels"),
+    [
+        ([], ("static", "imports", "dispatch")),
+        (["dispatch,static"], ("static", "dispatch")),
+        (["dispatch", "static", "static"], ("static", "dispatch")),
+        (["dispatch, static"], ("static", "dispatch")),
+    ],
+)
+def test_levels_come_in_order_of_cost(words: list[str], levels: tuple[str, ...]) -> None:
+    assert parse_levels(words) == levels
+
+
+def test_nothing_is_required_by_default() -> None:
+    assert parse_levels([], default=()) == ()
+
+
+def test_an_unknown_level_is_an_error() -> None:
+    with pytest.raises(UsageError, match="'dispach'; did you mean 'dispatch'"):
+        parse_levels(["static,dispach"])
+
+
+# ----------------------------------------------------------------------------------------- static
+
+SET = env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")
+LAYER = make_layer("fix", BACKEND, SET)
+
+
+def target_of(
+    *layers: Layer, files: Mapping[str, bytes] | None = None, **changes: Any
+) -> VerifyTarget:
+    """A target as a build leaves it."""
+    wheels = changes.pop("wheels", ())
+    base = fake_base(files or vllm_files())
+    plan = make_plan_of(base, *layers, wheels=wheels)
+    tree = OverlayTree(base.tree)
+    tree.update(plan.changes)
+    target = VerifyTarget(
+        name="oci:out",
+        kind="oci",
+        plan=plan.as_json(),
+        layers=layers,
+        tree=tree,
+        env=plan.env,
+        ask=None,
+        cannot_ask="no sandbox",
+    )
+    return dataclasses.replace(target, **changes)
+
+
+def static(target: VerifyTarget) -> dict[str, Check]:
+    return {check.name: check for check in check_static(target)}
+
+
+def edited(target: VerifyTarget, path: str, data: bytes | None) -> VerifyTarget:
+    """The target with a file that somebody else changed or took away."""
+    tree = MemoryTree(
+        {name: target.tree.read(name) or b"" for name in _paths(target.tree) if name != path}
+    )
+    if data is not None:
+        tree.files[path] = data
+    return dataclasses.replace(target, tree=tree)
+
+
+def _paths(tree: Any, folder: str = "") -> list[str]:
+    found: list[str] = []
+    for name in tree.children(folder):
+        path = f"{folder}/{name}" if folder else name
+        found += [path] if tree.read(path) is not None else _paths(tree, path)
+    return found
+
+
+def test_a_good_target_passes_every_static_check() -> None:
+    checks = static(target_of(LAYER))
+    assert {check.status for check in checks.values()} == {"pass"}
+    assert list(checks) == [
+        "layer fix",
+        "environment",
+        "patched modules parse",
+        "no other file touched",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "name", "where"),
+    [
+        pytest.param(f"{RECEIPTS}/fix.json", None, "layer fix", f"{RECEIPTS}/fix.json", id="gone"),
+        pytest.param("vllm/core.py", b"x = 1\n", "layer fix", "vllm/core.py", id="edited"),
+        pytest.param("vllm/core.py", b"x = (\n", "patched modules parse", "vllm/core.py", id="py"),
+        pytest.param("vllm/envs.py", b"", "no other file touched", "vllm/envs.py", id="other"),
+        pytest.param("vllm/envs.py", None, "no other file touched", "vllm/envs.py", id="lost"),
+    ],
+)
+def test_a_static_check_fails_and_says_where(
+    path: str, data: bytes | None, name: str, where: str
+) -> None:
+    check = static(edited(target_of(LAYER), path, data))[name]
+    assert (check.status, check.where) == ("fail", where)
+
+
+def baked(target: VerifyTarget, label: str = "", **changes: Any) -> VerifyTarget:
+    """The target with its plan read back from an image, changed."""
+    plan = json.loads(json.dumps({**target.plan, **changes}))
+    return dataclasses.replace(target, plan=plan, label=label)
+
+
+def test_a_plan_that_was_made_just_now_is_not_checked() -> None:
+    assert "plan" not in static(target_of(LAYER))
+
+
+def test_a_baked_plan_passes_with_and_without_a_label() -> None:
+    target = target_of(LAYER)
+    for label in ("", str(target.plan["plan_digest"])):
+        check = static(baked(target, label))["plan"]
+        assert (check.status, check.seen) == ("pass", target.plan["plan_digest"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "label", "seen"),
+    [
+        pytest.param({"env": {}}, "", "and says that it is", id="edited"),
+        pytest.param({"plan_digest": "sha256:0"}, "", "and says that it is sha256:0", id="digest"),
+        pytest.param({}, "sha256:1", "the image's label says sha256:1", id="another plan"),
+    ],
+)
+def test_a_changed_plan_fails(changes: dict[str, Any], label: str, seen: str) -> None:
+    check = static(baked(target_of(LAYER), label, **changes))["plan"]
+    assert check.status == "fail"
+    assert seen in check.seen
+    assert check.reason == "changed after the image was built"
+
+
+@pytest.mark.parametrize("layers", [(), (make_layer("fix", BACKEND),)])
+def test_other_layers_than_the_plan_was_made_of_fail(layers: tuple[Layer, ...]) -> None:
+    target = dataclasses.replace(baked(target_of(LAYER)), layers=layers)
+    assert "layers.json holds another fix" in static(target)["plan"].seen
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"plan_digest": "x"}'])
+def test_what_is_no_plan_is_refused(text: bytes) -> None:
+    with pytest.raises(UsageError, match=r"^image: /usr/share/spark-build/plan.json is "):
+        read_plan(text, "image")
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"{}", b"[1]", b'[{"name": 1}]', b"[" * 99999])
+def test_what_is_no_list_of_layers_is_refused(text: bytes) -> None:
+    with pytest.raises(UsageError, match=r"^image: /usr/share/spark-build/layers.json is "):
+        read_layers(text, "image")
+    assert read_layers(None, "image") == []
+
+
+@pytest.mark.parametrize("build", [None, [], {}, {"epoch": "1"}, {"epoch": -1}, {"epoch": 10**99}])
+def test_a_plan_that_does_not_say_how_its_image_is_made_is_refused(build: object) -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    whole = isinstance(build, dict) and {"single_layer": False, **build}
+    with pytest.raises(UsageError, match=r"is no plan: build is"):
+        read_plan(json.dumps({**document, "build": whole}).encode(), "image")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("layers", ["fix"], r"layers\[0\] is 'fix'"),
+        ("layers", [{}], r"layers\[0\] lacks name"),
+        ("base", {"kind": 1}, r"base lacks ref|base\.kind is 1"),
+        ("env", {"A": 1}, r"env\.A is 1"),
+        ("serve_flags", "x", "serve_flags is 'x'"),
+        ("expect", [{"kind": "moe"}], r"expect\[0\] is"),
+        ("plan_digest", "sha256:x", "plan_digest is 'sha256:x'"),
+    ],
+)
+def test_a_plan_of_other_types_is_refused(key: str, value: object, said: str) -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    with pytest.raises(UsageError, match=rf"is no plan: {said}"):
+        read_plan(json.dumps({**document, key: value}).encode(), "image")
+    assert read_plan(json.dumps({**document, "later": 1}).encode(), "image")["later"] == 1
+
+
+def test_a_plan_for_no_vllm_is_refused() -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    document["base"]["packages"] = {}
+    with pytest.raises(UsageError, match=r"is no plan: base\.packages lacks vllm"):
+        read_plan(json.dumps(document).encode(), "image")
+
+
+def test_a_plan_of_a_newer_schema_is_refused_and_of_an_older_one_read() -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    with pytest.raises(UsageError, match=r"has schema 3, .* reads 1 to 2: a newer one made it"):
+        read_plan(json.dumps({**document, "schema": 3}).encode(), "image")
+    older = {**document, "schema": 1}
+    del older["build"]
+    assert read_plan(json.dumps(older).encode(), "image") == older
+
+
+@pytest.mark.parametrize("env", [{}, {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}])
+def test_a_missing_variable_fails(env: dict[str, str]) -> None:
+    check = static(target_of(LAYER, env=env))["environment"]
+    assert check.status == "fail"
+    assert check.reason == "VLLM_NVFP4_GEMM_BACKEND differs"
+    assert check.expected == "VLLM_NVFP4_GEMM_BACKEND=marlin"
+
+
+def test_an_unpatched_base_fails() -> None:
+    patched = target_of(LAYER)
+    checks = static(dataclasses.replace(patched, tree=fake_base(vllm_files()).tree))
+    assert checks["layer fix"].status == "fail"
+    assert checks["layer fix"].reason == "layer fix is missing"
+
+
+def test_a_change_that_the_base_brought_needs_no_receipt() -> None:
+    files = vllm_files()
+    files["vllm/core.py"] = files["vllm/core.py"].replace(b"cutlass", b"b12x")
+    checks = static(target_of(make_layer("fix", BACKEND), files=files))
+    assert checks["layer fix"].status == "pass"
+    assert checks["no other file touched"].status == "fail"
+
+
+def test_a_tree_without_any_record_does_not_pass() -> None:
+    files = {path: data for path, data in vllm_files().items() if "RECORD" not in path}
+    assert static(target_of(LAYER, files=files))["no other file touched"].status == "fail"
+
+
+def test_files_of_a_wheel_layer_are_held_against_its_record() -> None:
+    wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "v = 2\n"})
+    op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
+    layer = make_layer("lib", op, wheels=[wheel])
+    files = vllm_files() | dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/old.py": ""})
+    target = target_of(layer, files=files, wheels=[wheel])
+    assert {check.status for check in static(target).values()} == {"pass"}
+    assert "7 files as RECORD" in static(target)["no other file touched"].seen
+    broken = edited(target, "lib/__init__.py", b"v = 3\n")
+    assert static(broken)["no other file touched"].where == "lib/__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("op", "state"),
+    [
+        (replace_op("gone", "never"), "drift"),
+        (replace_op("BACKEND", "BACK"), "ambiguous"),
+        ({"op": "compile"}, "needs-rebuild"),
+    ],
+)
+def test_a_layer_that_does_not_fit_fails(op: Layer, state: str) -> None:
+    check = static(target_of(make_layer("fix", op)))["layer fix"]
+    assert check.status == "fail"
+    assert state in f"{check.seen} {check.reason}"
+
+
+def test_a_layer_that_was_not_needed_is_not_checked() -> None:
+    assert "layer idle" not in static(target_of(LAYER, make_layer("idle", package="sglang")))
+
+
+# --------------------------------------------------------------------------------------- dispatch
+
+EXPECT = [
+    {"kind": "nvfp4-linear", "line": "Using MarlinKernel for NVFP4 GEMM"},
+    {"kind": "nvfp4-moe", "line": "Using 'MARLIN' MoE"},
+]
+PLAN = {
+    "plan_digest": "sha256:0",
+    "env": {"VLLM_X": "1"},
+    "serve_flags": ["--linear-backend", "marlin"],
+    "moe_serve_flags": ["--moe-backend", "cutlass"],
+    "expect": EXPECT,
+    "layers": [],
+}
+
+
+def answer(
+    *lines: str,
+    selected: str | None = "x",
+    error: Mapping[str, str] | None = None,
+    not_applicable: str | None = None,
+) -> Any:
+    return {
+        "lines": list(lines),
+        "selected": selected,
+        "error": error,
+        "not_applicable": not_applicable,
+    }
+
+
+def dispatch(*answers: Any, **changes: Any) -> list[Check]:
+    """The checks when the target's vLLM answers like that."""
+    result = {"fatal": None, "simulated": ["the device"], "answers": list(answers)}
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert len(request["ask"]) == len(answers) or changes
+        return {**result, **changes}
+
+    return list(check_dispatch(dataclasses.replace(target_of(LAYER), plan=PLAN, ask=ask)))
+
+
+GOOD = [answer(expectation["line"]) for expectation in EXPECT]
+DEFAULT = [answer("Using Default", selected="Default")] * 2
+
+
+def test_the_expected_lines_pass_with_the_line_as_evidence() -> None:
+    checks = dispatch(*GOOD, *DEFAULT)
+    assert [(c.name, c.status, c.seen) for c in checks] == [
+        (e["kind"], "pass", e["line"]) for e in EXPECT
+    ]
+    assert checks[0].simulated == ("the device",)
+
+
+@pytest.mark.parametrize(
+    ("bad", "seen", "reason"),
+    [
+        (answer("noise", "Using x"), "Using x", "selected instead: x"),
+        (answer("Using y"), "selected x; no log line says so", "selected instead: x"),
+        (
+            answer(selected=None, error={"type": "ValueError", "message": "not\n  supported"}),
+            "ValueError: not supported",
+            "the choice was refused; without these settings it is: Default",
+        ),
+        (
+            answer(EXPECT[0]["line"], error={"type": "E", "message": "later"}),
+            "E: later",
+            "selected instead: x",
+        ),
+    ],
+)
+def test_another_line_or_an_error_fails(bad: Any, seen: str, reason: str) -> None:
+    linear, moe = dispatch(bad, GOOD[1], *DEFAULT)
+    assert (linear.status, linear.seen, linear.reason) == ("fail", seen, reason)
+    assert linear.expected == EXPECT[0]["line"]
+    assert moe.status == "pass"
+
+
+@pytest.mark.parametrize("wanted", [{"line": "Using"}, {"selected": "*"}, {"refused": ""}])
+def test_what_a_release_cannot_be_asked_is_not_run_and_never_a_pass(wanted: Any) -> None:
+    """Not even where the profile would be content with any kernel, or with a refusal."""
+    reason = "this release has no linear_backend setting"
+    plan = {**PLAN, "expect": [{"kind": "w4a16-linear", **wanted}]}
+    replies = [answer(selected=None, not_applicable=reason), answer("Using x")]
+    result = {"fatal": None, "simulated": [], "answers": replies}
+    target = dataclasses.replace(target_of(LAYER), plan=plan, ask=lambda _request: result)
+    (check,) = check_dispatch(target)
+    assert (check.status, check.reason) == ("not-run", f"not applicable: {reason}")
+
+
+def test_a_vllm_that_does_not_import_fails_every_line() -> None:
+    checks = dispatch(fatal={"type": "ImportError", "message": "no module"})
+    assert [check.status for check in checks] == ["fail", "fail"]
+    assert checks[0].seen == "ImportError: no module"
+
+
+def test_what_cannot_be_asked_is_not_run_and_says_why() -> None:
+    target = dataclasses.replace(target_of(LAYER), plan=PLAN)
+    checks = list(check_dispatch(target))
+    assert [(c.status, c.reason) for c in checks] == [("not-run", "no sandbox")] * 2
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise SparkBuildError("the probe took too long")
+
+    checks = list(check_dispatch(dataclasses.replace(target, ask=ask)))
+    assert [(c.status, c.reason) for c in checks] == [("not-run", "the probe took too long")] * 2
+
+
+def test_without_a_profile_no_line_is_expected_and_none_passes() -> None:
+    target = dataclasses.replace(target_of(LAYER), plan={**PLAN, "expect": []})
+    assert [check.status for check in check_dispatch(target)] == ["not-run"]
+
+
+def test_the_probe_is_asked_with_the_settings_and_without() -> None:
+    request = make_request(PLAN, {"OTHER": "2"})
+    assert request["env"] == {"OTHER": "2", "VLLM_X": "1"}
+    assert request["ask"] == [
+        {"kind": "nvfp4-linear", "linear_backend": "marlin"},
+        {"kind": "nvfp4-moe", "moe_backend": "cutlass"},
+        {"kind": "nvfp4-linear", "env": {"VLLM_X": None}},
+        {"kind": "nvfp4-moe", "env": {"VLLM_X": None}},
+    ]
+
+
+# ------------------------------------------------------------------------------------ all together
+
+
+def test_levels_that_were_not_asked_for_do_not_run() -> None:
+    report = verify(target_of(LAYER), ["static"])
+    assert {check.level for check in report.checks} == {"static"}
+    assert report.passed()
+
+
+def test_every_level_together() -> None:
+    report = verify(target_of(LAYER), ["static", "imports", "dispatch"])
+    assert [c.level for c in report.of("not-run")] == ["dispatch"]
+    assert report.passed()
+    assert not report.passed(["dispatch"])
+
+
+def test_a_tree_that_another_run_reads_is_kept(tmp_path: Path) -> None:
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        age = 7200.0 * (number < 3)
+        os.utime(folder, (time.time() - age + number, time.time() - age + number))
+    _prune(tmp_path, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "4"]
