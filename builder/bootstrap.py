@@ -153,6 +153,7 @@ def checks(bindir: Path) -> list[list[str]]:
         [str(bindir / "ruff"), "check", "."],
         [str(bindir / "ruff"), "format", "--check", "."],
         [str(bindir / "mypy")],
+        [str(bindir / "lint-imports"), "--no-logo"],
         [str(bindir / "spark-build"), "layers", "check"],
         [str(bindir / "spark-build"), "mods", "export", "--check"],
     ]

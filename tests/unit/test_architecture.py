@@ -106,7 +106,7 @@ def test_no_package_imports_one_above_it() -> None:
         ("engines", "def f():\n    from builder.verify import model", {"verify"}),
         ("engines", "from builder import pipeline", {"pipeline"}),
         ("verify", "import builder.cli.root", {"cli"}),
-        ("verify", "from builder.dispatch.record import file_of", set()),
+        ("dispatch", "from builder.verify.run import verify", set()),
         ("net", "if TYPE_CHECKING:\n    from builder.cli import app", set()),
         ("cli", "from builder.applier.text import sha256_hex", set()),
     ],

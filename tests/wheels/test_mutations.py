@@ -268,14 +268,14 @@ MUTATIONS: Mapping[str, Mutation] = {
     # ------------------------------------------------------------------------- layers undone
     # two layers change this file, one after the other, and neither's receipt leads to what it is
     "a patch is taken back": Mutation(
-        as_before("cutlass-dsl-sm121a", MMA), DSL_LAYERS | GATE | COMPILED, ALL
+        as_before("cutlass-dsl-sm121a", MMA), DSL_LAYERS | UNTOUCHED | GATE | COMPILED, ALL
     ),
     "libs-base is laid over libs-cu13": Mutation(
-        reinstalled("nvidia-cutlass-dsl-libs-base"), DSL_LAYERS | GATE | COMPILED, ALL
+        reinstalled("nvidia-cutlass-dsl-libs-base"), DSL_LAYERS | UNTOUCHED | GATE | COMPILED, ALL
     ),
     "the libraries of libs-base alone": Mutation(
         reinstalled("nvidia-cutlass-dsl-libs-base", ".so"),
-        {"static layer cutlass-dsl-cu13"} | GATE | COMPILED,
+        {"static layer cutlass-dsl-cu13"} | UNTOUCHED | GATE | COMPILED,
         ALL,
     ),
     # -------------------------------------------------------------------- kernels and their names
@@ -323,7 +323,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "RECORD says another hash": Mutation(record_hash("vllm/version.py"), UNTOUCHED, FILES),
     # -------------------------------------------------------------------- receipts and the plan
     "a receipt claims another content": Mutation(
-        receipt(BACKEND, claim("vllm/envs.py")), BACKEND_LAYER | UNTOUCHED
+        receipt(BACKEND, claim("vllm/envs.py")), BACKEND_LAYER
     ),
     "a receipt is lost": Mutation(lose_receipt(BACKEND), BACKEND_LAYER | UNTOUCHED, unread=True),
     "the plan expects less": Mutation(plan_says(expect_less, forged=False), {"static plan"}),

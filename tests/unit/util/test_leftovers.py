@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from builder import ending, leftovers
-with ending.own_temporary_folder():
+from builder.util import leftovers, shutdown
+with shutdown.own_temporary_folder():
     leftovers.use(Path(sys.argv[1]))
     with leftovers.making(Path(sys.argv[1], "final")) as partial:
         partial.mkdir()

@@ -63,9 +63,8 @@ def test_whatever_the_console_says(
 
 def test_stdout_of_a_command(tmp_path: Path) -> None:
     """A folder of layers whose summary recolours the terminal, on its way through ``print``."""
-    script = (
-        f"from builder import streams\nstreams.watch()\nprint({EVIL!r})\nprint('\\x1b[31mred')\n"
-    )
+    lines = ["from builder.util import streams", "streams.watch()", f"print({EVIL!r})"]
+    script = "\n".join([*lines, "print('\\x1b[31mred')", ""])
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path,
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": os.environ["PATH"]},
