@@ -15,7 +15,13 @@ DISPATCH_PROBE = (
     "dispatch_probe.py",
 )
 #: The codegen probe, likewise.
-CODEGEN_PROBE = ("stub_driver.py", "codegen_probe.py")
+CODEGEN_PROBE = (
+    "stub_driver.py",
+    "codegen_device.py",
+    "codegen_kernels.py",
+    "codegen_child.py",
+    "codegen_probe.py",
+)
 #: The launch probe, likewise.
 LAUNCH_PROBE = (
     *CODEGEN_PROBE,

@@ -1,8 +1,8 @@
 """Compile the kernels that FlashInfer would compile on a device that is not there.
 
 This file runs under the *target's* interpreter (inside an image, or in a sandbox that holds
-FlashInfer's Python files, the CuTe DSL and torch), so it may import nothing of the builder but
-``stub_driver`` beside it: the standard library, and whatever the target has.
+FlashInfer's Python files, the CuTe DSL and torch), so it imports its siblings, the standard
+library, and whatever the target has.
 
     python codegen_probe.py < request.json > result.json
 
@@ -48,35 +48,52 @@ is 0 whenever a result was written.
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import dataclasses
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import json
-import linecache
 import os
 import platform
-import re
-import site
 import sys
 import tempfile
-import time
 import traceback
-import types
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from builder.runtime import stub_driver
+    from builder.runtime.codegen_child import compile_all, describe, empty_reply
+    from builder.runtime.codegen_device import (
+        Probe,
+        add_paths,
+        describe_device_to_torch,
+        find_source_quickly,
+        set_environment,
+    )
+    from builder.runtime.codegen_kernels import (
+        EVERY_TILE,
+        KINDS,
+        import_flashinfer,
+        stop_after_compiling,
+        tiles_offered,
+    )
 else:
     import stub_driver
+    from codegen_child import compile_all, describe, empty_reply
+    from codegen_device import (
+        Probe,
+        add_paths,
+        describe_device_to_torch,
+        find_source_quickly,
+        set_environment,
+    )
+    from codegen_kernels import (
+        EVERY_TILE,
+        KINDS,
+        import_flashinfer,
+        stop_after_compiling,
+        tiles_offered,
+    )
 
 SCHEMA = 1
 DISTRIBUTIONS = (
@@ -90,598 +107,8 @@ DISTRIBUTIONS = (
     "apache-tvm-ffi",
     "torch",
 )
-#: GB10. One thread block cluster per SM: what the driver would answer, and only sizes a grid.
-SM_COUNT = 48
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 Json = dict[str, Any]
-
-
-class Compiled(BaseException):
-    """Ends a call once the compiler returned; not an error, so nothing may catch it as one."""
-
-
-class Refused(Exception):
-    """An error with the stage it came from."""
-
-    def __init__(self, stage: str, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.stage = stage
-        self.error = error
-
-
-@dataclasses.dataclass
-class Probe:
-    """What the request says about the device, and what has been simulated so far."""
-
-    capability: tuple[int, int] = (12, 1)
-    arch: str = "sm_121a"
-    cuda_version: str = "13.0"
-    device_name: str = "NVIDIA GB10"
-    simulated: list[str] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def of(cls, request: Json) -> Probe:
-        """Take from the request what it says about the device."""
-        major, minor = request.get("capability", (12, 1))
-        probe = cls(capability=(int(major), int(minor)))
-        for name in ("arch", "cuda_version", "device_name"):
-            setattr(probe, name, request.get(name, getattr(probe, name)))
-        return probe
-
-    def note(self, words: str) -> None:
-        """Record a simulated part once."""
-        if words not in self.simulated:
-            self.simulated.append(words)
-
-
-# --- the surroundings: environment, paths, device ----------------------------------------------
-
-
-def set_environment(request: Json, probe: Probe, scratch: str) -> None:
-    """The request's variables, then those that make the DSL keep what it compiles.
-
-    The DSL reads them once, when it is imported, so the place to keep files in is a relative one:
-    each child has its own working directory. Up to 4.4 it knows ``KEEP_PTX`` and ``KEEP_CUBIN``,
-    later also ``KEEP``, which replaces them.
-    """
-    for name, value in request.get("env", {}).items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    os.environ["CUTE_DSL_ARCH"] = probe.arch
-    os.environ.update(CUTE_DSL_KEEP="ptx,cubin", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_KEEP_CUBIN="1")
-    os.environ["CUTE_DSL_DUMP_DIR"] = "."
-    os.environ.update(CUTE_DSL_CACHE_DIR=scratch, CUTE_DSL_DISABLE_FILE_CACHING="1")
-    os.environ["FLASHINFER_WORKSPACE_BASE"] = scratch
-
-
-def add_paths(folders: list[str]) -> None:
-    """Put folders first on ``sys.path`` and read their ``.pth`` files, as the DSL needs it."""
-    folders = [os.path.abspath(folder) for folder in folders]
-    before = [entry for entry in sys.path if entry not in folders]
-    sys.path[:] = folders + before
-    known = {os.path.normcase(folder) for folder in folders}
-    for folder in folders:
-        site.addsitedir(folder, known)
-    added = [entry for entry in sys.path if entry not in before]
-    sys.path[:] = added + before
-
-
-def describe_device_to_torch(probe: Probe) -> None:
-    """Let torch tell the simulated device's properties, whether it has a device or not."""
-    torch = importlib.import_module("torch")
-    if torch.version.cuda is None:
-        torch.version.cuda = probe.cuda_version
-        probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
-    properties = types.SimpleNamespace(
-        name=probe.device_name,
-        uuid="GPU-simulated",
-        major=probe.capability[0],
-        minor=probe.capability[1],
-        multi_processor_count=SM_COUNT,
-        total_memory=128 * 1024**3,
-        is_integrated=1,
-        warp_size=32,
-        max_threads_per_multi_processor=1536,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 * 1024,
-        shared_memory_per_block_optin=99 * 1024,
-        shared_memory_per_multiprocessor=100 * 1024,
-        L2_cache_size=24 * 1024**2,
-    )
-    answers: dict[str, Any] = {
-        "get_device_properties": properties,
-        "get_device_capability": probe.capability,
-        "get_device_name": probe.device_name,
-        "current_device": 0,
-        "current_stream": types.SimpleNamespace(cuda_stream=0),
-        "is_current_stream_capturing": False,
-    }
-    for name, value in answers.items():
-        setattr(torch.cuda, name, lambda *_args, _value=value, **_kwargs: _value)
-    probe.note(f"torch.cuda: {', '.join(answers)} answer for {probe.device_name}")
-
-
-def answer_for_flashinfer(probe: Probe) -> None:
-    """Replace what FlashInfer asks of a real device, in every module that imported the function.
-
-    Its own ``get_compute_capability`` refuses a tensor that is not on a GPU.
-    """
-    answers: dict[str, Any] = {
-        "get_compute_capability": probe.capability,
-        "get_max_active_clusters": SM_COUNT,
-        "get_num_sm": SM_COUNT,
-        "get_device_sm_count": SM_COUNT,
-    }
-    modules = [m for n, m in list(sys.modules.items()) if n.partition(".")[0] == "flashinfer"]
-    for name, value in answers.items():
-        holders = [m for m in modules if inspect.isroutine(vars(m).get(name)) or wrapped(m, name)]
-        for module in holders:
-            setattr(module, name, lambda *_args, _value=value, **_kwargs: _value)
-        if holders:
-            probe.note(f"flashinfer {name}: {value}")
-
-
-def wrapped(module: types.ModuleType, name: str) -> bool:
-    """Whether a module's attribute is a function behind ``functools.cache``."""
-    return callable(vars(module).get(name)) and hasattr(vars(module)[name], "__wrapped__")
-
-
-class StandIn(types.ModuleType):
-    """A module any attribute of which exists, and any call of which decorates or does nothing."""
-
-    __version__ = "3.0.0"
-    __path__: list[str] = []  # noqa: RUF012 (the interface of a package)
-
-    def __getattr__(self, name: str) -> StandIn:
-        """Have everything but Python's own special names."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return StandIn(name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Decorate a lone function with nothing; otherwise be a decorator."""
-        alone = len(args) == 1 and not kwargs and callable(args[0])
-        if not alone:
-            return self
-        with contextlib.suppress(AttributeError):
-            args[0].fn = args[0]  # what a kernel of Triton has its function as
-        return args[0]
-
-
-TRITON = ("triton", "triton.language")
-
-
-@contextlib.contextmanager
-def stand_in_triton(probe: Probe, wanted: bool) -> Iterator[None]:
-    """Where Triton is not installed, let FlashInfer define the kernels that it writes in it.
-
-    Only while FlashInfer is imported: torch is to go on without Triton.
-    """
-    if not wanted or importlib.util.find_spec("triton") is not None:
-        yield
-        return
-    sys.modules.update({name: StandIn(name) for name in TRITON})
-    try:
-        yield
-    finally:
-        for name in TRITON:
-            sys.modules.pop(name, None)
-    probe.note("triton: a stand-in while FlashInfer is imported")
-
-
-def find_source_quickly() -> None:
-    """Give the DSL source locations without the search that Python makes up to 3.12.
-
-    The DSL notes the source line of each operation by ``inspect.getframeinfo``, which looks
-    backwards for a ``def`` through the whole file, ten million times for one MoE kernel. From
-    Python 3.13 on it does not; the names of locations do not reach the machine code.
-    """
-    original = inspect.findsource
-
-    def findsource(object: Any) -> tuple[list[str], int]:  # noqa: A002 (its name in inspect)
-        thing = object
-        code = thing.f_code if inspect.isframe(thing) else thing
-        if not inspect.iscode(code):
-            return original(thing)
-        lines = linecache.getlines(code.co_filename)
-        if not lines:
-            raise OSError("could not get source code")
-        return lines, min(code.co_firstlineno, len(lines)) - 1
-
-    if sys.version_info < (3, 13):
-        inspect.findsource = findsource
-
-
-# --- FlashInfer and the DSL --------------------------------------------------------------------
-
-MOE = "flashinfer.fused_moe.cute_dsl"
-#: Imported before the first fork. The second row is what a call would import later, when the
-#: stand-in for Triton is gone; a release that lacks one of these says so where it matters.
-MODULES = ("flashinfer", "flashinfer.gemm.gemm_base", "flashinfer.fused_moe", "cutlass.cute")
-LATER = (
-    f"{MOE}.b12x_moe",
-    f"{MOE}.blackwell_sm12x.moe_dispatch",
-    f"{MOE}.blackwell_sm12x.triton_compact",
-    "flashinfer.cute_dsl.utils",
-    "flashinfer.gemm.gemm_mm_fp4_cute_dsl",
-    "flashinfer.gemm.kernels.dense_blockscaled_gemm_sm120_b12x",
-    "flashinfer.gemm.kernels.dense_blockscaled_gemm_sm120",
-)
-
-
-def import_flashinfer(request: Json, probe: Probe) -> None:
-    """Import what the kernels need, with the device in place before anything asks for it."""
-    describe_device_to_torch(probe)
-    with stand_in_triton(probe, bool(request.get("pretend_triton"))):
-        for name in MODULES:
-            importlib.import_module(name)
-        for name in LATER:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-    answer_for_flashinfer(probe)
-
-
-def stop_after_compiling() -> None:
-    """Let ``cute.compile`` end the call: launching what it gives is not for this machine."""
-    cute = importlib.import_module("cutlass.cute")
-    compiler = cute.compile
-
-    def compile_and_stop(*args: Any, **kwargs: Any) -> NoReturn:
-        try:
-            compiler(*args, **kwargs)
-        except Exception as error:
-            raise Compiled from error
-        raise Compiled
-
-    setattr(cute, "compile", compile_and_stop)  # noqa: B010 (the module is Any in a sandbox only)
-
-
-def build_mma(_ask: Json) -> None:
-    """Describe the NVFP4 warp MMA; its constructor is where the DSL checks the architecture."""
-    cutlass = importlib.import_module("cutlass")
-    warp = importlib.import_module("cutlass.cute.nvgpu.warp")
-    try:
-        warp.MmaMXF4NVF4Op(cutlass.Float4E2M1FN, cutlass.Float32, cutlass.Float8E4M3FN)
-    except Exception as error:
-        raise Compiled from error
-    raise Compiled
-
-
-def dense_arguments(ask: Json, device: str = "cpu") -> tuple[Any, ...]:
-    """Activations and weights of one NVFP4 linear layer, in the form that vLLM hands them over."""
-    torch = importlib.import_module("torch")
-    tokens, n, k = (int(ask.get(name, size)) for name, size in DENSE_SIZES.items())
-    rows = (tokens + 127) // 128 * 128
-
-    def zeros(height: int, width: int, dtype: Any = torch.uint8) -> Any:
-        return torch.zeros(height, width, dtype=dtype, device=device)
-
-    a, b = zeros(tokens, k // 2), zeros(n, k // 2).T
-    a_scale, b_scale = zeros(rows, k // 16), zeros(n, k // 16).T
-    alpha, out = torch.ones(1, device=device), zeros(tokens, n, torch.bfloat16)
-    return a, b, a_scale, b_scale, alpha, torch.bfloat16, out, 16, False
-
-
-DENSE_SIZES = {"tokens": 512, "n": 2048, "k": 2048}
-
-
-def build_dense(ask: Json) -> None:
-    """FlashInfer's b12x GEMM: by the function that vLLM calls, or with the tile that is named."""
-    arguments = dense_arguments(ask)
-    tile = ask.get("tile")
-    if tile is None:
-        flashinfer = importlib.import_module("flashinfer")
-        flashinfer.mm_fp4(*arguments, backend="b12x")
-        return
-    gemm = importlib.import_module("flashinfer.gemm.gemm_base")
-    torch = importlib.import_module("torch")
-    runner = gemm._b12x_gemm_fp4_runner(12, 1, False, torch.bfloat16, True)
-    tactic = (tuple(tile), (1, 1), bool(ask.get("swap_ab")), False, "sm120", None)
-    runner.forward([*arguments, None], tactic=tactic)
-
-
-#: Layers for which FlashInfer is asked what its tuner would try: between them, all that its rules
-#: tell apart. Whether a kernel prefetches is another choice, and gives the same machine code.
-LAYERS: tuple[Json, ...] = (
-    {"tokens": 512},
-    {"tokens": 1},
-    {"tokens": 64, "n": 1024},
-    {"tokens": 1, "n": 1024, "k": 4096},
-    {"tokens": 1, "n": 512, "k": 4096},
-    {"tokens": 1, "n": 256, "k": 8192},
-)
-
-
-def tiles_offered() -> list[Json]:
-    """Requests for the dense kernel with every tile that FlashInfer may choose, tuned or not.
-
-    The tensors have no memory: filling it would start threads, which a forked child waits for.
-    """
-    gemm = importlib.import_module("flashinfer.gemm.gemm_base")
-    torch = importlib.import_module("torch")
-    runner = gemm._b12x_gemm_fp4_runner(12, 1, False, torch.bfloat16, True)
-    found: dict[Any, Json] = {}
-    for layer in LAYERS:
-        for tile, _cluster, swapped, *_rest in runner.get_valid_tactics(
-            [*dense_arguments(layer, "meta"), None], None
-        ):
-            ask = {"kind": "dense-b12x", **layer, "tile": list(tile)}
-            found.setdefault((tuple(tile), swapped), {**ask, "swap_ab": True} if swapped else ask)
-    if not found:
-        raise RuntimeError("FlashInfer's b12x GEMM offers no tile at all")
-    return list(found.values())
-
-
-MOE_SIZES = {"tokens": 64, "experts": 8, "top_k": 2, "hidden": 512, "intermediate": 256}
-
-
-def build_moe(ask: Json) -> None:
-    """FlashInfer's fused b12x experts, by the function that vLLM calls: SiLU-gated, W4A4."""
-    torch = importlib.import_module("torch")
-    entry = importlib.import_module("flashinfer").b12x_fused_moe
-    to_mma = importlib.import_module("flashinfer.cute_dsl.utils").convert_sf_to_mma_layout
-    tokens, experts, top_k, hidden, inner = (int(ask.get(n, s)) for n, s in MOE_SIZES.items())
-
-    def weight(rows: int, columns: int) -> tuple[Any, Any]:
-        packed = torch.zeros(experts, rows, columns // 2, dtype=torch.uint8)
-        scales = torch.zeros(experts * rows, columns // 16, dtype=torch.float8_e4m3fn)
-        return packed, to_mma(scales, m=rows, k=columns, num_groups=experts)
-
-    w1, w1_scale = weight(2 * inner, hidden)
-    w2, w2_scale = weight(hidden, inner)
-    chosen = torch.arange(tokens * top_k, dtype=torch.int32).reshape(tokens, top_k) % experts
-    entry(
-        x=torch.zeros(tokens, hidden, dtype=torch.bfloat16),
-        token_selected_experts=chosen,
-        token_final_scales=torch.zeros(tokens, top_k),
-        w1_weight=w1,
-        w1_weight_sf=w1_scale,
-        w1_alpha=torch.ones(experts),
-        fc2_input_scale=torch.ones(experts),
-        w2_weight=w2,
-        w2_weight_sf=w2_scale,
-        w2_alpha=torch.ones(experts),
-        num_experts=experts,
-        top_k=top_k,
-        num_local_experts=experts,
-        output_dtype=torch.bfloat16,
-        output=torch.zeros(tokens, hidden, dtype=torch.bfloat16),
-    )
-
-
-# --- the package b12x ----------------------------------------------------------------------------
-
-
-def build_package(ask: Json) -> None:
-    """The package's own NVFP4 GEMM, by the function that vLLM calls."""
-    torch = importlib.import_module("torch")
-    api = import_package(ask)
-    tokens, n, k = (int(ask.get(name, size)) for name, size in DENSE_SIZES.items())
-    rows = (tokens + 127) // 128 * 128
-    a = torch.zeros(tokens, k // 2, dtype=torch.uint8)
-    b = torch.zeros(n, k // 2, dtype=torch.uint8)
-    a_scale, b_scale = (
-        torch.zeros(height, k // 16, dtype=torch.float8_e4m3fn) for height in (rows, n)
-    )
-    api.mm_nvfp4(a, a_scale, b, b_scale, torch.ones(1), out_dtype=torch.bfloat16)
-
-
-def import_package(ask: Json) -> Any:
-    """Import the package's GEMM as on a machine with the device.
-
-    It is to be called in a child, which this changes for good. Without Triton, torch has to be
-    imported to the end first: it would take the stand-in for the real one.
-    """
-    torch = importlib.import_module("torch")
-    torch.cuda.is_available = lambda: True
-    torch.cuda.device_count = lambda: 1
-    torch.cuda.device = lambda *_args: contextlib.nullcontext()
-    if ask.get("stand_in") and importlib.util.find_spec("triton") is None:
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torch._inductor.utils")
-        sys.modules.update({name: StandIn(name) for name in TRITON})
-    api = importlib.import_module("b12x.gemm.blockscaled.api")
-    with contextlib.suppress(ImportError):  # from 1.5 on; until then the call itself compiles
-        compile_without_session(importlib.import_module("b12x.gemm.blockscaled._preparation"))
-    return api
-
-
-def compile_without_session(preparation: types.ModuleType) -> None:
-    """Let the package compile what a call needs, and not prepare memory for it on a device.
-
-    A plan lists the jobs that its session would give to compiler processes; they are done here.
-    """
-    torch = importlib.import_module("torch")
-    linear = importlib.import_module("b12x.gemm.blockscaled._linear")
-    detect = importlib.import_module("b12x.preparation.device").detect_device
-    device = torch.device("cuda", 0)
-    plan_for = vars(preparation)["heuristic_plan"]
-
-    def compile_jobs(plan: Any, _name: str, _device: Any) -> None:
-        for job in plan._compile_jobs(None, detect(device)):
-            module, _, factory = job.factory.partition(":")
-            getattr(importlib.import_module(module), factory)(*job.args, **dict(job.kwargs))
-
-    vars(preparation)["heuristic_plan"] = lambda query, _device: plan_for(query, device)
-    vars(linear)["require_prepared"] = compile_jobs
-
-
-KINDS: dict[str, Callable[[Json], None]] = {
-    "mma-gate": build_mma,
-    "dense-b12x": build_dense,
-    "dense-b12x-package": build_package,
-    "moe-b12x": build_moe,
-}
-#: They take several times as long as the others.
-SLOW = ("moe-b12x", "dense-b12x-package")
-#: Stands for several kernels.
-EVERY_TILE = "dense-b12x-tiles"
-
-
-# --- one kernel, in a child --------------------------------------------------------------------
-
-
-def build(ask: Json) -> BaseException | None:
-    """Call one kernel's function until its compiler returned; the compiler's error, if any.
-
-    Raises:
-        Refused: the function failed before it compiled anything, or never compiled.
-    """
-    try:
-        KINDS[ask["kind"]](ask)
-    except Compiled as end:
-        return end.__cause__
-    except Exception as error:
-        raise Refused("call", error) from error
-    raise Refused("call", RuntimeError("the function returned without compiling anything"))
-
-
-def describe(error: BaseException, stage: str) -> Json:
-    """Put an error into the form that the result carries."""
-    message = ANSI.sub("", str(error)).strip()
-    return {"type": type(error).__name__, "message": message[:4000], "stage": stage}
-
-
-def kept_file(path: Path) -> Json:
-    """One file that the compiler wrote."""
-    data = path.read_bytes()
-    kind = path.suffix.removeprefix(".")
-    value: Json = {"name": path.name, "kind": kind, "size": len(data)}
-    value["sha256"] = hashlib.sha256(data).hexdigest()
-    if kind == "cubin":
-        value["base64"] = base64.b64encode(data).decode("ascii")
-    return value
-
-
-def read_ptx(path: Path) -> Json:
-    """The directives at the top of a PTX file, and the kernels in it."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    version = re.search(r"^\.version\s+(\S+)", text, re.MULTILINE)
-    target = re.search(r"^\.target\s+([^\s,]+)", text, re.MULTILINE)
-    return {
-        "ptx_version": version[1] if version else None,
-        "target": target[1] if target else None,
-        "entries": re.findall(r"^\.visible \.entry (\w+)", text, re.MULTILINE),
-    }
-
-
-def empty_reply(ask: Json) -> Json:
-    """Make a reply that says nothing yet."""
-    nothing: Json = {"target": None, "ptx_version": None, "entries": [], "files": []}
-    named = {
-        "kind": ask.get("kind"),
-        "request": ask,
-        "compiled": False,
-        "error": None,
-        "loading": None,
-    }
-    return {**named, **nothing, "seconds": 0.0}
-
-
-def compile_kernel(ask: Json, folder: Path) -> Json:
-    """Compile one kernel and collect what came of it; to be called in a child of its own."""
-    reply = empty_reply(ask)
-    begun = time.monotonic()
-    error: BaseException | None
-    try:
-        error = build(ask)
-        if error is not None:
-            reply["error"] = describe(error, "compile")
-    except Refused as refused:
-        reply["error"] = describe(refused.error, refused.stage)
-    reply["seconds"] = round(time.monotonic() - begun, 2)
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".ptx", ".cubin"))
-    reply["files"] = [kept_file(path) for path in files]
-    for path in files:
-        if path.suffix == ".ptx":
-            reply.update(read_ptx(path))
-    finished = any(file["kind"] == "cubin" and file["size"] for file in reply["files"])
-    if ask["kind"] == "mma-gate":
-        finished = reply["error"] is None
-    reply["compiled"] = finished
-    if finished:
-        reply.update(error=None, loading=reply["error"])
-    elif reply["error"] is None:
-        words = RuntimeError("the compiler returned and wrote no cubin")
-        reply["error"] = describe(words, "compile")
-    return reply
-
-
-Work = Callable[[Json, Path], Json]
-
-
-def run_child(ask: Json, folder: Path, answer: Path, work: Work) -> NoReturn:
-    """The life of a child: do the work, write the reply, end without Python's own clean-up."""
-    status = 1
-    try:
-        folder.mkdir()
-        os.chdir(folder)
-        answer.write_text(json.dumps(work(ask, folder)), encoding="utf-8")
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def in_children(
-    kernels: list[Json],
-    jobs: int,
-    scratch: Path,
-    work: Work,
-    crashed: Callable[[Json, Json], Json],
-) -> list[Json]:
-    """Work on each kernel in a child, some at a time; those that take longest first.
-
-    ``crashed`` makes the reply for one whose child ended without any.
-    """
-    running: dict[int, int] = {}
-    codes: dict[int, int] = {}
-
-    def wait_for_one() -> None:
-        child, status = os.wait()
-        if child in running:
-            codes[running.pop(child)] = os.waitstatus_to_exitcode(status)
-
-    slow = [n for n, ask in enumerate(kernels) if ask["kind"] in SLOW]
-    for number in sorted(range(len(kernels)), key=lambda n: n not in slow):
-        while len(running) >= max(1, jobs):
-            wait_for_one()
-        child = os.fork()
-        if child == 0:
-            names = f"kernel-{number}", f"reply-{number}.json"
-            folder, answer = (scratch / name for name in names)
-            run_child(kernels[number], folder, answer, work)
-        running[child] = number
-    while running:
-        wait_for_one()
-    replies = []
-    for number, ask in enumerate(kernels):
-        answer = scratch / f"reply-{number}.json"
-        if answer.exists():
-            replies.append(json.loads(answer.read_text(encoding="utf-8")))
-            continue
-        code = codes[number]
-        words = f"signal {-code}" if code < 0 else f"exit status {code}"
-        message = f"the child ended with {words}"
-        replies.append(crashed(ask, {"type": "Crashed", "message": message, "stage": "crash"}))
-    return replies
-
-
-def compile_all(kernels: list[Json], jobs: int, scratch: Path) -> list[Json]:
-    """Compile each kernel in a child."""
-
-    def crashed(ask: Json, error: Json) -> Json:
-        return {**empty_reply(ask), "error": error}
-
-    return in_children(kernels, jobs, scratch, compile_kernel, crashed)
-
-
-# --- the whole request -------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str | None]:

@@ -42,9 +42,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from builder.runtime import call_table, codegen_probe, launch_host, stub_driver
+    from builder.runtime import (
+        call_table,
+        codegen_child,
+        codegen_device,
+        codegen_probe,
+        launch_host,
+        stub_driver,
+    )
 else:
     import call_table
+    import codegen_child
+    import codegen_device
     import codegen_probe
     import launch_host
     import stub_driver
@@ -174,8 +183,8 @@ def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
     try:
         launch_instead(recorder)
         if "sms" in ask:
-            codegen_probe.SM_COUNT = int(ask["sms"])
-            codegen_probe.answer_for_flashinfer(probe)
+            codegen_device.SM_COUNT = int(ask["sms"])
+            codegen_device.answer_for_flashinfer(probe)
         for case in importlib.import_module("launch_cases").KINDS[ask["kind"]](ask):
             recorder.case, count = case, len(recorder.launches)
             case.call()
@@ -186,7 +195,7 @@ def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
     except Exception as error:
         traceback.print_exc()
         first = runtime.errors[0] if runtime.errors else error
-        reply["error"] = codegen_probe.describe(first, "call")
+        reply["error"] = codegen_child.describe(first, "call")
         if runtime.refused:
             names = ", ".join(dict.fromkeys(runtime.refused))
             reply["error"]["message"] += f"; functions that are not simulated: {names}"
@@ -211,28 +220,28 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
 
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         jobs = int(request.get("jobs", 2))
-        return codegen_probe.in_children(asks, jobs, Path(scratch), work, crashed)
+        return codegen_child.in_children(asks, jobs, Path(scratch), work, crashed)
 
 
 def run(request: Json) -> Json:
     """Answer a whole request."""
-    probe = codegen_probe.Probe.of(request)
+    probe = codegen_device.Probe.of(request)
     result: Json = {"schema": SCHEMA, "python": platform.python_version(), "versions": {}}
     result.update(kernels=[], simulated=probe.simulated, fatal=None)
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         try:
-            codegen_probe.set_environment(request, probe, scratch)
-            codegen_probe.add_paths([str(path) for path in request.get("paths", [])])
+            codegen_device.set_environment(request, probe, scratch)
+            codegen_device.add_paths([str(path) for path in request.get("paths", [])])
             if libraries := stub_driver.dsl_libraries():
                 stub_driver.load_driver(probe.note, scratch, libraries)
             library = call_table.Library(os.path.join(scratch, "calls.so"), runtime_functions())
             os.environ["CUTE_DSL_LIBS"] = library.path
             probe.note("the CuTe DSL's runtime library: generated, its functions record launches")
-            codegen_probe.find_source_quickly()
+            codegen_device.find_source_quickly()
             result["kernels"] = launch_requested(request, probe, library)
         except Exception as error:
             traceback.print_exc()
-            result["fatal"] = codegen_probe.describe(error, "import")
+            result["fatal"] = codegen_child.describe(error, "import")
         result["versions"] = codegen_probe.versions()
     return result
 

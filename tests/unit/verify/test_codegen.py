@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from builder.verify.model import Check
 
-probe = load("codegen_probe")
+device, kernels = load("codegen_device"), load("codegen_kernels")
+child, probe = load("codegen_child"), load("codegen_probe")
 
 # ------------------------------------------------------------------------------------ machine code
 
@@ -520,10 +521,10 @@ def compile_with(
         (tmp_path / "k.ptx").write_text(PTX)
         if cubin:
             (tmp_path / "k.cubin").write_bytes(b"code")
-        raise probe.Compiled from error
+        raise kernels.Compiled from error
 
-    monkeypatch.setitem(probe.KINDS, "dense-b12x", build)
-    value: dict[str, Any] = probe.compile_kernel({"kind": "dense-b12x"}, tmp_path)
+    monkeypatch.setitem(kernels.KINDS, "dense-b12x", build)
+    value: dict[str, Any] = child.compile_kernel({"kind": "dense-b12x"}, tmp_path)
     return value
 
 
@@ -562,8 +563,8 @@ def test_a_refusal_before_the_compiler_says_so(
     def refuse(_ask: dict[str, Any]) -> None:
         raise ValueError("b12x is not for you")
 
-    monkeypatch.setitem(probe.KINDS, "dense-b12x", refuse)
-    reply = probe.compile_kernel({"kind": "dense-b12x"}, tmp_path)
+    monkeypatch.setitem(kernels.KINDS, "dense-b12x", refuse)
+    reply = child.compile_kernel({"kind": "dense-b12x"}, tmp_path)
     assert reply["error"] == {
         "type": "ValueError",
         "message": "b12x is not for you",
@@ -574,8 +575,8 @@ def test_a_refusal_before_the_compiler_says_so(
 def test_a_call_that_compiles_nothing_is_no_success(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(probe.KINDS, "moe-b12x", lambda _ask: None)
-    reply = probe.compile_kernel({"kind": "moe-b12x"}, tmp_path)
+    monkeypatch.setitem(kernels.KINDS, "moe-b12x", lambda _ask: None)
+    reply = child.compile_kernel({"kind": "moe-b12x"}, tmp_path)
     assert not reply["compiled"]
     assert "without compiling" in reply["error"]["message"]
 
@@ -586,11 +587,11 @@ def test_children_are_told_apart_and_a_crash_is_told(
     def build(ask: dict[str, Any]) -> None:
         if ask["n"] == 1:
             raise SystemExit(3)
-        raise probe.Compiled
+        raise kernels.Compiled
 
-    monkeypatch.setitem(probe.KINDS, "mma-gate", build)
+    monkeypatch.setitem(kernels.KINDS, "mma-gate", build)
     asks = [{"kind": "mma-gate", "n": n} for n in range(3)]
-    first, second, third = probe.compile_all(asks, 2, tmp_path)
+    first, second, third = child.compile_all(asks, 2, tmp_path)
     assert first["compiled"]
     assert third["compiled"]
     assert [reply["request"]["n"] for reply in (first, second, third)] == [0, 1, 2]
@@ -601,12 +602,12 @@ def test_the_slow_ones_start_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     def build(ask: dict[str, Any]) -> None:
         with (tmp_path / "order").open("a") as log:
             log.write(f"{ask['n']} ")
-        raise probe.Compiled
+        raise kernels.Compiled
 
     for kind in ("mma-gate", "moe-b12x"):
-        monkeypatch.setitem(probe.KINDS, kind, build)
+        monkeypatch.setitem(kernels.KINDS, kind, build)
     kinds = ("mma-gate", "moe-b12x", "mma-gate", "moe-b12x")
-    replies = probe.compile_all(
+    replies = child.compile_all(
         [{"kind": kind, "n": n} for n, kind in enumerate(kinds)], 1, tmp_path
     )
     assert (tmp_path / "order").read_text() == "1 3 0 2 "
@@ -636,20 +637,20 @@ def offer(
         ),
         "torch": SimpleNamespace(bfloat16=None),
     }
-    monkeypatch.setattr(probe, "importlib", SimpleNamespace(import_module=modules.__getitem__))
-    monkeypatch.setattr(probe, "dense_arguments", lambda ask, _device: (ask["tokens"],))
+    monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    monkeypatch.setattr(kernels, "dense_arguments", lambda ask, _device: (ask["tokens"],))
 
 
 def test_every_tile_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, swapped = ((128, 128), False), ((64, 32), True)
     offer(monkeypatch, {512: [wide], 1: [wide, swapped]})
-    assert probe.tiles_offered() == [
+    assert kernels.tiles_offered() == [
         {"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]},
         {"kind": "dense-b12x", "tokens": 1, "tile": [64, 32], "swap_ab": True},
     ]
     offer(monkeypatch, {})
     with pytest.raises(RuntimeError, match="offers no tile"):
-        probe.tiles_offered()
+        kernels.tiles_offered()
 
 
 def test_a_kernel_that_is_asked_for_twice_is_compiled_once(
@@ -718,8 +719,8 @@ def test_the_package_compiles_what_its_plan_lists(monkeypatch: pytest.MonkeyPatc
         "b12x.preparation.device": SimpleNamespace(detect_device=lambda device: device),
         "factories": SimpleNamespace(make=lambda *args, **kwargs: done.append((args, kwargs))),
     }
-    monkeypatch.setattr(probe, "importlib", SimpleNamespace(import_module=modules.__getitem__))
-    probe.compile_without_session(preparation)
+    monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    kernels.compile_without_session(preparation)
     assert preparation.heuristic_plan("query", "cpu") == ("query", ("cuda", 0))
     linear.require_prepared(plan, "gemm", "cpu")
     assert done == [((1, 2), {"k": 3})] * 2
@@ -733,7 +734,7 @@ def test_an_unknown_kind_is_refused_before_anything_else() -> None:
 
 
 def test_the_stand_in_for_triton_decorates_with_nothing() -> None:
-    triton: Any = probe.StandIn("triton")
+    triton: Any = device.StandIn("triton")
 
     def kernel() -> int:
         return 7

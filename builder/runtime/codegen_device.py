@@ -1,0 +1,209 @@
+"""What surrounds a compilation for a device that is not there: environment, paths, answers.
+
+It runs beside ``codegen_probe.py`` under the target's interpreter: the standard library alone, and
+whatever the target has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import site
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: GB10. One thread block cluster per SM: what the driver would answer, and only sizes a grid.
+SM_COUNT = 48
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Probe:
+    """What the request says about the device, and what has been simulated so far."""
+
+    capability: tuple[int, int] = (12, 1)
+    arch: str = "sm_121a"
+    cuda_version: str = "13.0"
+    device_name: str = "NVIDIA GB10"
+    simulated: list[str] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Json) -> Probe:
+        """Take from the request what it says about the device."""
+        major, minor = request.get("capability", (12, 1))
+        probe = cls(capability=(int(major), int(minor)))
+        for name in ("arch", "cuda_version", "device_name"):
+            setattr(probe, name, request.get(name, getattr(probe, name)))
+        return probe
+
+    def note(self, words: str) -> None:
+        """Record a simulated part once."""
+        if words not in self.simulated:
+            self.simulated.append(words)
+
+
+def set_environment(request: Json, probe: Probe, scratch: str) -> None:
+    """The request's variables, then those that make the DSL keep what it compiles.
+
+    The DSL reads them once, when it is imported, so the place to keep files in is a relative one:
+    each child has its own working directory. Up to 4.4 it knows ``KEEP_PTX`` and ``KEEP_CUBIN``,
+    later also ``KEEP``, which replaces them.
+    """
+    for name, value in request.get("env", {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.environ["CUTE_DSL_ARCH"] = probe.arch
+    os.environ.update(CUTE_DSL_KEEP="ptx,cubin", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_KEEP_CUBIN="1")
+    os.environ["CUTE_DSL_DUMP_DIR"] = "."
+    os.environ.update(CUTE_DSL_CACHE_DIR=scratch, CUTE_DSL_DISABLE_FILE_CACHING="1")
+    os.environ["FLASHINFER_WORKSPACE_BASE"] = scratch
+
+
+def add_paths(folders: list[str]) -> None:
+    """Put folders first on ``sys.path`` and read their ``.pth`` files, as the DSL needs it."""
+    folders = [os.path.abspath(folder) for folder in folders]
+    before = [entry for entry in sys.path if entry not in folders]
+    sys.path[:] = folders + before
+    known = {os.path.normcase(folder) for folder in folders}
+    for folder in folders:
+        site.addsitedir(folder, known)
+    added = [entry for entry in sys.path if entry not in before]
+    sys.path[:] = added + before
+
+
+def describe_device_to_torch(probe: Probe) -> None:
+    """Let torch tell the simulated device's properties, whether it has a device or not."""
+    torch = importlib.import_module("torch")
+    if torch.version.cuda is None:
+        torch.version.cuda = probe.cuda_version
+        probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
+    properties = types.SimpleNamespace(
+        name=probe.device_name,
+        uuid="GPU-simulated",
+        major=probe.capability[0],
+        minor=probe.capability[1],
+        multi_processor_count=SM_COUNT,
+        total_memory=128 * 1024**3,
+        is_integrated=1,
+        warp_size=32,
+        max_threads_per_multi_processor=1536,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=99 * 1024,
+        shared_memory_per_multiprocessor=100 * 1024,
+        L2_cache_size=24 * 1024**2,
+    )
+    answers: dict[str, Any] = {
+        "get_device_properties": properties,
+        "get_device_capability": probe.capability,
+        "get_device_name": probe.device_name,
+        "current_device": 0,
+        "current_stream": types.SimpleNamespace(cuda_stream=0),
+        "is_current_stream_capturing": False,
+    }
+    for name, value in answers.items():
+        setattr(torch.cuda, name, lambda *_args, _value=value, **_kwargs: _value)
+    probe.note(f"torch.cuda: {', '.join(answers)} answer for {probe.device_name}")
+
+
+def answer_for_flashinfer(probe: Probe) -> None:
+    """Replace what FlashInfer asks of a real device, in every module that imported the function.
+
+    Its own ``get_compute_capability`` refuses a tensor that is not on a GPU.
+    """
+    answers: dict[str, Any] = {
+        "get_compute_capability": probe.capability,
+        "get_max_active_clusters": SM_COUNT,
+        "get_num_sm": SM_COUNT,
+        "get_device_sm_count": SM_COUNT,
+    }
+    modules = [m for n, m in list(sys.modules.items()) if n.partition(".")[0] == "flashinfer"]
+    for name, value in answers.items():
+        holders = [m for m in modules if inspect.isroutine(vars(m).get(name)) or wrapped(m, name)]
+        for module in holders:
+            setattr(module, name, lambda *_args, _value=value, **_kwargs: _value)
+        if holders:
+            probe.note(f"flashinfer {name}: {value}")
+
+
+def wrapped(module: types.ModuleType, name: str) -> bool:
+    """Whether a module's attribute is a function behind ``functools.cache``."""
+    return callable(vars(module).get(name)) and hasattr(vars(module)[name], "__wrapped__")
+
+
+class StandIn(types.ModuleType):
+    """A module any attribute of which exists, and any call of which decorates or does nothing."""
+
+    __version__ = "3.0.0"
+    __path__: list[str] = []  # noqa: RUF012 (the interface of a package)
+
+    def __getattr__(self, name: str) -> StandIn:
+        """Have everything but Python's own special names."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return StandIn(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Decorate a lone function with nothing; otherwise be a decorator."""
+        alone = len(args) == 1 and not kwargs and callable(args[0])
+        if not alone:
+            return self
+        with contextlib.suppress(AttributeError):
+            args[0].fn = args[0]  # what a kernel of Triton has its function as
+        return args[0]
+
+
+TRITON = ("triton", "triton.language")
+
+
+@contextlib.contextmanager
+def stand_in_triton(probe: Probe, wanted: bool) -> Iterator[None]:
+    """Where Triton is not installed, let FlashInfer define the kernels that it writes in it.
+
+    Only while FlashInfer is imported: torch is to go on without Triton.
+    """
+    if not wanted or importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    sys.modules.update({name: StandIn(name) for name in TRITON})
+    try:
+        yield
+    finally:
+        for name in TRITON:
+            sys.modules.pop(name, None)
+    probe.note("triton: a stand-in while FlashInfer is imported")
+
+
+def find_source_quickly() -> None:
+    """Give the DSL source locations without the search that Python makes up to 3.12.
+
+    The DSL notes the source line of each operation by ``inspect.getframeinfo``, which looks
+    backwards for a ``def`` through the whole file, ten million times for one MoE kernel. From
+    Python 3.13 on it does not; the names of locations do not reach the machine code.
+    """
+    original = inspect.findsource
+
+    def findsource(object: Any) -> tuple[list[str], int]:  # noqa: A002 (its name in inspect)
+        thing = object
+        code = thing.f_code if inspect.isframe(thing) else thing
+        if not inspect.iscode(code):
+            return original(thing)
+        lines = linecache.getlines(code.co_filename)
+        if not lines:
+            raise OSError("could not get source code")
+        return lines, min(code.co_firstlineno, len(lines)) - 1
+
+    if sys.version_info < (3, 13):
+        inspect.findsource = findsource
