@@ -151,7 +151,7 @@ def open_overlay(
         judged = Base(dataclasses.replace(base.identity, env=dict(env)), overlay)
         judged_plan = make_plan(judged, opening.selection, opening.sources)
         opened = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
-        return dataclasses.replace(opened, parts=lambda: parts)
+        return dataclasses.replace(opened, parts=lambda: parts, brought=tuple(files))
     ask, why = sandbox_asker(overlay, plan["base"]["packages"], trust)
     layers = metadata.read_layers(files.get(f"{metadata.SHARE}/layers.json"), name)
     console.say(f"  {name} is an overlay: it is checked on the files of {plan['base']['ref']}")
