@@ -73,6 +73,8 @@ class Seen:
     path: str
     status: int
     fault: Fault | None
+    #: the header ``Range``, where a part was asked for
+    part: str = ""
 
 
 @dataclass
@@ -132,7 +134,8 @@ class _Handler(LoopbackHandler):
     def _note(self, status: int) -> None:
         """Before the client can know, so that a test that has its answer finds it in the log."""
         with self.owner._lock:
-            self.owner.log.append(Seen(self.command, self.path, status, self._fault))
+            part = self.headers.get("Range", "")
+            self.owner.log.append(Seen(self.command, self.path, status, self._fault, part))
 
     def do_GET(self) -> None:
         self._any()

@@ -46,7 +46,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Impatient; and what verify would need of the package index is not there."""
     monkeypatch.setattr(command, "Locations", partial(Locations, QUICK))
 
-    def unexpected(*_words: object) -> Evidence:
+    def unexpected(*_words: object, **_options: object) -> Evidence:
         raise AssertionError("verify was run")
 
     monkeypatch.setattr(command, "_verify_now", unexpected)
@@ -208,7 +208,9 @@ def test_what_nothing_proves_is_refused(
     bad = {"level": "static", "name": "x", "status": "fail", "reason": "damaged"}
     failing = overlays.report(digest, plan, checks=[bad])
     monkeypatch.setattr(
-        command, "_verify_now", lambda *_: Evidence(document=failing, origin="verify, run now")
+        command,
+        "_verify_now",
+        lambda *_, **__: Evidence(document=failing, origin="verify, run now"),
     )
     assert publish(tmp_path / "bare", "--to", f"{registry.address}/refused/x") == 5
     said = capsys.readouterr().err
@@ -225,7 +227,7 @@ def test_verify_is_run_where_no_evidence_is_known(
     good = overlays.report(digest, overlays.make_plan().digest)
     asked: list[str] = []
 
-    def verify(_opened: object, claim: Any) -> Evidence:
+    def verify(_opened: object, claim: Any, **_: bool) -> Evidence:
         asked.append(claim.digest)
         return Evidence(document=good, origin="verify, run now")
 

@@ -116,8 +116,12 @@ class Reads:
         self.ref, self.out = f"{proxy.address}/{name}:1", f"{proxy.address}/{name}-out:1"
 
     def take(self) -> Counter[str]:
-        """Requests for each layer's blob since the last time, by digest."""
-        asked = [s.path.rpartition("/")[2] for s in self._proxy.log if s.method == "GET"]
+        """Requests for each layer's blob since the last time, by digest.
+
+        Those for its last byte alone, which ask whether it is there, do not count.
+        """
+        whole = [s for s in self._proxy.log if s.method == "GET" and not s.part]
+        asked = [s.path.rpartition("/")[2] for s in whole]
         self._proxy.reset()
         return Counter(digest for digest in asked if digest in self.base)
 
