@@ -123,7 +123,7 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
         UsageError: it is not one.
     """
     try:
-        plan = json.loads(data)
+        plan = _document(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
     missing = ", ".join(sorted(_PLAN_KEYS - set(plan if isinstance(plan, dict) else ())))
@@ -154,7 +154,7 @@ def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
         UsageError: it is damaged, or holds something else.
     """
     try:
-        layers = json.loads(data or b"[]")
+        layers = _document(data or b"[]")
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {SHARE}/layers.json is damaged: {error}") from None
     named = isinstance(layers, list) and all(
@@ -163,6 +163,17 @@ def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
     if not named:
         raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers with their names")
     return list(layers)
+
+
+def _document(data: bytes) -> Any:
+    """JSON that can be written again: a lone surrogate, which no text has, is refused.
+
+    Raises:
+        ValueError, RecursionError: it is not that.
+    """
+    value = json.loads(data)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _says_how(build: object) -> bool:

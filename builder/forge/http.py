@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from builder.errors import RemoteError, UsageError
-from builder.net.messages import through
+from builder.net.messages import resolved, through
 from builder.util.console import console
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ForgeClient:
             target = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not target:
                 return answer
-            following = urljoin(url, target)
+            following = resolved(url, target, "a redirect of the forge")
             if urlsplit(following).scheme != urlsplit(url).scheme != "http":
                 raise RemoteError(f"{subject}: {self.site.host} redirects away from https")
             url = following

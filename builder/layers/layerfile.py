@@ -69,7 +69,7 @@ class _Reader:
     def toml(self, name: str) -> Table:
         try:
             return tomllib.loads((self.folder / name).read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise self.fail("", f"not valid TOML: {error}", name) from None
 
     def table(

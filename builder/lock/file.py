@@ -150,6 +150,7 @@ def read_lock(path: Path) -> Lock | None:
                 raise _damaged(path, f"the entry {key!r} is for {Request.of(entry).key!r}")
             for wheel in (*entry["base"].get("wheels", ()), *entry["inputs"]):
                 wheel["sha256"]
+            _ = entry["base"]["kind"], entry["base"]["digest"]
             dict(entry["base"]["packages"])
             _check_facts(entry["base"].get("facts"))
             [(layer["name"], layer["digest"], dict(layer["files"])) for layer in entry["layers"]]

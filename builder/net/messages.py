@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+
+from builder.errors import RemoteError
 
 
 def host_of(url: str) -> str:
@@ -14,6 +16,22 @@ def shown(url: str) -> str:
     """An address without user and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=host_of(url), query="", fragment="").geturl()
+
+
+def resolved(url: str, location: str, subject: str) -> str:
+    """The address that an answer from ``url`` names, relative or absolute.
+
+    Raises:
+        RemoteError: it is no address, as with half an IPv6 one.
+    """
+    try:
+        target = urljoin(url, location)
+        _ = urlsplit(target).port
+    except ValueError as error:
+        raise RemoteError(
+            f"{subject} names {location!r:.120}, which is no address: {error}"
+        ) from None
+    return target
 
 
 def through(url: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from builder.errors import RemoteError
+from builder.net.messages import resolved
 from builder.registry.credentials import find_credential
 from builder.registry.model import parse_json
 from builder.registry.reference import is_loopback, wrong_host
@@ -194,7 +195,9 @@ class Authenticator:
         Over plain http only for a registry that is spoken to so: to its own host, from this
         machine to this machine, or where the user allows it.
         """
-        realm = challenge.parameters.get("realm", "")
+        realm = resolved(
+            "", challenge.parameters.get("realm", ""), f"the token realm of {self._host}"
+        )
         parts, root = urlsplit(realm), urlsplit(self._transport.root)
         plain = (parts.scheme, root.scheme) == ("http", "http") and (
             parts.netloc in (root.netloc, *self._transport.options.plain_http)

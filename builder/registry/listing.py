@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urljoin
+from urllib.parse import urlencode
 
 from builder.errors import RemoteError
+from builder.net.messages import resolved
 from builder.registry.manifests import check_manifest, entries, is_index
 from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
 from builder.registry.reference import is_digest, is_tag
@@ -153,7 +154,7 @@ def _pages(
             return
         yield response, data
         link = response.links.get("next", {}).get("url", "")
-        following = urljoin(url, link) if link else ""
+        following = resolved(url, link, f"{repository.name}: the {subject}") if link else ""
         if following and origin(following) != origin(url):
             raise RemoteError(f"{repository.name}: the {subject} leads to {place(following)}")
         url = following

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import threading
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import requests
 
 from builder.errors import RemoteError
 from builder.net.failures import Lost, reason_of
-from builder.net.messages import through
+from builder.net.messages import resolved, through
 from builder.net.session import OnlyThis, Session
 from builder.net.tls import speaks_tls
 from builder.registry.options import Traffic
@@ -125,7 +125,7 @@ class Transport:
         raise RemoteError(f"{self.host}: more than {_REDIRECT_LIMIT} redirects")
 
     def _next(self, url: str, location: str) -> str:
-        target = urljoin(url, location)
+        target = resolved(url, location, f"a redirect of {self.host}")
         scheme, old = urlsplit(target).scheme, urlsplit(url).scheme
         if scheme not in ("http", "https") or (scheme == "http" and old == "https"):
             raise RemoteError(f"{self.host}: a redirect from {old} to {scheme!r} is refused")

@@ -11,10 +11,11 @@ import hashlib
 import io
 import re
 from typing import IO, TYPE_CHECKING
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from builder.errors import RemoteError
 from builder.net.failures import Lost
+from builder.net.messages import resolved
 from builder.registry.reference import is_digest
 from builder.registry.responses import answered, drain, number, problem
 from builder.registry.retry import RETRIED, Retries, retry_after
@@ -76,7 +77,8 @@ def session_address(repository: Repository, url: str, response: requests.Respons
     location = response.headers.get("Location")
     if not location:
         raise RemoteError(f"{repository.name}: an upload was started, but not where")
-    parts, here = urlsplit(urljoin(url, location)), urlsplit(url)
+    target = resolved(url, location, f"{repository.name}: an upload")
+    parts, here = urlsplit(target), urlsplit(url)
     if here.scheme == "https" and parts.scheme == "http":
         if parts.hostname != here.hostname:
             raise RemoteError(f"{repository.name}: an upload over plain http is refused")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 #: Images that stay in the engine from one run to the next, by how their names begin.
-KEPT = (f"{base.REPOSITORY}:", f"{toolkit.REPOSITORY}:")
+KEPT = (f"{base.REPOSITORY}:", f"{toolkit.REPOSITORY}:", "spark-build-empty:")
 ENGINE_SUITE = "trixie"
 ENGINE_PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd", "tini")
 # runc of newer suites wants a newer C library than Debian 12 has.

@@ -64,17 +64,20 @@ class Damage:
     levels: str = ALL_LEVELS
 
 
+#: RECORD says what a layer left, so it tells of a file that is as before too.
+UNTOUCHED = frozenset({"static no other file touched"})
 MMA_LAYERS = frozenset({"static layer cutlass-dsl-cu13", "static layer cutlass-dsl-sm121a"})
 BROKEN = {
     # One file as the base has it: what cutlass-dsl-sm121a changed is undone.
     "mma-put-back": Damage(
-        f"COPY --from={{base}} {base.SITE}/{MMA} {base.SITE}/{MMA}", MMA_LAYERS, "static,imports"
+        f"COPY --from={{base}} {base.SITE}/{MMA} {base.SITE}/{MMA}",
+        MMA_LAYERS | UNTOUCHED,
+        "static,imports",
     ),
-    # All files of libs-base on top again, as a later pip install of it leaves them. RECORD of
-    # libs-base is true then, and that of libs-cu13 is not: only the receipts can tell.
+    # All files of libs-base on top again, as a later pip install of it leaves them.
     "dsl-reinstalled": Damage(
         f"COPY --from={{base}} {base.SITE}/nvidia_cutlass_dsl {base.SITE}/nvidia_cutlass_dsl",
-        MMA_LAYERS,
+        MMA_LAYERS | UNTOUCHED,
         "static",
     ),
     "class-removed": Damage(
@@ -82,7 +85,7 @@ BROKEN = {
         frozenset(
             {
                 "static layer vllm-b12x-backend",
-                "static no other file touched",
+                *UNTOUCHED,
                 "imports names used by vllm/model_executor/kernels/linear/__init__.py",
                 *(f"dispatch {kind}-linear" for kind in ("nvfp4", "fp8", "w4a16")),
                 "dispatch fp8-block",

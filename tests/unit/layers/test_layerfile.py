@@ -174,6 +174,11 @@ probe = [PROBE]
 """
 
 
+def test_a_number_that_no_python_reads_is_no_valid_toml(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not valid TOML"):
+        load_layer(folder(tmp_path, GOOD.replace("order = 50", f"order = {'5' * 5000}")))
+
+
 @pytest.mark.parametrize(
     ("probe", "message"),
     [

@@ -615,6 +615,17 @@ class TestFacts:
         (project / NAME).write_text(json.dumps(lock))
         assert spark_build("plan", *base).code == 9
 
+    @pytest.mark.parametrize("key", ["kind", "digest", "packages"])
+    def test_a_base_that_lacks_a_key_makes_the_lock_damaged(
+        self, spark_build: Call, base: tuple[str, ...], project: Path, key: str
+    ) -> None:
+        lock = lock_of(project)
+        (entry,) = lock["locked"].values()
+        del entry["base"][key]
+        (project / NAME).write_text(json.dumps(lock))
+        result = spark_build("plan", *base)
+        assert (result.code, "cannot be used" in result.err) == (9, True)
+
     def test_of_a_lock_that_is_damaged_are_none(
         self, spark_build: Call, base: tuple[str, ...], project: Path
     ) -> None:

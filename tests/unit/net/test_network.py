@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
-from builder.net.messages import shown, through
+from builder.net.messages import resolved, shown, through
 from builder.pypi.index import PackageIndex
 from builder.util.paths import cache_dir
 
@@ -95,3 +95,10 @@ def test_an_old_page_is_better_than_none(
     assert time.strftime("%Y-%m-%d", time.gmtime(old)) in said
     with pytest.raises(RemoteError):
         PackageIndex(refresh=True).wheels("vllm")
+
+
+@pytest.mark.parametrize("location", ["http://[1/x", "http://host:port/x", "//[::1"])
+def test_what_is_no_address_is_an_error_of_the_server(location: str) -> None:
+    with pytest.raises(RemoteError, match=r"a redirect names .* which is no address"):
+        resolved("https://registry.test/v2/", location, "a redirect")
+    assert resolved("https://registry.test/v2/", "a?b=1", "x") == "https://registry.test/v2/a?b=1"

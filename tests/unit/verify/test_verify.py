@@ -228,7 +228,13 @@ def test_what_is_no_plan_is_refused(text: bytes) -> None:
         read_plan(text, "image")
 
 
-@pytest.mark.parametrize("text", [b"{", b"\xff", b"{}", b"[1]", b'[{"name": 1}]', b"[" * 99999])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{", b"\xff", b"{}", b"[1]", b'[{"name": 1}]', b"[" * 99999,
+        b'[{"name": "x", "summary": "\\ud800"}]',
+    ],
+)  # fmt: skip
 def test_what_is_no_list_of_layers_is_refused(text: bytes) -> None:
     with pytest.raises(UsageError, match=r"^image: /usr/share/spark-build/layers.json is "):
         read_layers(text, "image")
