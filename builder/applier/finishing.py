@@ -50,7 +50,7 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
             target.unlink()
             removed.append(path)
             drop_empty(target.parent, root)
-    _true_records(root, receipts)
+    _true_records(root, receipts, [path for path in removed if path.endswith(".pyc")])
     wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
     if wrong:
         raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
@@ -59,13 +59,18 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
     return removed
 
 
-def _true_records(root: Path, receipts: Sequence[Mapping[str, Any]]) -> None:
-    """Set RECORD right where ready files were copied over a base that was not read."""
+def _true_records(
+    root: Path, receipts: Sequence[Mapping[str, Any]], compiled: Sequence[str]
+) -> None:
+    """Set RECORD right where ready files were copied over a base that was not read.
+
+    ``compiled`` are files of changed modules that were removed; their rows go too.
+    """
     tree = DirTree(root)
     for receipt in receipts:
         if "records" not in receipt:  # of a spark-build that left RECORD as it was
             continue
-        now = present(root, receipt["files"])
+        now = {**present(root, receipt["files"]), **dict.fromkeys(compiled)}
         for path, content in true_records(tree, now, receipt["package"]).items():
             if content is not None:
                 (root / path).write_bytes(content.read())
