@@ -153,7 +153,10 @@ def reinstalled(distribution: str, wanted: str = "") -> Callable[..., VerifyTarg
             if m.sha256 and path.endswith(wanted) and ".dist-info/" not in path
         }
         assert files
-        return with_files(target, files)
+        record = (
+            f"{wheel.info_dir}/RECORD"  # which a layer has made true for the other wheel's files
+        )
+        return with_files(target, {**files, record: Content.of(wheel.read(record))})
 
     return mutate
 
@@ -271,11 +274,11 @@ MUTATIONS: Mapping[str, Mutation] = {
         as_before("cutlass-dsl-sm121a", MMA), DSL_LAYERS | UNTOUCHED | GATE | COMPILED, ALL
     ),
     "libs-base is laid over libs-cu13": Mutation(
-        reinstalled("nvidia-cutlass-dsl-libs-base"), DSL_LAYERS | UNTOUCHED | GATE | COMPILED, ALL
+        reinstalled("nvidia-cutlass-dsl-libs-base"), DSL_LAYERS | GATE | COMPILED, ALL
     ),
     "the libraries of libs-base alone": Mutation(
         reinstalled("nvidia-cutlass-dsl-libs-base", ".so"),
-        {"static layer cutlass-dsl-cu13"} | UNTOUCHED | GATE | COMPILED,
+        {"static layer cutlass-dsl-cu13"} | GATE | COMPILED,
         ALL,
     ),
     # -------------------------------------------------------------------- kernels and their names
