@@ -63,4 +63,6 @@ GROUPS = (
           "What spark-build would use, and where from."),
     Entry("compile", "compileapp", "compile_app", DEVELOP,
           "Compile what a prebuilt release lacks on SM121."),
+    Entry("ptx", "ptxapp", "ptx_app", DEVELOP,
+          "Run PTX kernels on the CPU; find races, deadlocks."),
 )  # fmt: skip

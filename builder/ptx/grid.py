@@ -22,6 +22,8 @@ Order = Literal["eager", "lazy", "random"]
 
 #: Basic blocks that a warp may run in one turn: more is a loop that nothing ends.
 _ENDLESS = 2_000_000
+#: So many times that, of all warps together, where they take turns by chance and nothing happens.
+_ALL_WARPS = 8
 #: A turn that goes on for so many basic blocks is more than a look at what the warp waits for.
 _MORE = 8
 #: Turns of every warp without progress after which the grid stands still.
@@ -93,6 +95,8 @@ class Grid:
         self.random = np.random.default_rng(self.schedule.seed)
         #: counts whatever may let somebody go on
         self.events = 0
+        #: basic blocks, at most, that ran since the last event, in turns of random length
+        self._quiet = 0
         self.outcome = Outcome()
         self._taken: Counter[int] = Counter()
         x, y, z = launch.grid
@@ -128,6 +132,8 @@ class Grid:
             for block in live:
                 busy |= self._turn(block)
             live = [block for block in live if not self._ended(block)]
+            if self.events != before:
+                self._quiet = 0
             if self.events != before or busy:
                 idle = 0
                 continue
@@ -167,7 +173,8 @@ class Grid:
             if not warp.blocked and not warp.done:
                 limit = int(self.random.integers(1, 40)) if by_chance else _ENDLESS
                 went_on = self._advance(warp, limit)
-                if went_on and not by_chance:
+                self._quiet += limit if went_on and by_chance else 0
+                if (went_on and not by_chance) or self._quiet > _ENDLESS * _ALL_WARPS:
                     raise Fault("a loop that does not end", warp.line, block.name)
                 busy |= went_on and limit >= _MORE
             if by_chance and block.queue and self.random.random() < 0.3:

@@ -1,7 +1,7 @@
 """A launch in files: what to run, and what may come out of it.
 
-``launch.json`` names the PTX, the kernel, its grid and block, the bytes of its parameters, the
-memory that they point into, and where one array is the result, the exact one and its bound.
+``launch.json`` names the PTX, the kernel, its grid and block, its parameters, the memory that they
+point into, and where one array is the result, the exact one and its bound (docs/ptx.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.errors import UsageError
-from builder.ptx.formats import from_bf16
+from builder.ptx.arrays import (
+    TYPES,
+    array_named,
+    as_numbers,
+    contents,
+    fields,
+    parameter,
+    read_arrays,
+    whole,
+)
 from builder.ptx.grid import Launch
 from builder.ptx.memory import GlobalMemory, Region
 
@@ -22,9 +31,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from builder.ptx.arrays import Array
     from builder.ptx.source import Kernel
 
 SCHEMA = 1
+_KEYS = (
+    "schema", "name", "ptx", "kernel", "grid", "block", "shared", "parameters", "memory", "result",
+)  # fmt: skip
+#: Threads of a block (CUDA C++ Programming Guide, "Technical Specifications").
+_MOST_THREADS = 1024
+#: Shared memory of a block, the largest of any architecture (the same table: 227 KiB).
+_MOST_SHARED = 227 * 1024
+#: All blocks are there at once: ours.
+_MOST_BLOCKS = 4096
 
 
 @dataclass(frozen=True)
@@ -35,14 +54,15 @@ class Wanted:
     shape: tuple[int, ...]
     exact: NDArray[np.float64]
     bound: NDArray[np.float64]
+    type: str = "bf16"
 
     def read(self, memory: GlobalMemory) -> NDArray[np.float64]:
-        """The result as it is now, which is bfloat16."""
-        size = 2 * int(np.prod(self.shape))
+        """The result as it is now."""
+        size = TYPES[self.type].itemsize * int(np.prod(self.shape))
         region = memory.find(self.address, self.address + size)
         begin = self.address - region.address
-        bits = region.data[begin : begin + size].view(np.uint16)
-        return from_bf16(bits).astype(np.float64).reshape(self.shape)
+        data = region.data[begin : begin + size].tobytes()
+        return as_numbers(data, self.type).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ def judge(got: NDArray[np.float64], wanted: Wanted) -> Judgement:
     nans = int(np.isnan(got).sum())
     with np.errstate(invalid="ignore"):
         error = np.where(np.isfinite(got), np.abs(got - wanted.exact), np.inf)
-    over = error > wanted.bound
+        over = ~(error <= wanted.bound)  # where either is no number, too
     wrong = int(over.sum())
     if not wrong:
         return Judgement(got.size, 0, nans)
@@ -94,8 +114,7 @@ class LaunchFile:
     block: tuple[int, int, int]
     shared: int
     parameters: tuple[bytes, ...]
-    #: address, contents, whether a kernel may write there, name
-    memory: tuple[tuple[int, bytes, bool, str], ...]
+    memory: tuple[Array, ...]
     wanted: Wanted | None = None
 
     def launch(self, kernel: Kernel) -> Launch:
@@ -119,58 +138,86 @@ class LaunchFile:
         """The memory as it was before the launch."""
         return GlobalMemory(
             [
-                Region(address, np.frombuffer(bytearray(data), np.uint8), writable, name)
-                for address, data, writable, name in self.memory
+                Region(a.address, np.frombuffer(bytearray(a.data), np.uint8), a.writable, a.name)
+                for a in self.memory
             ]
         )
 
 
-def read_launch(path: Path) -> LaunchFile:
-    """Read ``launch.json`` and the files that it names beside it.
+def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
+    """Read ``launch.json``, the files that it names beside it, and the PTX, there or elsewhere.
 
     Raises:
         UsageError: it is no such document, or a file is missing.
     """
-    folder = path.parent
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = fields(json.loads(path.read_text("utf-8")), "it", _KEYS)
         if document["schema"] != SCHEMA:
             raise UsageError(f"{path}: schema {document['schema']}, not {SCHEMA}")
+        memory = read_arrays(path.parent, document["memory"])
+        given = document["parameters"]
+        if not isinstance(given, list):
+            raise TypeError("parameters is no list")
         return LaunchFile(
             name=str(document.get("name", path.name)),
-            ptx=(folder / document["ptx"]).read_text("utf-8"),
-            kernel=str(document["kernel"]),
-            grid=_triple(document["grid"]),
-            block=_triple(document["block"]),
-            shared=int(document["shared"]),
-            parameters=tuple(bytes.fromhex(part) for part in document["parameters"]),
-            memory=tuple(
-                (
-                    int(one["address"]),
-                    (folder / one["file"]).read_bytes(),
-                    bool(one["writable"]),
-                    str(one.get("name", one["file"])),
-                )
-                for one in document["memory"]
-            ),
-            wanted=_wanted(folder, document["result"]) if document.get("result") else None,
+            ptx=_text(ptx or path.parent / document["ptx"]),
+            kernel=str(document.get("kernel", "")),
+            grid=_triple(document["grid"], "grid", _MOST_BLOCKS),
+            block=_triple(document["block"], "block", _MOST_THREADS),
+            shared=_shared(document.get("shared", 0)),
+            parameters=tuple(parameter(one, place, memory) for place, one in enumerate(given)),
+            memory=memory,
+            wanted=_wanted(path.parent, document["result"], memory)
+            if document.get("result")
+            else None,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         said = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is not a launch: {said}") from None
 
 
-def _triple(value: Any) -> tuple[int, int, int]:
-    x, y, z = (int(size) for size in value)
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not PTX: it is no text in UTF-8") from None
+
+
+def _triple(value: Any, what: str, most: int) -> tuple[int, int, int]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError(f"{what} is no list of three numbers: {str(value)[:60]}")
+    x, y, z = (whole(size, f"a size of {what}", 1) for size in value)
+    if x * y * z > most:
+        raise ValueError(f"{what} {value} is {x * y * z}; {most} are the most")
     return x, y, z
 
 
-def _wanted(folder: Path, document: Any) -> Wanted:
-    shape = tuple(int(size) for size in document["shape"])
-    if document["type"] != "bf16":
+def _shared(value: Any) -> int:
+    if whole(value, "shared") > _MOST_SHARED:
+        raise ValueError(f"shared is {value} bytes; a block has at most {_MOST_SHARED}")
+    return int(value)
+
+
+def _wanted(folder: Path, value: Any, memory: tuple[Array, ...]) -> Wanted:
+    document = fields(value, "result", ("array", "address", "type", "shape", "exact", "bound"))
+    if "array" in document:
+        array = array_named(document["array"], "result", memory)
+        source = fields(document["exact"], "result's exact", ("file", "values", "fill"))
+        shape = list(array.shape)
+        data, kind, _ = contents(folder, source, "result's exact", array.type, shape)
+        allowed = float(document.get("bound", 0))
+        if not 0 <= allowed < np.inf:
+            raise ValueError(f"result's bound is no number from 0 on: {allowed}")
+        exact = as_numbers(data, kind).reshape(array.shape)
+        bound = np.full(array.shape, allowed)
+        return Wanted(array.address, array.shape, exact, bound, kind)
+    shape = [whole(size, "a size of the result", 1) for size in document["shape"]]
+    if document["type"] not in TYPES:
         raise ValueError(f"results of type {document['type']} are not known")
     exact, bound = (
         np.frombuffer((folder / document[name]).read_bytes(), np.float64).reshape(shape)
         for name in ("exact", "bound")
     )
-    return Wanted(int(document["address"]), shape, exact, bound)
+    return Wanted(int(document["address"]), tuple(shape), exact, bound, str(document["type"]))

@@ -55,6 +55,8 @@ class GlobalMemory:
                 if write and not region.writable:
                     raise Fault(f"a write to {region.name or 'an input'} at {first:#x}")
                 return region
+        if not self.regions:
+            raise Fault(f"global address {first:#x} ({end - first} bytes): there are no buffers")
         near = min(self.regions, key=lambda r: min(abs(first - r.address), abs(first - r.end)))
         raise Fault(
             f"global address {first:#x} ({end - first} bytes) is outside of every buffer; the "

@@ -41,7 +41,10 @@ class Program:
             emitter = EMITTERS.get(one.opcode)
             if emitter is None:
                 raise decoder.unknown(one)
-            steps.append(guarded(decoder, one, emitter(decoder, one), place))
+            try:
+                steps.append(guarded(decoder, one, emitter(decoder, one), place))
+            except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
+                raise decoder.unknown(one, "its operands are not understood") from None
             if begins_block(one):
                 leaders.add(place)
             if ends_block(one):

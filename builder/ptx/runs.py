@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.ptx.launchfile import LaunchFile
+    from builder.ptx.memory import GlobalMemory
     from builder.ptx.races import Race
 
 #: Copies at once, as late as may be, and at any time: each shows what the others hide.
@@ -84,38 +85,69 @@ def run_file(path: Path, schedules: Sequence[Schedule] = SCHEDULES) -> Ran:
         UsageError: it is no launch, its PTX cannot be read, or lacks the kernel.
     """
     file = read_launch(path)
+    program, digest = program_of(file, path), hashlib.sha256(file.ptx.encode()).hexdigest()
+    runs = tuple(
+        run_once(file, program, schedule, watch=schedule.order != "lazy").run
+        for schedule in schedules
+    )
+    return Ran(program.kernel.name, digest, len(program.blocks), runs)
+
+
+def program_of(file: LaunchFile, path: Path) -> Program:
+    """The kernel that a launch names, decoded; without a name, the only one.
+
+    Raises:
+        UsageError: the PTX cannot be read, or lacks the kernel.
+    """
     kernels = kernels_of(file.ptx)
-    if file.kernel not in kernels:
-        raise UsageError(f"{path}: no kernel {file.kernel}; it has {', '.join(kernels)}")
-    program = Program(kernels[file.kernel])
-    digest = hashlib.sha256(file.ptx.encode()).hexdigest()
-    runs = tuple(_run(file, program, schedule) for schedule in schedules)
-    return Ran(file.kernel, digest, len(program.blocks), runs)
+    name = file.kernel or (next(iter(kernels)) if len(kernels) == 1 else "")
+    if name not in kernels:
+        raise UsageError(f"{path}: no kernel {name}; it has {', '.join(kernels) or 'none'}")
+    return Program(kernels[name])
 
 
-def _run(file: LaunchFile, program: Program, schedule: Schedule) -> Run:
+@dataclass(frozen=True)
+class Once:
+    """One run, with all that it left."""
+
+    run: Run
+    races: tuple[Race, ...]
+    memory: GlobalMemory
+
+
+def run_once(file: LaunchFile, program: Program, schedule: Schedule, *, watch: bool) -> Once:
+    """Run a launch in one schedule.
+
+    Raises:
+        UsageError: its parameters are not the kernel's.
+    """
     memory = file.fresh_memory()
-    watch = schedule.order != "lazy"
     found: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
     grid = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch)
     try:
         outcome = grid.run()
     except Fault as fault:
-        stuck = isinstance(fault, Deadlock)
-        return Run(**found, fault=str(fault), deadlock=stuck, races=_each_once(grid.races()))
+        races, stuck = _each_once(grid.races()), isinstance(fault, Deadlock)
+        run = Run(**found, fault=str(fault), deadlock=stuck, races=_words(races))
+        return Once(run, races, memory)
+    races = _each_once(outcome.races)
     found["instructions"] = outcome.instructions
     found["covered"] = tuple(sorted(outcome.covered))
-    found["races"] = _each_once(outcome.races)
+    found["races"] = _words(races)
     if file.wanted is not None:
         judgement = judge(file.wanted.read(memory), file.wanted)
         found.update(values=judgement.values, wrong=judgement.wrong)
         found["said"] = str(judgement) if judgement.wrong else ""
-    return Run(**found)
+    return Once(Run(**found), races, memory)
 
 
-def _each_once(races: Sequence[Race]) -> tuple[str, ...]:
+def _words(races: Sequence[Race]) -> tuple[str, ...]:
+    return tuple(map(str, races))
+
+
+def _each_once(races: Sequence[Race]) -> tuple[Race, ...]:
     """The same two lines meet in many blocks."""
-    return tuple({(race.kind, race.line, race.other): str(race) for race in races}.values())
+    return tuple({(race.kind, race.line, race.other): race for race in races}.values())
 
 
 def run_folder(folder: str) -> dict[str, Any]:

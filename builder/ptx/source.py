@@ -269,6 +269,8 @@ class _Body:
                 self._instruction(statement)
             elif not statement.startswith((".shared", ".pragma")):
                 raise PtxError(f"a directive that is not known: {statement[:80]}", self.line)
+        except (ValueError, RecursionError):
+            raise PtxError(f"not understood: {statement[:80]}", self.line) from None
         finally:
             self.line += self.text.count("\n", at, stop)
         return stop + 1
@@ -343,7 +345,7 @@ class _Body:
         code = []
         for made, scopes in self.code:
             if made.opcode == "bra":
-                target = made.operands[0]
+                target = made.operands[0] if made.operands else None
                 named = target.text if isinstance(target, Name) else ""
                 places = (self.labels.get(self._unique(named, s)) for s in reversed(scopes))
                 place = next((p for p in places if p is not None), None)

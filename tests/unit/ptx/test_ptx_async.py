@@ -372,8 +372,9 @@ def test_coverage_names_the_blocks_that_ran() -> None:
     assert len(outcome.covered) == 3, "the head, the branch around, the end; not the trap"
 
 
-def test_a_loop_that_does_not_end() -> None:
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_a_loop_that_does_not_end(schedule: Schedule) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builder.ptx.grid._ENDLESS", 100)
         with pytest.raises(Fault, match="a loop that does not end"):
-            run("HERE: bra HERE;")
+            run("HERE: bra HERE;", schedule=schedule)

@@ -141,11 +141,11 @@ def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
         ({"kernel": "thrice"}, "no kernel thrice; it has twice"),
         ({"parameters": ["00"]}, "parameters of [1] bytes; twice takes [8, 8]"),
         ({"schema": 2}, "schema 2, not 1"),
-        ({"grid": [1, 1]}, "is not a launch: not enough values"),
-        ({"memory": [{"address": 0}]}, "is not a launch: no 'file'"),
-        ({"ptx": "none.ptx"}, "is not a launch"),
+        ({"grid": [1, 1]}, "is not a launch: grid is no list of three numbers"),
+        ({"memory": [{"address": 0}]}, "array memory-0 has none of file, values, fill"),
+        ({"ptx": "none.ptx"}, "none.ptx: No such file or directory"),
         ({"parameters": ["xy"]}, "is not a launch"),
-        ({"result": {"type": "f16", "shape": [1]}}, "results of type f16 are not known"),
+        ({"result": {"type": "f8", "shape": [1]}}, "results of type f8 are not known"),
     ],
 )
 def test_what_is_no_launch(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -160,6 +160,8 @@ def test_values_are_judged_one_by_one() -> None:
     assert str(judge(wanted.exact, wanted)) == "4 values right"
     bad = judge(np.array([[1.0, 9], [np.nan, np.inf]]), wanted)
     assert (bad.wrong, bad.nans) == (3, 1)
+    unknown = Wanted(0, (2,), np.array([np.nan, 1.0]), np.array([1.0, np.nan]))
+    assert judge(np.array([1.0, 1.0]), unknown).wrong == 2, "what cannot be compared is not right"
     assert str(judge(np.array([[1.0, 9], [3, 4]]), wanted)) == (
         "1 of 4 values wrong; worst at [0,1]: 9 instead of 2 +- 0.5"
     )

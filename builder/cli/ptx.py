@@ -1,0 +1,99 @@
+"""``spark-build ptx run|races``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.errors import Exit, SparkBuildError
+from builder.ptx.owned import files_of, run_own
+from builder.pypi.index import write_atomically
+from builder.util.console import console, counted, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from builder.ptx.owned import FoundRace, OwnRun
+
+_HINT = "docs/ptx.md says what each finding means"
+
+
+def run_command(
+    file: Path, launch: Path, schedules: Sequence[str], out: Path | None, *, json: bool
+) -> None:
+    """Run a kernel in each schedule, print and keep what came out.
+
+    Raises:
+        UsageError: bad input.
+        SparkBuildError: a race, deadlock, fault or wrong value was found (exit 5).
+    """
+    owned = run_own(file, launch, schedules)
+    if out is not None:
+        for name, data in files_of(owned).items():
+            write_atomically(out / name, data)
+    if json:
+        print_json(owned.as_json())
+    else:
+        print(f"{owned.kernel}: {counted(owned.blocks, 'basic block')}")
+        for run in owned.runs:
+            print("\n".join(_lines(run, owned.blocks)))
+        if owned.differ:
+            print(f"the schedules left different values in {', '.join(owned.differ)}")
+    bad = [run.schedule for run in owned.runs if run.bad]
+    if bad:
+        raise SparkBuildError(
+            f"{file}: {owned.kernel} is wrong in {', '.join(bad)}", Exit.VERIFY_FAILED, _HINT
+        )
+
+
+def races_command(file: Path, launch: Path, schedules: Sequence[str], *, json: bool) -> None:
+    """Print each race once.
+
+    Raises:
+        UsageError: bad input.
+        SparkBuildError: a race was found, or a run did not end (exit 5).
+    """
+    owned = run_own(file, launch, schedules)
+    races, stopped = owned.races(), [run for run in owned.runs if run.fault]
+    if json:
+        print_json(owned.races_as_json())
+    else:
+        for race, names in races:
+            print("\n".join(_race(race)))
+            print(f"  seen in {', '.join(names)}")
+        for run in stopped:
+            print(f"{run.schedule}: {_ended(run)}")
+        if not races and not stopped:
+            print(f"no races in {', '.join(run.schedule for run in owned.runs)}")
+    if races or stopped:
+        found = counted(len(races), "race")
+        found += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
+        message = f"{file}: {owned.kernel} has {found}"
+        raise SparkBuildError(message, Exit.VERIFY_FAILED, _HINT)
+
+
+def _ended(run: OwnRun) -> str:
+    return f"{'deadlock' if run.deadlock else 'fault'}: {run.fault}"
+
+
+def _lines(run: OwnRun, blocks: int) -> Iterator[str]:
+    mark = console.style("found", "red") if run.bad else console.style("ok", "green")
+    if run.fault:
+        yield f"{run.schedule}: {mark}"
+        yield f"  {_ended(run)}"
+    else:
+        said = counted(run.instructions, "instruction")
+        said += f", {run.covered} of {blocks} basic blocks"
+        right = f", {counted(run.values, 'value')} right" if run.values and not run.wrong else ""
+        yield f"{run.schedule}: {mark}; {said}{right}"
+    if run.said:
+        yield f"  {run.said}"
+    for race in run.races:
+        yield from (f"  {line}" for line in _race(race))
+
+
+def _race(race: FoundRace) -> Iterator[str]:
+    places = counted(race.places, "place")
+    yield f"race: {race.kind}, {places} from shared memory offset {race.offset}"
+    for line, agent in zip(race.lines, race.agents, strict=True):
+        yield f"  line {line.line} ({agent}): {line.text}"

@@ -1,0 +1,313 @@
+"""``ptx run`` and ``ptx races``: the example of docs/ptx.md, and kernels with other faults."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from builder.ptx.arrays import TYPES, as_numbers, encoded
+from builder.ptx.formats import to_bf16
+from tests.documents import validated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.conftest import Called
+
+PAGE = (Path(__file__).parents[3] / "docs" / "ptx.md").read_text("utf-8")
+(RACY,) = re.findall(r"```ptx\n(.*?)```", PAGE, re.DOTALL)
+(LAUNCH,) = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+SAID_RACES, SAID_RUN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+GOOD = RACY.replace("  mov.b32 %r4, 32;", "  bar.sync 0;\n  mov.b32 %r4, 32;")
+STUCK = GOOD.replace("  bar.sync 0;\n  shr", "  bar.sync 0, 128;\n  shr")
+OUTSIDE = GOOD.replace("st.global.f32 [%rd3], %f1;", "st.global.f32 [%rd3+4], %f1;")
+ALL = ["eager", "lazy", "random 1"]
+
+
+@pytest.fixture
+def ptx(spark_build: Callable[..., Called]) -> Callable[..., Called]:
+    """Run a command on a kernel, in a directory with that and its launch."""
+
+    def called(
+        command: str, source: str | bytes, *words: str, launch: object = None, **changes: Any
+    ) -> Called:
+        data = source if isinstance(source, bytes) else source.encode()
+        Path("total.ptx").write_bytes(data)
+        document = {**LAUNCH, **changes} if launch is None else launch
+        text = document if isinstance(document, str) else json.dumps(document)
+        Path("launch.json").write_text(text)
+        return spark_build("ptx", command, "total.ptx", "--launch", "launch.json", *words)
+
+    return called
+
+
+def test_the_page_shows_what_the_commands_print(ptx: Callable[..., Called]) -> None:
+    races = ptx("races", RACY)
+    assert (races.code, races.out) == (5, SAID_RACES)
+    assert races.err.startswith("error: total.ptx: total has 2 races\n")
+    good = ptx("run", GOOD)
+    assert (good.code, good.out, good.err) == (0, SAID_RUN, "")
+
+
+def test_a_good_kernel_has_no_races(ptx: Callable[..., Called]) -> None:
+    text = ptx("races", GOOD)
+    assert (text.code, text.out) == (0, "no races in eager, lazy, random 1\n")
+    found = validated("ptx-races", ptx("races", GOOD, "--json").json)
+    assert (found["races"], found["stopped"], found["schedules"]) == ([], [], ALL)
+
+
+def test_a_race_is_told_with_both_lines(ptx: Callable[..., Called]) -> None:
+    called = ptx("races", RACY, "--json")
+    found = validated("ptx-races", called.json)
+    assert (called.code, found["error"]["code"]) == (5, 5)
+    _, race = found["races"]
+    assert race["kind"] == "write without order after a read"
+    lines = [(line["line"], line["text"]) for line in race["lines"]]
+    source = RACY.splitlines()
+    assert lines == [
+        (16, "st.shared.f32 [%r2], %f1;"),
+        (23, "ld.shared.f32 %f2, [%r5];"),
+    ]
+    assert all(source[number - 1].strip() == text for number, text in lines)
+    assert (race["agents"], race["schedules"]) == (["warp 1", "warp 0"], ALL)
+
+
+def test_run_says_what_each_schedule_showed(ptx: Callable[..., Called]) -> None:
+    called = ptx("run", RACY, "--json", "--schedule", "lazy", "--schedule", "random:7")
+    found = validated("ptx-run", called.json)
+    assert called.code == 5
+    assert [run["schedule"] for run in found["runs"]] == ["lazy", "random 7"]
+    assert [(run["values"], run["wrong"]) for run in found["runs"]] == [(1, 1), (1, 1)]
+    assert all(len(run["races"]) == 2 for run in found["runs"])
+    text = ptx("run", RACY, "--schedule", "eager")
+    assert "eager: found" in text.out
+    assert "1 of 1 values wrong" in text.out
+    assert "line 16 (warp 1): st.shared" in text.out
+    assert text.err.startswith("error: total.ptx: total is wrong in eager\n")
+
+
+def test_a_wrong_value_alone_is_found(ptx: Callable[..., Called]) -> None:
+    wrong = {"array": "sum", "exact": {"values": [128.0]}}
+    called = ptx("run", GOOD, result=wrong)
+    assert called.code == 5
+    assert "1 of 1 values wrong; worst at [0]: 128.5 instead of 128 +- 0" in called.out
+    assert ptx("run", GOOD, result={**wrong, "bound": 0.5}).code == 0
+    assert ptx("races", GOOD, result=wrong).code == 0, "values are not its matter"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "deadlock", "words"),
+    [
+        (STUCK, True, "waits at barrier 0"),
+        (OUTSIDE, False, "PTX line 37, block 0,0,0, warp 0: global address"),
+    ],
+    ids=["deadlock", "out of bounds"],
+)
+def test_a_run_that_does_not_end(
+    ptx: Callable[..., Called], kernel: str, deadlock: bool, words: str
+) -> None:
+    for command, key in (("run", "runs"), ("races", "stopped")):
+        called = ptx(command, kernel, "--json")
+        assert called.code == 5
+        stopped = validated(f"ptx-{command}", called.json)[key]
+        assert [run["schedule"] for run in stopped] == ALL
+        assert all(run["deadlock"] is deadlock and words in run["fault"] for run in stopped)
+        text = ptx(command, kernel)
+        assert f"{'deadlock' if deadlock else 'fault'}: " in text.out
+        assert words in text.out
+
+
+def test_a_store_to_an_input_is_a_fault(ptx: Callable[..., Called]) -> None:
+    given, total = LAUNCH["memory"]
+    called = ptx("run", GOOD, memory=[given, {**total, "writable": False}])
+    assert called.code == 5
+    assert "a write to sum at" in called.out
+    assert "there are no buffers" in ptx("run", GOOD, memory=[], parameters=["00" * 8, "00" * 8, "00" * 4], result=None).out  # fmt: skip  # noqa: E501
+
+
+def test_outputs_are_written_by_schedule(ptx: Callable[..., Called]) -> None:
+    called = ptx("run", GOOD, "--out", "results/deep")
+    assert called.code == 0
+    names = sorted(str(path) for path in Path("results").rglob("*.npy"))
+    assert names == [f"results/deep/{name}/sum.npy" for name in ("eager", "lazy", "random-1")]
+    for name in names:
+        array = np.load(name)
+        assert (array.dtype, array.tolist()) == (np.float32, [128.5])
+    Path("taken").write_text("a file")
+    taken = ptx("run", GOOD, "--out", "taken")
+    assert taken.code == 2
+    assert "cannot write taken" in taken.err
+
+
+def test_schedules_that_differ_are_noted(ptx: Callable[..., Called]) -> None:
+    """A store of each warp to one place: the last wins, and nothing on shared memory races."""
+    body = GOOD.replace("  setp.ne.u32 %p3, %r1, 0;\n", "  mov.b32 %r6, %warpid;\n")
+    body = body.replace("  @%p3 bra END;\n", "").replace("st.global.f32 [%rd3], %f1", "st.global.b32 [%rd3], %r6")  # fmt: skip  # noqa: E501
+    words = [w for seed in range(1, 9) for w in ("--schedule", f"random:{seed}")]
+    called = ptx("run", body, *words, result=None)
+    assert called.code == 0, called.out
+    assert "the schedules left different values in sum" in called.out
+
+
+def test_arrays_come_from_files_values_and_addresses(ptx: Callable[..., Called]) -> None:
+    two = np.full(64, 2, np.float32)
+    np.save("given.npy", two)
+    Path("given.bin").write_bytes(two.tobytes())
+    total = {**LAUNCH["memory"][1], "address": 0x7000_0000_1000}
+    for given in (
+        {"file": "given.npy"},
+        {"file": "given.npy", "type": "f32", "shape": [8, 8]},
+        {"file": "given.bin", "type": "f32"},
+        {"file": "given.bin"},
+        {"values": [[2] * 32] * 2, "type": "f32"},
+    ):
+        called = ptx("run", GOOD, memory=[{"name": "given", **given}, total])
+        assert (called.code, called.err) == (0, ""), given
+    np.save("more.npy", np.concatenate([[9, 9], two]).astype(np.float32))
+    shifted = [{"array": "more.npy", "offset": 8}, *LAUNCH["parameters"][1:]]
+    assert ptx("run", GOOD, memory=[{"file": "more.npy"}, total], parameters=shifted).code == 0
+    address = (0x7000_0000_1000).to_bytes(8, "little").hex()
+    by_hand = [LAUNCH["parameters"][0], address, "0000003f"]
+    assert ptx("run", GOOD, memory=[LAUNCH["memory"][0], total], parameters=by_hand).code == 0
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_numbers_are_held_in_every_type(kind: str) -> None:
+    values = encoded([0, 1, 2], kind, "x")
+    assert as_numbers(values.tobytes(), kind).tolist() == [0, 1, 2]
+
+
+def test_bfloat16_is_rounded() -> None:
+    bits = encoded([1.00390625, float("nan")], "bf16", "x")
+    assert bits.tolist() == to_bf16(np.array([1.0, np.nan], np.float32)).tolist()
+
+
+def memory(**changes: object) -> dict[str, object]:
+    """The example's memory with another first array."""
+    first = {"name": "given", "type": "f32", "shape": [64], "fill": 2}
+    kept = {key: value for key, value in {**first, **changes}.items() if value is not None}
+    return {"memory": [kept, LAUNCH["memory"][1]]}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"launch": "{"}, "launch.json is not a launch: Expecting property name"),
+    ({"launch": "[" * 100_000}, "launch.json is not a launch: "),
+    ({"launch": [1]}, "launch.json is not a launch: it is no object in braces: [1]"),
+    ({"launch": {}}, "launch.json is not a launch: no 'schema'"),
+    ({"blocks": 1}, "it has a key 'blocks' that is not known; did you mean 'block'?"),
+    ({"schema": 2}, "launch.json: schema 2, not 1"),
+    ({"kernel": "sum"}, "no kernel sum; it has total"),
+    ({"grid": [0, 1, 1]}, "a size of grid is no whole number from 1 on: 0"),
+    ({"grid": 4}, "grid is no list of three numbers: 4"),
+    ({"grid": [2**20, 1, 1]}, "4096 are the most"),
+    ({"block": [1025, 1, 1]}, "1024 are the most"),
+    ({"shared": -1}, "shared is no whole number from 0 on"),
+    ({"shared": 2**20}, "a block has at most 232448"),
+    ({"parameters": {}}, "parameters is no list"),
+    ({"parameters": []}, "parameters of [] bytes; total takes [8, 8, 4]"),
+    ({"parameters": ["00" * 8, "00" * 8, "00"]}, "of [8, 8, 1] bytes; total takes [8, 8, 4]"),
+    ({"parameters": [1]}, "parameters[0] is no object in braces: 1"),
+    ({"parameters": ["xy"]}, "is not a launch: "),
+    ({"parameters": [{"type": "u8"}]}, "parameters[0] has not an array, or a type and a value"),
+    ({"parameters": [{"type": "f8", "value": 1}]}, "parameters[0]: type 'f8' is not known"),
+    ({"parameters": [{"type": "u8", "value": 256}]}, "u8 does not hold 256"),
+    ({"parameters": [{"type": "u8", "value": 1.5}]}, "u8 does not hold 1.5"),
+    ({"parameters": [{"type": "u8", "value": -1}]}, "u8 does not hold -1"),
+    ({"parameters": [{"type": "u8", "value": "1"}]}, "these are no numbers: 1"),
+    ({"parameters": [{"type": "u8", "value": [1, 2]}]}, "parameters[0] has 2 values"),
+    ({"parameters": [{"array": "givn"}]}, "an array 'givn'; did you mean 'given'?"),
+    ({"parameters": [{"array": "given", "value": 1}]}, "has an array, and a type or a value"),
+    ({"memory": 1}, "memory is no list of arrays"),
+    ({"memory": LAUNCH["memory"] * 2}, "two arrays have the name given"),
+    (memory(name="../x"), "a name is letters, digits"),
+    (memory(fill=None), "array given has none of file, values, fill"),
+    (memory(values=[1]), "array given has values and fill of file, values, fill"),
+    (memory(type="float"), "array given: type 'float' is not known; types are u8"),
+    (memory(type=None), "array given has no type"),
+    (memory(shape=None), "array given has no shape to fill"),
+    (memory(shape=[2**40]), "are more than a launch may have"),
+    (memory(fill=None, values=[1, 2, 3]), "12 bytes are not [64] elements of f32"),
+    (memory(fill=None, values=[[1], [1, 2]]), "is not a launch: "),
+    (memory(writable=1), "writable is true or false, not 1"),
+    (memory(address=2**63), "ends behind 48 bits of address"),
+    (memory(fill=None, file="none.bin"), "none.bin: No such file or directory"),
+    (memory(fill=None, file="launch.json"), "bytes are n"),
+    ({"result": {"array": "sum"}}, "no 'exact'"),
+    ({"result": {"array": "sum", "exact": {"values": [1, 2]}}}, "8 bytes are not [1] elements"),
+    ({"result": {"array": "sum", "exact": {"fill": 1}, "bound": -1}}, "bound is no number from 0"),
+    ({"result": {"array": "nosuch", "exact": {}}}, "result names an array 'nosuch'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD, ids=[words for _, words in BAD])
+def test_a_launch_that_is_not_understood(
+    ptx: Callable[..., Called], changes: dict[str, Any], words: str
+) -> None:
+    called = ptx("run", GOOD, "--out", "results", **changes)
+    assert (called.code, called.out) == (2, "")
+    assert called.err.startswith("error: ")
+    assert words in called.err
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"no array", b"PK\x03\x04"], ids=["empty", "text", "zip"])
+def test_what_is_no_npy_file(ptx: Callable[..., Called], data: bytes) -> None:
+    Path("given.npy").write_bytes(data)
+    called = ptx("run", GOOD, **memory(fill=None, file="given.npy"))
+    assert called.code == 2
+    assert "given.npy" in called.err
+
+
+def test_a_npy_file_of_another_type(ptx: Callable[..., Called]) -> None:
+    np.save("given.npy", np.zeros(64))
+    called = ptx("run", GOOD, **memory(fill=None, file="given.npy"))
+    assert called.code == 2
+    assert "given.npy holds float64, not f32" in called.err
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (GOOD.replace("shr.u32", "frob.u32"), "PTX line 29: unknown instruction frob.u32"),
+        (GOOD.replace("bar.sync 0", "bar.sync"), "PTX line 17: unknown instruction bar.sync: its"),
+        (GOOD.replace("[%r5]", "[%r5+x]"), "PTX line 24: not understood: ld.shared.f32"),
+        (GOOD.replace("bra MEET", "bra"), "PTX line 21: a branch to a label that is not there"),
+        ("hello", "there is no .target directive: is this PTX?"),
+        (".target sm_121a\n", "total.ptx: no kernel ; it has none"),
+        (b"\x7fELF\xff\xfe", "total.ptx is not PTX: it is no text in UTF-8"),
+    ],
+    ids=["opcode", "operands", "address", "branch", "text", "no kernel", "binary"],
+)  # fmt: skip
+def test_ptx_that_is_not_understood(
+    ptx: Callable[..., Called], kernel: str | bytes, words: str
+) -> None:
+    for command in ("run", "races"):
+        called = ptx(command, kernel)
+        assert (called.code, called.out) == (2, "")
+        assert words in called.err
+        document = ptx(command, kernel, "--json").json
+        assert words in validated(f"ptx-{command}", document)["error"]["message"]
+
+
+def test_files_that_are_missing(spark_build: Callable[..., Called]) -> None:
+    Path("launch.json").write_text(json.dumps(LAUNCH))
+    for file, launch, words in (
+        ("none.ptx", "launch.json", "cannot read none.ptx: No such file or directory"),
+        ("none.ptx", "none.json", "cannot read none.json: No such file or directory"),
+        ("none.ptx", ".", "cannot read .: Is a directory"),
+    ):
+        called = spark_build("ptx", "run", file, "--launch", launch)
+        assert called.code == 2
+        assert words in called.err
+
+
+@pytest.mark.parametrize("word", ["eagre", "random:", "random:x", "random:-1", "eager:1", ""])
+def test_schedules_that_there_are_not(ptx: Callable[..., Called], word: str) -> None:
+    called = ptx("run", GOOD, "--schedule", word)
+    assert called.code == 2
+    assert f"no schedule {word!r}; there is eager, lazy, random and random:SEED" in called.err
