@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from builder import __main__ as main
-from builder.util.schemas import names, schema
+from builder.cli.documents import names, schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from builder.cache.kinds import KINDS, OTHER, Kind, kinds_named
+from builder.cache.documents import CacheContents, KindRow, Removal
+from builder.cache.kinds import KINDS, OTHER, kinds_named
 from builder.cache.prune import IN_USE, Pruned, Wish, prune
 from builder.cache.scan import Entry, entries, unknown
 from builder.cli.asking import ask
@@ -21,42 +21,23 @@ if TYPE_CHECKING:
 _PRUNE_AGE = "30d"
 
 
-def _moment(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _row(kind: Kind, found: Sequence[Entry]) -> dict[str, Any]:
-    cache = cache_dir()
-    used = sorted(entry.used for entry in found)
-    folders = kind.folders or sorted(str(entry.path.relative_to(cache)) for entry in found)
-    return {
-        "kind": kind.name,
-        "meaning": kind.meaning,
-        "paths": [str(cache / folder) for folder in folders],
-        "entries": len(found),
-        "bytes": sum(entry.bytes for entry in found),
-        "oldest_use": _moment(used[0]) if used else None,
-        "last_use": _moment(used[-1]) if used else None,
-        "prunable": kind.prunable,
-    }
-
-
 def show_command(json: bool) -> None:
     """One row for each kind of which there is something."""
     cache = cache_dir()
     of_kind: dict[str, list[Entry]] = {}
     for entry in (*entries(cache), *unknown(cache)):
         of_kind.setdefault(entry.kind.name, []).append(entry)
-    rows = [_row(k, of_kind[k.name]) for k in (*KINDS, OTHER) if k.name in of_kind]
-    total = sum(row["bytes"] for row in rows)
+    rows = tuple(
+        KindRow.of(k, of_kind[k.name], cache) for k in (*KINDS, OTHER) if k.name in of_kind
+    )
+    total = sum(row.bytes for row in rows)
     if json:
-        print_json({"schema": 1, "cache": str(cache), "bytes": total, "kinds": rows})
+        print_json(CacheContents(cache=str(cache), bytes=total, kinds=rows))
         return
     for row in rows:
-        age = "  ".join((row[name] or "")[:10] for name in ("oldest_use", "last_use"))
-        size = megabytes(row["bytes"])
-        print(f"{row['kind']:<14}{row['entries']:>6}{size:>12}  {age:<22}  {row['meaning']}")
+        age = "  ".join((moment or "")[:10] for moment in (row.oldest_use, row.last_use))
+        size = megabytes(row.bytes)
+        print(f"{row.kind:<14}{row.entries:>6}{size:>12}  {age:<22}  {row.meaning}")
     print(f"{'all':<14}{'':>6}{megabytes(total):>12}  {cache}")
 
 
@@ -121,18 +102,7 @@ def _tell(done: Pruned, nothing: str, hint: str, *, dry_run: bool, json: bool) -
             f"nothing to remove in {cache}: {busy or nothing}", Exit.NOTHING_TO_DO, hint=hint
         )
     if json:
-        rows = [
-            {
-                "kind": entry.kind.name,
-                "path": str(entry.path),
-                "bytes": entry.bytes,
-                "last_use": _moment(entry.used),
-            }
-            for entry in done.removed
-        ]
-        value = {"schema": 1, "cache": str(cache), "dry_run": dry_run, "removed": rows}
-        counts = {"freed_bytes": done.freed, "kept_bytes": done.kept_bytes, "in_use": done.in_use}
-        print_json({**value, **counts})
+        print_json(Removal.of(done, cache, dry_run=dry_run))
         return
     for name in dict.fromkeys(entry.kind.name for entry in done.removed):
         of_kind = [entry for entry in done.removed if entry.kind.name == name]

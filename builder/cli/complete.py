@@ -48,7 +48,7 @@ def levels(incomplete: str) -> list[str]:
 
 def schemas(incomplete: str) -> list[str]:
     """Documents that have a schema."""
-    from builder.util.schemas import names
+    from builder.cli.documents import names
 
     return [name for name in names() if name.startswith(incomplete)]
 

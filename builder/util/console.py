@@ -14,6 +14,7 @@ from builder.util.progress import Bar, Bars, megabytes, on_terminal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from builder.util.documents import Document
     from builder.util.progress import Unit
 
 __all__ = ["Console", "console", "megabytes"]
@@ -135,6 +136,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Document | dict[str, Any]) -> None:
     """The one JSON document of a command; it goes to stdout when the command ends."""
+    if not isinstance(value, dict):
+        from builder.util.documents import plain
+
+        value = plain(value)
     console.document = value

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.cli.diagnose import diagnose_command
+from builder.cli.documents import schema
 from builder.diagnose import shelf
 from builder.diagnose.catalog import load_catalog
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
-from builder.util.schemas import schema
 
 if TYPE_CHECKING:
     from typing import Any

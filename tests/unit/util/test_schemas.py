@@ -15,10 +15,10 @@ import typer.main
 
 from builder.__main__ import run
 from builder.cli.app import app
+from builder.cli.documents import names, schema
 from builder.diagnose.judging import diagnose
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
-from builder.util.schemas import names, schema
 from builder.verify.levels import LEVELS
 from builder.verify.model import Check, Report
 from builder.verify.necessity import Necessity

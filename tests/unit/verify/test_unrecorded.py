@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.cli.documents import schema
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
     OCI_CONFIG,
@@ -14,7 +15,6 @@ from builder.registry.model import (
     OCI_MANIFEST,
     RawManifest,
 )
-from builder.util.schemas import schema
 from tests.unit.caller import Call, call_below
 from tests.unit.fakes import dist_files
 from tests.unit.images import (

@@ -1,0 +1,68 @@
+"""The documents that ``--json`` prints, by the name of the command, and the types they are."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from builder.errors import UsageError, did_you_mean
+from builder.util import schemas
+
+
+class Entry(NamedTuple):
+    """A document: its title, and ``module:Type`` of each form that the command may print."""
+
+    title: str
+    forms: tuple[str, ...]
+
+
+DOCUMENTS = {
+    "cache-clean": Entry(
+        "`cache clean --json`: what was removed, or with --dry-run would be",
+        ("builder.cache.documents:Removal",),
+    ),
+    "cache-prune": Entry(
+        "`cache prune --json`: what was removed, or with --dry-run would be",
+        ("builder.cache.documents:Removal",),
+    ),
+    "cache-show": Entry(
+        "`cache show --json`: the contents of the cache", ("builder.cache.documents:CacheContents",)
+    ),
+    "error": Entry(
+        "What every command prints with `--json` when it fails before it has a result",
+        ("builder.util.documents:Failed",),
+    ),
+    "schema": Entry(
+        "`schema --json` without a name: the documents that have a schema",
+        ("builder.cli.schema:Names",),
+    ),
+}
+
+
+def names() -> list[str]:
+    """The documents that have a schema."""
+    return sorted({*DOCUMENTS, *schemas.names()})
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of a document.
+
+    Raises:
+        UsageError: there is no document of that name.
+    """
+    known = names()
+    if name not in known:
+        raise UsageError(
+            f"no schema {name!r}{did_you_mean(name, known)}", hint=f"schemas: {', '.join(known)}"
+        )
+    if name not in DOCUMENTS:
+        return schemas.schema(name)
+    from builder.util.documents import json_schema
+
+    entry = DOCUMENTS[name]
+    return json_schema(name, entry.title, *(_loaded(form) for form in entry.forms))
+
+
+def _loaded(form: str) -> Any:
+    module, _, name = form.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,136 @@
+"""What every JSON document of spark-build is made of: typed values that are also their schemas.
+
+A document is a frozen `msgspec.Struct`.  `plain` makes the JSON of it, `read` makes it of JSON, and
+`json_schema` gives its JSON Schema (draft 2020-12), so that none of the three is written by hand.
+
+A field without a default is always printed.  One with a default is left out while it has that
+value, unless its default was given by `always`.  So ``X | None`` prints null, and
+``X | None = None`` never does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import NODEFAULT, Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE = "#/$defs/{name}"
+
+Text = Annotated[str, Meta(min_length=1)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+#: A moment in UTC, to the second.
+Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+def always(value: Any) -> Any:
+    """A default that is printed also when nothing else was given."""
+    return msgspec.field(default_factory=lambda: value)
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a document."""
+
+    #: What types cannot say: JSON Schema keywords that are added to this part's schema.
+    schema_rules: ClassVar[dict[str, Any]] = {}
+
+
+class Problem(Part, frozen=True, kw_only=True):
+    """Why a command failed."""
+
+    code: Annotated[int, Meta(ge=1, description="the exit status")]
+    message: Text
+    hint: Annotated[str, Meta(description="the next command to try; may be empty")]
+
+
+class Document(Part, frozen=True, kw_only=True):
+    """A whole document; a new form of one raises its ``schema``."""
+
+    schema: Literal[1] = always(1)
+    #: what was found out is printed with the error that ended the command
+    error: Problem | None = None
+
+
+class Failed(Part, frozen=True, kw_only=True):
+    """All that a command prints when it failed before it had a result."""
+
+    schema: Literal[1]
+    error: Problem
+
+
+def plain(value: Part) -> dict[str, Any]:
+    """The JSON of a document or of a part, as dictionaries and lists."""
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return made
+
+
+def read(value: object, form: type[T]) -> T:
+    """The typed value of JSON; keys that it does not know are dropped.
+
+    Raises:
+        ValueError: the JSON is not of that form; the message says where.
+    """
+    return msgspec.convert(value, form)
+
+
+def json_schema(name: str, title: str, *forms: type[Part]) -> dict[str, Any]:
+    """The JSON Schema of the document that is in one of these forms, complete in itself.
+
+    Raises:
+        ValueError: two parts of the document have the same name.
+    """
+    forms = tuple(dict.fromkeys((*forms, Failed)))
+    outer, parts = msgspec.json.schema_components(forms, ref_template=_REFERENCE)
+    for struct in _structs(forms):
+        if struct.cls.__name__ not in parts:
+            raise ValueError(f"document {name}: two parts are called {struct.cls.__name__}")
+        _as_printed(parts[struct.cls.__name__], struct)
+    (version,) = parts[forms[0].__name__]["properties"]["schema"]["enum"]
+    head = {
+        "$schema": _DIALECT,
+        "$id": f"urn:spark-build:schema:{name}:{version}",
+        "title": title,
+    }
+    return {**head, "anyOf": list(outer), "$defs": dict(sorted(parts.items()))}
+
+
+def _structs(forms: Sequence[type[Part]]) -> Iterator[msgspec.inspect.StructType]:
+    """Each struct that forms are made of, once."""
+    pending: list[object] = [*msgspec.inspect.multi_type_info(forms)]
+    seen: set[type] = set()
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (tuple, list)):
+            pending += item
+        elif isinstance(item, msgspec.inspect.Field):
+            pending.append(item.type)
+        elif isinstance(item, msgspec.inspect.StructType):
+            if item.cls not in seen:
+                seen.add(item.cls)
+                yield item
+                pending += item.fields
+        elif isinstance(item, msgspec.inspect.Type):
+            pending += (getattr(item, name) for name in item.__struct_fields__)
+
+
+def _as_printed(schema: dict[str, Any], struct: msgspec.inspect.StructType) -> None:
+    """Make the schema of what is read that of what is printed."""
+    schema["additionalProperties"] = False
+    schema["required"] = []
+    for field in struct.fields:
+        form = schema["properties"][field.encode_name]
+        form.pop("default", None)
+        if field.required or field.default_factory not in (NODEFAULT, list, dict, set):
+            schema["required"].append(field.encode_name)
+        elif field.default is None:
+            form["anyOf"] = [part for part in form["anyOf"] if part != {"type": "null"}]
+    schema |= struct.cls.schema_rules  # type: ignore[attr-defined]
