@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.applier.receipts import receipts_of
 from builder.applier.store import Store
@@ -14,11 +16,20 @@ from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
 from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.util.console import console, counted, print_json
+from builder.util.documents import Document, Text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.pipeline.options import PlanOptions
+
+
+class Reverted(Document, frozen=True, kw_only=True):
+    """The layers that were taken off."""
+
+    directory: Annotated[str, Meta(pattern="^/")]
+    reverted: Annotated[tuple[Text, ...], Meta(description="last applied first")]
+    written: Annotated[bool, Meta(description="false with --dry-run")]
 
 
 def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json: bool) -> None:
@@ -71,8 +82,7 @@ def revert_command(
         with Store(root) as store:
             going = store.revert(names, force)
     if json:
-        value: dict[str, Any] = {"schema": 1, "directory": str(root), "reverted": going}
-        print_json({**value, "written": not dry_run})
+        print_json(Reverted(directory=str(root), reverted=tuple(going), written=not dry_run))
         return
     for name in going:
         console.say(f"  {'would revert' if dry_run else 'reverted'}  {name}")

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 from builder import settings
 from builder.lock.file import lock_path
 from builder.pypi.index import pip_index_url
 from builder.util.console import print_json
+from builder.util.documents import Document, Part, Text, always
 from builder.util.paths import cache_dir, data_dir
 
 
-class Row(NamedTuple):
+class Setting(Part, frozen=True):
     """One setting, as it is printed."""
 
-    name: str
+    name: Text
     value: str
-    source: str
-    meaning: str
+    source: Text
+    meaning: Text
+
+
+class Settings(Document, frozen=True, kw_only=True):
+    """Every effective setting."""
+
+    schema: Literal[2] = always(2)  # type: ignore[assignment]
+    settings: tuple[Setting, ...]
 
 
 def show_command(json: bool) -> None:
@@ -26,26 +34,26 @@ def show_command(json: bool) -> None:
     index = pip_index_url()
     lock = lock_path(Path.cwd())
     cache = settings.CACHE.name if settings.CACHE.value else "the platform's default"
-    rows = [
-        Row("cache", str(cache_dir()), cache, settings.CACHE.meaning),
-        Row("patches", str(data_dir("patches")), "spark-build itself", "the built-in layers"),
-        Row(
+    rows = (
+        Setting("cache", str(cache_dir()), cache, settings.CACHE.meaning),
+        Setting("patches", str(data_dir("patches")), "spark-build itself", "the built-in layers"),
+        Setting(
             "index",
             "configured" if index else "default",
             "pip" if index else "pypi-simple",
             "the package index",
         ),
-        Row("lock", str(lock), "found" if lock.is_file() else "not there", "the lock file"),
+        Setting("lock", str(lock), "found" if lock.is_file() else "not there", "the lock file"),
         *map(_row, settings.VARIABLES),
-    ]
+    )
     if json:
-        print_json({"schema": 2, "settings": [row._asdict() for row in rows]})
+        print_json(Settings(settings=rows))
         return
     for row in rows:
         print(f"{row.name:<29} {row.value:<40}  {row.source}: {row.meaning}")
 
 
-def _row(variable: settings.Variable) -> Row:
+def _row(variable: settings.Variable) -> Setting:
     value = "***" if variable.secret and variable.value else variable.value
     source = "environment" if variable.is_set else "not set"
-    return Row(variable.name, value, source, variable.meaning)
+    return Setting(variable.name, value, source, variable.meaning)

@@ -28,6 +28,28 @@ DOCUMENTS = {
     "cache-show": Entry(
         "`cache show --json`: the contents of the cache", ("builder.cache.documents:CacheContents",)
     ),
+    "config-show": Entry(
+        "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)
+    ),
+    "layers-check": Entry("`layers check --json`", ("builder.layers.documents:CheckedLayers",)),
+    "layers-list": Entry("`layers list --json`", ("builder.layers.documents:LayerList",)),
+    "layers-new": Entry(
+        "`layers new --json`: the layer that was started", ("builder.layers.documents:NewLayer",)
+    ),
+    "layers-pin": Entry(
+        "`layers pin --json`: what was pinned", ("builder.layers.documents:PinnedLayer",)
+    ),
+    "lock": Entry(
+        "`lock --json`: what is locked, and what changed", ("builder.pipeline.locking:Locked",)
+    ),
+    "mods-export": Entry(
+        "`mods export --json`: the mods that were written, or are up to date",
+        ("builder.layers.documents:ExportedMods",),
+    ),
+    "revert": Entry(
+        "`revert --json`: the layers that were taken off, last applied first",
+        ("builder.cli.apply:Reverted",),
+    ),
     "error": Entry(
         "What every command prints with `--json` when it fails before it has a result",
         ("builder.util.documents:Failed",),

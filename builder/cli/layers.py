@@ -9,6 +9,14 @@ from builder.applier.outcomes import layer_digest
 from builder.cli.frompull import print_pulls, pulls_of, write_layer
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, order
+from builder.layers.documents import (
+    CheckedLayers,
+    LayerList,
+    LayerRow,
+    NewLayer,
+    PinnedLayer,
+    ProfileRow,
+)
 from builder.layers.layerfile import description
 from builder.pipeline.layercheck import check_layer, check_name
 from builder.runtime.dispatch_expect import describe
@@ -25,16 +33,9 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
     layers = order([catalog.layer(name) for name in catalog.folders])
     catalog.say_shadows()
     if json:
-        print_json(
-            {
-                "schema": 1,
-                "profiles": [
-                    {"name": p.name, "summary": p.summary, "layers": list(p.layers)}
-                    for p in profiles
-                ],
-                "layers": [{"name": item["name"], "summary": item["summary"]} for item in layers],
-            }
-        )
+        found = (ProfileRow(name=p.name, summary=p.summary, layers=p.layers) for p in profiles)
+        rows = (LayerRow(name=one["name"], summary=one["summary"]) for one in layers)
+        print_json(LayerList(profiles=tuple(found), layers=tuple(rows)))
         return
     print("profiles")
     for profile in profiles:
@@ -113,7 +114,7 @@ def check_command(names: list[str], patches: list[Path] | None, json: bool) -> N
         check_layer(layer)
     order(layers)
     if json:
-        print_json({"schema": 1, "checked": checked})
+        print_json(CheckedLayers(checked=tuple(checked)))
     else:
         print(f"{counted(len(checked), 'layer')} well-formed")
 
@@ -182,7 +183,7 @@ def new_command(
         f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} --patches {directory}"
     )
     if json:
-        print_json({"schema": 1, "name": name, "directory": str(folder)})
+        print_json(NewLayer(name=name, directory=str(folder)))
     else:
         print(folder)
 
@@ -206,6 +207,6 @@ def pin_command(
     count = write_pins(catalog.folders[name], layer, PackageIndex(refresh=refresh), store)
     file = catalog.folders[name] / "pins.toml"
     if json:
-        print_json({"schema": 1, "name": name, "file": str(file), "inputs": count})
+        print_json(PinnedLayer(name=name, file=str(file), inputs=count))
     else:
         print(f"{file}: {count} inputs pinned")

@@ -15,11 +15,11 @@ def lock_command(options: PlanOptions, *, check: bool, json: bool) -> None:
     """Lock, or with ``check`` say whether the lock holds (exit 9)."""
     done = lock_requests(options, check=check)
     if json:
-        print_json(done.as_json())
+        print_json(done)
     if check:
         done.refuse_stale()
         if not json:
-            print(f"{done.path} holds for {len(done.requests)}")
+            print(f"{done.lock} holds for {len(done.requests)}")
         return
     if json:
         return
@@ -28,4 +28,4 @@ def lock_command(options: PlanOptions, *, check: bool, json: bool) -> None:
         for line in lines:
             console.say(f"    {line}")
     changed = "" if done.written else ", nothing changed"
-    print(f"{done.path}: {len(done.requests)} locked{changed}")
+    print(f"{done.lock}: {len(done.requests)} locked{changed}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.layers.catalog import Catalog, Selection
+from builder.layers.documents import ExportedMods
 from builder.layers.mods import mod_files, stale_files, write_mod
 from builder.lock.file import lock_path, read_lock
 from builder.pipeline.select import without_pulls
@@ -62,9 +63,7 @@ def export_command(
             f"stale below {root}: {', '.join(stale)}", Exit.STALE, hint="spark-build mods export"
         )
     if json:
-        print_json(
-            {"schema": 1, "directory": str(root), "mods": list(wanted), "written": not check}
-        )
+        print_json(ExportedMods(directory=str(root), mods=tuple(wanted), written=not check))
         return
     print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")
 

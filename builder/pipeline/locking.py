@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.applier.states import NEEDS_REBUILD
 from builder.engines.patched import foresee
@@ -17,10 +19,11 @@ from builder.pipeline.show import show_plan
 from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.rootfs.facts import Facts
 from builder.util.console import console
+from builder.util.documents import Document, Text
 from builder.util.locks import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from builder.lock.file import Entry
     from builder.model import BuildPlan
@@ -54,7 +57,7 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
         found = _compare(kept, made)
         requests = tuple(one.key for one in made)
         if check:
-            return Locked(path=path, changes=found, requests=requests, written=False)
+            return Locked(lock=str(path), changes=found, requests=requests, written=False)
         for lines in found.values():
             lines[:] = ["new" if line == _NEW else line for line in lines]
         fresh = Lock(path, dict(kept.pulls), dict(kept.entries))
@@ -64,28 +67,19 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
         _write_facts(kept, fresh, made)
         written = fresh.write()
         remove_unnamed(fresh)
-    return Locked(path=path, changes=found, requests=requests, written=written)
+    return Locked(lock=str(path), changes=found, requests=requests, written=written)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Locked:
+class Locked(Document, frozen=True, kw_only=True):
     """What the lock holds now, and what was not so before."""
 
-    path: Path
-    #: what changed, in words, by request; requests that held are left out
-    changes: Mapping[str, Sequence[str]]
-    requests: tuple[str, ...]
+    lock: Annotated[Text, Meta(description="the lock's file")]
+    requests: tuple[Text, ...]
+    changes: Annotated[
+        dict[str, list[Text]],
+        Meta(description="in words, by request; those that hold are left out"),
+    ]
     written: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``lock --json``."""
-        return {
-            "schema": 1,
-            "lock": str(self.path),
-            "requests": list(self.requests),
-            "changes": {key: list(lines) for key, lines in self.changes.items()},
-            "written": self.written,
-        }
 
     def refuse_stale(self) -> None:
         """Raise unless the lock is there and holds.
@@ -93,11 +87,11 @@ class Locked:
         Raises:
             SparkBuildError: that (exit 9).
         """
-        if not self.path.is_file():
-            raise SparkBuildError(f"there is no {self.path}", Exit.STALE, hint="spark-build lock")
+        if not Path(self.lock).is_file():
+            raise SparkBuildError(f"there is no {self.lock}", Exit.STALE, hint="spark-build lock")
         lines = [f"{key}: {line}" for key, lines in self.changes.items() for line in lines]
         if lines:
-            raise stale(self.path, lines)
+            raise stale(Path(self.lock), lines)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""What the ``layers`` commands and ``mods export`` print with ``--json``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from builder.util.documents import Count, Document, Part, Text
+
+
+class LayerRow(Part, frozen=True, kw_only=True):
+    """A layer, in a line."""
+
+    name: Text
+    summary: Text
+
+
+class ProfileRow(Part, frozen=True, kw_only=True):
+    """A profile, in a line."""
+
+    name: Text
+    summary: Text
+    layers: tuple[Text, ...]
+
+
+class LayerList(Document, frozen=True, kw_only=True):
+    """All profiles and layers."""
+
+    profiles: tuple[ProfileRow, ...]
+    layers: Annotated[tuple[LayerRow, ...], Meta(description="in order of application")]
+
+
+class CheckedLayers(Document, frozen=True, kw_only=True):
+    """The layers that are well-formed."""
+
+    checked: tuple[Text, ...]
+
+
+class NewLayer(Document, frozen=True, kw_only=True):
+    """The layer that was started."""
+
+    name: Text
+    directory: Annotated[Text, Meta(description="the layer's folder")]
+
+
+class PinnedLayer(Document, frozen=True, kw_only=True):
+    """What was pinned."""
+
+    name: Text
+    file: Annotated[Text, Meta(description="the pins.toml that was written")]
+    inputs: Annotated[Count, Meta(description="wheels, donor files and pull requests in it")]
+
+
+class ExportedMods(Document, frozen=True, kw_only=True):
+    """The mods that were written, or are up to date."""
+
+    directory: Text
+    mods: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    written: Annotated[bool, Meta(description="false with --check")]
