@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.distribute.node import Node
-from builder.distribute.run import Delivery, Distribution
+from builder.distribute.run import Distribution
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.publish.overlays import how_to_run
 from builder.publish.sources import EngineImage, StoredImage, open_source
@@ -15,6 +15,8 @@ from builder.util.console import console, counted, megabytes, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from builder.distribute.run import Deliveries
 
 
 def distribute_command(
@@ -44,25 +46,12 @@ def distribute_command(
             said, _ = how_to_run(opened)
             console.warn(f"{image} is an overlay, which does not run alone.\n{said}")
         with console.step(f"distribute {opened.subject.digest} as {name}"):
-            distribution = Distribution(opened, name, dry_run=dry_run)
-            deliveries = distribution.run(nodes, jobs)
+            done = Distribution(opened, name, dry_run=dry_run).run(nodes, jobs)
     if json:
-        rows = [delivery.as_json() for delivery in deliveries]
-        head = {"schema": 1, "image": name, "digest": opened.subject.digest, "dry_run": dry_run}
-        print_json({**head, "nodes": rows})
-    _report(deliveries)
-    failed = [delivery for delivery in deliveries if delivery.error is not None]
-    if failed:
-        error = failed[0].error
-        assert error is not None
-        listed = "\n  ".join(f"{d.host}: {d.error}" for d in failed)
-        raise SparkBuildError(
-            str(error) if len(nodes) == 1 else f"{len(failed)} of {len(nodes)} failed:\n  {listed}",
-            Exit(error.code),
-            hint=error.hint,
-        )
+        print_json(done)
+    _report(done)
     if not json:
-        print(f"{name}@{opened.subject.digest}")
+        print(f"{name}@{done.digest}")
 
 
 def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
@@ -84,9 +73,21 @@ def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
     return f"spark-build/{name.profile}:{name.tag(verified=True)}"
 
 
-def _report(deliveries: Sequence[Delivery]) -> None:
-    for delivery in deliveries:
+def _report(done: Deliveries) -> None:
+    """Say what became of each node.
+
+    Raises:
+        SparkBuildError: one does not have the image.
+    """
+    for delivery in done.nodes:
         console.say(
             f"  {delivery.host}: {delivery.status}, {megabytes(delivery.sent_bytes)} in "
             f"{counted(delivery.sent_blobs, 'blob')}, {delivery.seconds:.1f} s"
         )
+    problems = [(node.host, node.error) for node in done.nodes if node.error is not None]
+    if problems:
+        first = problems[0][1]
+        listed = "\n  ".join(f"{host}: {error.message}" for host, error in problems)
+        count = f"{len(problems)} of {len(done.nodes)} failed:\n  {listed}"
+        message = first.message if len(done.nodes) == 1 else count
+        raise SparkBuildError(message, Exit(first.code), hint=first.hint)

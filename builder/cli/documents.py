@@ -31,6 +31,14 @@ DOCUMENTS = {
     "config-show": Entry(
         "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)
     ),
+    "distribute": Entry(
+        "`distribute --json`: what each node lacked, and what it fetched",
+        ("builder.distribute.run:Deliveries",),
+    ),
+    "error": Entry(
+        "What every command prints with `--json` when it fails before it has a result",
+        ("builder.util.documents:Failed",),
+    ),
     "layers-check": Entry("`layers check --json`", ("builder.layers.documents:CheckedLayers",)),
     "layers-list": Entry("`layers list --json`", ("builder.layers.documents:LayerList",)),
     "layers-new": Entry(
@@ -46,17 +54,25 @@ DOCUMENTS = {
         "`mods export --json`: the mods that were written, or are up to date",
         ("builder.layers.documents:ExportedMods",),
     ),
+    "rebuild": Entry(
+        "`rebuild --json`: the image made again from what it carries",
+        ("builder.rebuild.run:Rebuild",),
+    ),
     "revert": Entry(
         "`revert --json`: the layers that were taken off, last applied first",
         ("builder.cli.apply:Reverted",),
     ),
-    "error": Entry(
-        "What every command prints with `--json` when it fails before it has a result",
-        ("builder.util.documents:Failed",),
-    ),
     "schema": Entry(
         "`schema --json` without a name: the documents that have a schema",
         ("builder.cli.schema:Names",),
+    ),
+    "sign": Entry(
+        "`sign --json`",
+        ("builder.publish.cosign:Signed",),
+    ),
+    "verify-signature": Entry(
+        "`verify-signature --json`",
+        ("builder.publish.cosign:SignatureCheck",),
     ),
 }
 

@@ -20,7 +20,7 @@ from builder.publish.sbom import toolkit_of_layer
 from builder.publish.sources import EngineImage, open_source
 from builder.pypi.index import PackageIndex
 from builder.rebuild.hooks import with_own_hooks
-from builder.rebuild.run import Original, Rebuilt, StoredOriginal, rebuild
+from builder.rebuild.run import Original, Rebuild, Rebuilt, StoredOriginal, rebuild
 from builder.registry.locations import Locations
 from builder.util.console import console, print_json
 
@@ -129,22 +129,21 @@ def _mirror(original: Original) -> str | None:
 def _report(text: str, results: list[Rebuilt], *, json: bool) -> None:
     same = all(result.same for result in results)
     if json:
-        images = [result.as_json() for result in results]
-        print_json({"schema": 1, "image": text, "same": same, "images": images})
+        print_json(Rebuild(image=text, same=same, images=tuple(results)))
     for result in results:
         for difference in result.differences[:_SHOWN]:
             console.say(f"  {difference.blob}  {difference.where}: {difference.what}")
         if len(result.differences) > _SHOWN:
             console.say(f"  and {len(result.differences) - _SHOWN} more (--json has all of them)")
         if result.same and not json:
-            print(f"same {result.published}")
+            print(f"same {result.digest}")
     if same:
         return
     wrong = next(result for result in results if not result.same)
     first = wrong.differences[0]
     count = len(wrong.differences)
     raise SparkBuildError(
-        f"{wrong.published} is not what its plan makes: rebuilt, it is {wrong.digest}; "
+        f"{wrong.digest} is not what its plan makes: rebuilt, it is {wrong.rebuilt}; "
         f"{count} {'difference' if count == 1 else 'differences'}, "
         f"first {first.blob} {first.where}: {first.what}",
         Exit.VERIFY_FAILED,

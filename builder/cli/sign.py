@@ -34,9 +34,9 @@ def sign_command(*, image: str, key: str | None, log: bool, json: bool) -> None:
     """Sign an image by digest."""
     reference = pinned(image)
     with console.step(f"sign {reference}"):
-        sign(reference, Trust(key=key or "", log=log or not key))
+        signed = sign(reference, Trust(key=key or "", log=log or not key))
     if json:
-        print_json({"schema": 1, "image": str(reference), "digest": reference.digest})
+        print_json(signed)
     else:
         print(reference)
 
@@ -54,16 +54,8 @@ def verify_signature_command(
     reference = pinned(image)
     trust = Trust(key=key or "", identity=identity or "", issuer=issuer or "", log=log)
     with console.step(f"verify the signature of {reference}"):
-        count = verify_signature(reference, trust)
+        checked = verify_signature(reference, trust)
     if json:
-        print_json(
-            {
-                "schema": 1,
-                "image": str(reference),
-                "digest": reference.digest,
-                "signatures": count,
-                "passed": True,
-            }
-        )
+        print_json(checked)
     else:
         print(reference)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from builder.distribute.endpoint import Endpoint
 from builder.distribute.parts import parts_of
 from builder.errors import RemoteError, SparkBuildError
 from builder.publish.subject import read_json
 from builder.util.console import console, counted, megabytes
+from builder.util.documents import (
+    Count,
+    Digest,
+    Document,
+    Part,
+    Problem,
+    Seconds,
+    Text,
+    always,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,34 +36,26 @@ if TYPE_CHECKING:
 _EVERY = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """What became of one node.  ``missing`` counts layers and bytes that it lacked before."""
+class Delivery(Part, frozen=True, kw_only=True):
+    """What became of one node; what is missing is what it lacked before."""
 
-    host: str
-    status: str
-    missing: int = 0
-    missing_bytes: int = 0
-    sent_blobs: int = 0
-    sent_bytes: int = 0
-    seconds: float = 0.0
-    error: SparkBuildError | None = None
+    host: Text
+    status: Literal["fetched", "up to date", "dry run", "failed"]
+    missing_layers: Count = always(0)
+    missing_bytes: Count = always(0)
+    sent_blobs: Count = always(0)
+    sent_bytes: Count = always(0)
+    seconds: Seconds = always(0.0)
+    error: Problem | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The delivery in the document of the command."""
-        value: dict[str, Any] = {
-            "host": self.host,
-            "status": self.status,
-            "missing_layers": self.missing,
-            "missing_bytes": self.missing_bytes,
-            "sent_blobs": self.sent_blobs,
-            "sent_bytes": self.sent_bytes,
-            "seconds": round(self.seconds, 3),
-        }
-        if self.error is not None:
-            error = {"code": self.error.code, "message": str(self.error), "hint": self.error.hint}
-            value["error"] = error
-        return value
+
+class Deliveries(Document, frozen=True, kw_only=True):
+    """What each node lacked, and what it fetched."""
+
+    image: Annotated[Text, Meta(description="its name on the nodes")]
+    digest: Digest
+    dry_run: bool
+    nodes: Annotated[tuple[Delivery, ...], Meta(min_length=1)]
 
 
 class Distribution:
@@ -88,7 +91,7 @@ class Distribution:
         pairs = zip(image.layers, ids, strict=True)
         return [layer.size for layer, known in pairs if known not in survey.layers]
 
-    def run(self, nodes: Sequence[Node], jobs: int) -> list[Delivery]:
+    def run(self, nodes: Sequence[Node], jobs: int) -> Deliveries:
         """Serve every node, at most ``jobs`` at once; one that fails stops no other."""
         with Endpoint(self._stored.source, self._stored.subject) as endpoint:
             stop = threading.Event()
@@ -96,9 +99,11 @@ class Distribution:
             watcher.start()
             try:
                 with ThreadPoolExecutor(jobs) as pool:
-                    return list(pool.map(lambda node: self._deliver(node, endpoint), nodes))
+                    done = tuple(pool.map(lambda node: self._deliver(node, endpoint), nodes))
             finally:
                 stop.set()
+        digest = self._stored.subject.digest
+        return Deliveries(image=self._name, digest=digest, dry_run=self._dry_run, nodes=done)
 
     def _deliver(self, node: Node, endpoint: Endpoint) -> Delivery:
         began = time.monotonic()
@@ -116,7 +121,7 @@ class Distribution:
                 )
             if self._dry_run:
                 return Delivery(
-                    host=node.host, status="dry run", missing=number, missing_bytes=size
+                    host=node.host, status="dry run", missing_layers=number, missing_bytes=size
                 )
             parts = parts_of(image, self._configs[image.digest], survey.layers)
             self._fetch(node, endpoint, repository, [endpoint.add_part(part) for part in parts])
@@ -129,18 +134,18 @@ class Distribution:
                 status="failed",
                 sent_blobs=sent.blobs,
                 sent_bytes=sent.bytes,
-                seconds=time.monotonic() - began,
-                error=reason,
+                seconds=_since(began),
+                error=Problem(code=reason.code, message=str(reason), hint=reason.hint),
             )
         sent = endpoint.counted(repository)
         return Delivery(
             host=node.host,
             status="fetched" if sent.blobs else "up to date",
-            missing=number,
+            missing_layers=number,
             missing_bytes=size,
             sent_blobs=sent.blobs,
             sent_bytes=sent.bytes,
-            seconds=time.monotonic() - began,
+            seconds=_since(began),
         )
 
     def _fetch(self, node: Node, endpoint: Endpoint, repository: str, parts: Sequence[str]) -> None:
@@ -153,6 +158,10 @@ class Distribution:
                 f"{node.host}: {self._name} is {seen} there, which is not the image that was sent "
                 f"({subject.digest})"
             )
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 3)
 
 
 def diff_ids(config: Mapping[str, Any]) -> list[str]:

@@ -12,11 +12,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.errors import EngineError, Exit, RemoteError, SparkBuildError, UsageError
 from builder.registry.credentials import find_credential
 from builder.registry.options import Options
+from builder.util.documents import Count, Digest, Document, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +47,23 @@ class Trust:
     log: bool = False
 
 
-def sign(reference: Reference, trust: Trust) -> None:
+class Signed(Document, frozen=True, kw_only=True):
+    """An image that was signed."""
+
+    image: Text
+    digest: Digest
+
+
+class SignatureCheck(Document, frozen=True, kw_only=True):
+    """An image with a signature that matches; one without is an error."""
+
+    image: Text
+    digest: Digest
+    signatures: Count
+    passed: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+def sign(reference: Reference, trust: Trust) -> Signed:
     """Sign an image by digest, with every image of an index.
 
     Raises:
@@ -60,10 +79,11 @@ def sign(reference: Reference, trust: Trust) -> None:
             f"cosign did not sign {reference} (status {done.returncode}){_said(done)}",
             hint="COSIGN_PASSWORD holds the password of an encrypted key",
         )
+    return Signed(image=str(reference), digest=reference.digest)
 
 
-def verify_signature(reference: Reference, trust: Trust) -> int:
-    """Check that a signature on this digest is theirs; gives how many are.
+def verify_signature(reference: Reference, trust: Trust) -> SignatureCheck:
+    """Check that a signature on this digest is theirs, and count those that are.
 
     Raises:
         UsageError: neither a key nor an identity with its issuer is named.
@@ -89,7 +109,9 @@ def verify_signature(reference: Reference, trust: Trust) -> int:
         )
     if done.returncode:
         raise RemoteError(f"cosign failed (status {done.returncode}){_said(done)}")
-    return _count(done.stdout, reference)
+    count = _count(done.stdout, reference)
+    digest = reference.digest
+    return SignatureCheck(image=str(reference), digest=digest, signatures=count, passed=True)
 
 
 def _count(output: str, reference: Reference) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from builder.publish.subject import read_json
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
+from builder.util.documents import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,17 +25,12 @@ _LARGEST = 64 << 20
 _LONGEST_VALUE = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Part, frozen=True, kw_only=True):
     """One difference: in which blob, at which key or file, and what is on each side."""
 
     blob: str
     where: str
     what: str
-
-    def as_json(self) -> dict[str, str]:
-        """The difference in the document of the command."""
-        return {"blob": self.blob, "where": self.where, "what": self.what}
 
 
 @dataclass(frozen=True)

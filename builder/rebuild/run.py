@@ -6,7 +6,9 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from msgspec import Meta
 
 from builder import __version__
 from builder.engines.model import BuildRequest
@@ -17,6 +19,7 @@ from builder.rebuild.compare import Difference, Side, compare_images
 from builder.rebuild.replan import plan_differences, replan
 from builder.registry.layout import LayoutDirectory
 from builder.util.diskspace import check_room
+from builder.util.documents import Digest, Document, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,32 +74,24 @@ def steps_of(history: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(step.get("created_by", "")) for step in history]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rebuilt:
-    """What a rebuild came to.  ``digest`` is the one that the rebuilt image has."""
+class Rebuilt(Part, frozen=True, kw_only=True):
+    """What a rebuild came to."""
 
-    published: str
-    digest: str
-    plan_digest: str
-    made_by: str
-    differences: Sequence[Difference]
+    digest: Annotated[Digest, Meta(description="of the image that was published")]
+    rebuilt: Annotated[Digest, Meta(description="of the image that its plan makes")]
+    same: bool
+    plan_digest: Digest
+    made_by: Annotated[str, Meta(description="the version of spark-build that published it")]
+    rebuilt_by: Text = always(__version__)
+    differences: tuple[Difference, ...]
 
-    @property
-    def same(self) -> bool:
-        """Whether it is the same image, by digest."""
-        return not self.differences
 
-    def as_json(self) -> dict[str, Any]:
-        """The result in the document of the command."""
-        return {
-            "digest": self.published,
-            "rebuilt": self.digest,
-            "same": self.same,
-            "plan_digest": self.plan_digest,
-            "made_by": self.made_by,
-            "rebuilt_by": __version__,
-            "differences": [difference.as_json() for difference in self.differences],
-        }
+class Rebuild(Document, frozen=True, kw_only=True):
+    """An image that was made again from what it carries."""
+
+    image: Text
+    same: bool
+    images: Annotated[tuple[Rebuilt, ...], Meta(description="one a platform")]
 
 
 def rebuild(
@@ -122,11 +117,12 @@ def rebuild(
     finally:
         base.close()
     return Rebuilt(
-        published=original.digest,
-        digest=digest,
+        digest=original.digest,
+        rebuilt=digest,
+        same=not found,
         plan_digest=plan.digest,
         made_by=baked.version,
-        differences=found,
+        differences=tuple(found),
     )
 
 
