@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.diagnose import shelf
+from builder.diagnose.documents import Diagnosed, Entries, EntryRow
 from builder.diagnose.judging import diagnose
 from builder.diagnose.live import IDLE, watched
 from builder.diagnose.report import lines_of, lines_of_several
-from builder.diagnose.several import as_json, together
+from builder.diagnose.several import together
 from builder.diagnose.sources import Source, found, texts
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.util.console import console, print_json
@@ -51,7 +52,7 @@ def diagnose_command(
     if len(results) > 1:
         results = together(results)
     if json:
-        print_json(results[0].as_json() if len(results) == 1 else as_json(results))
+        print_json(Diagnosed.of(results))
     else:
         _show(results)
     _end(results)
@@ -128,7 +129,7 @@ def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
         raise UsageError("no entry named", hint="spark-build diagnose list")
     entries = [shelf.named(name) for name in names] if word == "show" else shelf.chosen(())
     if json:
-        print_json(shelf.as_json(entries))
+        print_json(Entries(entries=tuple(map(EntryRow.of, entries))))
     elif word == "table":
         print(shelf.page(entries), end="")
     elif word == "show":

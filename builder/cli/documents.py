@@ -31,6 +31,13 @@ DOCUMENTS = {
     "config-show": Entry(
         "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)
     ),
+    "diagnose": Entry(
+        "`diagnose --json`: what a log shows", ("builder.diagnose.documents:Diagnosed",)
+    ),
+    "diagnose-list": Entry(
+        "`diagnose list --json` and `diagnose show ID --json`: entries of the catalogue",
+        ("builder.diagnose.documents:Entries",),
+    ),
     "distribute": Entry(
         "`distribute --json`: what each node lacked, and what it fetched",
         ("builder.distribute.run:Deliveries",),

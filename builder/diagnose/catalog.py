@@ -13,11 +13,22 @@ from __future__ import annotations
 import re
 import tomllib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from builder.diagnose.entries import Asked, Condition, Entry, Example, Fix, Pattern, Regex
+from builder.diagnose.entries import (
+    Asked,
+    Condition,
+    Engine,
+    Entry,
+    Example,
+    Fix,
+    Pattern,
+    Regex,
+    Severity,
+    Sure,
+)
 from builder.diagnose.literals import MINIMUM, fixed_text
 from builder.errors import UsageError, did_you_mean
 from builder.util.paths import package_file
@@ -26,10 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-SEVERITIES = ("error", "warning", "info")
-ENGINES = ("vllm", "tensorrt-llm", "sglang", "any")
-#: Seen in the code or the wheels of that release; inferred from them; only told by others.
-SURE = ("certain", "likely", "reported")
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+SURE: tuple[Sure, ...] = get_args(Sure)
 
 #: key -> (type, required)
 _Keys = dict[str, tuple[type, bool]]

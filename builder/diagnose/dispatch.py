@@ -7,18 +7,23 @@ each vLLM release from 0.17.0 to 0.33.0.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from msgspec import Meta
+
+from builder.util.documents import Count, Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Selection(NamedTuple):
+class Selection(Part, frozen=True):
     """One kernel that was selected for one kind of layer, and where the log first says so."""
 
-    kind: str
-    kernel: str
-    line: int
+    kind: Text
+    kernel: Text
+    line: Count
+    file: Annotated[str, Meta(description="the log it is in, of several")] = ""
 
 
 class Form(NamedTuple):

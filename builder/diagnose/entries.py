@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from packaging.specifiers import SpecifierSet
+
+
+Severity = Literal["error", "warning", "info"]
+#: The program whose logs an entry is for.
+Engine = Literal["vllm", "tensorrt-llm", "sglang", "any"]
+#: Seen in the code or the wheels of that release; inferred from them; only told by others.
+Sure = Literal["certain", "likely", "reported"]
 
 
 @cache
@@ -93,9 +100,9 @@ class Entry:
     """One finding that a log can show."""
 
     id: str
-    severity: str
+    severity: Severity
     message: str
-    engine: str
+    engine: Engine
     when: SpecifierSet | None
     needs_version: bool
     patterns: tuple[Pattern, ...]
@@ -108,8 +115,8 @@ class Entry:
     times: int = 1
     #: a server that becomes ready later has passed it
     passing: bool = False
-    #: how well the cause is known: certain, likely, reported
-    sure: str = "certain"
+    #: how well the cause is known
+    sure: Sure = "certain"
     #: where the cause or the cure was published
     source: str = ""
     examples: tuple[Example, ...] = field(default=(), compare=False)

@@ -2,56 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from builder.diagnose.entries import Severity
+from builder.util.documents import Count, Part, Text, always
 
 if TYPE_CHECKING:
     from builder.diagnose.dispatch import Selection
 
-DIAGNOSE_SCHEMA = 1
 #: The id of a failure that no entry explains.
 UNKNOWN = "not-in-catalogue"
 
 
-class Finding(NamedTuple):
+class Finding(Part, frozen=True):
     """One thing that a log shows, the line that shows it, and what to do about it."""
 
-    id: str
-    severity: str
-    line: int
-    message: str
+    id: Text
+    severity: Severity
+    line: Count
+    message: Text
     fix: str
-    file: str = ""
-    #: the line itself
-    quote: str = ""
-    #: certain, likely, reported; empty for what is not in the catalogue
-    sure: str = ""
-    #: where cause or cure was published
-    link: str = ""
-    #: the line before it that matters, and its number
-    before: str = ""
-    before_line: int = 0
-    #: the innermost frame that tells something
-    frame: str = ""
-    #: what to put into a search field
-    search: str = ""
-    #: which process or rank wrote it
-    process: str = ""
-    #: what the exception became
-    became: tuple[str, ...] = ()
-    #: further lines of the message
-    more: tuple[str, ...] = ()
-    #: MM-DD HH:MM:SS, where the log tells
-    when: str = ""
-    #: it only follows from the death of another process
-    follows: bool = False
+    file: Annotated[str, Meta(description="the log it is in; empty for a single one")] = always("")
+    quote: Annotated[str, Meta(description="the line itself")] = always("")
+    sure: Annotated[
+        str,
+        Meta(
+            description="how well the cause is known: certain, likely, reported; "
+            "empty for what is not in the catalogue"
+        ),
+    ] = always("")
+    link: Annotated[str, Meta(description="where cause or cure was published")] = always("")
+    before: Annotated[str, Meta(description="the line before it that matters")] = always("")
+    before_line: Count = always(0)
+    frame: Annotated[str, Meta(description="the innermost frame that tells something")] = always("")
+    search: Annotated[str, Meta(description="what to put into a search field")] = always("")
+    process: Annotated[str, Meta(description="which process or rank wrote it")] = always("")
+    became: Annotated[
+        tuple[str, ...], Meta(description="the exceptions that were raised from it")
+    ] = always(())
+    more: Annotated[tuple[str, ...], Meta(description="further lines of the message")] = always(())
+    when: Annotated[str, Meta(description="MM-DD HH:MM:SS, where the log tells")] = always("")
+    follows: Annotated[
+        bool, Meta(description="it only follows from the death of another process")
+    ] = always(False)
 
 
-class Verdict(NamedTuple):
-    """The one sentence: ``failed``, ``ready``, ``stopped``, ``unclear`` or ``empty``."""
+class Verdict(Part, frozen=True):
+    """The one sentence about a log."""
 
-    state: str
-    sentence: str
+    state: Literal["failed", "ready", "stopped", "unclear", "empty"]
+    sentence: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,27 +86,5 @@ class Diagnosis:
 
     def in_file(self, name: str) -> Diagnosis:
         """The same, as one of several logs."""
-        named = tuple(finding._replace(file=name) for finding in self.findings)
-        return replace(self, file=name, findings=named)
-
-    def as_json(self) -> dict[str, Any]:
-        """The document that ``--json`` prints."""
-        return {
-            "schema": DIAGNOSE_SCHEMA,
-            "vllm": self.vllm,
-            "tensorrt_llm": self.tensorrt_llm,
-            "engine": self.engine,
-            "build": self.build,
-            "lines": self.lines,
-            "ready_line": self.ready,
-            "verdict": self.verdict._asdict(),
-            "dispatch": [chosen._asdict() for chosen in self.dispatch],
-            "findings": [
-                {
-                    **finding._asdict(),
-                    "became": list(finding.became),
-                    "more": list(finding.more),
-                }
-                for finding in self.findings
-            ],
-        }
+        named = tuple(replace(finding, file=name) for finding in self.findings)
+        return dataclasses.replace(self, file=name, findings=named)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from builder.diagnose.catalog import SEVERITIES, load_catalog
@@ -141,8 +142,10 @@ def _findings(
                 link=entry.source or f"docs/diagnose.md#{entry.id}",
             )
             if hit.line in survived and hit.line not in fatal and entry.severity == "error":
-                finding = finding._replace(
-                    severity="info", message=f"{finding.message} The server went on after this."
+                finding = replace(
+                    finding,
+                    severity="info",
+                    message=f"{finding.message} The server went on after this.",
                 )
             found.setdefault((entry.id, finding.message), finding)
     known = [_with_place(finding, failures) for finding in found.values()]
@@ -189,7 +192,8 @@ def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
     """A finding with what the failure that it explains tells."""
     for failure in failures:
         if finding.line in failure.lines:
-            return finding._replace(
+            return replace(
+                finding,
                 frame=failure.frame,
                 process=failure.source,
                 when=failure.when,

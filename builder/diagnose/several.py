@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from builder.diagnose.catalog import SEVERITIES
+import msgspec
+
 from builder.diagnose.findings import Diagnosis, Finding, Verdict
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ def _pointed(result: Diagnosis, first: tuple[str, Finding] | None) -> Diagnosis:
         return result
     file, cause = first
     findings = tuple(
-        finding._replace(
+        msgspec.structs.replace(
+            finding,
             message=f"{finding.message} It follows from {file}, line {cause.line}: "
-            f"{cause.quote[:200]}"
+            f"{cause.quote[:200]}",
         )
         if finding.follows and finding.severity == "error"
         else finding
@@ -94,38 +96,3 @@ def verdict(results: Sequence[Diagnosis]) -> Verdict:
     warnings = sum(f.severity == "warning" for r in results for f in r.findings)
     what = f"{warnings} warnings" if warnings else "nothing wrong was found"
     return Verdict("ready", f"The server became ready: {what} in {len(results)} logs.")
-
-
-def as_json(results: Sequence[Diagnosis]) -> dict[str, Any]:
-    """One document for all: as that of one log, with each line's file."""
-    documents = [result.as_json() for result in results]
-    findings = [
-        (SEVERITIES.index(f["severity"]), index, f)
-        for index, document in enumerate(documents)
-        for f in document["findings"]
-    ]
-    return {
-        **documents[0],
-        "vllm": next((d["vllm"] for d in documents if d["vllm"]), ""),
-        "tensorrt_llm": next((d["tensorrt_llm"] for d in documents if d["tensorrt_llm"]), ""),
-        "lines": sum(d["lines"] for d in documents),
-        "ready_line": 0,
-        "verdict": verdict(results)._asdict(),
-        "dispatch": [
-            {**chosen, "file": result.file}
-            for result, document in zip(results, documents, strict=True)
-            for chosen in document["dispatch"]
-        ],
-        "findings": [f for _, _, f in sorted(findings, key=lambda found: found[:2])],
-        "files": [
-            {
-                "file": result.file,
-                "engine": result.engine,
-                "vllm": result.vllm,
-                "lines": result.lines,
-                "ready_line": result.ready,
-                "verdict": result.verdict._asdict(),
-            }
-            for result in results
-        ],
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.catalog import load_catalog, load_entry
 from builder.diagnose.judging import diagnose
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from builder.diagnose.entries import Entry, Example
 
-LIST_SCHEMA = 1
 _ENGINES = {
     "vllm": "vLLM",
     "tensorrt-llm": "TensorRT-LLM",
@@ -105,28 +104,6 @@ def named(name: str) -> Entry:
             hint="spark-build diagnose list",
         )
     return entries[name]
-
-
-def as_json(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The document of ``diagnose list --json`` and ``diagnose show ID --json``."""
-    return {
-        "schema": LIST_SCHEMA,
-        "entries": [
-            {
-                "id": entry.id,
-                "severity": entry.severity,
-                "engine": entry.engine,
-                "when": str(entry.when or ""),
-                "sure": entry.sure,
-                "source": entry.source,
-                "message": entry.message,
-                "patterns": [pattern.regex.pattern for pattern in entry.patterns],
-                "fixes": [{"when": str(fix.when or ""), "text": fix.text} for fix in entry.fixes],
-                "examples": [example.log for example in entry.examples if example.found],
-            }
-            for entry in entries
-        ],
-    }
 
 
 def page(entries: Sequence[Entry]) -> str:

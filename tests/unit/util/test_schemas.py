@@ -16,9 +16,11 @@ import typer.main
 from builder.__main__ import run
 from builder.cli.app import app
 from builder.cli.documents import names, schema
+from builder.diagnose.documents import Diagnosed
 from builder.diagnose.judging import diagnose
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
+from builder.util.documents import plain
 from builder.verify.levels import LEVELS
 from builder.verify.model import Check, Report
 from builder.verify.necessity import Necessity
@@ -139,7 +141,7 @@ def plan() -> dict[str, Any]:
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
 def test_every_diagnosis_is_as_its_schema_has_it(log: Path) -> None:
     with log.open("rb") as stream:
-        validated("diagnose", diagnose(stream).as_json())
+        validated("diagnose", plain(Diagnosed.of([diagnose(stream)])))
 
 
 def test_every_layer_and_profile_is_shown_as_its_schema_has_it(

@@ -1,0 +1,136 @@
+"""What ``diagnose`` and ``diagnose list`` print with ``--json``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from builder.diagnose.catalog import SEVERITIES
+from builder.diagnose.dispatch import Selection
+from builder.diagnose.entries import Engine, Severity, Sure
+from builder.diagnose.findings import Finding, Verdict
+from builder.diagnose.several import verdict
+from builder.util.documents import Count, Document, Part, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.diagnose.entries import Entry
+    from builder.diagnose.findings import Diagnosis
+
+
+class LogRow(Part, frozen=True, kw_only=True):
+    """One of several logs."""
+
+    file: str
+    engine: str
+    vllm: str
+    lines: Count
+    ready_line: Count
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, result: Diagnosis) -> LogRow:
+        """The row of a log."""
+        return cls(
+            file=result.file,
+            engine=result.engine,
+            vllm=result.vllm,
+            lines=result.lines,
+            ready_line=result.ready,
+            verdict=result.verdict,
+        )
+
+
+class Diagnosed(Document, frozen=True, kw_only=True):
+    """What one log shows, or several together."""
+
+    vllm: Annotated[str, Meta(description="the release it was judged by; empty when unknown")]
+    tensorrt_llm: str
+    engine: Annotated[
+        str,
+        Meta(
+            description="which program wrote the log: vllm, tensorrt-llm, sglang, llama.cpp, nim, "
+            "ray; empty when nothing tells"
+        ),
+    ]
+    build: Annotated[
+        str,
+        Meta(description="what a vLLM calls itself that is no release, such as 0.1.dev1+gabc"),
+    ]
+    lines: Count
+    ready_line: Annotated[
+        Count, Meta(description="the line that says that the server is ready; 0 for none")
+    ]
+    verdict: Verdict
+    dispatch: tuple[Selection, ...]
+    findings: tuple[Finding, ...]
+    files: Annotated[
+        tuple[LogRow, ...], Meta(description="each of several logs, the earliest failure first")
+    ] = ()
+
+    @classmethod
+    def of(cls, results: Sequence[Diagnosis]) -> Diagnosed:
+        """The document of one log or of several: the worst findings of all first."""
+        first, alone = results[0], len(results) == 1
+        findings = (finding for result in results for finding in result.findings)
+        return cls(
+            vllm=next((r.vllm for r in results if r.vllm), ""),
+            tensorrt_llm=next((r.tensorrt_llm for r in results if r.tensorrt_llm), ""),
+            engine=first.engine,
+            build=first.build,
+            lines=sum(result.lines for result in results),
+            ready_line=first.ready if alone else 0,
+            verdict=first.verdict if alone else verdict(results),
+            dispatch=first.dispatch
+            if alone
+            else tuple(replace(s, file=result.file) for result in results for s in result.dispatch),
+            findings=tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity))),
+            files=() if alone else tuple(map(LogRow.of, results)),
+        )
+
+
+class FixRow(Part, frozen=True, kw_only=True):
+    """What to do, for a range of releases."""
+
+    when: str
+    text: Text
+
+
+class EntryRow(Part, frozen=True, kw_only=True):
+    """An entry of the catalogue."""
+
+    id: Text
+    severity: Severity
+    engine: Engine
+    when: Annotated[str, Meta(description="releases of vLLM; empty for all")]
+    sure: Sure
+    source: str
+    message: Text
+    patterns: tuple[str, ...]
+    fixes: tuple[FixRow, ...]
+    examples: tuple[str, ...]
+
+    @classmethod
+    def of(cls, entry: Entry) -> EntryRow:
+        """The row of an entry."""
+        return cls(
+            id=entry.id,
+            severity=entry.severity,
+            engine=entry.engine,
+            when=str(entry.when or ""),
+            sure=entry.sure,
+            source=entry.source,
+            message=entry.message,
+            patterns=tuple(pattern.regex.pattern for pattern in entry.patterns),
+            fixes=tuple(FixRow(when=str(f.when or ""), text=f.text) for f in entry.fixes),
+            examples=tuple(example.log for example in entry.examples if example.found),
+        )
+
+
+class Entries(Document, frozen=True, kw_only=True):
+    """Entries of the catalogue."""
+
+    entries: tuple[EntryRow, ...]
