@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from builder.ptx.owned import FoundRace, OwnRun
+    from builder.ptx.findings import FoundRace
+    from builder.ptx.owned import OwnRun
 
 _HINT = "docs/ptx.md says what each finding means"
 
@@ -96,4 +97,4 @@ def _race(race: FoundRace) -> Iterator[str]:
     places = counted(race.places, "place")
     yield f"race: {race.kind}, {places} from shared memory offset {race.offset}"
     for line, agent in zip(race.lines, race.agents, strict=True):
-        yield f"  line {line.line} ({agent}): {line.text}"
+        yield f"  {line.by(agent)}: {line.text}"

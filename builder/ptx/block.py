@@ -199,8 +199,10 @@ class Block:
 
     def describe(self) -> str:
         """What its warps wait for, and how its mbarriers stand."""
+        places = self.grid.program.kernel.places
         warps = [
             f"warp {w.number} {w.blocked or 'spins'} at line {w.line}"
+            + (f" ({source})" if (source := places.at(w.line)) else "")
             for w in self.warps
             if not w.done
         ]

@@ -21,11 +21,14 @@ class Fault(Exception):
         self.message = message
         self.line = line
         self.where = where
+        #: the line of the kernel's own source
+        self.source = ""
 
     def __str__(self) -> str:
         """The place first: PTX line, block and warp."""
-        place = ", ".join(part for part in (f"PTX line {self.line}" * bool(self.line), self.where))
-        place = place.strip(", ")
+        line = f"PTX line {self.line}" if self.line else ""
+        line += f" ({self.source})" if self.source else ""
+        place = ", ".join(part for part in (line, self.where) if part)
         return f"{place}: {self.message}" if place else self.message
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.ptx.arrays import Array
+    from builder.ptx.findings import FoundRace
     from builder.ptx.runs import Once
 
 
@@ -29,26 +30,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the PTX."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
-class FoundRace:
-    """A race with the text of its lines; no second line where nobody wrote what is read."""
-
-    kind: str
-    lines: tuple[Line, ...]
-    agents: tuple[str, ...]
-    #: of the first place in shared memory, in bytes
-    offset: int
-    places: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +120,7 @@ class Owned:
         found: dict[object, tuple[FoundRace, list[str]]] = {}
         for run in self.runs:
             for race in run.races:
-                _, names = found.setdefault((race.kind, race.lines), (race, []))
+                _, names = found.setdefault(race.key, (race, []))
                 names.append(run.schedule)
         return list(found.values())
 
@@ -176,26 +157,17 @@ def run_own(ptx: Path, launch: Path, words: Sequence[str] = ()) -> Owned:
         program = program_of(file, ptx)
     except PtxError as error:
         raise UsageError(f"{ptx}: {error}", hint=error.hint) from None
-    text = file.ptx.split("\n")
     runs = []
     for schedule in schedules:
         once = run_once(file, program, schedule, watch=True)
         outputs = tuple(_outputs(file.memory, once))
-        races = tuple(_races(once, text))
         run = once.run
         runs.append(
-            OwnRun(run.schedule, run.fault, run.deadlock, races, run.values, run.wrong, run.said,
-                   run.instructions, len(run.covered), outputs)
+            OwnRun(run.schedule, run.fault, run.deadlock, run.races, run.values, run.wrong,
+                   run.said, run.instructions, len(run.covered), outputs)
         )  # fmt: skip
     digest = hashlib.sha256(file.ptx.encode()).hexdigest()
     return Owned(program.kernel.name, f"sha256:{digest}", len(program.blocks), tuple(runs))
-
-
-def _races(once: Once, text: Sequence[str]) -> Iterator[FoundRace]:
-    for race in once.races:
-        numbers = [race.line, race.other] if race.other else [race.line]
-        lines = tuple(Line(number, text[number - 1].strip()) for number in numbers)
-        yield FoundRace(race.kind, lines, race.agents[: len(lines)], race.offset, race.words)
 
 
 def _outputs(arrays: Sequence[Array], once: Once) -> Iterator[Output]:

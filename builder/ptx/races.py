@@ -36,16 +36,6 @@ class Race:
     offset: int
     words: int
 
-    def __str__(self) -> str:
-        """One sentence."""
-        place = f"{self.words} places from shared memory offset {self.offset}"
-        if not self.other:
-            return f"{self.kind}: line {self.line} ({self.agents[0]}), {place}"
-        return (
-            f"{self.kind}: line {self.line} ({self.agents[0]}) and line {self.other} "
-            f"({self.agents[1]}), {place}"
-        )
-
 
 @dataclass
 class Know:

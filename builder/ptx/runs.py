@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
 from builder.ptx.errors import Deadlock, Fault, PtxError
+from builder.ptx.findings import FoundRace, found_races
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import judge, read_launch
+from builder.ptx.places import without_places
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from builder.ptx.launchfile import LaunchFile
     from builder.ptx.memory import GlobalMemory
-    from builder.ptx.races import Race
 
 #: Copies at once, as late as may be, and at any time: each shows what the others hide.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
@@ -39,7 +40,7 @@ class Run:
     fault: str = ""
     deadlock: bool = False
     #: races by their lines, each once
-    races: tuple[str, ...] = ()
+    races: tuple[FoundRace, ...] = ()
     #: the race detector watched
     watched: bool = False
     instructions: int = 0
@@ -49,8 +50,8 @@ class Run:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Run:
         """Read what :meth:`as_json` gave."""
-        lists = {name: tuple(document[name]) for name in ("races", "covered")}
-        return cls(**{**document, **lists})
+        races = tuple(map(FoundRace.of, document["races"]))
+        return cls(**{**document, "races": races, "covered": tuple(document["covered"])})
 
     def as_json(self) -> dict[str, Any]:
         """For files."""
@@ -62,7 +63,7 @@ class Ran:
     """All runs of one launch."""
 
     kernel: str
-    #: sha256 of the PTX
+    #: sha256 of the PTX, without line info
     ptx: str
     #: basic blocks of the kernel
     blocks: int
@@ -85,7 +86,8 @@ def run_file(path: Path, schedules: Sequence[Schedule] = SCHEDULES) -> Ran:
         UsageError: it is no launch, its PTX cannot be read, or lacks the kernel.
     """
     file = read_launch(path)
-    program, digest = program_of(file, path), hashlib.sha256(file.ptx.encode()).hexdigest()
+    program = program_of(file, path)
+    digest = hashlib.sha256(without_places(file.ptx).encode()).hexdigest()
     runs = tuple(
         run_once(file, program, schedule, watch=schedule.order != "lazy").run
         for schedule in schedules
@@ -111,7 +113,6 @@ class Once:
     """One run, with all that it left."""
 
     run: Run
-    races: tuple[Race, ...]
     memory: GlobalMemory
 
 
@@ -124,30 +125,24 @@ def run_once(file: LaunchFile, program: Program, schedule: Schedule, *, watch: b
     memory = file.fresh_memory()
     found: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
     grid = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch)
+    places = program.kernel.places
+    outcome = None
     try:
         outcome = grid.run()
     except Fault as fault:
-        races, stuck = _each_once(grid.races()), isinstance(fault, Deadlock)
-        run = Run(**found, fault=str(fault), deadlock=stuck, races=_words(races))
-        return Once(run, races, memory)
-    races = _each_once(outcome.races)
+        fault.source = places.at(fault.line)
+        found.update(fault=str(fault), deadlock=isinstance(fault, Deadlock))
+    races = grid.races()
+    found["races"] = tuple(found_races(races, file.ptx.split("\n"), places)) if races else ()
+    if outcome is None:
+        return Once(Run(**found), memory)
     found["instructions"] = outcome.instructions
     found["covered"] = tuple(sorted(outcome.covered))
-    found["races"] = _words(races)
     if file.wanted is not None:
         judgement = judge(file.wanted.read(memory), file.wanted)
         found.update(values=judgement.values, wrong=judgement.wrong)
         found["said"] = str(judgement) if judgement.wrong else ""
-    return Once(Run(**found), races, memory)
-
-
-def _words(races: Sequence[Race]) -> tuple[str, ...]:
-    return tuple(map(str, races))
-
-
-def _each_once(races: Sequence[Race]) -> tuple[Race, ...]:
-    """The same two lines meet in many blocks."""
-    return tuple({(race.kind, race.line, race.other): race for race in races}.values())
+    return Once(Run(**found), memory)
 
 
 def run_folder(folder: str) -> dict[str, Any]:

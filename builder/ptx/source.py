@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from builder.ptx.errors import PtxError
+from builder.ptx.places import Places
 
 #: Bytes of the fundamental types ("Fundamental Types").
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
@@ -113,6 +114,7 @@ class Kernel:
     code: tuple[Instruction, ...]
     #: where labels point to
     labels: frozenset[int]
+    places: Places
     target: str = ""
 
     @property
@@ -159,7 +161,7 @@ def kernels_of(text: str) -> dict[str, Kernel]:
         found[entry[1]] = (entry, plain[entry.end() : at])
         at += 1
     shared = list(_shared("".join([*outer, plain[at:]])))
-    kernels = {}
+    kernels, places = {}, Places(text)
     for name, (entry, body) in found.items():
         line = plain.count("\n", 0, entry.end()) + 1
         reader = _Body(body, line)
@@ -170,6 +172,7 @@ def kernels_of(text: str) -> dict[str, Kernel]:
             registers=reader.registers,
             code=tuple(reader.resolved()),
             labels=frozenset(reader.labels.values()),
+            places=places,
             target=target[1],
         )
     return kernels

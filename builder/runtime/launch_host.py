@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: Names of the DSL's runtime library: what host code may be linked against.
 RUNTIME_FUNCTION = re.compile(r"_cu(?:da)?[A-Z]\w*|cuda_dialect_\w+|CuteDSLRT_\w+")
@@ -27,6 +27,19 @@ ATTRIBUTES = {97: 101376, 81: 102400, 16: 48, 39: 1536, 75: 12, 76: 1, 1: 1024}
 NOT_SUPPORTED = 801
 
 P, INT, UINT, SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
+#: The directive that names a source file (PTX ISA, ".file").
+_FILE = re.compile(r'^(\s*\.file\s+\d+\s+")([^"\n]+)"', re.MULTILINE)
+
+
+def short_names(ptx: str, folders: Sequence[str]) -> str:
+    """PTX that names its source files as they are imported: ``flashinfer/gemm/kernel.py``."""
+    starts = sorted((f"{folder.rstrip('/')}/" for folder in folders if folder), key=len)
+
+    def short(found: re.Match[str]) -> str:
+        known = [start for start in starts if found[2].startswith(start)]
+        return f'{found[1]}{found[2][len(known[-1]) if known else 0 :]}"'
+
+    return _FILE.sub(short, ptx)
 
 
 class Config(ctypes.Structure):

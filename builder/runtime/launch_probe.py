@@ -157,7 +157,7 @@ def launch_instead(recorder: Recorder) -> None:
         before = set(Path().glob("*.ptx"))
         function = compiler(*args, **kwargs)
         new = sorted(set(Path().glob("*.ptx")) - before)
-        texts = [path.read_text(encoding="utf-8") for path in new]
+        texts = [launch_host.short_names(path.read_text("utf-8"), sys.path) for path in new]
         for path in new:  # the next one may have the same name
             path.unlink()
 
@@ -231,6 +231,7 @@ def run(request: Json) -> Json:
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         try:
             codegen_device.set_environment(request, probe, scratch)
+            os.environ["CUTE_DSL_LINEINFO"] = "1"  # adds .loc and .file, and changes no code
             codegen_device.add_paths([str(path) for path in request.get("paths", [])])
             if libraries := stub_driver.dsl_libraries():
                 stub_driver.load_driver(probe.note, scratch, libraries)

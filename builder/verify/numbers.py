@@ -20,6 +20,7 @@ from builder.verify.model import Check
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from builder.ptx.findings import FoundRace
     from builder.ptx.runs import Run
     from builder.verify.launches import Launched, Replies, Reply
     from builder.verify.model import Status, VerifyTarget
@@ -112,12 +113,12 @@ class Findings:
         faults = [run for run in runs if run.fault]
         if faults:
             words.append(f"{_many(len(faults), 'run')} did not end; {_fault(faults[0])}")
-        by_kind: dict[str, dict[str, None]] = {}
+        by_kind: dict[str, dict[object, FoundRace]] = {}
         for run in runs:
             for race in run.races:
-                by_kind.setdefault(race.partition(":")[0], {})[race] = None
+                by_kind.setdefault(race.kind, {}).setdefault(race.key, race)
         for races in by_kind.values():
-            first = next(iter(races))
+            first = next(iter(races.values()))
             others = f" (and {_many(len(races) - 1, 'more')})" if len(races) > 1 else ""
             words.append(f"race, {first}{others}")
         return cls(tuple(words))

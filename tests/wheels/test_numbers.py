@@ -39,11 +39,16 @@ def test_what_b12x_full_computes_on_0_20_1(planned: Planner) -> None:
     several = checks[SEVERAL]
     assert several.status == "fail"
     assert "(lazy, random 1)" in several.seen
-    assert "race, write while a copy may still read: line " in several.seen
+    dense = r"flashinfer/gemm/kernels/dense_blockscaled_gemm_sm120\.py:1{}"
+    stores = f"line [0-9]+ .warp [0-9], {dense.format(123)}. and "
+    stores += f"line [0-9]+ .asynchronous copy, {dense.format(137)}."
+    assert re.search(f"race, write while a copy may still read: {stores}", several.seen)
     # a barrier is missing before the scatter
-    for name in MOE:
+    files = {"b12x MoE, 1 token": "moe_micro_kernel", "b12x MoE, 24 tokens": "moe_[a-z]+_kernel"}
+    assert set(files) == MOE
+    for name, file in files.items():
         assert checks[name].status == "fail"
         assert "wrong values in 3 runs of 3" in checks[name].seen
-        by = r"line \d+ \(warp \d\)"
+        by = rf"line \d+ \(warp \d, flashinfer/fused_moe/[a-z0-9_/]+/{file}\.py:\d+\)"
         found = rf"race, read without order after a write: {by} and {by}"
         assert re.search(found, checks[name].seen)

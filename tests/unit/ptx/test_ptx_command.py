@@ -77,6 +77,31 @@ def test_a_race_is_told_with_both_lines(ptx: Callable[..., Called]) -> None:
     assert (race["agents"], race["schedules"]) == (["warp 1", "warp 0"], ALL)
 
 
+def test_the_kernel_s_own_lines_are_named(ptx: Callable[..., Called]) -> None:
+    """Of PTX with line info: with each line of a race, a fault or a deadlock."""
+    store, load = "  st.shared.f32 [%r2], %f1;", "  ld.shared.f32 %f2, [%r5];"
+
+    def told(kernel: str) -> str:
+        told = kernel.replace(store, f"  .loc 1 30 5\n{store}", 1)
+        told = told.replace(load, f"  .loc 2 8 1, function_name $L__0, inlined_at 1 41 9\n{load}")
+        told = told.replace("END:", "  .loc 1 50 1\nEND:")
+        return told + '.file 1 "kernels/total.py"\n\t.file\t2 "lib//add.py"\n'
+
+    found = validated("ptx-races", ptx("races", told(RACY), "--json").json)
+    sources = [line["source"] for line in found["races"][1]["lines"]]
+    assert sources == ["kernels/total.py:30", "lib//add.py:8, inlined at kernels/total.py:41"]
+    text = ptx("races", told(RACY)).out
+    assert "\n  line 17 (warp 1, kernels/total.py:30): st.shared.f32 [%r2], %f1;\n" in text
+    assert validated("ptx-run", ptx("run", told(GOOD), "--json").json)["runs"][0]["races"] == []
+    outside = told(OUTSIDE.replace("[%rd3+4], %f1;\n", "[%rd3+4], %f1;\n  .loc 1 49 1\n"))
+    before = "(lib//add.py:8, inlined at kernels/total.py:41), block 0,0,0, warp 0: global address"
+    assert before in ptx("run", outside).out
+    stuck = told(STUCK.replace("  bar.sync 0, 128;", "  .loc 1 44 2\n  bar.sync 0, 128;"))
+    assert re.search(
+        r"waits at barrier 0 at line \d+ \(kernels/total.py:44\)", ptx("run", stuck).out
+    )
+
+
 def test_run_says_what_each_schedule_showed(ptx: Callable[..., Called]) -> None:
     called = ptx("run", RACY, "--json", "--schedule", "lazy", "--schedule", "random:7")
     found = validated("ptx-run", called.json)

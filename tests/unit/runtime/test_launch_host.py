@@ -190,3 +190,16 @@ def test_functions_that_host_code_may_call() -> None:
     no = ("cudaMalloc", "_ZN4llvm", "_custom", "printf")
     assert all(launch_host.RUNTIME_FUNCTION.fullmatch(name) for name in yes)
     assert not any(launch_host.RUNTIME_FUNCTION.fullmatch(name) for name in no)
+
+
+def test_source_files_are_named_as_they_are_imported() -> None:
+    """The longest of the folders that Python imports from is cut off; others stay whole."""
+    folders = ["", "/tree", "/tree/dsl/", "/other"]
+    for name, short in {
+        "/tree/flashinfer/gemm.py": "flashinfer/gemm.py",
+        "/tree/dsl/cutlass/cute.py": "cutlass/cute.py",
+        "/trees/x.py": "/trees/x.py",
+        "own.py": "own.py",
+    }.items():
+        text = f'\t.file\t1 "{name}"\n// .file 2 "/tree/a"\n'
+        assert launch_host.short_names(text, folders) == text.replace(name, short)

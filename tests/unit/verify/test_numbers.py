@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from builder.errors import SparkBuildError, UsageError
+from builder.ptx.findings import FoundRace, Line
 from builder.ptx.formats import from_bf16, to_bf16
 from builder.ptx.launchfile import Judgement, Wanted, judge, read_launch
 from builder.ptx.runs import Ran, Run, run_file
@@ -116,7 +118,12 @@ def test_a_race_and_its_wrong_values_are_in_the_runs(tmp_path: Path) -> None:
     eager, *_ = run_file(write_launch(tmp_path, sync="")).runs
     assert eager.wrong == 32
     assert eager.said.startswith("32 of 64 values wrong, 32 of them NaN; worst at [0]: nan instead")
-    assert any(r.startswith("write without order after a read: line 11") for r in eager.races)
+    race = next(r for r in eager.races if r.kind == "write without order after a read")
+    assert re.match(
+        r"write without order after a read: line 11 \(warp 1\) and line 14 \(warp 0\), 32 places",
+        str(race),
+    )
+    assert race.lines[0].text == "st.shared.b32 [%r5], %r2;"
 
 
 def test_a_fault_is_a_result(tmp_path: Path) -> None:
@@ -131,7 +138,7 @@ def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
     unset = "ld.shared.b32 %r6, [words+128]; bar.sync 0, 128;"
     eager, lazy, _ = run_file(write_launch(tmp_path, sync=unset)).runs
     assert eager.deadlock
-    assert any(race.startswith("read of what nobody wrote: line 12") for race in eager.races)
+    assert any(str(r).startswith("read of what nobody wrote: line 12") for r in eager.races)
     assert (lazy.watched, lazy.races) == (False, ())
 
 
@@ -180,7 +187,9 @@ GOOD = Run(
     launch="random", schedule="eager", values=64, watched=True, instructions=9, covered=(0, 3)
 )
 WRONG = Run(launch="random", schedule="lazy", values=64, wrong=3, said="3 of 64 values wrong")
-RACES = ("early: line 1 (warp 0) and line 2 (warp 1)", "early: line 1 (warp 0) and line 3 (warp 1)")
+AT, OTHER, THIRD = Line(1, "a;", "k.py:7"), Line(2, "b;", "k.py:9"), Line(3, "c;")
+AGENTS = ("warp 0", "warp 1")
+RACES = tuple(FoundRace("early", lines, AGENTS, 0, 4) for lines in ((AT, OTHER), (AT, THIRD)))
 RACY = Run(launch="random", schedule="eager", values=64, races=RACES)
 STUCK = Run(launch="random", schedule="eager", fault="block 0: warp 1 waits", deadlock=True)
 
@@ -222,6 +231,13 @@ def first(*runs: Run, error: str = "") -> Check:
     return next(check_numbers(target_of(replies, LINEAR)))
 
 
+def test_a_race_is_a_sentence_with_both_sources() -> None:
+    assert [str(race) for race in RACES] == [
+        f"early: line 1 (warp 0, k.py:7) and line {other}, 4 places from shared memory offset 0"
+        for other in ("2 (warp 1, k.py:9)", "3 (warp 1)")
+    ]
+
+
 def test_right_values_pass_with_what_was_run() -> None:
     check = first(GOOD, GOOD)
     assert (check.status, check.name) == ("pass", "b12x GEMM, tile 128x128")
@@ -238,7 +254,10 @@ def test_right_values_pass_with_what_was_run() -> None:
     ("runs", "words"),
     [
         ((GOOD, WRONG), "wrong values in 1 run of 2 (lazy); random, lazy: 3 of 64 values wrong"),
-        ((GOOD, RACY), f"race, {RACES[0]} (and 1 more)"),
+        (
+            (GOOD, RACY, RACY),
+            f"race, {RACES[0]} (and 1 more)",
+        ),
         ((GOOD, STUCK), "1 run did not end; random, eager: deadlock: block 0: warp 1 waits"),
         ((STUCK,), "random, eager: deadlock: block 0: warp 1 waits"),
         ((Run(launch="random", schedule="eager"),), "no value was checked"),
