@@ -61,6 +61,10 @@ DOCUMENTS = {
         "`mods export --json`: the mods that were written, or are up to date",
         ("builder.layers.documents:ExportedMods",),
     ),
+    "publish": Entry(
+        "`publish --json`: what went where",
+        ("builder.publish.results:Published",),
+    ),
     "rebuild": Entry(
         "`rebuild --json`: the image made again from what it carries",
         ("builder.rebuild.run:Rebuild",),
@@ -76,6 +80,13 @@ DOCUMENTS = {
     "sign": Entry(
         "`sign --json`",
         ("builder.publish.cosign:Signed",),
+    ),
+    "tags": Entry(
+        "`tags --json`: what a repository holds, or with --prune what retention keeps",
+        (
+            "builder.publish.inventory:Listing",
+            "builder.publish.prune:Retention",
+        ),
     ),
     "verify-signature": Entry(
         "`verify-signature --json`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.show import CheckLines, show_report
@@ -13,18 +13,20 @@ from builder.publish.evidence import REQUIRED, Evidence, read_evidence
 from builder.publish.overlays import check_overlay
 from builder.publish.proof import prove
 from builder.publish.repository import PublishRepository, parse_target
+from builder.publish.results import FailedTarget, ProofRow, Published, TrafficRow
 from builder.publish.rollback import roll_back
-from builder.publish.run import Result, Wish, publish
+from builder.publish.run import Wish, publish
 from builder.publish.sources import EngineImage, open_source
 from builder.registry.locations import Locations
 from builder.util.console import console, counted, megabytes, print_json
 from builder.verify.levels import parse_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from builder.publish.evidence import Claim
     from builder.publish.proof import Proof
+    from builder.publish.results import Result
     from builder.publish.sources import Opened
 
 
@@ -46,25 +48,39 @@ class PublishOptions:
     json: bool
 
 
+class _Read(NamedTuple):
+    """The image that is published, and what proves it."""
+
+    plan_digest: str
+    overlay: bool
+    proofs: Mapping[str, Proof]
+
+
 def publish_command(options: PublishOptions) -> None:
     """Publish to every target, each by itself; the last line of stdout names the image."""
-    document: dict[str, Any] = {"schema": 1, "dry_run": options.dry_run}
     with Locations() as places, ExitStack() as stack:
         targets = _targets(options.to, places)
-        work = _work(options, targets, places, stack, document)
+        work, read = _work(options, targets, places, stack)
         results, failures = _each(targets, work)
-        document["results"] = [result.as_json() for result in results]
-        document["failed"] = [
-            {"repository": name, "code": error.code, "message": str(error), "hint": error.hint}
-            for name, error in failures
-        ]
-        document["traffic"] = {"sent": places.traffic.sent, "received": places.traffic.received}
+        traffic = TrafficRow.of(places.traffic)
     if options.json:
-        print_json(document)
+        proofs = read.proofs.items() if read else ()
+        print_json(
+            Published(
+                dry_run=options.dry_run,
+                plan_digest=read.plan_digest if read else None,
+                overlay=read.overlay if read else None,
+                verified=all(proof.verified for _, proof in proofs) if read else None,
+                evidence=tuple(ProofRow.of(*row) for row in proofs) if read else None,
+                results=tuple(results),
+                failed=tuple(FailedTarget.of(*failure) for failure in failures),
+                traffic=traffic,
+            )
+        )
     for result in results:
         _say(result)
         if not options.json:
-            print(result.pinned)
+            print(result.image)
     if failures:
         raise _failure(failures, len(targets))
 
@@ -82,40 +98,33 @@ def _work(
     targets: Sequence[PublishRepository],
     places: Locations,
     stack: ExitStack,
-    document: dict[str, Any],
-) -> Callable[[PublishRepository], Result]:
+) -> tuple[Callable[[PublishRepository], Result], _Read | None]:
     """What is done for each target; what must hold for all of them is checked first."""
     if options.rollback is not None:
         tag = options.rollback
         _refuse_with_rollback(options)
-        return lambda repository: roll_back(
-            repository, tag, dry_run=options.dry_run, overlay=options.overlay
-        )
+
+        def back(repository: PublishRepository) -> Result:
+            return roll_back(repository, tag, dry_run=options.dry_run, overlay=options.overlay)
+
+        return back, None
     if options.source is None:
         raise UsageError("no image is named", hint="spark-build publish oci:DIR --to HOST/REPO")
     with console.step(f"read {options.source}"):
         opened = stack.enter_context(open_source(options.source, places))
-        name = opened.name
+        plan_digest = opened.name.plan_digest
         to = [word for name in options.to for word in ("--to", name)]
         moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
         check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
         proofs = _proofs(options, opened, targets)
-    document["plan_digest"] = name.plan_digest
-    document["overlay"] = opened.overlay
-    document["verified"] = all(proof.verified for proof in proofs.values())
-    document["evidence"] = [
-        {
-            "digest": digest,
-            "verified": proof.verified,
-            "levels": proof.evidence.levels(),
-            "from": proof.evidence.origin,
-        }
-        for digest, proof in proofs.items()
-    ]
     wish = Wish(
         moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
     )
-    return lambda repository: publish(opened, repository, proofs, wish, places)
+
+    def there(repository: PublishRepository) -> Result:
+        return publish(opened, repository, proofs, wish, places)
+
+    return there, _Read(plan_digest, opened.overlay, proofs)
 
 
 def _refuse_with_rollback(options: PublishOptions) -> None:
@@ -197,11 +206,11 @@ def _each(
 
 
 def _say(result: Result) -> None:
-    for tag, previous in result.moved.items():
-        was = f", was {previous}" if previous else ""
-        console.say(f"  {result.repository}:{tag} -> {result.digest}{was}")
-    mounted = f"{counted(result.mounted, 'blob')} mounted"
-    sent = f"{megabytes(result.streamed_bytes)} of layers sent, {mounted}"
+    for moved in result.moved:
+        was = f", was {moved.previous}" if moved.previous else ""
+        console.say(f"  {result.repository}:{moved.tag} -> {result.digest}{was}")
+    mounted = f"{counted(result.mounted_blobs, 'blob')} mounted"
+    sent = f"{megabytes(result.sent_bytes)} of layers sent, {mounted}"
     console.say(f"  {result.repository}: {result.status} ({sent})")
 
 

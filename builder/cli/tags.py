@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.publish.inventory import Held, take_inventory
+from builder.publish.inventory import Held, HeldRow, Listing, take_inventory
 from builder.publish.named import Names
-from builder.publish.prune import Pruned, judge, prune, removals
+from builder.publish.prune import Pruned, Retention, judge, prune, removals
 from builder.publish.repository import PublishRepository, parse_target
 from builder.registry.locations import Locations
 from builder.util.console import console, megabytes, print_json
@@ -39,31 +39,22 @@ def tags_command(
         named = names.look()
         verdicts = judge(inventory, keep, named)
         wanted, done = removals(opened, inventory, verdicts, named), Pruned()
-        document: dict[str, Any] = {
-            "schema": 1,
-            "repository": inventory.repository,
-            "keep": keep,
-            "dry_run": dry_run,
-            "images": [verdict.as_json() for verdict in verdicts],
-            "removals": [removal.as_json() for removal in wanted],
-            "deleted": done.deleted,
-            "spared": done.spared,
-        }
-        if json:
-            print_json(document)
         try:
             if not dry_run:
                 prune(opened, wanted, names, done)
         finally:
-            if not json:
+            if json:
+                name = inventory.repository
+                print_json(Retention.of(name, keep, verdicts, wanted, done, dry_run=dry_run))
+            else:
                 _show_verdicts(verdicts)
                 _show_removals(wanted, None if dry_run else done)
 
 
 def _show(inventory: Inventory, *, json: bool) -> None:
     if json:
-        images = [held.as_json() for held in inventory.held]
-        print_json({"schema": 1, "repository": inventory.repository, "images": images})
+        rows = tuple(map(HeldRow.of, inventory.held))
+        print_json(Listing(repository=inventory.repository, images=rows))
         return
     if not inventory.held:
         console.say(f"  {inventory.repository} holds no image")
@@ -78,18 +69,17 @@ def _show_held(held: Held) -> None:
     print(f"  digest     {held.digest}")
     if not held.images:
         return
-    row = held.as_json()
+    row = HeldRow.of(held)
     proof = _PROOF[held.verified] + (f" ({', '.join(held.levels)})" if held.levels else "")
     added = "-" if held.added is None else megabytes(held.added)
     plans = [f"{image.plan_digest}  {image.platform}" for image in held.images]
     if held.overlay:
-        vllm = row["version"]
-        print(f"  is         an overlay: it runs on vllm/vllm-openai:v{vllm}, not alone")
+        print(f"  is         an overlay: it runs on vllm/vllm-openai:v{row.version}, not alone")
     for key, value in (
         ("plan", "\n             ".join(plans)),
-        ("base", row["base"]),
-        ("layers", ", ".join(row["layers"])),
-        ("published", held.published or f"- (made {row['created']})"),
+        ("base", row.base),
+        ("layers", ", ".join(row.layers)),
+        ("published", held.published or f"- (made {row.created})"),
         ("proof", proof + (", signed" if held.signed else "")),
         ("adds", added),
     ):
@@ -108,7 +98,7 @@ def _show_removals(wanted: list[Removal], done: Pruned | None) -> None:
         for removal in wanted:
             print(f"{'would delete':<13}{removal}")
         return
-    spared = {row["digest"]: f"  ({row['reason']})" for row in done.spared}
+    spared = {row.digest: f"  ({row.reason})" for row in done.spared}
     for removal in wanted:
         word = "deleted" if removal.digest in done.deleted else "left"
         print(f"{word:<13}{removal}{spared.get(removal.digest, '')}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
 
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import RemoteError, UsageError
@@ -15,6 +17,7 @@ from builder.publish.mirror import mirror_tag
 from builder.publish.push import PREVIOUS
 from builder.publish.referrers import is_fallback_tag
 from builder.publish.subject import read_subject
+from builder.util.documents import Count, Digest, Document, Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -97,26 +100,63 @@ class Held:
             return "previous"
         return "immutable" if tag in self.own_tags else "moving"
 
-    def as_json(self) -> dict[str, Any]:
-        """The entry in the document of the command."""
-        label = self.label
-        return {
-            "digest": self.digest,
-            "tags": [{"tag": tag, "kind": self.kind(tag)} for tag in self.tags],
-            "plan_digest": self.images[0].plan_digest if len(self.images) == 1 else None,
-            "plans": {image.platform: image.plan_digest for image in self.images},
-            "version": label.get("org.opencontainers.image.version"),
-            "profiles": _words(label, f"{LABEL_PREFIX}.profiles"),
-            "layers": _words(label, f"{LABEL_PREFIX}.layers"),
-            "base": _pinned_base(self.images[0]) if self.images else "",
-            "created": self.images[0].created if self.images else None,
-            "published": self.published or None,
-            "verified": self.verified,
-            "levels": list(self.levels),
-            "signed": self.signed,
-            "overlay": self.overlay,
-            "added_bytes": self.added,
-        }
+
+class Tag(Part, frozen=True, kw_only=True):
+    """A tag, and what it is for."""
+
+    tag: Text
+    kind: TagKind
+
+
+class HeldRow(Part, frozen=True, kw_only=True):
+    """A manifest of a repository, with its tags and what is known of it."""
+
+    digest: Digest
+    tags: tuple[Tag, ...]
+    plan_digest: str | None
+    plans: Annotated[dict[str, str | None], Meta(description="by platform")]
+    version: str | None
+    profiles: tuple[Text, ...]
+    layers: tuple[Text, ...]
+    base: str
+    created: str | None
+    published: str | None
+    verified: bool | None
+    levels: tuple[Text, ...]
+    signed: bool
+    overlay: Annotated[
+        bool, Meta(description="the changed files alone, which are no image that runs")
+    ]
+    added_bytes: Count | None
+
+    @classmethod
+    def of(cls, held: Held) -> HeldRow:
+        """The row of a manifest."""
+        label, images = held.label, held.images
+        return cls(
+            digest=held.digest,
+            tags=tuple(Tag(tag=tag, kind=held.kind(tag)) for tag in held.tags),
+            plan_digest=images[0].plan_digest if len(images) == 1 else None,
+            plans={image.platform: image.plan_digest for image in images},
+            version=label.get("org.opencontainers.image.version"),
+            profiles=_words(label, f"{LABEL_PREFIX}.profiles"),
+            layers=_words(label, f"{LABEL_PREFIX}.layers"),
+            base=_pinned_base(images[0]) if images else "",
+            created=images[0].created if images else None,
+            published=held.published or None,
+            verified=held.verified,
+            levels=held.levels,
+            signed=held.signed,
+            overlay=held.overlay,
+            added_bytes=held.added,
+        )
+
+
+class Listing(Document, frozen=True, kw_only=True):
+    """What a repository holds."""
+
+    repository: Text
+    images: tuple[HeldRow, ...]
 
 
 def _pinned_base(image: Image) -> str:
@@ -124,8 +164,8 @@ def _pinned_base(image: Image) -> str:
     return f"{name}@{digest}" if digest and "@" not in name else name
 
 
-def _words(label: dict[str, str], name: str) -> list[str]:
-    return [word for word in label.get(name, "").split(",") if word]
+def _words(label: dict[str, str], name: str) -> tuple[str, ...]:
+    return tuple(word for word in label.get(name, "").split(",") if word)
 
 
 def added_bytes(image: Image) -> int | None:

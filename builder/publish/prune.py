@@ -7,11 +7,14 @@ labels.  Any other tag that names a manifest, itself or through an index, keeps 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
 
 from builder.errors import RemoteError, UsageError
 from builder.publish.referrers import OURS, holds_signatures, lists_referrers, subject_of_tag
 from builder.util.console import console, counted
+from builder.util.documents import Digest, Document, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,32 +34,14 @@ class Verdict:
     keep: bool
     reason: str
 
-    def as_json(self) -> dict[str, Any]:
-        """The verdict in the document of the command."""
-        return {
-            "digest": self.held.digest,
-            "tags": list(self.held.tags),
-            "keep": self.keep,
-            "reason": self.reason,
-        }
 
+class Removal(Part, frozen=True, kw_only=True):
+    """One manifest to delete; any other tag than its own that names it keeps it."""
 
-@dataclass(frozen=True, kw_only=True)
-class Removal:
-    """One manifest to delete.  ``tags`` go with it; any other tag that names it keeps it.
-
-    ``of`` is the image that it belongs to, ``""`` for an image.
-    """
-
-    digest: str
+    digest: Digest
     what: What
-    tags: tuple[str, ...] = ()
-    of: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The removal in the document of the command."""
-        of = {"of": self.of} if self.of else {}
-        return {"digest": self.digest, "what": self.what, "tags": list(self.tags), **of}
+    tags: Annotated[tuple[Text, ...], Meta(description="tags that go with it")] = always(())
+    of: Annotated[Digest, Meta(description="the image that it belongs to")] = ""
 
     def __str__(self) -> str:
         """The tags that go, else the digest, and what it is."""
@@ -64,12 +49,69 @@ class Removal:
         return f"{', '.join(self.tags) or self.digest}{what}"
 
 
+class Spared(Part, frozen=True, kw_only=True):
+    """A removal that did not happen: a tag names the manifest, or it was gone already."""
+
+    digest: Digest
+    reason: Text
+
+
 @dataclass(kw_only=True)
 class Pruned:
     """What became of the removals: also true where the run ends early."""
 
     deleted: list[str] = field(default_factory=list)
-    spared: list[dict[str, str]] = field(default_factory=list)
+    spared: list[Spared] = field(default_factory=list)
+
+
+class VerdictRow(Part, frozen=True, kw_only=True):
+    """What becomes of one image, and why."""
+
+    digest: Digest
+    tags: tuple[Text, ...]
+    keep: bool
+    reason: Text
+
+
+class Retention(Document, frozen=True, kw_only=True):
+    """What retention keeps of a repository, and what became of the rest."""
+
+    repository: Text
+    keep: Annotated[int, Meta(ge=1, description="images of each profile that stay")]
+    dry_run: bool
+    images: tuple[VerdictRow, ...]
+    removals: Annotated[
+        tuple[Removal, ...],
+        Meta(description="every manifest that goes, in order; a dry run lists the same"),
+    ]
+    deleted: tuple[str, ...]
+    spared: Annotated[tuple[Spared, ...], Meta(description="removals that did not happen")]
+
+    @classmethod
+    def of(
+        cls,
+        repository: str,
+        keep: int,
+        verdicts: Sequence[Verdict],
+        wanted: Sequence[Removal],
+        done: Pruned,
+        *,
+        dry_run: bool,
+    ) -> Retention:
+        """The document of a run that came this far."""
+        rows = (
+            VerdictRow(digest=v.held.digest, tags=v.held.tags, keep=v.keep, reason=v.reason)
+            for v in verdicts
+        )
+        return cls(
+            repository=repository,
+            keep=keep,
+            dry_run=dry_run,
+            images=tuple(rows),
+            removals=tuple(wanted),
+            deleted=tuple(done.deleted),
+            spared=tuple(done.spared),
+        )
 
 
 def judge(inventory: Inventory, keep: int, names: Mapping[str, set[str]]) -> list[Verdict]:
@@ -203,7 +245,7 @@ def prune(
         reason = _reason_to_spare(repository, removal, names)
         if reason:
             console.say(f"  kept {removal}: {reason}")
-            pruned.spared.append({"digest": removal.digest, "reason": reason})
+            pruned.spared.append(Spared(digest=removal.digest, reason=reason))
             continue
         console.say(f"  deleting {removal}")
         if not repository.remove(removal.digest):
@@ -211,7 +253,7 @@ def prune(
         left = _tags_left(repository, removal)
         if left:
             reason = f"the registry took the delete, and {', '.join(left)} still names it"
-            pruned.spared.append({"digest": removal.digest, "reason": reason})
+            pruned.spared.append(Spared(digest=removal.digest, reason=reason))
         else:
             pruned.deleted.append(removal.digest)
 

@@ -48,10 +48,6 @@ class Step:
     size: int
     run: Callable[[], Copied | None] = field(repr=False, compare=False)
 
-    def as_json(self) -> dict[str, object]:
-        """The step in a report."""
-        return {"kind": self.kind, "what": self.what, "size": self.size}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:

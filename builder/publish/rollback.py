@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.publish.inventory import evidence_marks
 from builder.publish.push import PREVIOUS, check_moving
-from builder.publish.run import PLANNED, Result
+from builder.publish.results import Result
+from builder.publish.run import PLANNED
 from builder.publish.subject import read_subject
 from builder.registry.presence import refuse_absent
 from builder.registry.tagging import TagTaken
@@ -54,11 +55,11 @@ def roll_back(
                 f"{taken}: somebody else moves it at the same time",
                 hint=f"spark-build tags {repository.name}, then the same command if need be",
             ) from None
-    return Result(
-        repository=repository.name,
-        tag=tag,
-        digest=before,
-        status=PLANNED if dry_run else "rolled back",
+    return Result.of(
+        repository.name,
+        tag,
+        before,
+        PLANNED if dry_run else "rolled back",
         verified=_verified(repository, before),
         moved={tag: current},
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError
 from builder.publish.documents import documents
@@ -16,6 +16,7 @@ from builder.publish.push import (
     steps_to_publish,
     two_images,
 )
+from builder.publish.results import Result
 from builder.publish.retry import patiently
 from builder.publish.sources import EngineImage, StoredImage
 from builder.publish.subject import read_subject
@@ -43,48 +44,6 @@ class Wish:
     moving: tuple[str, ...] = ()
     mirror_base: bool = False
     dry_run: bool = False
-
-
-@dataclass(kw_only=True)
-class Result:
-    """What became of one target."""
-
-    repository: str
-    tag: str
-    digest: str
-    status: str
-    verified: bool
-    steps: Sequence[Step] = ()
-    moved: Mapping[str, str | None] = field(default_factory=dict)
-    mirrors: tuple[str, ...] = ()
-    mounted: int = 0
-    streamed: int = 0
-    streamed_bytes: int = 0
-
-    @property
-    def pinned(self) -> str:
-        """``repo:tag@sha256:...``."""
-        return f"{self.repository}:{self.tag}@{self.digest}"
-
-    def as_json(self) -> dict[str, Any]:
-        """The result in the document of the command."""
-        return {
-            "repository": self.repository,
-            "tag": self.tag,
-            "digest": self.digest,
-            "image": self.pinned,
-            "status": self.status,
-            "verified": self.verified,
-            "steps": [step.as_json() for step in self.steps],
-            "moved": [
-                {"tag": tag, "to": self.digest, "previous": previous}
-                for tag, previous in self.moved.items()
-            ],
-            "mirrors": list(self.mirrors),
-            "mounted_blobs": self.mounted,
-            "sent_blobs": self.streamed,
-            "sent_bytes": self.streamed_bytes,
-        }
 
 
 def publish(
@@ -178,29 +137,30 @@ def _carry_out(
     pushed: bool,
 ) -> Result:
     steps = steps_to_publish(publication, repository)
-    result = Result(
-        repository=repository.name,
-        tag=publication.tag,
-        digest=publication.subject.digest,
-        status=PLANNED if wish.dry_run else PUBLISHED if steps or pushed else UP_TO_DATE,
-        verified=verified,
-        steps=steps,
-        moved={tag: _previous(steps, tag) for tag in publication.moving},
-        mirrors=tuple(f"{repository.name}:{mirror.tag}" for mirror in publication.mirrors),
-    )
+    copies = []
     for step in steps:
         console.say(f"  {step.kind:<9}{step.what}  {megabytes(step.size) if step.size else ''}")
         if wish.dry_run:
             continue
         copied = patiently(step.run)
         if copied is not None:
-            result.mounted += copied.mounted
-            result.streamed += copied.streamed
-            result.streamed_bytes += copied.streamed_bytes
+            copies.append(copied)
     if not wish.dry_run:
         tagged = pushed or any(step.kind == "tag" for step in steps)
         confirm(publication, repository, tagged=tagged)
-    return result
+    return Result.of(
+        repository.name,
+        publication.tag,
+        publication.subject.digest,
+        PLANNED if wish.dry_run else PUBLISHED if steps or pushed else UP_TO_DATE,
+        verified=verified,
+        steps=steps,
+        moved={tag: _previous(steps, tag) for tag in publication.moving},
+        mirrors=[f"{repository.name}:{mirror.tag}" for mirror in publication.mirrors],
+        mounted=sum(copied.mounted for copied in copies),
+        streamed=sum(copied.streamed for copied in copies),
+        streamed_bytes=sum(copied.streamed_bytes for copied in copies),
+    )
 
 
 def _previous(steps: Sequence[Step], tag: str) -> str | None:
@@ -214,13 +174,7 @@ def _engine_dry_run(
     opened: EngineImage, repository: PublishRepository, tag: str, *, verified: bool
 ) -> Result:
     console.say(f"  push     {opened.text} by its Docker Engine as {repository.name}:{tag}")
-    return Result(
-        repository=repository.name,
-        tag=tag,
-        digest=str(opened.image.id),
-        status=PLANNED,
-        verified=verified,
-    )
+    return Result.of(repository.name, tag, str(opened.image.id), PLANNED, verified=verified)
 
 
 def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: str) -> bool:

@@ -1,0 +1,148 @@
+"""What ``publish --json`` prints: what went where, and what proved it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from builder.publish.push import Kind
+from builder.util.documents import Count, Digest, Document, Part, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.errors import SparkBuildError
+    from builder.publish.proof import Proof
+    from builder.publish.push import Step
+    from builder.registry.options import Traffic
+
+
+class StepRow(Part, frozen=True, kw_only=True):
+    """One change of a repository."""
+
+    kind: Kind
+    what: str
+    size: Annotated[Count, Meta(description="bytes that travel, if nothing can be mounted")]
+
+    @classmethod
+    def of(cls, step: Step) -> StepRow:
+        """The row of a step."""
+        return cls(kind=step.kind, what=step.what, size=step.size)
+
+
+class MovedTag(Part, frozen=True, kw_only=True):
+    """A moving tag, and what it named before."""
+
+    tag: Text
+    to: Digest
+    previous: str | None
+
+
+class Result(Part, frozen=True, kw_only=True):
+    """What became of one target."""
+
+    repository: Text
+    tag: Text
+    digest: Digest
+    image: Annotated[Text, Meta(description="REPOSITORY:TAG@DIGEST")]
+    status: Text
+    verified: bool
+    steps: tuple[StepRow, ...]
+    moved: tuple[MovedTag, ...]
+    mirrors: tuple[Text, ...]
+    mounted_blobs: Count
+    sent_blobs: Count
+    sent_bytes: Count
+
+    @classmethod
+    def of(
+        cls,
+        repository: str,
+        tag: str,
+        digest: str,
+        status: str,
+        *,
+        verified: bool,
+        steps: Sequence[Step] = (),
+        moved: Mapping[str, str | None] | None = None,
+        mirrors: Sequence[str] = (),
+        mounted: int = 0,
+        streamed: int = 0,
+        streamed_bytes: int = 0,
+    ) -> Result:
+        """The result for a repository; ``moved`` says what each moving tag named before."""
+        tags = (moved or {}).items()
+        return cls(
+            repository=repository,
+            tag=tag,
+            digest=digest,
+            image=f"{repository}:{tag}@{digest}",
+            status=status,
+            verified=verified,
+            steps=tuple(map(StepRow.of, steps)),
+            moved=tuple(MovedTag(tag=name, to=digest, previous=was) for name, was in tags),
+            mirrors=tuple(mirrors),
+            mounted_blobs=mounted,
+            sent_blobs=streamed,
+            sent_bytes=streamed_bytes,
+        )
+
+
+class FailedTarget(Part, frozen=True, kw_only=True):
+    """Why one target does not have the image."""
+
+    repository: Text
+    code: Annotated[int, Meta(ge=1, description="the exit status")]
+    message: Text
+    hint: str
+
+    @classmethod
+    def of(cls, repository: str, error: SparkBuildError) -> FailedTarget:
+        """The row of an error."""
+        return cls(repository=repository, code=error.code, message=str(error), hint=error.hint)
+
+
+class ProofRow(Part, frozen=True, kw_only=True):
+    """The evidence that stands for one image."""
+
+    digest: Digest
+    verified: bool
+    levels: tuple[Text, ...]
+    origin: Annotated[Text, Meta(description="where it came from")] = msgspec.field(name="from")
+
+    @classmethod
+    def of(cls, digest: str, proof: Proof) -> ProofRow:
+        """The row of a proof."""
+        levels = tuple(proof.evidence.levels())
+        origin = proof.evidence.origin
+        return cls(digest=digest, verified=proof.verified, levels=levels, origin=origin)
+
+
+class TrafficRow(Part, frozen=True, kw_only=True):
+    """Bytes that went over the network."""
+
+    sent: Count
+    received: Count
+
+    @classmethod
+    def of(cls, traffic: Traffic) -> TrafficRow:
+        """The row of what was counted."""
+        return cls(sent=traffic.sent, received=traffic.received)
+
+
+class Published(Document, frozen=True, kw_only=True):
+    """What went where.  With --rollback no image is read, and nothing is said of one."""
+
+    dry_run: bool
+    plan_digest: str | None = None
+    overlay: Annotated[
+        bool | None,
+        Meta(description="whether it is an overlay: the changed files, which are no image to run"),
+    ] = None
+    verified: bool | None = None
+    evidence: tuple[ProofRow, ...] | None = None
+    results: tuple[Result, ...]
+    failed: tuple[FailedTarget, ...]
+    traffic: TrafficRow
