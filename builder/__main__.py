@@ -22,9 +22,9 @@ def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
     from builder.util.console import console
 
     with suppress(ImportError):  # what could not be imported is the error
-        from builder.cli.nexttry import next_try
+        from builder.cli.nextcommand import next_command
 
-        hint = next_try(hint, code)
+        hint = next_command(hint, code)
     if "--json" in words:  # one document: what was found out, and why that is not all
         problem = {"code": code, "message": message, "hint": hint}
         _print_document({**(console.document or {"schema": 1}), "error": problem})

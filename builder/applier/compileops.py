@@ -6,7 +6,7 @@ import fnmatch
 import json
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.machinecode import ABSENT, COMPANIONS, NO_CODE, RUNS, describe_code
+from builder.applier.machinecode import ABSENT, EXTENSION_WHEELS, NO_CODE, RUNS, describe_code
 from builder.applier.outcomes import Layer, OpResult
 from builder.applier.records import parse_record
 from builder.applier.sources import Unstaged
@@ -36,7 +36,7 @@ class CompileOps(WheelOps):
         code = self._code(op)
         compiled: dict[str, Any] = {"code": code, "wheel": None}
         said = describe_code(code, op)
-        if code["how"] == RUNS and code["module"].startswith(COMPANIONS):
+        if code["how"] == RUNS and code["module"].startswith(EXTENSION_WHEELS):
             return OpResult(POST, reason=said, compiled=compiled)
         if code["how"] == RUNS and op["change"]["guard"] in code.get("guard", ""):
             since = f"vLLM {op['change']['applied-upstream']}"
@@ -63,7 +63,7 @@ class CompileOps(WheelOps):
             return OpResult(PRE, reason=said, compiled=compiled)
         if stage.refusal:
             return _unstaged(stage.refusal, compiled | {"sources": dict(stage.refusal.sources)})
-        standing, stranger = self._companions(stage.request.get("operators", ()))
+        standing, stranger = self._installed_wheels(stage.request.get("operators", ()))
         if stranger:
             return OpResult(AMBIGUOUS, reason=stranger, compiled=compiled)
         compiled["stage"] = dict(stage.request)
@@ -78,15 +78,15 @@ class CompileOps(WheelOps):
         result.reason, result.inputs, result.compiled = said, [], compiled
         return result
 
-    def _companions(self, operators: Iterable[str]) -> tuple[list[Distribution], str]:
-        """Companions in the tree that register any of some operators: those of layers that share
+    def _installed_wheels(self, operators: Iterable[str]) -> tuple[list[Distribution], str]:
+        """Extension wheels in the tree with any of these operators: those of layers that share
         the stage, and what is to be said of any other."""
         ours: list[Distribution] = []
         layers = {*self.together.layers(), self.layer["name"]}
         for name, dist in self.view.distributions().items():
             package = name.replace("-", "_")
             about = self.view.read(f"{package}/companion.json")
-            if not package.startswith(COMPANIONS) or about is None:
+            if not package.startswith(EXTENSION_WHEELS) or about is None:
                 continue
             both = {row["name"] for row in json.loads(about)["operators"]} & set(operators)
             if not both:
@@ -95,7 +95,7 @@ class CompileOps(WheelOps):
             if not owners & layers:
                 return [], (
                     f"{package} in the base registers {', '.join(sorted(both))} already, and of "
-                    "two companions one overrides the other: take it away, or start from a base "
+                    "two extension wheels one overrides the other: remove it, or start from a base "
                     "without it"
                 )
             ours.append(dist)

@@ -9,8 +9,8 @@ from builder.applier.ops import Ops
 from builder.applier.outcomes import Layer, Outcome, Target, layer_digest
 from builder.applier.probes import describe_probe, probe_holds
 from builder.applier.receipts import receipts_of, unexplained
+from builder.applier.sharedstage import SharedStage
 from builder.applier.states import APPLIED, DRIFT, NOT_APPLICABLE, UPSTREAM
-from builder.applier.together import Together
 from builder.applier.trees import Tree, versions
 from builder.applier.variants import diffs_of, judge_variant
 from builder.applier.versions import all_match, normalize
@@ -28,7 +28,7 @@ def judge(
     target: Target,
     env: Mapping[str, str] | None = None,
     later: Sequence[Layer] = (),
-    together: Together | None = None,
+    together: SharedStage | None = None,
 ) -> Outcome:
     """Decide a layer's state on a tree and compute its changes; nothing is written.
 
@@ -49,7 +49,7 @@ def judge(
     name = layer["name"]
     if package not in packages:
         return Outcome(name, NOT_APPLICABLE, f"{package} is not in the base")
-    together = together or Together(last=1, carrier=name)
+    together = together or SharedStage(last=1, carrier=name)
     receipted = _judge_by_receipt(layer, tree, env or {})
     if receipted is not None:
         together.standing += [(name, op) for op in _compiled_by(layer, receipted, packages)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: by a guard of its own; compiled where its guard does not hold, it is nothing but a trap.
 RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE = "runs", "trap", "not-loadable", "absent", "no-code"
 #: How the packages are called that bring a compiled change to a base.
-COMPANIONS = "spark_build_companion_"
+EXTENSION_WHEELS = "spark_build_companion_"
 CODE = (RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE)
 _CODE_IMAGE = re.compile(r"^Fatbin elf code:\n=+\narch = (sm_\d+[af]?)$", re.MULTILINE)
 #: As the tools of CUDA 12 list a kernel, and those of CUDA 13.

@@ -9,8 +9,8 @@ from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.judging import judge
 from builder.applier.receipts import make_receipt, receipt_bytes, receipt_path, receipts_of
 from builder.applier.recording import settled_records
+from builder.applier.sharedstage import SharedStage
 from builder.applier.states import NEEDED
-from builder.applier.together import Together
 from builder.applier.trees import Changes, Content, OverlayTree, Tree
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def judge_in_order(
         ApplyError: an input is not pinned, cannot be fetched, or has another digest.
     """
     ordered = list(layers)
-    counted = Together()
+    counted = SharedStage()
     steps = list(_judged_once(ordered, tree, sources, target, env, counted))
     if counted.ops:
-        known = Together(last=len(counted.ops), carrier=counted.ops[-1][0])
+        known = SharedStage(last=len(counted.ops), carrier=counted.ops[-1][0])
         steps = list(_judged_once(ordered, tree, sources, target, env, known))
     return iter(steps)
 
@@ -60,7 +60,7 @@ def _judged_once(
     sources: Sources,
     target: Target,
     env: Mapping[str, str],
-    together: Together,
+    together: SharedStage,
 ) -> Iterator[Step]:
     overlay = OverlayTree(tree)
     current = dict(env)

@@ -109,7 +109,7 @@ class Store(Journal):
                 if any(one.get("compiled_with") == other["layer"] for one, other in pair):
                     raise ApplyError(
                         f"layers {gone['layer']} and {kept['layer']} are compiled into one "
-                        f"companion, so {gone['layer']} cannot go alone",
+                        f"extension wheel, so {gone['layer']} cannot go alone",
                         EXIT_DRIFT,
                         f"revert {kept['layer']} too",
                     )

@@ -26,8 +26,8 @@ from builder.applier.wheels import OWN_RECORD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.sharedstage import SharedStage
     from builder.applier.sources import Member, Sources
-    from builder.applier.together import Together
 
 
 class WheelOps:
@@ -40,7 +40,7 @@ class WheelOps:
         sources: Sources,
         target: Target,
         env: Mapping[str, str],
-        together: Together,
+        together: SharedStage,
     ) -> None:
         self.layer, self.sources, self.target, self.base_env = layer, sources, target, env
         self.together = together

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.bases.model import scheme_of
 from builder.errors import RemoteError
-from builder.registry.forms import refuse_other_form
+from builder.registry.refhints import refuse_wrong_kind
 
 if TYPE_CHECKING:
     from builder.bases.model import Base, BaseRequest
@@ -20,7 +20,7 @@ def identify(request: BaseRequest) -> Base:
         RemoteError: the package index or the registry does not answer.
         EngineError: a Docker Engine was asked for and none answers.
     """
-    refuse_other_form(request.ref)
+    refuse_wrong_kind(request.ref)
     scheme, rest = scheme_of(request.ref)
     if scheme == "pypi":
         from builder.bases.pypi import identify_pypi

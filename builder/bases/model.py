@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from builder.model import BaseIdentity
     from builder.pypi.index import PackageIndex
     from builder.registry.model import Descriptor
-    from builder.rootfs.facts import Facts
+    from builder.rootfs.facts import RecordedFiles
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
 
-    FactsOf = Callable[[Sequence[Descriptor]], Facts | None]
+    FactsOf = Callable[[Sequence[Descriptor]], RecordedFiles | None]
 
 #: Distributions that layers look at; what user layers name is added to it.
 TRACKED = (
@@ -35,7 +35,7 @@ TRACKED = (
 )
 
 
-def no_facts(_layers: Sequence[Descriptor]) -> Facts | None:
+def no_facts(_layers: Sequence[Descriptor]) -> RecordedFiles | None:
     """Nothing is known of any image: its layers are read."""
     return None
 

@@ -19,7 +19,7 @@ from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
 from builder.model import Platform
 from builder.registry.config import env_of_config
-from builder.rootfs.facts import Facts
+from builder.rootfs.facts import RecordedFiles
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.python import interpreters
@@ -59,7 +59,7 @@ def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> Open
         SparkBuildError: what the lock holds of it cannot be used (exit 9).
     """
     try:
-        notes = Facts([layer.digest for layer in image.layers]) if noting else None
+        notes = RecordedFiles([layer.digest for layer in image.layers]) if noting else None
         facts = facts_of(image.layers)
         cache = LayerCache(image.source, diff_ids=image.diff_ids)
         return OpenedImage(image, Rootfs(image.layers, cache, facts, notes))

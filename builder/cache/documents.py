@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.cache.kinds import Kind
+    from builder.cache.kinds import CacheKind
     from builder.cache.prune import Pruned
-    from builder.cache.scan import Entry
+    from builder.cache.scan import CacheEntry
 
 
 class KindRow(Part, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class KindRow(Part, frozen=True, kw_only=True):
     prunable: bool
 
     @classmethod
-    def of(cls, kind: Kind, found: Sequence[Entry], cache: Path) -> KindRow:
+    def of(cls, kind: CacheKind, found: Sequence[CacheEntry], cache: Path) -> KindRow:
         """The row of the entries of a kind that were found in a cache."""
         used = sorted(entry.used for entry in found)
         folders = kind.folders or sorted(str(entry.path.relative_to(cache)) for entry in found)

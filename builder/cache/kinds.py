@@ -19,7 +19,7 @@ _HEADERS = re.compile(rf"own|{_HASHED.pattern}")
 
 
 @dataclass(frozen=True)
-class Kind:
+class CacheKind:
     """Entries of one kind: the folders whose children they are, and how a child is named."""
 
     name: str
@@ -34,32 +34,36 @@ class Kind:
 
 
 KINDS = (
-    Kind("wheels", ("wheels",), "released wheels, and files read out of them"),
-    Kind("index", ("index",), "pages of the package index", _PAGE),
-    Kind("pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and what they were at"),
-    Kind("layers", ("layers",), "what the layers of base images hold"),
-    Kind("blobs", ("blobs",), "finished layers of ours"),
-    Kind("sandboxes", ("sandbox",), "environments that verification runs in"),
-    Kind("trees", ("trees",), "Python files of targets, laid out"),
-    Kind("dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, for this machine"),
-    Kind("codegen", ("codegen",), "results of compiled kernels"),
-    Kind("numbers", ("numbers",), "results of kernels run without a device"),
-    Kind("binaries", ("binaries",), "what compiled modules hold"),
-    Kind("operators", ("operators",), "operator libraries out of wheels"),
-    Kind("sources", ("sources",), "source archives of releases"),
-    Kind("headers", ("headers",), "headers to compile with", _HEADERS),
-    Kind("toolkits", ("toolkits",), "CUDA compilers out of wheels, and what images have of one"),
-    Kind("objects", ("objects",), "compiled units"),
-    Kind("companions", ("companions",), "wheels with rebuilt kernels"),
-    Kind("elf", ("elf",), "symbols of libraries that companions are held against", _VERSIONED),
-    Kind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
+    CacheKind("wheels", ("wheels",), "released wheels, and files read out of them"),
+    CacheKind("index", ("index",), "pages of the package index", _PAGE),
+    CacheKind("pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and what they were at"),
+    CacheKind("layers", ("layers",), "what the layers of base images hold"),
+    CacheKind("blobs", ("blobs",), "finished layers of ours"),
+    CacheKind("sandboxes", ("sandbox",), "environments that verification runs in"),
+    CacheKind("trees", ("trees",), "Python files of targets, laid out"),
+    CacheKind("dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, for this machine"),
+    CacheKind("codegen", ("codegen",), "results of compiled kernels"),
+    CacheKind("numbers", ("numbers",), "results of kernels run without a device"),
+    CacheKind("binaries", ("binaries",), "what compiled modules hold"),
+    CacheKind("operators", ("operators",), "operator libraries out of wheels"),
+    CacheKind("sources", ("sources",), "source archives of releases"),
+    CacheKind("headers", ("headers",), "headers to compile with", _HEADERS),
+    CacheKind(
+        "toolkits", ("toolkits",), "CUDA compilers out of wheels, and what images have of one"
+    ),
+    CacheKind("objects", ("objects",), "compiled units"),
+    CacheKind("companions", ("companions",), "wheels with rebuilt kernels"),
+    CacheKind(
+        "elf", ("elf",), "symbols of libraries that extension wheels are held against", _VERSIONED
+    ),
+    CacheKind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
 )
 #: Below the cache, and no entries.
 LOCKS = "locks"
-OTHER = Kind("other", (), "nothing that spark-build knows", None)
+OTHER = CacheKind("other", (), "nothing that spark-build knows", None)
 
 
-def kinds_named(names: Sequence[str]) -> tuple[Kind, ...]:
+def kinds_named(names: Sequence[str]) -> tuple[CacheKind, ...]:
     """The kinds of these names that may be pruned; all of those without a name.
 
     Raises:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.cache.scan import Entry, entries, measure
+from builder.cache.scan import CacheEntry, entries, measure
 from builder.errors import UsageError
 from builder.util.leftovers import making
 from builder.util.paths import in_use_lock
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from builder.cache.kinds import Kind
+    from builder.cache.kinds import CacheKind
 
 #: Seconds for which an entry stays while other runs may be reading it: file systems that note
 #: accesses once a day (``relatime``) know no better.
@@ -28,10 +28,10 @@ _LOCK = re.compile(r"[0-9a-f]{16}\.lock")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PruneRequest:
     """What should go: entries unused for ``older_than`` seconds, or down to ``keep_bytes``."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CacheKind, ...]
     older_than: float | None = None
     keep_bytes: int | None = None
 
@@ -40,7 +40,7 @@ class Wish:
 class Pruned:
     """What went, what stays of those kinds, and what stays only because others are running."""
 
-    removed: Sequence[Entry]
+    removed: Sequence[CacheEntry]
     kept_bytes: int
     in_use: int
     alone: bool
@@ -73,7 +73,7 @@ def check_ours(cache: Path) -> None:
         )
 
 
-def prune(cache: Path, wish: Wish, *, dry_run: bool = False) -> Pruned:
+def prune(cache: Path, wish: PruneRequest, *, dry_run: bool = False) -> Pruned:
     """Remove what the wish is about; an entry goes as a whole or not at all.
 
     While other runs use the cache, what was used in the last day stays.
@@ -86,7 +86,7 @@ def prune(cache: Path, wish: Wish, *, dry_run: bool = False) -> Pruned:
         now = time.time()
         found = sorted(entries(cache, wish.kinds), key=lambda entry: (entry.used, entry.path))
         total = sum(entry.bytes for entry in found)
-        removed: list[Entry] = []
+        removed: list[CacheEntry] = []
         in_use = 0
         for entry in found:
             if wish.older_than is not None and now - entry.used < wish.older_than:
@@ -122,7 +122,7 @@ def _alone(cache: Path) -> Iterator[bool]:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def _remove(entry: Entry) -> bool:
+def _remove(entry: CacheEntry) -> bool:
     """Take an entry away from under its name, then delete it; one that was used meanwhile stays."""
     try:
         with making(entry.path) as gone:
@@ -133,7 +133,7 @@ def _remove(entry: Entry) -> bool:
         raise UsageError(f"cannot remove {entry.path}: {error.strerror}") from error
 
 
-def _removed(entry: Entry, gone: Path) -> bool:
+def _removed(entry: CacheEntry, gone: Path) -> bool:
     if measure(entry.kind, entry.path).used > entry.used:
         return False
     entry.path.rename(gone)

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.cache.kinds import KINDS, LOCKS, OTHER, Kind
+from builder.cache.kinds import KINDS, LOCKS, OTHER, CacheKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """What is kept or removed as a whole.
 
     ``used`` is the newest time of access or change of a file in it, in seconds since the epoch.
     Linux notes an access once a day (``relatime``), and not at all on a ``noatime`` mount.
     """
 
-    kind: Kind
+    kind: CacheKind
     path: Path
     bytes: int
     used: float
 
 
-def entries(cache: Path, kinds: Iterable[Kind] = KINDS) -> Iterator[Entry]:
+def entries(cache: Path, kinds: Iterable[CacheKind] = KINDS) -> Iterator[CacheEntry]:
     """Entries of some kinds; links are not followed, and other file systems are not entered."""
     seen: set[tuple[int, int]] = set()
     for kind in kinds:
@@ -54,7 +54,7 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def unknown(cache: Path) -> Iterator[Entry]:
+def unknown(cache: Path) -> Iterator[CacheEntry]:
     """What lies in the cache and is of no kind: whole folders, and single entries in ours."""
     seen: set[tuple[int, int]] = set()
     tops = {folder.split("/")[0] for kind in KINDS for folder in kind.folders}
@@ -68,7 +68,7 @@ def unknown(cache: Path) -> Iterator[Entry]:
                     yield measure(OTHER, path, seen)
 
 
-def measure(kind: Kind, path: Path, seen: set[tuple[int, int]] | None = None) -> Entry:
+def measure(kind: CacheKind, path: Path, seen: set[tuple[int, int]] | None = None) -> CacheEntry:
     """Bytes and last use of one entry; a file with several names counts where it is met first."""
     seen = set() if seen is None else seen
     total, used, device = 0, 0.0, -1
@@ -82,7 +82,7 @@ def measure(kind: Kind, path: Path, seen: set[tuple[int, int]] | None = None) ->
         if (info.st_dev, info.st_ino) not in seen:
             seen.add((info.st_dev, info.st_ino))
             total += info.st_size
-    return Entry(kind, path, total, used)
+    return CacheEntry(kind, path, total, used)
 
 
 def _walk(path: Path) -> Iterator[os.stat_result]:

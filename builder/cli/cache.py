@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from builder.cache.documents import CacheContents, KindRow, Removal
 from builder.cache.kinds import KINDS, OTHER, kinds_named
-from builder.cache.prune import IN_USE, Pruned, Wish, prune
-from builder.cache.scan import Entry, entries, unknown
-from builder.cli.asking import ask
+from builder.cache.prune import IN_USE, Pruned, PruneRequest, prune
+from builder.cache.scan import CacheEntry, entries, unknown
+from builder.cli.confirm import confirm
 from builder.cli.units import bytes_of, seconds_of
 from builder.errors import Exit, SparkBuildError
 from builder.util.console import console, megabytes, print_json
@@ -24,7 +24,7 @@ _PRUNE_AGE = "30d"
 def show_command(json: bool) -> None:
     """One row for each kind of which there is something."""
     cache = cache_dir()
-    of_kind: dict[str, list[Entry]] = {}
+    of_kind: dict[str, list[CacheEntry]] = {}
     for entry in (*entries(cache), *unknown(cache)):
         of_kind.setdefault(entry.kind.name, []).append(entry)
     rows = tuple(
@@ -57,7 +57,7 @@ def prune_command(
     """
     if older_than is None and keep_bytes is None:
         older_than = _PRUNE_AGE
-    wish = Wish(
+    wish = PruneRequest(
         kinds=kinds_named(kinds),
         older_than=None if older_than is None else seconds_of(older_than),
         keep_bytes=None if keep_bytes is None else bytes_of(keep_bytes),
@@ -78,13 +78,15 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
         UsageError: there is no terminal to ask on, or the directory is not a cache of ours.
         SparkBuildError: there is nothing to do, or the answer was no.
     """
-    wish = Wish(kinds=kinds_named(kinds))
+    wish = PruneRequest(kinds=kinds_named(kinds))
     cache = cache_dir()
     done = prune(cache, wish, dry_run=True)
     if done.removed and not dry_run:
         if not yes:
             action = f"remove {megabytes(done.freed)} of {cache}"
-            ask(action, "; what is needed again is fetched or made again", "nothing was removed")
+            confirm(
+                action, "; what is needed again is fetched or made again", "nothing was removed"
+            )
         done = prune(cache, wish)
     _tell(done, "it is empty", "spark-build cache show", dry_run=dry_run, json=json)
 

@@ -11,7 +11,7 @@ from builder.compile.changes import named_change, patched
 from builder.compile.compiler import find_compiler
 from builder.compile.cost import Cost, cost_of_units
 from builder.compile.includes import Sources, touched
-from builder.compile.operatortable import survey
+from builder.compile.operatortable import operator_rows
 from builder.compile.outcome import outcome, runs_on_gb10, sm12x_units
 from builder.compile.source import SourceTree, source_of
 from builder.compile.toolchain import make_toolchain, pinned_torch, torch_headers
@@ -53,7 +53,7 @@ def show_command(
 ) -> None:
     """Print what would be compiled for what, and whether it would run on SM121."""
     result = outcome(source_tree(PackageIndex(), vllm, source), arch_list, cuda, changed)
-    rows = survey(result.source, result.recipe) if operators else []
+    rows = operator_rows(result.source, result.recipe) if operators else []
     if json:
         table = {"operators": [row.as_json() for row in rows]} if operators else {}
         print_json({**result.as_json(), **table})

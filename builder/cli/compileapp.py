@@ -196,7 +196,7 @@ def compile_wheel(
     json: opt.Json = False,
 ) -> None:
     """Compile what a change reaches, as a wheel beside vLLM."""
-    from builder.cli.companion import WheelOptions, wheel_command
+    from builder.cli.compilewheel import WheelOptions, wheel_command
     from builder.pipeline.options import toolkit_choice
 
     wheel_command(

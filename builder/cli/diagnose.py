@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.diagnose import shelf
+from builder.diagnose import catalogview
 from builder.diagnose.documents import Diagnosed, Entries, EntryRow
 from builder.diagnose.judging import diagnose
 from builder.diagnose.live import IDLE, watched
+from builder.diagnose.manylogs import earliest_failure_first
 from builder.diagnose.report import lines_of, lines_of_several
-from builder.diagnose.several import together
 from builder.diagnose.sources import Source, found, texts
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.util.console import console, print_json
@@ -50,7 +50,7 @@ def diagnose_command(
     else:
         results = _read(logs or ["-"], vllm)
     if len(results) > 1:
-        results = together(results)
+        results = earliest_failure_first(results)
     if json:
         print_json(Diagnosed.of(results))
     else:
@@ -127,23 +127,27 @@ def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
         return
     if word == "show" and not names:
         raise UsageError("no entry named", hint="spark-build diagnose list")
-    entries = [shelf.named(name) for name in names] if word == "show" else shelf.chosen(())
+    entries = (
+        [catalogview.find_entry(name) for name in names]
+        if word == "show"
+        else catalogview.entries_to_check(())
+    )
     if json:
         print_json(Entries(entries=tuple(map(EntryRow.of, entries))))
     elif word == "table":
-        print(shelf.page(entries), end="")
+        print(catalogview.page(entries), end="")
     elif word == "show":
         for entry in entries:
-            print("\n".join(shelf.told(entry)))
+            print("\n".join(catalogview.entry_lines(entry)))
     else:
         for entry in entries:
-            print(f"{entry.id:<36} {entry.severity:<8} {shelf.releases(entry)}")
+            print(f"{entry.id:<36} {entry.severity:<8} {catalogview.releases(entry)}")
 
 
 def _check(names: Sequence[str]) -> None:
     """Run the examples of entries; exit 5 when one does not hold."""
-    entries = shelf.chosen(names)
-    wrong = shelf.wrong(entries)
+    entries = catalogview.entries_to_check(names)
+    wrong = catalogview.failed_examples(entries)
     for entry, example, why in wrong:
         print(f"{entry}: {f'example {example}: ' if example else ''}{why}")
     if wrong:

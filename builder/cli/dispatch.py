@@ -41,7 +41,7 @@ def ask(
 
     By default, with every choice that they offer, and with each profile.
     """
-    from builder.dispatch.record import Asking, file_of, record_bytes, record_of
+    from builder.dispatch.record import RecordInputs, file_of, record_bytes, record_of
     from builder.layers.catalog import Catalog
     from builder.pipeline import bases
     from builder.plan.sources import IndexSources
@@ -51,7 +51,7 @@ def ask(
     if real_extensions:
         settings.choose(settings.REAL_EXTENSIONS, "1")
     index = PackageIndex(refresh=refresh)
-    asking = Asking(
+    asking = RecordInputs(
         catalog=Catalog.discover(),
         sources=IndexSources(index),
         identify=lambda release, selection: bases.identify_base(

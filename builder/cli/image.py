@@ -13,9 +13,9 @@ from builder.util.console import console, print_json
 from builder.util.deadline import time_limit
 
 if TYPE_CHECKING:
-    from builder.pipeline.image import Planned
+    from builder.pipeline.image import PlannedBuild
     from builder.pipeline.options import ImageOptions
-    from builder.pipeline.result import Result
+    from builder.pipeline.result import BuildResult
 
 
 def image_command(options: ImageOptions, limit: str = "") -> None:
@@ -47,7 +47,7 @@ def _image(options: ImageOptions) -> None:
             _print_result(build(options, planned), options)
 
 
-def _print_plan(planned: Planned, options: ImageOptions) -> None:
+def _print_plan(planned: PlannedBuild, options: ImageOptions) -> None:
     entries = planned.entries
     if not options.is_index:
         plan = entries[0].plan
@@ -65,7 +65,7 @@ def _print_plan(planned: Planned, options: ImageOptions) -> None:
         print(plans_digest(entries), flush=True)
 
 
-def _print_dockerfile(planned: Planned, options: ImageOptions) -> None:
+def _print_dockerfile(planned: PlannedBuild, options: ImageOptions) -> None:
     text = dockerfile_of(options, planned)
     if options.json:
         digest = planned.entries[0].plan.digest
@@ -74,7 +74,7 @@ def _print_dockerfile(planned: Planned, options: ImageOptions) -> None:
         print(text, end="")
 
 
-def _print_result(result: Result, options: ImageOptions) -> None:
+def _print_result(result: BuildResult, options: ImageOptions) -> None:
     """The image, how to run it, and what is proven; then exit 5 where verification failed."""
     if options.json:
         print_json(result.as_json())

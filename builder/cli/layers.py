@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.outcomes import layer_digest
-from builder.cli.frompull import print_pulls, pulls_of, write_layer
+from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, order
 from builder.layers.documents import (

@@ -15,7 +15,7 @@ from builder.publish.proof import prove
 from builder.publish.repository import PublishRepository, parse_target
 from builder.publish.results import FailedTarget, ProofRow, Published, TrafficRow
 from builder.publish.rollback import roll_back
-from builder.publish.run import Wish, publish
+from builder.publish.run import PublishRequest, publish
 from builder.publish.sources import EngineImage, open_source
 from builder.registry.locations import Locations
 from builder.util.console import console, counted, megabytes, print_json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from builder.publish.evidence import Claim
     from builder.publish.proof import Proof
-    from builder.publish.results import Result
+    from builder.publish.results import PublishResult
     from builder.publish.sources import Opened
 
 
@@ -98,13 +98,13 @@ def _work(
     targets: Sequence[PublishRepository],
     places: Locations,
     stack: ExitStack,
-) -> tuple[Callable[[PublishRepository], Result], _Read | None]:
+) -> tuple[Callable[[PublishRepository], PublishResult], _Read | None]:
     """What is done for each target; what must hold for all of them is checked first."""
     if options.rollback is not None:
         tag = options.rollback
         _refuse_with_rollback(options)
 
-        def back(repository: PublishRepository) -> Result:
+        def back(repository: PublishRepository) -> PublishResult:
             return roll_back(repository, tag, dry_run=options.dry_run, overlay=options.overlay)
 
         return back, None
@@ -117,11 +117,11 @@ def _work(
         moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
         check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
         proofs = _proofs(options, opened, targets)
-    wish = Wish(
+    wish = PublishRequest(
         moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
     )
 
-    def there(repository: PublishRepository) -> Result:
+    def there(repository: PublishRepository) -> PublishResult:
         return publish(opened, repository, proofs, wish, places)
 
     return there, _Read(plan_digest, opened.overlay, proofs)
@@ -166,10 +166,10 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     from builder.lock.file import lock_path
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
-    from builder.verify.known import Trust
     from builder.verify.levels import DEFAULT_LEVELS
     from builder.verify.run import verify
     from builder.verify.targets import Opening
+    from builder.verify.trust import TrustedSources
 
     index = PackageIndex()
     facts = LockedFacts.beside(lock_path(Path.cwd()))
@@ -177,7 +177,7 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
         index=index,
         sources=IndexSources(index),
         facts_of=facts.of,
-        trust=Trust(everything=trust_image),
+        trust=TrustedSources(everything=trust_image),
     )
     target = opened.verify_target(claim.digest, opening)
     try:
@@ -190,8 +190,8 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
 
 
 def _each(
-    targets: Sequence[PublishRepository], work: Callable[[PublishRepository], Result]
-) -> tuple[list[Result], list[tuple[str, SparkBuildError]]]:
+    targets: Sequence[PublishRepository], work: Callable[[PublishRepository], PublishResult]
+) -> tuple[list[PublishResult], list[tuple[str, SparkBuildError]]]:
     """Every target by itself: one that fails stops no other."""
     results, failures = [], []
     for target in targets:
@@ -205,7 +205,7 @@ def _each(
     return results, failures
 
 
-def _say(result: Result) -> None:
+def _say(result: PublishResult) -> None:
     for moved in result.moved:
         was = f", was {moved.previous}" if moved.previous else ""
         console.say(f"  {result.repository}:{moved.tag} -> {result.digest}{was}")

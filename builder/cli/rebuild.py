@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from builder import __version__, settings
-from builder.cli.asking import ask
+from builder.cli.confirm import confirm
 from builder.compile.base import DISTRIBUTIONS
 from builder.compile.compiler import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.compile.container import ToolkitChoice
     from builder.publish.sources import Opened
-    from builder.rebuild.replan import Wanted
+    from builder.rebuild.replan import BaseLookup
 
 #: Differences that are printed; all of them stand in the JSON document.
 _SHOWN = 12
@@ -56,7 +56,7 @@ def rebuild_command(
     index = PackageIndex(refresh=refresh)
     compiled = False
 
-    def identify(wanted: Wanted) -> Base:
+    def identify(wanted: BaseLookup) -> Base:
         return bases.identify_base(
             wanted.reference,
             wanted.selection,
@@ -70,7 +70,7 @@ def rebuild_command(
 
     def agreed(action: str) -> None:
         if not yes:
-            ask(action, "", "nothing was rebuilt")
+            confirm(action, "", "nothing was rebuilt")
 
     with Locations() as places, open_source(image, places) as opened:
         results = []

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.publish.inventory import Held, HeldRow, Listing, take_inventory
-from builder.publish.named import Names
+from builder.publish.inventory import HeldRow, Listing, StoredManifest, take_inventory
 from builder.publish.prune import Pruned, Retention, judge, prune, removals
 from builder.publish.repository import PublishRepository, parse_target
+from builder.publish.tagged import TaggedManifests
 from builder.registry.locations import Locations
 from builder.util.console import console, megabytes, print_json
 
 if TYPE_CHECKING:
     from builder.publish.inventory import Inventory
-    from builder.publish.prune import Removal, Verdict
+    from builder.publish.prune import Removal, RetentionDecision
 
 _PROOF = {True: "verified", False: "UNVERIFIED", None: "-"}
 
@@ -35,7 +35,7 @@ def tags_command(
         if keep is None:
             _show(inventory, json=json)
             return
-        names = Names(opened)
+        names = TaggedManifests(opened)
         named = names.look()
         verdicts = judge(inventory, keep, named)
         wanted, done = removals(opened, inventory, verdicts, named), Pruned()
@@ -62,7 +62,7 @@ def _show(inventory: Inventory, *, json: bool) -> None:
         _show_held(held)
 
 
-def _show_held(held: Held) -> None:
+def _show_held(held: StoredManifest) -> None:
     """One block an image: names first, then what is known of it."""
     names = [f"{tag} ({held.kind(tag)})" for tag in held.tags]
     print(f"{', '.join(names)}")
@@ -86,7 +86,7 @@ def _show_held(held: Held) -> None:
         print(f"  {key:<10} {value}")
 
 
-def _show_verdicts(verdicts: list[Verdict]) -> None:
+def _show_verdicts(verdicts: list[RetentionDecision]) -> None:
     for verdict in verdicts:
         word = "keep" if verdict.keep else "old"
         print(f"{word:<13}{', '.join(verdict.held.tags)}  ({verdict.reason})")

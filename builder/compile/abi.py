@@ -1,7 +1,7 @@
 """Whether a library can be loaded beside a prebuilt extension: every symbol, version and need.
 
-Nothing is executed.  The rule is the same throughout: a companion may ask only for what the base's
-own extension asks for too, or what a library that the extension needs already has.
+Nothing is executed.  One rule applies throughout: an extension wheel may need only what the base's
+own extension needs too, or what a library of that extension provides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)|ld-linux-[\w-]+)\.so\.\d+")
 #: A version that is a family and a number: GLIBC_2.14, GLIBCXX_3.4.21, CXXABI_1.3.9, GCC_3.0.
 _NUMBERED = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)*)")
-#: CPython's own functions and data, without the stable ABI or with it: a companion needs none.
+#: CPython's functions and data, in the stable ABI or not: an extension wheel needs none of them.
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*")
 #: Functions of torch that hand over a ``cudaDeviceProp``, whose layout changed in CUDA 13.
 _LAYOUT = re.compile(r"_ZN\w*(getCurrentDeviceProperties|getDeviceProperties)E")
@@ -30,7 +30,7 @@ DRIVER = "libcuda.so.1"
 
 @dataclass(frozen=True, kw_only=True)
 class AbiBase:
-    """What a companion is held against.
+    """What an extension wheel is held against.
 
     ``extension`` is the base's own module, which loads there.  ``libraries`` are those it needs and
     that were read: soname -> facts.
@@ -96,17 +96,17 @@ class AbiProof:
         }
 
 
-def check_abi(companion: ElfFacts, base: AbiBase, *, own_runtime: bool = False) -> AbiProof:
-    """Hold a companion against a base.
+def check_abi(built: ElfFacts, base: AbiBase, *, own_runtime: bool = False) -> AbiProof:
+    """Hold an extension wheel against a base.
 
     Args:
-        companion: the linked library.
+        built: the linked library.
         base: what is there.
-        own_runtime: the CUDA runtime is part of the companion, of another version than the base's.
+        own_runtime: the CUDA runtime is part of the built, of another version than the base's.
     """
     counted: dict[str, int] = {}
     unknown = []
-    for symbol, (library, _) in sorted(companion.undefined.items()):
+    for symbol, (library, _) in sorted(built.undefined.items()):
         source = library if SYSTEM.fullmatch(library) else base.source_of(symbol)
         counted[source] = counted.get(source, 0) + 1
         if not source:
@@ -114,18 +114,18 @@ def check_abi(companion: ElfFacts, base: AbiBase, *, own_runtime: bool = False) 
     counted.pop("", None)
     return AbiProof(
         symbols=dict(sorted(counted.items())),
-        needed=companion.needed,
-        versions=_newest(companion),
-        faults=tuple(_faults(companion, base, own_runtime=own_runtime)),
+        needed=built.needed,
+        versions=_newest(built),
+        faults=tuple(_faults(built, base, own_runtime=own_runtime)),
         open=tuple(unknown),
     )
 
 
-def _faults(companion: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterator[str]:
-    if companion.machine != base.extension.machine:
-        yield f"it is for {companion.machine}, the base is for {base.extension.machine}"
-    yield from _library_faults(companion, base)
-    for symbol, (library, version) in sorted(companion.undefined.items()):
+def _faults(built: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterator[str]:
+    if built.machine != base.extension.machine:
+        yield f"it is for {built.machine}, the base is for {base.extension.machine}"
+    yield from _library_faults(built, base)
+    for symbol, (library, version) in sorted(built.undefined.items()):
         if _PYTHON.fullmatch(symbol):
             yield f"it uses {symbol} of CPython, and so fits one version of Python only"
         elif own_runtime and _LAYOUT.search(symbol):
@@ -133,15 +133,15 @@ def _faults(companion: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterato
         elif not SYSTEM.fullmatch(library) and not base.source_of(symbol):
             asked = f" (of {library}, {version})" if library else ""
             yield f"it uses {symbol}{asked}, which no library that the base's extension needs has"
-    for library, versions in sorted(companion.versions.items()):
+    for library, versions in sorted(built.versions.items()):
         for version in versions:
             yield from _version_fault(base, library, version)
 
 
-def _library_faults(companion: ElfFacts, base: AbiBase) -> Iterator[str]:
+def _library_faults(built: ElfFacts, base: AbiBase) -> Iterator[str]:
     for library in base.missing:
         yield f"the base lacks {library}, which its own extension needs: is its torch a CPU build?"
-    for library in companion.needed:
+    for library in built.needed:
         if library not in base.needed:
             yield f"it needs {library}, which the base's extension does not need"
 
@@ -156,11 +156,11 @@ def _version_fault(base: AbiBase, library: str, version: str) -> Iterator[str]:
         yield f"it needs {version} of {library}; the base needs {shown} at most"
 
 
-def too_new(companion: ElfFacts, base: AbiBase) -> dict[str, tuple[str, str]]:
+def too_new(built: ElfFacts, base: AbiBase) -> dict[str, tuple[str, str]]:
     """Symbols that are asked for in a newer version than the base needs of anything."""
     return {
         symbol: (library, version)
-        for symbol, (library, version) in companion.undefined.items()
+        for symbol, (library, version) in built.undefined.items()
         if SYSTEM.fullmatch(library) and list(_version_fault(base, library, version))
     }
 

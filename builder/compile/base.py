@@ -36,7 +36,7 @@ DISTRIBUTIONS = (
 )  # fmt: skip
 
 
-class NativeBase:
+class InstalledLibraries:
     """The extension modules and shared libraries below a site-packages."""
 
     def __init__(self, tree: Tree, toolkit: Path | None = None) -> None:
@@ -120,8 +120,8 @@ class NativeBase:
         """The base as far as these symbols are concerned.
 
         Args:
-            module: the extension that the companion goes with, such as ``vllm/_C.abi3.so``.
-            symbols: what the companion leaves to others.
+            module: the extension that the extension wheel goes with, such as ``vllm/_C.abi3.so``.
+            symbols: what the extension wheel leaves to others.
         """
         extension = self.facts(module)
         libraries: dict[str, ElfFacts] = {}

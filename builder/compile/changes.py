@@ -33,7 +33,7 @@ class SourceChange:
 
 @cache
 def _data() -> dict[str, Any]:
-    return tomllib.loads(package_file("data", "native.toml").read_text("utf-8"))
+    return tomllib.loads(package_file("data", "compile.toml").read_text("utf-8"))
 
 
 def known_changes() -> dict[str, dict[str, Any]]:

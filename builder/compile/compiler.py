@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.applier.outcomes import Target
-from builder.compile.executor import Machine
+from builder.compile.executor import LocalExecutor
 from builder.compile.host import NATIVE, HostCompiler, host_compiler
 from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import (
@@ -23,9 +23,9 @@ from builder.errors import EngineError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.compile.container import Container, ToolkitChoice
+    from builder.compile.container import ContainerExecutor, ToolkitChoice
     from builder.compile.executor import Executor
-    from builder.compile.toolkit import Toolkit
+    from builder.compile.toolkit import WheelToolkit
     from builder.pypi.index import PackageIndex
 
 #: What ``--nvcc`` and ``SPARK_BUILD_NVCC`` say for the compiler out of released wheels.
@@ -49,13 +49,13 @@ class Compiler:
     cuda: str
     versions: dict[str, str]
     host: HostCompiler = NATIVE
-    toolkit: Toolkit | None = None
-    container: Container | None = None
+    toolkit: WheelToolkit | None = None
+    container: ContainerExecutor | None = None
 
     @property
     def where(self) -> Executor:
         """Where it runs."""
-        return self.container or Machine(self.host)
+        return self.container or LocalExecutor(self.host)
 
     @property
     def libraries(self) -> Path:

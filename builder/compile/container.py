@@ -42,7 +42,7 @@ _STEP = re.compile(r"spark-build: step (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toolkit:
+class ImageCompilers:
     """What an image has to compile with; ``cuda`` is a release (``13.0``), versions are exact."""
 
     nvcc: str
@@ -53,12 +53,12 @@ class Toolkit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Container:
+class ContainerExecutor:
     """An executor: each batch is a build, of which the builder keeps what it finished."""
 
     containers: Containers
     image: PinnedImage
-    toolkit: Toolkit
+    toolkit: ImageCompilers
     #: a folder of this machine with the image's CUDA runtime and C library, to be read
     libraries: Path
 
@@ -160,12 +160,12 @@ class ToolkitChoice:
     image: str
     containers: Containers
 
-    def open(self, platform: str) -> Container:
+    def open(self, platform: str) -> ContainerExecutor:
         """The image for a platform (``linux/arm64``); raises as ``open_toolkit`` does."""
         return open_toolkit(self.containers, self.image, platform)
 
 
-def open_toolkit(containers: Containers, ref: str, platform: str) -> Container:
+def open_toolkit(containers: Containers, ref: str, platform: str) -> ContainerExecutor:
     """The toolkit image of a reference, asked once what it has; the answer is kept by its digest.
 
     Args:
@@ -187,8 +187,10 @@ def open_toolkit(containers: Containers, ref: str, platform: str) -> Container:
         if not (folder / "toolkit.json").is_file():
             with console.step(f"toolkit {image.name}"):
                 _ask(containers, image, probe, folder)
-    toolkit = Toolkit(**json.loads((folder / "toolkit.json").read_bytes()))
-    return Container(containers=containers, image=image, toolkit=toolkit, libraries=folder / "lib")
+    toolkit = ImageCompilers(**json.loads((folder / "toolkit.json").read_bytes()))
+    return ContainerExecutor(
+        containers=containers, image=image, toolkit=toolkit, libraries=folder / "lib"
+    )
 
 
 def _probe() -> str:
@@ -211,7 +213,7 @@ def _ask(containers: Containers, image: PinnedImage, probe: str, folder: Path) -
     write_atomically(folder / "toolkit.json", json.dumps(asdict(toolkit)).encode())
 
 
-def _read(image: PinnedImage, answers: Path) -> Toolkit:
+def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
     """What a probe found.
 
     Raises:
@@ -239,7 +241,7 @@ def _read(image: PinnedImage, answers: Path) -> Toolkit:
             lacks = f"has no {name} where {nvcc} links: its toolkit is incomplete"
     if lacks:
         raise EngineError(f"{image.name} ({image.digest[:19]}) {lacks}", hint=_NEEDED)
-    return Toolkit(
+    return ImageCompilers(
         nvcc=nvcc,
         cuda=cuda,
         versions={"nvcc": version_in(said), "host": version_in(answer("host-version"))},

@@ -34,7 +34,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Defined:
+class Macros:
     """What a build defines: name -> value, and names that it would define for another target."""
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Text:
     includes: tuple[str, ...]
 
 
-def read(raw: str, defined: Defined) -> Text:
+def read(raw: str, defined: Macros) -> Text:
     """Blank what the compiler would not read.
 
     Where a condition depends on what no build file says (a version, an architecture) every branch
@@ -96,7 +96,7 @@ def _blank(text: str) -> str:
     return f'"{blanks[1:-1]}"' if len(text) > 1 and text[0] == '"' else blanks
 
 
-def _kept(text: str, defined: Defined) -> tuple[list[Span], set[str], list[Span]]:
+def _kept(text: str, defined: Macros) -> tuple[list[Span], set[str], list[Span]]:
     """Spans between directives that a compiler may read, words in macros, spans of includes."""
     spans: list[Span] = []
     included: list[Span] = []
@@ -129,7 +129,7 @@ def _kept(text: str, defined: Defined) -> tuple[list[Span], set[str], list[Span]
     return spans, macros, included
 
 
-def _opened(word: str, rest: str, defined: Defined) -> tuple[bool | None, bool]:
+def _opened(word: str, rest: str, defined: Macros) -> tuple[bool | None, bool]:
     if word == "if":
         state = holds(rest, defined)
     else:
@@ -139,7 +139,7 @@ def _opened(word: str, rest: str, defined: Defined) -> tuple[bool | None, bool]:
     return state, state is True
 
 
-def holds(condition: str, defined: Defined) -> bool | None:
+def holds(condition: str, defined: Macros) -> bool | None:
     """Whether the condition of an ``#if`` holds; None where that cannot be said."""
     words = _TOKEN.findall(condition)
     try:
@@ -152,7 +152,7 @@ def holds(condition: str, defined: Defined) -> bool | None:
 class _Condition:
     """Reads one condition: numbers are themselves, None is what cannot be said."""
 
-    def __init__(self, words: list[str], defined: Defined) -> None:
+    def __init__(self, words: list[str], defined: Macros) -> None:
         self._words = [*words, ""]
         self._at = 0
         self._defined = defined

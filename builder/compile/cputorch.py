@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
-    """Refuse wheels whose torch has no CUDA: nothing is there to hold a companion against.
+    """Refuse wheels whose torch has no CUDA: nothing is there to hold an extension wheel against.
 
     Raises:
         SparkBuildError: it is a CPU build (exit 10).

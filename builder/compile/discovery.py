@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from builder.compile.bindings import Registered, head_of, registered
 from builder.compile.build import FLAGS, HOST_SUFFIXES
 from builder.compile.cppscan import Facts, scan
-from builder.compile.cpptext import Defined, Text, read
+from builder.compile.cpptext import Macros, Text, read
 from builder.compile.registration import Operator
 from builder.errors import UsageError
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from builder.compile.cppscan import Name
     from builder.compile.includes import Sources
 
-#: A companion is for a small change.  Where it would hold more than this share of its extension's
-#: units, and more than a few, the extension is built as a whole.
+#: An extension wheel is for a small change.  Above this share of its extension's units (and above a
+#: few units), the whole extension has to be built.
 SHARE, FEW = 1 / 3, 8
 #: Text of the release's build files, in which it names what it defines for one target or another.
 _BUILD_FILES = ("CMakeLists.txt", "cmake/*.cmake", "cmake/external_projects/*.cmake")
@@ -36,13 +36,13 @@ _SET = re.compile(r"(?:\b|-D)([A-Z_][A-Z0-9_]*)\b")
 _HOST = frozenset({"__CUDA_ARCH__", "__HIP_DEVICE_COMPILE__"})
 
 
-class Unknown(UsageError):
-    """What stands behind a unit cannot be said, or comes to too much."""
+class OperatorsUnknown(UsageError):
+    """The operators that a unit implements cannot be found, or there are too many."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behind:
-    """What a companion for some units is made of beside them."""
+class RelatedUnits:
+    """The operators and units that an extension wheel needs besides the rebuilt units."""
 
     operators: tuple[Operator, ...]
     #: units that call the rebuilt ones, and units that these call
@@ -98,7 +98,7 @@ class Discovery:
         files = [file for pattern in _BUILD_FILES for file in sorted(root.glob(pattern))]
         return frozenset(w for file in files for w in _SET.findall(file.read_text("utf-8")))
 
-    def _defined(self, extension: str) -> Defined:
+    def _defined(self, extension: str) -> Macros:
         flags = (flag[2:] for flag in (*FLAGS, *self.recipe.flags) if flag.startswith("-D"))
         given = [*flags, *self.recipe.extensions[extension].definitions]
         pairs = (word.partition("=") for word in given)
@@ -106,7 +106,7 @@ class Discovery:
         major, _, minor = self.recipe.cuda.partition(".")
         values["CUDA_VERSION"] = str(int(major) * 1000 + int(minor or 0) * 10)
         left_out = self._build_words - set(values)
-        return Defined(values, frozenset(left_out | _HOST))
+        return Macros(values, frozenset(left_out | _HOST))
 
     def file(self, path: str, extension: str) -> tuple[Text, Facts]:
         """A file of the tree as a unit of an extension reads it."""
@@ -218,7 +218,7 @@ class Discovery:
         """The operators whose functions these units define, one for each dispatch key.
 
         Raises:
-            Unknown: one of them is registered in a way that cannot be repeated.
+            OperatorsUnknown: one of them is registered in a way that cannot be repeated.
         """
         wanted = set(paths)
         found: dict[tuple[str, str], Operator] = {}
@@ -228,19 +228,19 @@ class Discovery:
                 continue
             self._must_be_plain(unit, row, home)
             if (row.name, row.key) in found:
-                raise Unknown(f"{row.name} is registered twice for {row.key}: {unit.path}")
+                raise OperatorsUnknown(f"{row.name} is registered twice for {row.key}: {unit.path}")
             found[row.name, row.key] = self._operator(unit, row, home[0], extension)
         return list(found.values())
 
     @staticmethod
     def _must_be_plain(unit: _Unit, row: Registered, home: Sequence[str]) -> None:
         if len(home) > 1:
-            raise Unknown(
+            raise OperatorsUnknown(
                 f"{row.name} calls {'::'.join(row.function)}, which {len(home)} units define: "
                 f"{', '.join(home)}"
             )
         if not row.function or not row.key or (row.defines and not unit.binds):
-            raise Unknown(
+            raise OperatorsUnknown(
                 f"{row.name} is registered in {unit.path} in a form that cannot be repeated"
             )
 
@@ -277,7 +277,7 @@ class Discovery:
             declared = declared or any(names & facts.declared for _, facts in read_as)
             found.append(f'"{path.removeprefix("csrc/")}"' if path else header)
         if not declared:
-            raise Unknown(
+            raise OperatorsUnknown(
                 f"{'::'.join(row.function)} of {row.name} is declared in no header that "
                 f"{unit.path} includes"
             )
@@ -285,23 +285,23 @@ class Discovery:
 
     # -- all together
 
-    def behind(self, rebuilt: Sequence[Unit]) -> Behind:
+    def behind(self, rebuilt: Sequence[Unit]) -> RelatedUnits:
         """What has to be compiled and registered for some units to be in use.
 
         Raises:
-            Unknown: a step cannot be said from the sources, or too many units are needed.
+            OperatorsUnknown: a step cannot be said from the sources, or too many units are needed.
         """
         extensions = sorted({unit.extension for unit in rebuilt})
         if len(extensions) != 1:
-            raise Unknown(
+            raise OperatorsUnknown(
                 f"the change reaches units of {len(extensions)} extensions "
-                f"({', '.join(extensions)}), and a companion goes beside one"
+                f"({', '.join(extensions)}), and an extension wheel goes beside one"
             )
         (extension,) = extensions
         first = [unit.path for unit in rebuilt]
         for path in first:
             if self.unit(path).binds:
-                raise Unknown(
+                raise OperatorsUnknown(
                     f"{path} registers the extension's operators, and what is registered cannot be "
                     "taken back"
                 )
@@ -309,7 +309,7 @@ class Discovery:
         every = self._closure(upward, self.callees)
         for path in every:
             if self.unit(path).broken:
-                raise Unknown(
+                raise OperatorsUnknown(
                     f"{self.unit(path).broken}, which {path} includes, cannot be read: its "
                     "brackets do not match"
                 )
@@ -321,20 +321,20 @@ class Discovery:
         # a unit that comes along registers its own operators again when it is loaded
         also = [p for p in every if p not in upward and self.unit(p).rows]
         operators += self.operators_of(also, extension) if also else []
-        return Behind(
+        return RelatedUnits(
             operators=tuple(operators),
             siblings=tuple(self.recipe.units[path] for path in every if path not in first),
         )
 
     def must_be_few(self, paths: Sequence[str], extension: str, changed: Sequence[str]) -> None:
-        """Refuse a companion of too many units.
+        """Refuse an extension wheel of too many units.
 
         Raises:
-            Unknown: they are more than ``FEW`` and more than ``SHARE`` of the extension.
+            OperatorsUnknown: they are more than ``FEW`` and more than ``SHARE`` of the extension.
         """
         total = sum(unit.extension == extension for unit in self.recipe.units.values())
         if len(paths) > max(FEW, total * SHARE):
-            raise Unknown(
+            raise OperatorsUnknown(
                 f"{_named(changed)}: with what calls it, and what that calls, {len(paths)} of the "
                 f"{total} units of {extension} would be compiled, more than a third"
             )
@@ -344,7 +344,7 @@ class Discovery:
             return
         defined = sorted("::".join(name) for name in self.unit(path).defined)
         shown = ", ".join(defined[:4]) + (", ..." if len(defined) > 4 else "")
-        raise Unknown(
+        raise OperatorsUnknown(
             f"{path}: which torch operator of vllm {self.release} calls it is not known: "
             + (
                 f"no unit of {extension} that is registered calls what it defines ({shown})"
@@ -360,14 +360,14 @@ class Discovery:
             if about.extension != extension or not unit.blocks[0]:
                 continue
             if unit.blocks[0] != unit.blocks[1] or unit.broken:
-                raise Unknown(f"{path} registers operators in a form that is not known")
+                raise OperatorsUnknown(f"{path} registers operators in a form that is not known")
             if not unit.binds:
                 continue
             read_there = {row.function[-1] for row in unit.rows if row.function}
             for other in paths:
                 left = {n[-1] for n in unit.calls(self.unit(other))} - read_there
                 if left:
-                    raise Unknown(
+                    raise OperatorsUnknown(
                         f"{path} names {min(left)} of {other} in a form that is not known"
                     )
 

@@ -96,7 +96,7 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalExecutor:
     """This machine: ninja compiles, and goes on where it was broken off."""
 
     host: HostCompiler = NATIVE

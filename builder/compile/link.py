@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.compile.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
-from builder.compile.executor import Machine, Step
+from builder.compile.executor import LocalExecutor, Step
 from builder.compile.glibc import older_versions, shim_source
 from builder.compile.host import NATIVE
 from builder.errors import EngineError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from builder.compile.abi import AbiBase
-    from builder.compile.base import NativeBase
+    from builder.compile.base import InstalledLibraries
     from builder.compile.executor import Executor
     from builder.compile.host import HostCompiler
 
@@ -67,7 +67,7 @@ def toolkit_libraries(nvcc: Path, host: HostCompiler = NATIVE) -> Path:
 
 def link(
     objects: Sequence[Path],
-    base: NativeBase,
+    base: InstalledLibraries,
     module: str,
     nvcc: Path,
     cuda: str,
@@ -91,8 +91,8 @@ def link(
     """
     shared = f"libcudart.so.{cuda.partition('.')[0]}" in base.facts(module).needed
     runtime = "shared" if shared else "static"
-    there = where or Machine()
-    if isinstance(there, Machine) and shutil.which(there.host.command) is None:
+    there = where or LocalExecutor()
+    if isinstance(there, LocalExecutor) and shutil.which(there.host.command) is None:
         raise EngineError(
             f"no host compiler ({there.host.command}) here: objects are linked with it"
         )

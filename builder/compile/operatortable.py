@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.compile.build import HOST_SUFFIXES
-from builder.compile.companionplan import stands_behind
 from builder.compile.discovery import Discovery
 from builder.compile.includes import Sources
+from builder.compile.wheelplan import find_operators
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe, Unit
-    from builder.compile.discovery import Behind
+    from builder.compile.discovery import RelatedUnits
     from builder.compile.source import SourceTree
 
 
@@ -22,7 +22,7 @@ class Row:
     """One unit; either what stands behind it, or why that cannot be said."""
 
     unit: Unit
-    behind: Behind | None
+    behind: RelatedUnits | None
     refused: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Row:
         }
 
 
-def survey(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
+def operator_rows(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
     """Ask for each CUDA unit of a release, by path; nothing is compiled."""
     sources = Sources(source.root, recipe.generated)
     discovery = Discovery(sources, recipe, source.version)
@@ -47,7 +47,7 @@ def survey(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
         if path.endswith(HOST_SUFFIXES):
             continue
         try:
-            rows.append(Row(unit=unit, behind=stands_behind([unit], discovery)))
+            rows.append(Row(unit=unit, behind=find_operators([unit], discovery)))
         except UsageError as error:
             rows.append(Row(unit=unit, behind=None, refused=str(error)))
     return rows

@@ -31,14 +31,14 @@ _DOCUMENTS = (".md", ".rst")
 
 
 @dataclass(frozen=True)
-class Built:
+class SourceBuild:
     """A source tree, and what its own build makes of it for an architecture list."""
 
     source: SourceTree
     arch_list: str
     cuda: str
     #: another tree whose build does the same
-    like: Built | None = None
+    like: SourceBuild | None = None
 
     @cached_property
     def recipe(self) -> BuildRecipe:
@@ -64,14 +64,14 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedFile:
     """One file of a diff on the sources, as the changes before it leave them."""
 
     change: FileDiff
     result: OpResult
 
 
-class Laid:
+class PatchedSource:
     """Changes laid over a release's sources one by one, in a folder of their own."""
 
     def __init__(self, pristine: SourceTree, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Laid:
         found = {path: self.tree.read(path) for path in sorted(self._touched)}
         return {path: text for path, text in found.items() if text != before.read(path)}
 
-    def built(self, before: Built) -> Built:
+    def built(self, before: SourceBuild) -> SourceBuild:
         """The changed tree for what ``before``, the pristine one, is built for.
 
         Where nothing but the text of C++ and CUDA files is another, the build does the same.
@@ -99,7 +99,7 @@ class Laid:
             for path, text in self.texts.items()
         )
         like = before if edits else None
-        return Built(self.source, before.arch_list, before.cuda, like)
+        return SourceBuild(self.source, before.arch_list, before.cuda, like)
 
     def known(self, change: Mapping[str, Any]) -> None:
         """Lay a change over that is known by name; nothing happens where the sources have it.
@@ -110,14 +110,14 @@ class Laid:
         texts = changed_by(Sources(self.source.root), change).texts
         self._write({path: Content.of(text) for path, text in texts.items()})
 
-    def diff(self, text: str) -> list[Judged]:
+    def diff(self, text: str) -> list[JudgedFile]:
         """Lay a diff over, but for files where it does not fit; every file with what it found."""
         judged = []
         for change in parse_diff(text):
             if change.path.endswith(_DOCUMENTS):
                 continue
             result = judge_file(change, self.tree)
-            judged.append(Judged(change, result))
+            judged.append(JudgedFile(change, result))
             if result.found == PRE:
                 self._write(result.changes)
         return judged
@@ -134,7 +134,7 @@ class Laid:
             target.chmod(content.mode)
 
 
-def verdict(judged: Sequence[Judged]) -> tuple[str, str]:
+def verdict(judged: Sequence[JudgedFile]) -> tuple[str, str]:
     """What some files of a diff find together, and why they cannot be taken where they cannot."""
     for found in (DRIFT, AMBIGUOUS):
         for one in judged:

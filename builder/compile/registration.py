@@ -39,7 +39,7 @@ _REGISTER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A torch operator that a release registers; ``builder/data/native.toml`` says what is what.
+    """A torch operator that a release registers; ``builder/data/compile.toml`` says what is what.
 
     One that was found in a release's sources has no ``kernels`` and nothing that they must hold.
     """
@@ -65,7 +65,7 @@ class Operator:
 
 def load_operators() -> list[Operator]:
     """All operators that are known."""
-    rows = tomllib.loads(package_file("data", "native.toml").read_text("utf-8"))["operator"]
+    rows = tomllib.loads(package_file("data", "compile.toml").read_text("utf-8"))["operator"]
     lists = ("rebuilt", "units", "defines")
     return [Operator(**(row | {name: tuple(row[name]) for name in lists})) for row in rows]
 
@@ -110,7 +110,7 @@ def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
         if len(fitting) != 1:
             raise UsageError(
                 f"{operator.name} needs one unit {suffix}, and this release compiles "
-                f"{len(fitting)}: builder/data/native.toml does not fit it"
+                f"{len(fitting)}: builder/data/compile.toml does not fit it"
             )
         found += fitting
     return found
@@ -121,7 +121,7 @@ def registration_source(operators: Sequence[Operator], mark: str) -> str:
 
     Args:
         operators: what is registered; not those that a unit registers itself.
-        mark: names the companion; torch shows it as the place of registration.
+        mark: names the extension wheel; torch shows it as the place of registration.
     """
     operators = [op for op in operators if not op.own]
     headers = {_REGISTER[op.abi][0] for op in operators}

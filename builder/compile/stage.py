@@ -1,8 +1,8 @@
 """The compile stage of a plan: what a layer's ``compile`` op takes, pinned, and running it.
 
 Planning a stage compiles nothing: it pins the sources, the change, the compiler and the headers.
-Running it gives a companion wheel (``companion.py``), which goes into an image like any other; it
-is kept in the cache under the digest of everything that went into it.
+Running it makes an extension wheel (``extensionwheel.py``), which goes into an image like any other
+wheel. It is cached under the digest of all its inputs.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.compile.base import DISTRIBUTIONS
 from builder.compile.changes import stage_name
-from builder.compile.companion import build_companion
-from builder.compile.companionrequest import request_for
 from builder.compile.compiler import MEMBER, find_compiler
 from builder.compile.cost import cost_of_units, free_here, refuse_machine
 from builder.compile.cputorch import refuse_cpu_torch
-from builder.compile.patchedsource import Built
+from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.patchedsource import SourceBuild
 from builder.compile.source import source_of
-from builder.compile.stageplan import Present, Work, plan_changes
+from builder.compile.stageplan import AlreadyPresent, CompileWork, plan_changes
 from builder.compile.toolchain import header_wheels, pinned_torch
+from builder.compile.wheelrequest import request_for
 from builder.errors import UsageError
 from builder.model import Platform
 from builder.pypi.index import write_atomically
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class RejectedDiff:
     """Sources that a diff does not fit, as they were when it was judged."""
 
     tree: Tree
@@ -89,15 +89,15 @@ class Stages:
         self._nvcc = nvcc
         self._compilers: dict[str, Compiler] = {}
         #: by the digest of what is asked for: what was decided
-        self._decided: dict[str, Work | Present | Unstaged] = {}
+        self._decided: dict[str, CompileWork | AlreadyPresent | Unstaged] = {}
         #: by the digest of a request: what it is compiled of
-        self._work: dict[str, tuple[Work, Compiler]] = {}
-        self._built: dict[tuple[str, str, str], Built] = {}
+        self._work: dict[str, tuple[CompileWork, Compiler]] = {}
+        self._built: dict[tuple[str, str, str], SourceBuild] = {}
         self._folder: Path | None = None
         #: file name of a wheel that a stage has made -> where it is
         self.wheels: dict[str, Path] = {}
         #: request of a pull request -> the sources that its hunks do not fit
-        self.misfits: dict[str, Misfit] = {}
+        self.rejected_diffs: dict[str, RejectedDiff] = {}
 
     # -- planning
 
@@ -130,7 +130,7 @@ class Stages:
         decided = self._decided[key]
         if isinstance(decided, Unstaged):
             return decided
-        if isinstance(decided, Present):
+        if isinstance(decided, AlreadyPresent):
             return self._present(decided, release, target, module)
         beside = module(decided.plan.module)
         if not beside:
@@ -150,7 +150,7 @@ class Stages:
 
     def _decide(
         self, ops: Sequence[Mapping[str, Any]], vllm: str, cuda: str
-    ) -> Work | Present | Unstaged:
+    ) -> CompileWork | AlreadyPresent | Unstaged:
         archs = sorted({op["arch"] for op in ops})
         if len(archs) != 1:
             raise UsageError(
@@ -159,13 +159,15 @@ class Stages:
             )
         if (vllm, archs[0], cuda) not in self._built:
             source = source_of(self._index, vllm, self._forges)
-            self._built[vllm, archs[0], cuda] = Built(source, archs[0], cuda)
+            self._built[vllm, archs[0], cuda] = SourceBuild(source, archs[0], cuda)
         before = self._built[vllm, archs[0], cuda]
         folder = self._new_folder()
         decided = plan_changes(before, ops, folder)
         if isinstance(decided, Unstaged) and decided.state in (DRIFT, AMBIGUOUS):
             last = ops[-1]
-            self.misfits[last["file"]] = Misfit(DirTree(folder), last["diff"], before.source.origin)
+            self.rejected_diffs[last["file"]] = RejectedDiff(
+                DirTree(folder), last["diff"], before.source.origin
+            )
         return decided
 
     def _new_folder(self) -> Path:
@@ -176,7 +178,7 @@ class Stages:
         return self._folder / str(len(self._decided))
 
     def _present(
-        self, found: Present, release: str, target: Target, module: Callable[[str], str]
+        self, found: AlreadyPresent, release: str, target: Target, module: Callable[[str], str]
     ) -> Unstaged:
         """The sources have the change: a binary that the release was made of has it too."""
         name = found.sources["filename"]
@@ -204,7 +206,7 @@ class Stages:
     def _request(
         self,
         ops: Sequence[Mapping[str, Any]],
-        work: Work,
+        work: CompileWork,
         compiler: Compiler,
         torch: str,
         target: Target,
@@ -299,7 +301,7 @@ class Stages:
         """
         cost = self.refuse_small(request)
         folder = _folder(request)
-        with locked(f"companion {folder.name}"):
+        with locked(f"extension wheel {folder.name}"):
             made = self._made(request)
             if made is not None:
                 return made
@@ -334,8 +336,8 @@ def _digest(value: object) -> str:
 
 
 def _folder(request: Mapping[str, Any]) -> Path:
-    """Where its wheel is kept: under what goes in, and what of ours goes into every companion."""
-    loader = package_file("runtime", "companion_loader.py").read_bytes()
+    """The cache folder of its wheel: keyed by the request, our version and our loader."""
+    loader = package_file("runtime", "wheel_loader.py").read_bytes()
     key = [dict(request), __version__, sha256_hex(loader)]
     return cache_dir() / "companions" / sha256_hex(canonical_json(key))[:32]
 
@@ -350,9 +352,13 @@ def unit_json(unit: Unit) -> dict[str, Any]:
 
 
 def build(
-    request: Mapping[str, Any], work: Work, compiler: Compiler, base: Base, index: PackageIndex
+    request: Mapping[str, Any],
+    work: CompileWork,
+    compiler: Compiler,
+    base: Base,
+    index: PackageIndex,
 ) -> Path:
-    """The companion wheel of a stage, in the stage's folder of the cache."""
+    """The extension wheel of a stage, in the stage's folder of the cache."""
     with _with_torch(base, index) as tree:
         wanted = request_for(
             index,
@@ -363,7 +369,7 @@ def build(
             arch_list=request["arch"],
             plan=work.plan,
         )
-        return build_companion(wanted, _folder(request)).path
+        return build_extension_wheel(wanted, _folder(request)).path
 
 
 @contextmanager

@@ -12,19 +12,19 @@ from builder.applier.files import judge_file
 from builder.applier.sources import Unstaged
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST
 from builder.applier.trees import DirTree
-from builder.compile.changeeffect import is_build_file, reach
+from builder.compile.affected import affected_units, is_build_file
 from builder.compile.changes import SourceChange, op_name, stage_name
-from builder.compile.companionplan import plan_companion
-from builder.compile.patchedsource import Judged, Laid, verdict
+from builder.compile.patchedsource import JudgedFile, PatchedSource, verdict
+from builder.compile.wheelplan import plan_wheel
 from builder.errors import Exit, SparkBuildError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from builder.compile.companionplan import CompanionPlan
-    from builder.compile.patchedsource import Built
+    from builder.compile.patchedsource import SourceBuild
     from builder.compile.source import SourceTree
+    from builder.compile.wheelplan import WheelPlan
 
 #: Below these a build of the extensions reads: what else reaches a wheel, other tools compile.
 _READ = ("csrc/", "cmake/", "CMakeLists.txt")
@@ -33,12 +33,12 @@ _LISTED = 4
 
 
 @dataclass(frozen=True)
-class Work:
+class CompileWork:
     """What a stage compiles: sources, what is changed in them, and the units that this reaches."""
 
     source: SourceTree
     change: SourceChange
-    plan: CompanionPlan
+    plan: WheelPlan
     #: changed files, with the sha256 before and after; None where there is no such file
     files: list[dict[str, Any]]
     #: what was found of the last change in the sources
@@ -48,7 +48,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Present:
+class AlreadyPresent:
     """The sources have the last change already: the base's binary tells whether the base has."""
 
     extensions: tuple[str, ...]
@@ -56,8 +56,8 @@ class Present:
 
 
 def plan_changes(
-    before: Built, ops: Sequence[Mapping[str, Any]], folder: Path
-) -> Work | Present | Unstaged:
+    before: SourceBuild, ops: Sequence[Mapping[str, Any]], folder: Path
+) -> CompileWork | AlreadyPresent | Unstaged:
     """Lay the changes of ``compile`` ops over a release's sources, and see what that reaches.
 
     Args:
@@ -67,11 +67,11 @@ def plan_changes(
 
     Raises:
         SparkBuildError: a change that is known by name does not fit (exit 4), is in the sources
-            already, or is not to be had with a companion (exit 10).
+            already, or is not to be had with an extension wheel (exit 10).
         UsageError: the changed build files cannot be read.
         EngineError: there is no cmake.
     """
-    laid = Laid(before.source, folder)
+    laid = PatchedSource(before.source, folder)
     for op in ops[:-1]:
         _lay(laid, op)
     judged = _lay(laid, ops[-1])
@@ -86,14 +86,14 @@ def plan_changes(
     return _PullStage(before, after, laid, ops).planned(judged)
 
 
-def _lay(laid: Laid, op: Mapping[str, Any]) -> list[Judged]:
+def _lay(laid: PatchedSource, op: Mapping[str, Any]) -> list[JudgedFile]:
     if "change" not in op:
         return laid.diff(op["diff"])
     laid.known(op["change"])
     return []
 
 
-def _has_it(op: Mapping[str, Any], before: Built) -> SparkBuildError:
+def _has_it(op: Mapping[str, Any], before: SourceBuild) -> SparkBuildError:
     release = before.source.version
     return SparkBuildError(
         f"the sources of vllm {release} have {op_name(op)} already, and this base was not built "
@@ -105,15 +105,15 @@ def _has_it(op: Mapping[str, Any], before: Built) -> SparkBuildError:
 
 
 def _work(
-    before: Built,
-    after: Built,
-    laid: Laid,
+    before: SourceBuild,
+    after: SourceBuild,
+    laid: PatchedSource,
     ops: Sequence[Mapping[str, Any]],
     sources: Mapping[str, Any],
-) -> Work | Unstaged:
+) -> CompileWork | Unstaged:
     """What is compiled of all changes together; ``sources`` gets the files that reach nothing."""
     texts = laid.texts
-    found = reach(before, after, texts)
+    found = affected_units(before, after, texts)
     # of the last op alone: the others have said theirs
     mine = {path for path in _paths(ops[-1]) if path in found.unreached}
     facts = {**sources, **({"unreached": sorted(mine)} if mine else {})}
@@ -126,7 +126,7 @@ def _work(
         name=stage_name(ops),
         texts={p: t for p, t in counted.items() if t is not None and p in after.sources.texts},
     )
-    plan = plan_companion(
+    plan = plan_wheel(
         after.source,
         change,
         before.arch_list,
@@ -144,7 +144,7 @@ def _work(
         for path, text in counted.items()
     ]
     traps = _refused(found.traps[0], facts, found.traps[1]) if found.traps[0] else None
-    return Work(after.source, change, plan, files, facts, traps)
+    return CompileWork(after.source, change, plan, files, facts, traps)
 
 
 def _paths(op: Mapping[str, Any]) -> Sequence[str]:
@@ -152,7 +152,7 @@ def _paths(op: Mapping[str, Any]) -> Sequence[str]:
     return paths
 
 
-def _facts(op: Mapping[str, Any], before: Built) -> dict[str, Any]:
+def _facts(op: Mapping[str, Any], before: SourceBuild) -> dict[str, Any]:
     named = {"filename": before.source.origin, "sha256": before.source.sha256}
     return {"change": op_name(op), **named, "found": "to-compile"}
 
@@ -162,7 +162,7 @@ def _refused(reason: str, facts: Mapping[str, Any], hint: str = "") -> Unstaged:
     return Unstaged(NEEDS_REBUILD, reason, said, notes=(hint,) if hint else ())
 
 
-def _nothing(before: Built, paths: Sequence[str], facts: Mapping[str, Any]) -> Unstaged:
+def _nothing(before: SourceBuild, paths: Sequence[str], facts: Mapping[str, Any]) -> Unstaged:
     release, arch = before.source.version, before.arch_list
     reason = (
         f"no unit that vllm {release} builds for {arch} comes from {_some(paths)}: no effect on "
@@ -181,12 +181,12 @@ def _some(names: Sequence[str]) -> str:
 class _PullStage:
     """The last of some ops, which is of a pull request."""
 
-    before: Built
-    after: Built
-    laid: Laid
+    before: SourceBuild
+    after: SourceBuild
+    laid: PatchedSource
     ops: Sequence[Mapping[str, Any]]
 
-    def planned(self, judged: Sequence[Judged]) -> Work | Present | Unstaged:
+    def planned(self, judged: Sequence[JudgedFile]) -> CompileWork | AlreadyPresent | Unstaged:
         """What becomes of it."""
         facts = _facts(self.ops[-1], self.before)
         other = [path for path in _paths(self.ops[-1]) if not path.startswith(_READ)]
@@ -200,7 +200,7 @@ class _PullStage:
             said = f"{reason} (in {facts['filename']})"
             return Unstaged(found, said, {**facts, "found": "conflict"})
         if found == POST and self._released(counting):
-            return Present(self._extensions(counting), {**facts, "found": "there"})
+            return AlreadyPresent(self._extensions(counting), {**facts, "found": "there"})
         try:
             return _work(self.before, self.after, self.laid, self.ops, facts)
         except SparkBuildError as error:
@@ -208,19 +208,19 @@ class _PullStage:
                 raise
             return _refused(str(error), facts, error.hint)
 
-    def _counts(self, one: Judged) -> bool:
+    def _counts(self, one: JudgedFile) -> bool:
         """Whether anything is compiled of a file, before the change or after it."""
         paths = {path for path in (one.change.old, one.change.new) if path}
         reached = self.before.reached | self.after.reached
         return bool(paths & reached) or any(map(is_build_file, paths))
 
-    def _released(self, counting: Sequence[Judged]) -> bool:
+    def _released(self, counting: Sequence[JudgedFile]) -> bool:
         """Whether it is there as released, and not because of the changes before it."""
         tree = DirTree(self.before.source.root)
-        again = [Judged(one.change, judge_file(one.change, tree)) for one in counting]
+        again = [JudgedFile(one.change, judge_file(one.change, tree)) for one in counting]
         return verdict(again)[0] == POST
 
-    def _extensions(self, counting: Sequence[Judged]) -> tuple[str, ...]:
+    def _extensions(self, counting: Sequence[JudgedFile]) -> tuple[str, ...]:
         """The extensions that the release built of its files; of build files alone: all."""
         paths = {one.change.path for one in counting}
         units = self.before.recipe.units

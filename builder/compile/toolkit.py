@@ -67,7 +67,7 @@ class _Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toolkit:
+class WheelToolkit:
     """A compiler out of wheels.  ``version`` is nvcc's own, such as ``13.0.88``."""
 
     version: str
@@ -139,7 +139,7 @@ class Toolkit:
         (runtime / "libcudart.so").symlink_to("libcudart.so.13")  # what the linker looks for
 
 
-def released_toolkit(index: PackageIndex, here: str, platform: str) -> Toolkit:
+def released_toolkit(index: PackageIndex, here: str, platform: str) -> WheelToolkit:
     """The compiler of ``RELEASE`` as it is on the package index; nothing is fetched but pages.
 
     Args:
@@ -160,7 +160,7 @@ def released_toolkit(index: PackageIndex, here: str, platform: str) -> Toolkit:
             of = here if project in _PROGRAMS else runs_on
             file = index.choose(project, versions[project], Platform.parse(of))
             parts.append(_Part(file=file, folders=folders, below=below))
-    return Toolkit(version=versions["nvidia-cuda-nvcc"], target=target, parts=tuple(parts))
+    return WheelToolkit(version=versions["nvidia-cuda-nvcc"], target=target, parts=tuple(parts))
 
 
 def toolkit_parts(index: PackageIndex, release: str, projects: Iterable[str]) -> dict[str, str]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.diagnose.entries import (
-    Asked,
     Condition,
     Engine,
     Entry,
@@ -26,6 +25,7 @@ from builder.diagnose.entries import (
     Fix,
     Pattern,
     Regex,
+    RequestedSetting,
     Severity,
     Sure,
 )
@@ -113,11 +113,11 @@ class _Reader:
             )
         return Pattern(regex, needle)
 
-    def asked(self, source: str) -> Asked:
+    def asked(self, source: str) -> RequestedSetting:
         name, sep, value = source.partition("=")
         if not sep:
             raise self.fail(f"setting {source!r} is not NAME=REGEX")
-        return Asked(self.regex(name), self.regex(value))
+        return RequestedSetting(self.regex(name), self.regex(value))
 
     def when(self, source: str | None) -> SpecifierSet | None:
         if source is None:

@@ -11,7 +11,7 @@ from builder.diagnose.catalog import SEVERITIES
 from builder.diagnose.dispatch import Selection
 from builder.diagnose.entries import Engine, Severity, Sure
 from builder.diagnose.findings import Finding, Verdict
-from builder.diagnose.several import verdict
+from builder.diagnose.manylogs import verdict
 from builder.util.documents import Count, Document, Part, Text
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedSetting:
     """``NAME=REGEX``: something that was asked for."""
 
     name: Regex
@@ -73,7 +73,7 @@ class Condition:
     """What must, or must not, be elsewhere in the log."""
 
     patterns: tuple[Pattern, ...] = ()
-    settings: tuple[Asked, ...] = ()
+    settings: tuple[RequestedSetting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Entry:
     needs_version: bool
     patterns: tuple[Pattern, ...]
     unless: tuple[Regex, ...]
-    settings: tuple[Asked, ...]
+    settings: tuple[RequestedSetting, ...]
     required: Condition
     forbidden: Condition
     fixes: tuple[Fix, ...] = ()

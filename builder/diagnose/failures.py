@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from builder.diagnose.course import Course, Noted
 from builder.diagnose.failureforms import FOLLOWERS, FORMS, HARMLESS, WRAPPERS
-from builder.diagnose.frames import place, search_phrase
+from builder.diagnose.frames import failure_location, search_phrase
+from builder.diagnose.serverstate import NumberedLine, ServerState
 from builder.diagnose.times import when
-from builder.diagnose.tracebacks import Exceptional, Tracebacks
+from builder.diagnose.tracebacks import LoggedException, Tracebacks
 
 if TYPE_CHECKING:
     from builder.diagnose.reading import Line
@@ -100,11 +100,11 @@ class Failure:
     source: str = ""
     level: str = ""
     #: the line before it that matters
-    before: Noted | None = None
+    before: NumberedLine | None = None
     #: the innermost frame that tells something
     frame: str = ""
     #: what it became: the exceptions that were raised from it, the last one last
-    became: tuple[Noted, ...] = ()
+    became: tuple[NumberedLine, ...] = ()
     name: str = ""
     message: str = ""
     #: further lines of it that tell something
@@ -137,12 +137,14 @@ def _plain(text: str) -> str:
 class Failures:
     """Collects events while a log is read."""
 
-    course: Course = field(default_factory=Course)
+    course: ServerState = field(default_factory=ServerState)
     events: list[Failure] = field(default_factory=list)
-    exceptions: list[Exceptional] = field(default_factory=list)
+    exceptions: list[LoggedException] = field(default_factory=list)
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
-    _recent: collections.deque[Noted] = field(default_factory=lambda: collections.deque(maxlen=12))
-    _before: dict[int, Noted] = field(default_factory=dict)
+    _recent: collections.deque[NumberedLine] = field(
+        default_factory=lambda: collections.deque(maxlen=12)
+    )
+    _before: dict[int, NumberedLine] = field(default_factory=dict)
     #: the last that told a time
     _head: str = ""
     _when: dict[int, str] = field(default_factory=dict)
@@ -165,7 +167,7 @@ class Failures:
                 Failure("an error", line.number, line.number, text[:QUOTED], weak=True), line
             )
         if text[:1] not in " \t^~":
-            self._recent.append(Noted(line.number, text[:QUOTED], line.source))
+            self._recent.append(NumberedLine(line.number, text[:QUOTED], line.source))
         if self.exceptions or self.events or self.course.waits:
             self.course.goes_on(line)
 
@@ -197,7 +199,7 @@ class Failures:
             )
         return part
 
-    def _found(self, found: Exceptional) -> None:
+    def _found(self, found: LoggedException) -> None:
         if before := self._matters(found.start, found.source):
             self._before[id(found)] = before
         self._when[id(found)] = when(self._head)
@@ -212,7 +214,7 @@ class Failures:
         if len(self.events) < _KEPT and not any(event.same_as(e) for e in self.events[-40:]):
             self.events.append(event)
 
-    def _matters(self, line: int, source: str) -> Noted | None:
+    def _matters(self, line: int, source: str) -> NumberedLine | None:
         """Of the lines before one, the last that tells something: a warning, or the stage."""
         earlier = [n for n in self._recent if n.line < line and not FOLLOWERS.search(n.text)]
         near = [n for n in earlier if _WARNS.search(n.text) and line - n.line <= 30]
@@ -278,7 +280,7 @@ class Failures:
             )
         ]
 
-    def _failure(self, tail: Exceptional) -> Failure:
+    def _failure(self, tail: LoggedException) -> Failure:
         """An exception with its chain, as the event of its root."""
         chain = tail.chain()
         at = 0
@@ -289,9 +291,9 @@ class Failures:
             at += 1
         root = chain[at]
         before = self._before.get(id(chain[0])) or self._before.get(id(root))
-        frame = place(root.frames)
+        frame = failure_location(root.frames)
         if not root.text and root.frames and root.frames[-1].code:
-            before = Noted(root.line, root.frames[-1].code, root.source)
+            before = NumberedLine(root.line, root.frames[-1].code, root.source)
         quote = root.quote
         if not root.text.strip() and root.more:
             quote = f"{quote} {root.more[0]}"
@@ -309,7 +311,7 @@ class Failures:
             when=self._when.get(id(root), ""),
             before=before,
             frame=frame,
-            became=tuple(Noted(e.line, e.quote[:QUOTED], e.source) for e in chain[at + 1 :]),
+            became=tuple(NumberedLine(e.line, e.quote[:QUOTED], e.source) for e in chain[at + 1 :]),
             name=root.short,
             message=root.message[:4000],
             more=tuple(m[:QUOTED] for m in root.more if not _BOILERPLATE.search(m))[:3],

@@ -50,7 +50,7 @@ def _within(path: str, packages: Sequence[str]) -> bool:
     return not any(p in _COMPILED for p in parts) and any(p in packages for p in parts)
 
 
-def place(frames: Sequence[Frame]) -> str:
+def failure_location(frames: Sequence[Frame]) -> str:
     """The innermost frame that tells something."""
     inner = [f for f in reversed(frames) if not f.path.startswith("<")]
     for choice in (

@@ -65,7 +65,7 @@ class Live(io.RawIOBase):
         return 0
 
 
-class Told(NamedTuple):
+class LiveResult(NamedTuple):
     """What was said while the log grew, and how often it paused."""
 
     findings: set[tuple[str, int]]
@@ -84,7 +84,7 @@ def watched(
     An archive in a pipe can hold several logs.
     """
     read, entries = Scan(), load_catalog()
-    told = Told(set(), [])
+    told = LiveResult(set(), [])
 
     def waiting() -> bool:
         read.flush()

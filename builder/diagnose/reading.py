@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from builder.diagnose.forms import mended, possible, records, unwrapped
+from builder.diagnose.lineformats import mended, possible, records, unwrapped
 from builder.diagnose.sources import SAMPLE, encoding_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from builder.diagnose.dispatch import LABELS
 from builder.diagnose.findings import UNKNOWN
 from builder.diagnose.health import COVERED
 from builder.diagnose.judging import described
-from builder.diagnose.several import verdict
+from builder.diagnose.manylogs import verdict
 from builder.util.console import counted
 
 if TYPE_CHECKING:

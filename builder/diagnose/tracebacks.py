@@ -62,7 +62,7 @@ class Frame(NamedTuple):
 
 
 @dataclass
-class Exceptional:
+class LoggedException:
     """One exception that a log shows."""
 
     name: str
@@ -77,7 +77,7 @@ class Exceptional:
     end: int
     frames: list[Frame] = field(default_factory=list)
     #: the one that it was raised from, or while handling
-    cause: Exceptional | None = None
+    cause: LoggedException | None = None
     direct: bool = True
     #: further lines of the message
     more: list[str] = field(default_factory=list)
@@ -94,10 +94,10 @@ class Exceptional:
         """The whole message."""
         return "\n".join([self.text, *self.more]).strip()
 
-    def chain(self) -> list[Exceptional]:
+    def chain(self) -> list[LoggedException]:
         """It and what it came from, the first one first."""
-        found: list[Exceptional] = []
-        at: Exceptional | None = self
+        found: list[LoggedException] = []
+        at: LoggedException | None = self
         while at is not None and len(found) < 20:
             found.append(at)
             at = at.cause
@@ -111,8 +111,8 @@ class _State:
     start: int
     frames: list[Frame] = field(default_factory=list)
     coded: bool = True
-    ended: Exceptional | None = None
-    cause: Exceptional | None = None
+    ended: LoggedException | None = None
+    cause: LoggedException | None = None
     direct: bool = True
     chained: bool = False
 
@@ -128,7 +128,7 @@ class Tracebacks:
         state = self.states.get(line.source)
         return state is not None and (state.ended is None or state.chained)
 
-    def feed(self, line: Line) -> tuple[Exceptional | None, bool]:
+    def feed(self, line: Line) -> tuple[LoggedException | None, bool]:
         """An exception that begins with this line, and whether the line is part of one."""
         text = line.text
         if text.lstrip()[:1] in "|+" and _GROUPED.match(text):
@@ -172,7 +172,7 @@ class Tracebacks:
         state.coded = False
         return True
 
-    def _within(self, line: Line, text: str, state: _State) -> tuple[Exceptional | None, bool]:
+    def _within(self, line: Line, text: str, state: _State) -> tuple[LoggedException | None, bool]:
         """A line of a traceback that has no exception yet."""
         bare = text.strip()
         if not bare or _MARKS.match(text):
@@ -192,8 +192,8 @@ class Tracebacks:
         # several lines of code, or of what a process wrote in between
         return None, indented or line.level not in ("INFO", "DEBUG")
 
-    def _ends(self, line: Line, head: re.Match[str], state: _State) -> Exceptional:
-        found = Exceptional(
+    def _ends(self, line: Line, head: re.Match[str], state: _State) -> LoggedException:
+        found = LoggedException(
             name=(head["of"] or "").strip("()") or head["name"],
             text=head["text"] or "",
             line=line.number,
@@ -209,7 +209,7 @@ class Tracebacks:
         state.ended, state.chained, state.cause, state.frames = found, False, None, []
         return found
 
-    def _after(self, line: Line, text: str, state: _State) -> tuple[Exceptional | None, bool]:
+    def _after(self, line: Line, text: str, state: _State) -> tuple[LoggedException | None, bool]:
         """A line behind an exception: more of its message, or something else."""
         ended = state.ended
         assert ended is not None
@@ -227,7 +227,7 @@ class Tracebacks:
             return self._alone(line, text)
         return self._alone(line, text)
 
-    def _alone(self, line: Line, text: str) -> tuple[Exceptional | None, bool]:
+    def _alone(self, line: Line, text: str) -> tuple[LoggedException | None, bool]:
         """An exception without a traceback."""
         bare = text.strip()
         head = _NAMED.match(bare)
@@ -236,7 +236,7 @@ class Tracebacks:
             head, inner = _INNER.search(bare), True
         if not head:
             return None, False
-        found = Exceptional(
+        found = LoggedException(
             name=head["name"],
             text=head["text"] or "",
             line=line.number,
@@ -258,10 +258,10 @@ def _credible(head: re.Match[str], bare: str) -> bool:
     return not _CODE.match(bare) and (last[:1].isupper() or "." in head["name"])
 
 
-def _is_wrapper_of_more(ended: Exceptional) -> bool:
+def _is_wrapper_of_more(ended: LoggedException) -> bool:
     return "terminated with the following error" in ended.message
 
 
-def frames_outwards(found: Exceptional) -> Iterator[Frame]:
+def frames_outwards(found: LoggedException) -> Iterator[Frame]:
     """Its frames, the innermost first."""
     return reversed(found.frames)

@@ -34,7 +34,7 @@ _PROSE = ("summary", "description", "provenance", "notes", "reason")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class RecordInputs:
     """What asking needs besides the release."""
 
     catalog: Catalog
@@ -72,7 +72,7 @@ def _without_prose(value: Any) -> Any:
     return value
 
 
-def record_of(release: str, asking: Asking) -> dict[str, Any]:
+def record_of(release: str, asking: RecordInputs) -> dict[str, Any]:
     """Everything that is asked of a release: by default, every choice, and with each profile.
 
     Raises:
@@ -127,7 +127,7 @@ def by_itself(plan: BuildPlan, base: Base) -> dict[str, Any]:
 
 
 def _with_profile(
-    base: Base, selection: Selection, asking: Asking, simulated: dict[str, None]
+    base: Base, selection: Selection, asking: RecordInputs, simulated: dict[str, None]
 ) -> dict[str, Any]:
     value: dict[str, Any] = {"inputs": inputs_digest(selection)}
     for profile in selection.profiles:

@@ -72,7 +72,7 @@ _ENDED = re.compile(r"ended (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class NodeFacts:
     """What a node is and has: layers by diff_id, free bytes where they are kept (0: unknown)."""
 
     architecture: str
@@ -104,7 +104,7 @@ class Node:
             raise UsageError("--ssh names no program")
         return cls(host, words)
 
-    def survey(self) -> Survey:
+    def survey(self) -> NodeFacts:
         """Ask what the node's engine has.
 
         Raises:
@@ -225,7 +225,7 @@ class Tunnel:
         raise self._node.failed(status, "".join(self._said))
 
 
-def _parse_survey(output: str) -> Survey:
+def _parse_survey(output: str) -> NodeFacts:
     layers: set[str] = set()
     architecture, free = "", 0
     for line in output.splitlines():
@@ -237,7 +237,7 @@ def _parse_survey(output: str) -> Survey:
         with contextlib.suppress(ValueError):
             value: object = json.loads(line)
             layers.update(_strings(value))
-    return Survey(architecture=architecture, layers=frozenset(layers), free=free)
+    return NodeFacts(architecture=architecture, layers=frozenset(layers), free=free)
 
 
 def _strings(value: object) -> Sequence[str]:

@@ -28,7 +28,7 @@ from builder.util.documents import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.distribute.node import Node, Survey
+    from builder.distribute.node import Node, NodeFacts
     from builder.publish.sources import StoredImage
     from builder.publish.subject import Image
 
@@ -67,7 +67,7 @@ class Distribution:
             image.digest: read_json(stored.source, image.config) for image in stored.subject.images
         }
 
-    def image_for(self, survey: Survey) -> Image:
+    def image_for(self, survey: NodeFacts) -> Image:
         """The image that a node's engine will choose.
 
         Raises:
@@ -83,7 +83,7 @@ class Distribution:
             f"{self._stored.subject.digest} has no image for linux/{survey.architecture}"
         )
 
-    def missing(self, image: Image, survey: Survey) -> list[int]:
+    def missing(self, image: Image, survey: NodeFacts) -> list[int]:
         """Bytes of each layer that a node lacks."""
         ids = diff_ids(self._configs[image.digest])
         if len(ids) != len(image.layers):

@@ -12,9 +12,9 @@ from builder.engines import docker
 from builder.engines.model import BuiltImage
 from builder.engines.scratch import Scratch
 from builder.errors import BuildFailed, UsageError
-from builder.registry.adding import Filling, add_image, check_place, work_folder
-from builder.registry.compose import Composed
+from builder.registry.compose import FallbackSource
 from builder.registry.layout import LayoutDirectory
+from builder.registry.layoutwriter import LayoutWriter, add_image, check_layout_target, work_folder
 from builder.registry.manifests import blobs, is_index
 from builder.rootfs.layers import LayerCache
 from builder.util.hints import OUTPUT, os_hint
@@ -77,7 +77,7 @@ def _deliver(delivery: Delivery) -> BuiltImage:
 def _source(scratch: Path, delivery: Delivery) -> ImageSource:
     """The new image as something to copy from."""
     own = LayoutDirectory(scratch)
-    return own if delivery.base is None else Composed(own, delivery.base)
+    return own if delivery.base is None else FallbackSource(own, delivery.base)
 
 
 def _to_registry(
@@ -104,7 +104,7 @@ def _to_registry(
 
 def _remember(source: ImageSource, manifest: RawManifest) -> None:
     """Index our own layers while they are here: verification will ask for them by digest."""
-    own = source.own if isinstance(source, Composed) else source
+    own = source.own if isinstance(source, FallbackSource) else source
     cache = LayerCache(own)
     for layer in blobs(manifest)[1:]:
         if isinstance(own, LayoutDirectory) and own.has(layer.digest):
@@ -140,7 +140,7 @@ def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
         manifest, added = delivery.write(scratch)
         if delivery.base is not None and not delivery.thin:
             source = _source(layout, delivery)
-            copy_image(source, manifest.digest, Filling(layout, target), manifest.digest)
+            copy_image(source, manifest.digest, LayoutWriter(layout, target), manifest.digest)
         scratch.finish(manifest, delivery.platform, delivery.tag)
     built = BuiltImage(ref=delivery.tag, digest=manifest.digest, added_bytes=added, engine="oci")
     return in_layout(built, output)
@@ -163,7 +163,7 @@ def new_layout(output: Path, name: str) -> Iterator[Path]:
     """
     target = output.absolute()
     with _disk(target):
-        check_place(target)
+        check_layout_target(target)
         with work_folder(target) as work:
             yield work / "layout"
             add_image(work / "layout", target, name)

@@ -21,7 +21,7 @@ from builder.util.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.diagnose.entries import Asked, Condition, Entry
+    from builder.diagnose.entries import Condition, Entry, RequestedSetting
 
 DEVICE_SCHEMA = 1
 
@@ -68,7 +68,7 @@ def settings_of(plan: Mapping[str, Any]) -> dict[str, str]:
     return settings
 
 
-def _held(asked: Sequence[Asked], settings: Mapping[str, str], *, every: bool) -> bool:
+def _held(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
     facts = [any(a.holds(name, value) for name, value in settings.items()) for a in asked]
     return all(facts) if every else any(facts)
 

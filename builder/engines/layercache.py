@@ -40,7 +40,7 @@ _PLANNED = ("digest", "variant", "inputs", "files")
 
 
 @dataclass(frozen=True)
-class MadeOf:
+class LayerInputs:
     """What a layer of an image comes from: patch layers of a plan, or what is baked in."""
 
     platform: str
@@ -48,7 +48,7 @@ class MadeOf:
     planned: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, plan: BuildPlan, names: Sequence[str]) -> MadeOf:
+    def of(cls, plan: BuildPlan, names: Sequence[str]) -> LayerInputs:
         """The part of a plan that concerns some of its layers.
 
         Of a decision those parts count that the bytes depend on: the layer's own digest, variant
@@ -64,7 +64,7 @@ def _planned(decision: LayerDecision) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class KeptLayer:
+class CachedLayer:
     """A finished layer: digest and size of the compressed tar, digest of the tar itself."""
 
     digest: str
@@ -73,7 +73,7 @@ class KeptLayer:
 
 
 def layer_key(
-    made_of: MadeOf, files: Mapping[str, Content | None], epoch: int, owners: Owners
+    made_of: LayerInputs, files: Mapping[str, Content | None], epoch: int, owners: Owners
 ) -> str:
     """The key of a layer, from its entries and what the plan says of it; reads no content."""
     rows: list[list[Any]] = []
@@ -98,7 +98,7 @@ def _folder(key: str) -> Path:
     return cache_dir() / "blobs" / key
 
 
-def take(key: str, target: Path) -> KeptLayer | None:
+def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
     """Copy a kept layer to ``target``, checked against its digest; None where there is none.
 
     One that is damaged is reported and removed.
@@ -106,7 +106,7 @@ def take(key: str, target: Path) -> KeptLayer | None:
     folder = _folder(key)
     try:
         record = json.loads((folder / "record.json").read_bytes())
-        kept = KeptLayer(**{name: record[name] for name in KeptLayer.__dataclass_fields__})
+        kept = CachedLayer(**{name: record[name] for name in CachedLayer.__dataclass_fields__})
         if record["check"] != _check(key, kept):
             raise ValueError("its record is not what was written")
         with (folder / "layer").open("rb") as source, target.open("wb") as out:
@@ -130,7 +130,7 @@ def _damaged(folder: Path, how: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check(key: str, kept: KeptLayer) -> str:
+def _check(key: str, kept: CachedLayer) -> str:
     return sha256_hex(canonical_json([key, kept.digest, kept.diff_id, kept.size]))
 
 
@@ -143,7 +143,7 @@ def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
     return f"sha256:{sha.hexdigest()}", size
 
 
-def keep(key: str, kept: KeptLayer, source: Path) -> None:
+def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
     """Keep a layer that was just made; a disk without room for it is no error."""
     folder = _folder(key)
     try:

@@ -16,7 +16,7 @@ from builder.model import PLAN_SCHEMA
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
 from builder.util.paths import project_file
-from builder.util.schemas import misfit
+from builder.util.schemas import schema_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +139,7 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
         raise UsageError(
             f"{where}: {SHARE}/plan.json is no plan: build is {plan.get('build')!r:.80}"
         )
-    wrong = misfit(plan, "plan")
+    wrong = schema_error(plan, "plan")
     if not wrong and "vllm" not in plan["base"]["packages"]:
         wrong = "base.packages lacks vllm"
     if wrong:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.engines import metadata
 from builder.engines.contents import image_layers
-from builder.engines.layercache import MadeOf
+from builder.engines.layercache import LayerInputs
 from builder.engines.layertar import WHITEOUT
 from builder.engines.scratch import say_layer
 from builder.errors import RemoteError, UsageError
@@ -42,7 +42,7 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
     epoch, created = plan.epoch, metadata.created(plan)
     made, history = [], []
     for name, files in image_layers(plan):
-        blob = scratch.add_layer(files, epoch, MadeOf.of(plan, [name]))
+        blob = scratch.add_layer(files, epoch, LayerInputs.of(plan, [name]))
         say_layer(name, len(files), blob)
         made.append(blob)
         history.append({"created": created, "created_by": f"spark-build layer {name}"})

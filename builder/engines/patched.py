@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from builder.engines import metadata
 from builder.engines.contents import image_layers
-from builder.engines.layercache import MadeOf
+from builder.engines.layercache import LayerInputs
 from builder.engines.layertar import FOLDER, Owners, entries
 from builder.engines.model import BuildRequest
-from builder.engines.removal import taken_away
+from builder.engines.removal import removed_paths
 from builder.engines.scratch import say_layer
 from builder.errors import BuildFailed, UsageError
 from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
@@ -71,7 +71,7 @@ def write_patched(
     blobs = []
     for (name, files), group in zip(layers, groups, strict=True):
         _check_places(files, view)
-        blobs.append(scratch.add_layer(files, epoch, MadeOf.of(plan, group), owners))
+        blobs.append(scratch.add_layer(files, epoch, LayerInputs.of(plan, group), owners))
         say_layer(name, len(files), blobs[-1])
     config = _config(opened.image.config, plan, blobs, [name for name, _ in layers])
     manifest = _manifest(scratch, opened.image.manifest, plan, blobs, config)
@@ -93,7 +93,7 @@ def check_depth(opened: OpenedImage) -> None:
         )
 
 
-def foresee(plan: BuildPlan, base: Base) -> None:
+def check_writable_base(plan: BuildPlan, base: Base) -> None:
     """Ask a base all that :func:`write_patched` will ask of it, and write nothing.
 
     Raises:
@@ -126,7 +126,7 @@ def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
     for _, files in layers:  # added by one layer, removed by a later one
         for path in gone & files.keys():
             del files[path]
-    for path in taken_away(request.base.tree, view, site, plan.changes):
+    for path in removed_paths(request.base.tree, view, site, plan.changes):
         layers[-1][1][metadata.placed(f"{site}/{path}", plan.base.links)] = None
     return layers
 

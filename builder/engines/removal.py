@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CACHE = "__pycache__"
 
 
-def taken_away(tree: Tree, view: Rootfs, site: str, changes: Changes) -> list[str]:
+def removed_paths(tree: Tree, view: Rootfs, site: str, changes: Changes) -> list[str]:
     """Paths below ``site`` of the files and whole folders of the base that go away."""
     copied = OverlayTree(_Seen(tree, view, site))
     copied.update({path: content for path, content in changes.items() if content is not None})

@@ -21,7 +21,7 @@ _DOCUMENTS_SINCE = (0, 13)
 
 
 @dataclass(frozen=True)
-class Ran:
+class BuildOutput:
     """A build that ended."""
 
     status: int
@@ -29,7 +29,7 @@ class Ran:
     output: str
 
 
-def run_build(cli: Cli, words: Sequence[str], env: Mapping[str, str]) -> Ran:
+def run_build(cli: Cli, words: Sequence[str], env: Mapping[str, str]) -> BuildOutput:
     """Run one build without network; ``words`` end with its context."""
     documents = (cli.buildx or (0, 0)) >= _DOCUMENTS_SINCE
     command = [*cli.command, f"--progress={'rawjson' if documents else 'plain'}"]
@@ -46,4 +46,4 @@ def run_build(cli: Cli, words: Sequence[str], env: Mapping[str, str]) -> Ran:
     said = read_progress(process.stdout)
     for line in said.lines:
         console.detail(line)
-    return Ran(process.returncode, said, process.stdout)
+    return BuildOutput(process.returncode, said, process.stdout)

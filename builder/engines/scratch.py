@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.engines.contents import content_bytes
-from builder.engines.layercache import KeptLayer, MadeOf, keep, layer_key, take
+from builder.engines.layercache import (
+    CachedLayer,
+    LayerInputs,
+    cache_layer,
+    layer_key,
+    take_cached_layer,
+)
 from builder.engines.layertar import Owners, tar_layer
 from builder.registry.model import OCI_INDEX, OCI_LAYER_GZIP, RawManifest, sha256_digest
 from builder.util.console import console, megabytes
@@ -58,7 +64,7 @@ class Scratch:
         self,
         files: Mapping[str, Content | None],
         epoch: int,
-        made_of: MadeOf,
+        made_of: LayerInputs,
         owners: Owners | None = None,
     ) -> Blob:
         """Add a layer of absolute paths: the one that is kept, where it is made of the same."""
@@ -66,14 +72,14 @@ class Scratch:
         owners = owners or Owners()
         key = layer_key(made_of, files, epoch, owners)
         with locked(f"layer {key}"):
-            kept = take(key, partial)
+            kept = take_cached_layer(key, partial)
             cached = kept is not None
             if kept is None:
                 title, total = f"writing {'+'.join(made_of.names)}", content_bytes(files)
                 with console.progress(title, total, said=False) as bar, partial.open("wb") as out:
                     digest, diff_id, size = tar_layer(out, files, epoch, owners, bar.advance)
-                kept = KeptLayer(digest, diff_id, size)
-                keep(key, kept, partial)
+                kept = CachedLayer(digest, diff_id, size)
+                cache_layer(key, kept, partial)
         partial.replace(self._path(kept.digest))
         self.cached |= {(made_of.platform, name): cached for name in made_of.names}
         return Blob(kept.digest, kept.size, OCI_LAYER_GZIP, kept.diff_id, cached)

@@ -46,11 +46,11 @@ def programs() -> dict[str, bytes]:
 def maker() -> Maker:
     """This spark-build.
 
-    The digest is over the programs and license terms that images and companion wheels carry, and
+    The digest is over the programs and license terms that images and extension wheels carry, and
     over the tables that the verifier's data is taken from; all else of an image is made by the
     code of this version.
     """
-    paths = [package_file("runtime", "companion_loader.py"), package_file("data", "kernels.toml")]
+    paths = [package_file("runtime", "wheel_loader.py"), package_file("data", "kernels.toml")]
     paths += package_file("data", "diagnose").glob("*.toml")
     paths += map(project_file, TERMS)
     contents = programs() | {path.name: path.read_bytes() for path in paths}

@@ -16,7 +16,7 @@ OPEN, MERGED, CLOSED, UNKNOWN = "open", "merged", "closed", "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class PullFacts:
     """What a forge says about a pull request, or about a single commit (``number`` is 0).
 
     ``commit`` is the head (or the commit itself), ``target`` a commit of the branch that it is
@@ -40,7 +40,7 @@ class Facts:
 class Forge(Protocol):
     """Where pull requests are looked up."""
 
-    def facts(self, ref: PullRef) -> Facts:
+    def facts(self, ref: PullRef) -> PullFacts:
         """What a reference names today.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from builder.errors import RemoteError, UsageError
-from builder.forge import MERGED, UNKNOWN, Facts
+from builder.forge import MERGED, UNKNOWN, PullFacts
 from builder.forge.http import ForgeMissing
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class Clone:
 
     # -- the questions
 
-    def facts(self, ref: PullRef) -> Facts:
+    def facts(self, ref: PullRef) -> PullFacts:
         if not ref.number:
             commit = self._commit(ref.commit, str(ref))
-            return Facts(
+            return PullFacts(
                 repository=ref.repository,
                 commit=commit,
                 target=self._commit(f"{commit}^", f"{ref}: the commit before it"),
@@ -86,7 +86,7 @@ class Clone:
                 f"refs/pull/{ref.number}/head",
             )
         commit = head or merge
-        return Facts(
+        return PullFacts(
             repository=ref.repository,
             number=ref.number,
             commit=commit,

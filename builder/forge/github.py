@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError
-from builder.forge import CLOSED, MERGED, OPEN, Facts
+from builder.forge import CLOSED, MERGED, OPEN, PullFacts
 from builder.forge.http import ForgeMissing
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class GitHub:
     def __init__(self, client: ForgeClient) -> None:
         self._client = client
 
-    def facts(self, ref: PullRef) -> Facts:
+    def facts(self, ref: PullRef) -> PullFacts:
         return self._pull(ref) if ref.number else self._commit(ref)
 
-    def _pull(self, ref: PullRef) -> Facts:
+    def _pull(self, ref: PullRef) -> PullFacts:
         subject = f"{ref.repository}#{ref.number}"
         pull = self._json(f"/repos/{ref.repository}/pulls/{ref.number}", subject)
         try:
@@ -52,7 +52,7 @@ class GitHub:
         if ref.commit:
             commit = self._full_name(repository, ref.commit)
             notice = self._off_head(repository, commit, head)
-        return Facts(
+        return PullFacts(
             repository=repository,
             number=ref.number,
             commit=commit,
@@ -66,7 +66,7 @@ class GitHub:
             notice=notice,
         )
 
-    def _commit(self, ref: PullRef) -> Facts:
+    def _commit(self, ref: PullRef) -> PullFacts:
         subject = str(ref)
         found = self._json(f"/repos/{ref.repository}/commits/{ref.commit}", subject)
         try:
@@ -81,7 +81,7 @@ class GitHub:
             ) from None
         url = str(found.get("html_url") or "")
         page = re.search(r"//[^/]+/([^/]+/[^/]+)/commit/", url)
-        return Facts(
+        return PullFacts(
             repository=page[1] if page else ref.repository,
             commit=commit,
             target=target,

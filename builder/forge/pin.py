@@ -20,7 +20,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 class Pin:
     """A pull request (``number`` 0: a commit), fixed by its commits and the sha256 of its diff.
 
-    The diff is that from ``base`` to ``commit`` in normal form (:mod:`builder.forge.normal`);
+    The diff is that from ``base`` to ``commit`` in normal form (:mod:`builder.forge.normalize`);
     ``size`` is its bytes.  ``release`` is the first release of the package with the change in it.
     """
 

@@ -14,7 +14,7 @@ from builder import settings
 from builder.applier.digests import sha256_hex
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
-from builder.forge.normal import normalise
+from builder.forge.normalize import normalise
 from builder.forge.pin import Pin, read_pin
 from builder.forge.site import site
 from builder.pypi.index import write_atomically
@@ -24,7 +24,7 @@ from builder.util.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.forge import Facts, Forge
+    from builder.forge import Forge, PullFacts
     from builder.forge.clone import Clone
     from builder.forge.reference import PullRef
 
@@ -99,7 +99,9 @@ class PullStore:
         self._keep(host, ref, pin)
         return pin
 
-    def _pin(self, host: str, ref: PullRef, facts: Facts, forge: Forge, known: Pin | None) -> Pin:
+    def _pin(
+        self, host: str, ref: PullRef, facts: PullFacts, forge: Forge, known: Pin | None
+    ) -> Pin:
         repository = facts.repository
         if known and known.commit == facts.commit and self._diff_file(known.sha256).is_file():
             base, date, sha256, size = known.base, known.date, known.sha256, known.size

@@ -16,7 +16,7 @@ from builder.applier.digests import sha256_hex
 from builder.errors import Exit, SparkBuildError
 from builder.lock.file import FACTS_NAME, read_lock
 from builder.pypi.index import write_atomically
-from builder.rootfs.facts import Facts
+from builder.rootfs.facts import RecordedFiles
 from builder.util.console import console
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def pins_of(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
     return {pin["file"]: pin for pin in pins if pin}
 
 
-def pack(facts: Facts) -> bytes:
+def pack(facts: RecordedFiles) -> bytes:
     """The bytes of a file of facts."""
     return gzip.compress(json.dumps(facts.as_json(), separators=(",", ":")).encode(), 9, mtime=0)
 
 
-def read_facts(lock: Path, pin: Mapping[str, Any]) -> Facts:
+def read_facts(lock: Path, pin: Mapping[str, Any]) -> RecordedFiles:
     """The facts of a pin.
 
     Raises:
@@ -69,7 +69,7 @@ def read_facts(lock: Path, pin: Mapping[str, Any]) -> Facts:
         text = unpack.decompress(data, _UNPACKED)
         if not unpack.eof:
             raise ValueError("it is cut off, or too large")
-        facts = Facts.parse(json.loads(text))
+        facts = RecordedFiles.parse(json.loads(text))
         if len(facts.layers) != pin["depth"] or chain(facts.layers) != pin["layers"]:
             raise ValueError("it is about another image")
     except (OSError, ValueError, RecursionError, zlib.error) as error:
@@ -82,7 +82,9 @@ def read_facts(lock: Path, pin: Mapping[str, Any]) -> Facts:
     return facts
 
 
-def write_facts(lock: Path, facts: Facts, old: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def write_facts(
+    lock: Path, facts: RecordedFiles, old: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Write a file of facts and give its pin; one of the old pins where its file says the same.
 
     Files are named by what they hold: until the lock is written, the one that it pins stays.
@@ -129,7 +131,7 @@ class LockedFacts:
 
     def __init__(self, lock: Lock | None, *, strict: bool) -> None:
         self._lock, self._strict = lock, strict
-        self._read: dict[str, Facts | None] = {}
+        self._read: dict[str, RecordedFiles | None] = {}
 
     @classmethod
     def beside(cls, path: Path) -> LockedFacts:
@@ -140,7 +142,7 @@ class LockedFacts:
             console.warn(f"{error}")
             return cls(None, strict=False)
 
-    def of(self, layers: Sequence[Descriptor]) -> Facts | None:
+    def of(self, layers: Sequence[Descriptor]) -> RecordedFiles | None:
         """What is known of the lowest layers of an image, which are given bottom first.
 
         Raises:
@@ -153,7 +155,7 @@ class LockedFacts:
                 return self._facts(pin)
         return None
 
-    def _facts(self, pin: Mapping[str, Any]) -> Facts | None:
+    def _facts(self, pin: Mapping[str, Any]) -> RecordedFiles | None:
         assert self._lock is not None
         name = pin["file"]
         if name not in self._read:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
-    from builder.machinecode.modules import Reading
+    from builder.machinecode.modules import KernelCode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Kernel:
         first, *rest = (self.ptx if how == "jit" else self.holds) or ("?",)
         return instruction.startswith(first) and set(rest) <= set(instruction.split("."))
 
-    def is_real(self, reading: Reading) -> bool:
+    def is_real(self, reading: KernelCode) -> bool:
         """Whether one of its instances is the kernel, or a stub in its place."""
         if not self.holds:
             return not any(map(is_trap, reading.counts))

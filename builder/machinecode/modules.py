@@ -43,7 +43,7 @@ class Extracts(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class KernelCode:
     """How SM121 runs one kernel, and its telling instructions in that form."""
 
     kernel: str
@@ -67,7 +67,7 @@ class Summary:
     native: int
     jit: int
     #: symbol pattern -> the kernels that match it
-    readings: Mapping[str, Sequence[Reading]]
+    readings: Mapping[str, Sequence[KernelCode]]
 
     @property
     def ways(self) -> dict[str, int]:
@@ -162,7 +162,7 @@ def load_summary(raw: Mapping[str, object], path: str) -> Summary:
     values = {**raw, "path": path}
     rows: Mapping[str, list[dict[str, object]]] = raw["readings"]  # type: ignore[assignment]
     values["readings"] = {
-        symbol: tuple(Reading(**row) for row in readings)  # type: ignore[arg-type]
+        symbol: tuple(KernelCode(**row) for row in readings)  # type: ignore[arg-type]
         for symbol, readings in rows.items()
     }
     return Summary(**values)  # type: ignore[arg-type]
@@ -181,17 +181,17 @@ def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
     near = {name for names in wanted.values() for name in names if name in machine}
     code = code_of(file, near.__contains__) if near else {}
 
-    def read(name: str) -> Reading:
+    def read(name: str) -> KernelCode:
         if name in machine:
-            return Reading(
+            return KernelCode(
                 kernel=name, how="native", arch=str(machine[name].arch), counts=code.get(name, {})
             )
         if name in ptx:
             image = ptx[name]
             counts = dict(image.kernels[name])
-            return Reading(kernel=name, how="jit", arch=str(image.arch), counts=counts)
+            return KernelCode(kernel=name, how="jit", arch=str(image.arch), counts=counts)
         archs = sorted({image.arch for image in found if name in image.kernels})
-        return Reading(kernel=name, how="none", arch=" ".join(map(str, archs)), counts={})
+        return KernelCode(kernel=name, how="none", arch=" ".join(map(str, archs)), counts={})
 
     return Summary(
         path=path,

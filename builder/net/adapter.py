@@ -9,7 +9,15 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
-from builder.net.sockets import CONNECT, WINDOW, Pace, TlsSocket, connect, exchange, pace
+from builder.net.sockets import (
+    CONNECT,
+    WINDOW,
+    MinimumSpeed,
+    TlsSocket,
+    connect,
+    exchange,
+    minimum_speed,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +32,7 @@ CONNECTIONS = 8
 class _Plain(HTTPConnection):
     """A connection whose sockets take their limits from the exchange at hand."""
 
-    _paces: list[Pace]
+    _paces: list[MinimumSpeed]
 
     def _new_conn(self) -> socket.socket:
         timeout = self.timeout if isinstance(self.timeout, int | float) else CONNECT
@@ -42,7 +50,7 @@ class _Plain(HTTPConnection):
 
     def request(self, *words: Any, **named: Any) -> None:
         if self.sock is not None:  # from an earlier exchange, or with TLS by now
-            self._paces[0] = pace()
+            self._paces[0] = minimum_speed()
         super().request(*words, **named)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REFUSES_US = re.compile(r"_ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)$")
 
 
-class Lost(Exception):
+class RequestFailed(Exception):
     """There was no answer, or it broke off.  ``fatal``: another try would end the same."""
 
     def __init__(self, reason: str, *, fatal: bool = False, hint: str = "") -> None:
@@ -28,7 +28,7 @@ class Lost(Exception):
         self.hint = hint
 
 
-def reason_of(error: BaseException, host: str) -> Lost:
+def reason_of(error: BaseException, host: str) -> RequestFailed:
     """Why there was no answer, in words that hold no address and no secret."""
     causes = list(_causes(error))
     for cause in causes:
@@ -37,7 +37,7 @@ def reason_of(error: BaseException, host: str) -> Lost:
             return found
     slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
     if slow is not None:
-        return Lost(f"no answer in time, {slow}")
+        return RequestFailed(f"no answer in time, {slow}")
     kinds: tuple[tuple[type[BaseException], str], ...] = (
         (requests.exceptions.ProxyError, "the proxy did not let us through"),
         (requests.Timeout, "no answer in time"),
@@ -47,32 +47,32 @@ def reason_of(error: BaseException, host: str) -> Lost:
     )
     for kind, words in kinds:
         if any(isinstance(cause, kind) for cause in causes):
-            return Lost(words)
-    return Lost("connection cut")
+            return RequestFailed(words)
+    return RequestFailed("connection cut")
 
 
-def _last_word(cause: BaseException, host: str) -> Lost | None:
+def _last_word(cause: BaseException, host: str) -> RequestFailed | None:
     """What another try would not change."""
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return Lost(
+        return RequestFailed(
             f"its certificate is not trusted ({cause.verify_message})",
             fatal=True,
             hint=f"put its authority at /etc/docker/certs.d/{host}/ca.crt, "
             "or name a bundle with SSL_CERT_FILE",
         )
     if isinstance(cause, ssl.SSLError) and _REFUSES_US.search(cause.reason or ""):
-        return Lost(
+        return RequestFailed(
             "it lets in only who has a certificate that it knows",
             fatal=True,
             hint=f"put yours at /etc/docker/certs.d/{host}/client.cert, its key at client.key",
         )
     if _not_tls(cause):
         hint = f"if it speaks plain http and that is meant: --plain-http {host}"
-        return Lost("it does not speak TLS as we do", fatal=True, hint=hint)
+        return RequestFailed("it does not speak TLS as we do", fatal=True, hint=hint)
     if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-        return Lost(f"there is no host {host}", fatal=True, hint="check the name")
+        return RequestFailed(f"there is no host {host}", fatal=True, hint="check the name")
     if isinstance(cause, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
-        return Lost("the address is not valid", fatal=True)
+        return RequestFailed("the address is not valid", fatal=True)
     return None
 
 

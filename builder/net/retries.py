@@ -23,7 +23,7 @@ class Retries(Retry):
         self, method: str | None = None, url: str | None = None, *words: Any, **named: Any
     ) -> Self:
         """The tries that are left: none when the exchange had its time."""
-        left = self.new(total=0) if sockets.pace().over else self
+        left = self.new(total=0) if sockets.minimum_speed().over else self
         return super(Retries, left).increment(method, url, *words, **named)
 
     def sleep(self, response: BaseHTTPResponse | None = None) -> None:

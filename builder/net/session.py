@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from urllib3.util.retry import Retry
 
 
-class OnlyThis(AuthBase):
+class FixedAuthorization(AuthBase):
     """Sends what we give and nothing else: without it ``requests`` would read ``~/.netrc``."""
 
     def __init__(self, header: str | None) -> None:

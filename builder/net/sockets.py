@@ -71,7 +71,7 @@ def pause(seconds: float) -> None:
     check()
 
 
-class Pace:
+class MinimumSpeed:
     """How fast an exchange has to be."""
 
     def __init__(self, window: float) -> None:
@@ -107,24 +107,24 @@ class Pace:
 @contextmanager
 def exchange(window: float) -> Iterator[None]:
     """What this thread's connections do in the block is one exchange, tried again or not."""
-    _here.pace = Pace(window)
+    _here.pace = MinimumSpeed(window)
     try:
         yield
     finally:
         del _here.pace
 
 
-def pace() -> Pace:
+def minimum_speed() -> MinimumSpeed:
     """The pace of the exchange that this thread is in."""
     found = getattr(_here, "pace", None)
-    return found if isinstance(found, Pace) else Pace(WINDOW)
+    return found if isinstance(found, MinimumSpeed) else MinimumSpeed(WINDOW)
 
 
 class _Paced(socket.socket):
     """A socket that takes its limit on time from the exchange that uses it."""
 
     #: one item, which a connection shares with the sockets that it is made of
-    paces: list[Pace]
+    paces: list[MinimumSpeed]
 
     def recv_into(self, *words: Any, **named: Any) -> int:
         now = self.paces[0]
@@ -162,12 +162,12 @@ class TlsSocket(_Paced, ssl.SSLSocket):
 
     def do_handshake(self, block: bool = False) -> None:
         """Greet; OpenSSL's part of it has one limit on its whole time."""
-        keep(self)
-        self.paces = [pace()]
+        close_at_exit(self)
+        self.paces = [minimum_speed()]
         super().do_handshake(block)
 
 
-def keep(opened: socket.socket) -> None:
+def close_at_exit(opened: socket.socket) -> None:
     """Have a socket cut when the run ends."""
     with _lock:
         _open.add(opened)
@@ -186,8 +186,8 @@ def connect(
     failed: OSError = TimeoutError("timed out")
     for family, kind, protocol, where in _addresses(host.strip("[]"), port, timeout):
         opened = PlainSocket(family, kind, protocol)
-        keep(opened)
-        opened.paces = [pace()]
+        close_at_exit(opened)
+        opened.paces = [minimum_speed()]
         try:
             for option in options:
                 opened.setsockopt(*option)

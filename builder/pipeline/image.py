@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from builder.engines.choice import check_docker_host, engine_for, wanted_engine
 from builder.engines.model import BuildRequest
 from builder.engines.overlay import write_dockerfile
-from builder.engines.runit import run_it
+from builder.engines.runcommands import run_commands
 from builder.errors import UsageError, did_you_mean
 from builder.pipeline.builders import check_builder, of_registry
+from builder.pipeline.destination import check_base_options, check_destination, destination_of
 from builder.pipeline.inputs import Inputs
-from builder.pipeline.place import check_base_options, check_place, place_of
-from builder.pipeline.result import Entry, Result
+from builder.pipeline.result import BuildResult, PlatformPlan
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
 from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.util.background import beside
+from builder.util.background import in_background
 from builder.util.console import console
 from builder.util.diskspace import check_room
 from builder.verify.insandbox import sandbox_maker
@@ -36,10 +36,10 @@ ENGINES = ("auto", "buildkit", "oci")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedBuild:
     """What will be built: an entry for each platform, whose bases are open."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[PlatformPlan, ...]
     inputs: Inputs
     #: seconds that planning took
     seconds: float
@@ -58,14 +58,14 @@ def check_options(options: ImageOptions) -> ImageOptions:
         guess = did_you_mean(options.engine, ENGINES)
         raise UsageError(f"unknown engine {options.engine!r}; engines: {', '.join(ENGINES)}{guess}")
     check_builder(options)
-    check_place(options, wanted_engine(options.engine, options.output))
+    check_destination(options, wanted_engine(options.engine, options.output))
     if options.plan.base:
         check_base_options(options, options.plan.base)
     return options
 
 
 @contextmanager
-def planned_image(options: ImageOptions) -> Iterator[Planned]:
+def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
     """Identify the base and plan for it; the base is open as long as the block runs.
 
     Raises:
@@ -91,20 +91,20 @@ def planned_image(options: ImageOptions) -> Iterator[Planned]:
         refuse_nothing(plan, inputs.selection, building=True)
         refuse_plan(plan, inputs.rebuild_command("image", ref))
         inputs.refuse_stages(plan)
-        entry = Entry(plan.base.platform.oci, base, plan)
-        yield Planned(entries=(entry,), inputs=inputs, seconds=seconds, ref=ref)
+        entry = PlatformPlan(plan.base.platform.oci, base, plan)
+        yield PlannedBuild(entries=(entry,), inputs=inputs, seconds=seconds, ref=ref)
     finally:
         base.close()
 
 
-def dockerfile_of(options: ImageOptions, planned: Planned) -> str:
+def dockerfile_of(options: ImageOptions, planned: PlannedBuild) -> str:
     """What would be built, as text; first what would be compiled."""
     plan, base = planned.entries[0].plan, planned.entries[0].base
     engine, _ = engine_for(plan, base, options.engine, options.output, options.builder)
     return planned.inputs.stage_dockerfiles(plan) + engine.render(plan)
 
 
-def build_image(options: ImageOptions, planned: Planned) -> Result:
+def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     """Compile what is pending, build the image, and verify it.
 
     Raises:
@@ -131,7 +131,7 @@ def build_image(options: ImageOptions, planned: Planned) -> Result:
         ]
     )
     reports: tuple[Report, ...] = ()
-    with beside(_sandbox_for(entry, options, request)):
+    with in_background(_sandbox_for(entry, options, request)):
         began = time.monotonic()
         with console.step(f"build with {engine.name}"):
             built = engine.build(request)
@@ -142,12 +142,14 @@ def build_image(options: ImageOptions, planned: Planned) -> Result:
                 name = built.target or built.ref
                 reports = (verify_built(name, planned.inputs, plan, options),)
             timings["verify"] = time.monotonic() - began
-    started = run_it(plan, built, write_dockerfile(plan, built))
-    return Result(entries=(entry,), built=built, reports=reports, timings=timings, started=started)
+    started = run_commands(plan, built, write_dockerfile(plan, built))
+    return BuildResult(
+        entries=(entry,), built=built, reports=reports, timings=timings, started=started
+    )
 
 
-def _request(entry: Entry, options: ImageOptions, engine: Engine) -> BuildRequest:
-    place = place_of(entry.plan, options, engine.name)
+def _request(entry: PlatformPlan, options: ImageOptions, engine: Engine) -> BuildRequest:
+    place = destination_of(entry.plan, options, engine.name)
     return BuildRequest(
         plan=entry.plan,
         tag=place.tag,
@@ -161,7 +163,7 @@ def _request(entry: Entry, options: ImageOptions, engine: Engine) -> BuildReques
 
 
 def _sandbox_for(
-    entry: Entry, options: ImageOptions, request: BuildRequest
+    entry: PlatformPlan, options: ImageOptions, request: BuildRequest
 ) -> Callable[[], object] | None:
     """What makes the sandbox, where verification will need one: an engine's image is its own."""
     in_engine = request.output is None and not request.push

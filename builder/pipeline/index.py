@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from builder.engines.model import BuildRequest
 from builder.engines.multi import IndexRequest, build_index
 from builder.engines.oci import OciEngine
-from builder.engines.runit import run_it
+from builder.engines.runcommands import run_commands
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
-from builder.pipeline.image import Planned
+from builder.pipeline.destination import Destination, destination_of
+from builder.pipeline.image import PlannedBuild
 from builder.pipeline.inputs import Inputs
-from builder.pipeline.place import Place, place_of
-from builder.pipeline.result import Entry, Result, plans_digest
+from builder.pipeline.result import BuildResult, PlatformPlan, plans_digest
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
 from builder.plan.planner import refuse_nothing, refuse_plan
@@ -23,7 +23,7 @@ from builder.registry.locations import Locations
 from builder.registry.manifests import is_index
 from builder.registry.platforms import platform_name
 from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
-from builder.util.background import beside
+from builder.util.background import in_background
 from builder.util.console import console
 from builder.util.diskspace import check_room
 from builder.verify.insandbox import sandbox_maker
@@ -41,7 +41,7 @@ _PLATFORMS = ("linux/arm64", "linux/amd64")
 
 
 @contextmanager
-def planned_index(options: ImageOptions) -> Iterator[Planned]:
+def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
     """Plan for the entries that the profile serves; their bases are open as long as the block runs.
 
     Raises:
@@ -52,7 +52,7 @@ def planned_index(options: ImageOptions) -> Iterator[Planned]:
     inputs = Inputs(options.plan)
     began = time.monotonic()
     with ExitStack() as opened:
-        entries: list[Entry] = []
+        entries: list[PlatformPlan] = []
         for platform in _platforms(ref, options):
             found = _plan(ref, platform, options, inputs)
             if found is not None:
@@ -64,7 +64,7 @@ def planned_index(options: ImageOptions) -> Iterator[Planned]:
                 Exit.NOTHING_TO_DO,
             )
         seconds = time.monotonic() - began
-        yield Planned(entries=tuple(entries), inputs=inputs, seconds=seconds, ref=ref)
+        yield PlannedBuild(entries=tuple(entries), inputs=inputs, seconds=seconds, ref=ref)
 
 
 def _check(options: ImageOptions) -> str:
@@ -108,7 +108,7 @@ def _platforms(ref: str, options: ImageOptions) -> list[str]:
     return [options.plan.platform or PREFERRED]
 
 
-def _plan(ref: str, platform: str, options: ImageOptions, inputs: Inputs) -> Entry | None:
+def _plan(ref: str, platform: str, options: ImageOptions, inputs: Inputs) -> PlatformPlan | None:
     """The plan for one entry, or None where the profile does not concern it."""
     with console.step(f"base and plan for {platform}"):
         base = inputs.identify(ref, platform=platform, engine="oci")
@@ -127,10 +127,10 @@ def _plan(ref: str, platform: str, options: ImageOptions, inputs: Inputs) -> Ent
         except BaseException:
             base.close()
             raise
-    return Entry(platform, base, plan)
+    return PlatformPlan(platform, base, plan)
 
 
-def build_images(options: ImageOptions, planned: Planned) -> Result:
+def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     """Build every entry and the index, and verify each entry.
 
     Raises:
@@ -144,7 +144,7 @@ def build_images(options: ImageOptions, planned: Planned) -> Result:
     check_room(needs)
     timings = {"plan": planned.seconds}
     reports: list[Report] = []
-    with beside(sandbox_maker(first.plan, first.base.tree) if options.verify else None):
+    with in_background(sandbox_maker(first.plan, first.base.tree) if options.verify else None):
         began = time.monotonic()
         with console.step("build with oci"):
             built = build_index(request)
@@ -156,17 +156,17 @@ def build_images(options: ImageOptions, planned: Planned) -> Result:
                     name = _name_of(entry, built)
                     reports.append(verify_built(name, planned.inputs, entry.plan, options))
             timings["verify"] = time.monotonic() - began
-    return Result(
+    return BuildResult(
         entries=entries,
         built=built.image,
         reports=tuple(reports),
         timings=timings,
-        started=run_it(first.plan, built.image),
+        started=run_commands(first.plan, built.image),
         is_index=True,
     )
 
 
-def _request(options: ImageOptions, entries: Sequence[Entry]) -> IndexRequest:
+def _request(options: ImageOptions, entries: Sequence[PlatformPlan]) -> IndexRequest:
     place = _place(options, entries)
     return IndexRequest(
         requests=tuple(
@@ -188,16 +188,16 @@ def _request(options: ImageOptions, entries: Sequence[Entry]) -> IndexRequest:
     )
 
 
-def _place(options: ImageOptions, entries: Sequence[Entry]) -> Place:
+def _place(options: ImageOptions, entries: Sequence[PlatformPlan]) -> Destination:
     """Where the index goes; without a tag, its name comes from all of its plans."""
-    place = place_of(entries[0].plan, options, "oci")
+    place = destination_of(entries[0].plan, options, "oci")
     if options.tag is not None:
         return place
     name = place.tag.rpartition("-")[0]
     return replace(place, tag=f"{name}-{plans_digest(entries).removeprefix('sha256:')[:12]}")
 
 
-def _name_of(entry: Entry, built: BuiltIndex) -> str:
+def _name_of(entry: PlatformPlan, built: BuiltIndex) -> str:
     """An entry of the new index, as a target of verification."""
     assert entry.base.opened is not None
     digest = built.digests[entry.base.opened.image.manifest.digest]

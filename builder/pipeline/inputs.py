@@ -302,8 +302,8 @@ class Inputs:
         )
         if not self.resolved.pulled:
             return plan
-        misfits = self.stages.misfits if self.stages else {}
-        reports = report_pulls(plan, base, self.resolved.pulled, self.index, misfits)
+        rejected_diffs = self.stages.rejected_diffs if self.stages else {}
+        reports = report_pulls(plan, base, self.resolved.pulled, self.index, rejected_diffs)
         told = [hint for report in reports for hint in report.hints]
         return dataclasses.replace(
             plan,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.applier.states import NEEDS_REBUILD
-from builder.engines.patched import foresee
+from builder.engines.patched import check_writable_base
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.lock.entry import differences, stale
 from builder.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
@@ -17,7 +17,7 @@ from builder.lock.file import NAME, Lock, Request, lock_path, read_lock
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
 from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.rootfs.facts import Facts
+from builder.rootfs.facts import RecordedFiles
 from builder.util.console import console
 from builder.util.documents import Document, Text
 from builder.util.locks import locked
@@ -95,12 +95,12 @@ class Locked(Document, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Made:
+class FreshEntry:
     """An entry as it would be locked now, and what its base was asked for it."""
 
     inputs: Inputs
     entry: Entry
-    facts: Facts | None
+    facts: RecordedFiles | None
 
     @property
     def key(self) -> str:
@@ -108,7 +108,7 @@ class Made:
         return Request.of(self.entry).key
 
 
-def _write_facts(kept: Lock, fresh: Lock, made: Sequence[Made]) -> None:
+def _write_facts(kept: Lock, fresh: Lock, made: Sequence[FreshEntry]) -> None:
     """Write what the bases answered, and pin it in every entry on the same layers.
 
     What other entries need of the same base stays.  A base that a Docker Engine has read this time
@@ -119,7 +119,7 @@ def _write_facts(kept: Lock, fresh: Lock, made: Sequence[Made]) -> None:
         old = kept.entries.get(one.key, one.entry)["base"]
         if one.facts is None and old["digest"] == one.entry["base"]["digest"] and "facts" in old:
             one.entry["base"]["facts"] = old["facts"]
-    of_base = {chain(facts.layers): Facts(facts.layers) for facts in asked.values()}
+    of_base = {chain(facts.layers): RecordedFiles(facts.layers) for facts in asked.values()}
     others = [entry for key, entry in fresh.entries.items() if key not in asked]
     for pin in pins_of(others).values():
         if pin["layers"] in of_base:
@@ -141,7 +141,7 @@ def _write_facts(kept: Lock, fresh: Lock, made: Sequence[Made]) -> None:
             base["facts"] = pins[layers]
 
 
-def _one(options: PlanOptions) -> Made:
+def _one(options: PlanOptions) -> FreshEntry:
     inputs = Inputs(options)
     ref = inputs.base_ref()
     if ref.startswith("dir:"):
@@ -153,11 +153,11 @@ def _one(options: PlanOptions) -> Made:
     try:
         plan = inputs.unchecked_plan(identified)
         _refuse(plan, inputs)
-        foresee(plan, identified)
+        check_writable_base(plan, identified)
     finally:
         identified.close()
     opened = identified.opened
-    return Made(inputs, inputs.entry_for(plan), opened.view.notes if opened else None)
+    return FreshEntry(inputs, inputs.entry_for(plan), opened.view.notes if opened else None)
 
 
 def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
@@ -174,7 +174,7 @@ def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
         console.warn(f"layer {decision.name} needs a rebuild: {decision.outcome.reason}")
 
 
-def _again(entry: Entry, options: PlanOptions) -> Made:
+def _again(entry: Entry, options: PlanOptions) -> FreshEntry:
     """An entry's request, locked once more."""
     request = Request.of(entry)
     again = replace(
@@ -188,7 +188,7 @@ def _again(entry: Entry, options: PlanOptions) -> Made:
     return _one(again)
 
 
-def _compare(kept: Lock, made: list[Made]) -> dict[str, list[str]]:
+def _compare(kept: Lock, made: list[FreshEntry]) -> dict[str, list[str]]:
     """What changes in the lock, in words, by request; requests that hold are left out."""
     changes = {}
     for one in made:
@@ -206,7 +206,7 @@ def _compare(kept: Lock, made: list[Made]) -> dict[str, list[str]]:
     return changes
 
 
-def _compare_facts(kept: Lock, old: Entry, one: Made) -> list[str]:
+def _compare_facts(kept: Lock, old: Entry, one: FreshEntry) -> list[str]:
     """What is wrong with what the lock holds of a base; a lock may hold nothing of it."""
     pin = old["base"].get("facts")
     if pin is None or one.facts is None:

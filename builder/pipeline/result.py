@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from builder.bases.model import Base
     from builder.engines.model import BuiltImage
-    from builder.engines.runit import RunIt
+    from builder.engines.runcommands import RunCommands
     from builder.model import BuildPlan
     from builder.verify.model import Report
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlatformPlan:
     """One platform's base, still open, and the plan for it."""
 
     platform: str
@@ -28,7 +28,7 @@ class Entry:
     plan: BuildPlan
 
 
-def plans_digest(entries: Sequence[Entry]) -> str:
+def plans_digest(entries: Sequence[PlatformPlan]) -> str:
     """One digest for all plans of an index."""
     plans = [[entry.platform, entry.plan.digest] for entry in entries]
     return f"sha256:{sha256_hex(canonical_json(plans))}"
@@ -45,18 +45,18 @@ def layer_rows(plan: BuildPlan, built: BuiltImage) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class BuildResult:
     """An image or index that was built, and the evidence on each of its platforms.
 
     ``reports`` is empty where verification was not asked for.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[PlatformPlan, ...]
     built: BuiltImage
     reports: tuple[Report, ...]
     #: seconds by step
     timings: Mapping[str, float]
-    started: RunIt
+    started: RunCommands
     is_index: bool = False
 
     @property

@@ -12,12 +12,12 @@ from builder.pipeline.target import TargetInputs
 from builder.plan.sources import IndexSources
 from builder.pypi.index import write_atomically
 from builder.util.console import console
-from builder.util.writable import refuse_place
-from builder.verify.known import Trust
+from builder.util.writable import refuse_unwritable
 from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.verify.opening import open_target
 from builder.verify.run import verify
 from builder.verify.targets import Opening
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
     options.gpu.check(chosen)  # wrong input is said before anything runs
     for file in (options.html, options.summary):
         if file is not None:
-            refuse_place(file)
+            refuse_unwritable(file)
     with _opened(options) as opened:
         run = _proven if options.prove_necessary else _run
         report = run(opened, chosen, told)
@@ -102,7 +102,7 @@ def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
         platform=options.plan.platform,
         gpu=options.gpu,
         facts_of=inputs.facts.of,
-        trust=Trust(patches=options.plan.patches, everything=options.trust_image),
+        trust=TrustedSources(patches=options.plan.patches, everything=options.trust_image),
     )
     opened = open_target(options.target, opening)
     try:
@@ -129,7 +129,7 @@ def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None
 
 def verify_built(name: str, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
     """Verify what was built, read back from the built thing itself."""
-    trust = Trust(patches=options.plan.patches, everything=options.trust_image)
+    trust = TrustedSources(patches=options.plan.patches, everything=options.trust_image)
     opening = Opening(
         index=inputs.index,
         sources=inputs.sources,

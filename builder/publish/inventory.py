@@ -37,7 +37,7 @@ TagKind = Literal["immutable", "moving", "previous", "base", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class StoredManifest:
     """One manifest of a repository, and the tags on it.
 
     ``verified`` is None where nothing says so or otherwise; ``added`` is in bytes, None where the
@@ -130,7 +130,7 @@ class HeldRow(Part, frozen=True, kw_only=True):
     added_bytes: Count | None
 
     @classmethod
-    def of(cls, held: Held) -> HeldRow:
+    def of(cls, held: StoredManifest) -> HeldRow:
         """The row of a manifest."""
         label, images = held.label, held.images
         return cls(
@@ -187,7 +187,7 @@ class Inventory:
     """All of a repository.  ``attachments`` are the tags that hold proofs and signatures."""
 
     repository: str
-    held: tuple[Held, ...]
+    held: tuple[StoredManifest, ...]
     attachments: tuple[str, ...] = field(default=())
 
 
@@ -217,14 +217,14 @@ def take_inventory(repository: PublishTarget) -> Inventory:
 
 def _held(
     repository: PublishTarget, digest: str, tags: Sequence[str], *, signed: Iterable[str]
-) -> Held:
+) -> StoredManifest:
     try:
         subject = read_subject(repository, digest)
     except RemoteError:  # a chart, a wheel carrier: whatever else lives in this repository
-        return Held(digest=digest, tags=tuple(tags), subject=None)
+        return StoredManifest(digest=digest, tags=tuple(tags), subject=None)
     marks = [evidence_marks(repository, image.digest) for image in subject.ours]
     levels = [mark.levels for mark in marks if mark.verified]
-    return Held(
+    return StoredManifest(
         digest=digest,
         tags=tuple(tags),
         subject=subject,
@@ -245,7 +245,7 @@ def _all(values: Iterable[bool | None]) -> bool | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class ReferrerSummary:
     """What the list of referrers of one image says without reading them."""
 
     published: str
@@ -254,13 +254,13 @@ class Marks:
     referrers: tuple[Descriptor, ...]
 
 
-def evidence_marks(repository: PublishTarget, digest: str) -> Marks:
+def evidence_marks(repository: PublishTarget, digest: str) -> ReferrerSummary:
     """Whether an image was verified, and when it was first published."""
     listed = tuple(repository.referrers(digest))
     pieces = [entry for entry in listed if entry.artifact_type == MEDIA_TYPE]
     passed = [entry for entry in pieces if entry.annotations.get(PASSED) == "true"]
     levels = passed[0].annotations.get(PASSED_LEVELS, "") if passed else ""
-    return Marks(
+    return ReferrerSummary(
         published=min((e.annotations.get(CREATED, "") for e in passed or pieces), default=""),
         verified=bool(passed) if pieces else None,
         levels=tuple(word for word in levels.split(",") if word),

@@ -19,18 +19,18 @@ from builder.util.documents import Digest, Document, Part, Text, always
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from builder.publish.inventory import Held, Inventory
-    from builder.publish.named import Names
+    from builder.publish.inventory import Inventory, StoredManifest
     from builder.publish.protocols import PublishTarget
+    from builder.publish.tagged import TaggedManifests
 
 What = Literal["image", "part", "proof", "signature", "list"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RetentionDecision:
     """What becomes of one image, and why."""
 
-    held: Held
+    held: StoredManifest
     keep: bool
     reason: str
 
@@ -92,7 +92,7 @@ class Retention(Document, frozen=True, kw_only=True):
         cls,
         repository: str,
         keep: int,
-        verdicts: Sequence[Verdict],
+        verdicts: Sequence[RetentionDecision],
         wanted: Sequence[Removal],
         done: Pruned,
         *,
@@ -114,7 +114,9 @@ class Retention(Document, frozen=True, kw_only=True):
         )
 
 
-def judge(inventory: Inventory, keep: int, names: Mapping[str, set[str]]) -> list[Verdict]:
+def judge(
+    inventory: Inventory, keep: int, names: Mapping[str, set[str]]
+) -> list[RetentionDecision]:
     """A verdict on every image, the newest first; ``names`` says which tags name what.
 
     Raises:
@@ -128,7 +130,9 @@ def judge(inventory: Inventory, keep: int, names: Mapping[str, set[str]]) -> lis
     for held in inventory.held:
         if not held.own_tags or set(held.tags) - set(held.own_tags):
             other = [tag for tag in held.tags if tag not in held.own_tags]
-            verdicts.append(Verdict(held=held, keep=True, reason=f"named by {', '.join(other)}"))
+            verdicts.append(
+                RetentionDecision(held=held, keep=True, reason=f"named by {', '.join(other)}")
+            )
             continue
         profile = held.profile
         every[profile] = every.get(profile, 0) + 1
@@ -136,11 +140,13 @@ def judge(inventory: Inventory, keep: int, names: Mapping[str, set[str]]) -> lis
             verified[profile] = verified.get(profile, 0) + 1
         stays = (verified if held.verified else every)[profile] <= keep
         reason = f"{'among' if stays else 'older than'} the newest {keep} of {profile}"
-        verdicts.append(Verdict(held=held, keep=stays, reason=reason))
+        verdicts.append(RetentionDecision(held=held, keep=stays, reason=reason))
     return _keep_named(verdicts, names)
 
 
-def _keep_named(verdicts: list[Verdict], names: Mapping[str, set[str]]) -> list[Verdict]:
+def _keep_named(
+    verdicts: list[RetentionDecision], names: Mapping[str, set[str]]
+) -> list[RetentionDecision]:
     """What a tag that stays names stays too, until nothing more is found."""
     while True:
         going = {tag for verdict in verdicts if not verdict.keep for tag in verdict.held.tags}
@@ -160,7 +166,7 @@ def _keep_named(verdicts: list[Verdict], names: Mapping[str, set[str]]) -> list[
 def removals(
     repository: PublishTarget,
     inventory: Inventory,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[RetentionDecision],
     names: Mapping[str, set[str]],
 ) -> list[Removal]:
     """All that is to be deleted, in order: an index, its images, and the proofs of each after it.
@@ -194,7 +200,7 @@ def removals(
     return list(found.values())
 
 
-def _parts(held: Held) -> list[str]:
+def _parts(held: StoredManifest) -> list[str]:
     """What an index lists."""
     images = held.subject.images if held.subject is not None else ()
     return [image.digest for image in images if image.digest != held.digest]
@@ -234,7 +240,7 @@ def _is_left_over(repository: PublishTarget, subject: str) -> bool:
 
 
 def prune(
-    repository: PublishTarget, wanted: Sequence[Removal], names: Names, pruned: Pruned
+    repository: PublishTarget, wanted: Sequence[Removal], names: TaggedManifests, pruned: Pruned
 ) -> None:
     """Delete what is still named by nothing else right before; ``pruned`` is kept up to date.
 
@@ -266,7 +272,7 @@ def _tags_left(repository: PublishTarget, removal: Removal) -> list[str]:
     return [tag for tag in removal.tags if repository.digest_of(tag) == removal.digest]
 
 
-def _reason_to_spare(repository: PublishTarget, removal: Removal, names: Names) -> str:
+def _reason_to_spare(repository: PublishTarget, removal: Removal, names: TaggedManifests) -> str:
     own = {*removal.tags}
     if removal.what == "proof":
         own.add(removal.of.replace(":", "-"))

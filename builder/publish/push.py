@@ -15,7 +15,7 @@ from builder.publish.evidence import PASSED
 from builder.publish.referrers import attach, is_fallback_tag
 from builder.registry.client import Repository
 from builder.registry.copy import copy_image, origin
-from builder.registry.presence import absent
+from builder.registry.presence import missing_blobs
 from builder.registry.reference import check_tag
 from builder.registry.tagging import TagTaken
 from builder.util.console import counted
@@ -104,7 +104,7 @@ def steps_to_publish(publication: Publication, target: PublishTarget) -> list[St
     if present not in (None, subject.digest):
         raise two_images(target, publication.tag, subject.digest, "is already", present)
     steps: list[Step] = []
-    missing = absent(target, subject.blobs())
+    missing = missing_blobs(target, subject.blobs())
     if present is None or missing:
         place, others = publication.source, publication.origins
         steps.append(_image_step(subject, missing, place, others, target))
@@ -195,7 +195,7 @@ def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) 
 
 def _mirror_steps(mirror: Mirror, publication: Publication, target: PublishTarget) -> list[Step]:
     """The base's layers come with the image; what is left of it is small."""
-    lost = absent(target, mirror.subject.blobs())
+    lost = missing_blobs(target, mirror.subject.blobs())
     if target.digest_of(mirror.tag) == mirror.subject.digest and not lost:
         return []
     coming = {blob.digest for blob in publication.subject.blobs()}

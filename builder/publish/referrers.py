@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
-from builder.publish.retry import patiently, pause
+from builder.publish.retry import pause, with_retries
 from builder.registry.manifests import entries, is_index
 from builder.registry.model import (
     OCI_EMPTY,
@@ -121,7 +121,7 @@ def attach(target: PublishTarget, subject: Descriptor, attachment: Attachment) -
             return
         if turn > 1:  # somebody else writes now: let the slower one see what we wrote
             pause(turn)
-        patiently(lambda: target.attach(manifest))
+        with_retries(lambda: target.attach(manifest))
     raise RemoteError(
         f"{target.name}: others keep rewriting what is attached to {subject.digest}",
         hint="run the same command again",

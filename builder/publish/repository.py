@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from builder.errors import UsageError
 from builder.net import sockets
 from builder.registry import listing, tagging
-from builder.registry.auth import Refused, scope_of
+from builder.registry.auth import AccessDenied, scope_of
 from builder.registry.client import Registry, Repository, separator
 from builder.registry.reference import parse_reference
 from builder.registry.responses import drain
@@ -59,7 +59,7 @@ class PublishRepository(Repository):
                 expect=frozenset({200, 202, 204, 404}) | _NO_DELETE,
                 permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),
             )
-        except Refused:
+        except AccessDenied:
             return False
         drain(response)
         return response.status_code not in _NO_DELETE

@@ -40,7 +40,7 @@ class MovedTag(Part, frozen=True, kw_only=True):
     previous: str | None
 
 
-class Result(Part, frozen=True, kw_only=True):
+class PublishResult(Part, frozen=True, kw_only=True):
     """What became of one target."""
 
     repository: Text
@@ -71,7 +71,7 @@ class Result(Part, frozen=True, kw_only=True):
         mounted: int = 0,
         streamed: int = 0,
         streamed_bytes: int = 0,
-    ) -> Result:
+    ) -> PublishResult:
         """The result for a repository; ``moved`` says what each moving tag named before."""
         tags = (moved or {}).items()
         return cls(
@@ -143,6 +143,6 @@ class Published(Document, frozen=True, kw_only=True):
     ] = None
     verified: bool | None = None
     evidence: tuple[ProofRow, ...] | None = None
-    results: tuple[Result, ...]
+    results: tuple[PublishResult, ...]
     failed: tuple[FailedTarget, ...]
     traffic: TrafficRow

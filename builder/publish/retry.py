@@ -19,7 +19,7 @@ _PASSING = ("MANIFEST_BLOB_UNKNOWN", "DIGEST_INVALID")
 _TRIES = 6
 
 
-def patiently(run: Callable[[], Result]) -> Result:
+def with_retries(run: Callable[[], Result]) -> Result:
     """Do something that may be done twice, again when a registry says what may be true in a moment.
 
     Raises:

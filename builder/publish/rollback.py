@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.publish.inventory import evidence_marks
 from builder.publish.push import PREVIOUS, check_moving
-from builder.publish.results import Result
+from builder.publish.results import PublishResult
 from builder.publish.run import PLANNED
 from builder.publish.subject import read_subject
-from builder.registry.presence import refuse_absent
+from builder.registry.presence import refuse_missing
 from builder.registry.tagging import TagTaken
 from builder.util.console import console
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def roll_back(
     repository: PublishRepository, tag: str, *, dry_run: bool, overlay: bool = False
-) -> Result:
+) -> PublishResult:
     """Give a moving tag back to the image that it named before.
 
     Raises:
@@ -46,7 +46,7 @@ def roll_back(
     if current is None:
         console.say(f"  {repository.name}:{tag} is gone; it is made again")
     hint = f"spark-build publish IMAGE --to {repository.name} sends what is missing"
-    refuse_absent(repository, read_subject(repository, before).blobs(), hint)
+    refuse_missing(repository, read_subject(repository, before).blobs(), hint)
     if not dry_run:
         try:
             repository.set_tag(repository.manifest(before), tag, current)
@@ -55,7 +55,7 @@ def roll_back(
                 f"{taken}: somebody else moves it at the same time",
                 hint=f"spark-build tags {repository.name}, then the same command if need be",
             ) from None
-    return Result.of(
+    return PublishResult.of(
         repository.name,
         tag,
         before,

@@ -16,11 +16,11 @@ from builder.publish.push import (
     steps_to_publish,
     two_images,
 )
-from builder.publish.results import Result
-from builder.publish.retry import patiently
+from builder.publish.results import PublishResult
+from builder.publish.retry import with_retries
 from builder.publish.sources import EngineImage, StoredImage
 from builder.publish.subject import read_subject
-from builder.registry.presence import absent
+from builder.registry.presence import missing_blobs
 from builder.registry.reference import parse_reference
 from builder.util.console import console, megabytes
 
@@ -38,7 +38,7 @@ UP_TO_DATE, PUBLISHED, PLANNED = "up to date", "published", "dry run"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PublishRequest:
     """What the command line asks for, besides source and target."""
 
     moving: tuple[str, ...] = ()
@@ -50,9 +50,9 @@ def publish(
     opened: StoredImage | EngineImage,
     repository: PublishRepository,
     proofs: Mapping[str, Proof],
-    wish: Wish,
+    wish: PublishRequest,
     places: Locations,
-) -> Result:
+) -> PublishResult:
     """Publish to one repository.
 
     Raises:
@@ -90,7 +90,7 @@ def _publication(
     tag: str,
     moving: tuple[str, ...],
     proofs: Mapping[str, Proof],
-    wish: Wish,
+    wish: PublishRequest,
     places: Locations,
 ) -> Publication:
     claims = {claim.digest: claim for claim in stored.claims}
@@ -131,24 +131,24 @@ def _bases_beside(
 def _carry_out(
     publication: Publication,
     repository: PublishRepository,
-    wish: Wish,
+    wish: PublishRequest,
     *,
     verified: bool,
     pushed: bool,
-) -> Result:
+) -> PublishResult:
     steps = steps_to_publish(publication, repository)
     copies = []
     for step in steps:
         console.say(f"  {step.kind:<9}{step.what}  {megabytes(step.size) if step.size else ''}")
         if wish.dry_run:
             continue
-        copied = patiently(step.run)
+        copied = with_retries(step.run)
         if copied is not None:
             copies.append(copied)
     if not wish.dry_run:
         tagged = pushed or any(step.kind == "tag" for step in steps)
         confirm(publication, repository, tagged=tagged)
-    return Result.of(
+    return PublishResult.of(
         repository.name,
         publication.tag,
         publication.subject.digest,
@@ -172,9 +172,9 @@ def _previous(steps: Sequence[Step], tag: str) -> str | None:
 
 def _engine_dry_run(
     opened: EngineImage, repository: PublishRepository, tag: str, *, verified: bool
-) -> Result:
+) -> PublishResult:
     console.say(f"  push     {opened.text} by its Docker Engine as {repository.name}:{tag}")
-    return Result.of(repository.name, tag, str(opened.image.id), PLANNED, verified=verified)
+    return PublishResult.of(repository.name, tag, str(opened.image.id), PLANNED, verified=verified)
 
 
 def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: str) -> bool:
@@ -188,7 +188,7 @@ def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: s
         if _names(there).isdisjoint(opened.digests):
             ours = str(opened.image.id)
             raise two_images(repository, tag, ours, "is already", there.digest)
-        if not absent(repository, there.blobs()):
+        if not missing_blobs(repository, there.blobs()):
             return False
     opened.push(repository.name, tag)
     there = read_subject(repository, tag)

@@ -16,7 +16,7 @@ from builder.publish.name import Name, name_of
 from builder.publish.repository import PublishRepository
 from builder.publish.subject import Subject, read_subject
 from builder.registry.client import Repository
-from builder.registry.compose import Composed
+from builder.registry.compose import FallbackSource
 from builder.registry.reference import is_digest
 from builder.util.console import console
 
@@ -211,7 +211,7 @@ def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> 
             f"{layout.name} lacks the layers of its base, which was {base} on some disk",
             hint="build it without --thin",
         )
-    return Composed(layout, places.open(base).image)
+    return FallbackSource(layout, places.open(base).image)
 
 
 def _in_engine(text: str) -> tuple[docker.DockerClient | None, EngineImageModel | None]:

@@ -12,7 +12,7 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from builder.forge.normal import Section
+    from builder.forge.normalize import Section
     from builder.pulls.projects import Layout, Project
 
 _MAKE_A_LAYER = "spark-build layers new NAME --from-pr, and 'exclude' the file in its op"

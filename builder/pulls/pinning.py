@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
 from builder.forge import MERGED
-from builder.forge.normal import read_sections
+from builder.forge.normalize import read_sections
 from builder.forge.reference import parse_pull
 from builder.pulls.render import parts_of
 from builder.pulls.resolve import release_of

@@ -21,7 +21,7 @@ from builder.pypi.wheels import RemoteWheel, WheelTree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from builder.forge.normal import Section
+    from builder.forge.normalize import Section
     from builder.pulls.parts import Parts
     from builder.pulls.projects import Layout, Project
     from builder.pypi.index import PackageIndex

@@ -12,7 +12,7 @@ from builder.pulls.projects import mapped, project_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.forge.normal import Section
+    from builder.forge.normalize import Section
     from builder.forge.pin import Pin
 
 Table = dict[str, Any]

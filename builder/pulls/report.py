@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from builder.applier.diff import FileDiff
     from builder.applier.trees import Tree
     from builder.bases.model import Base
-    from builder.compile.stage import Misfit
+    from builder.compile.stage import RejectedDiff
     from builder.forge.pin import Pin
     from builder.model import BuildPlan, LayerDecision
     from builder.pulls.parts import Parts
@@ -74,7 +74,7 @@ def report_pulls(
     base: Base,
     pulled: Mapping[str, list[Pulled]],
     index: PackageIndex,
-    misfits: Mapping[str, Misfit] | None = None,
+    rejected_diffs: Mapping[str, RejectedDiff] | None = None,
 ) -> list[PullReport]:
     """A report on every pull request of a plan, in its order.
 
@@ -83,7 +83,7 @@ def report_pulls(
         base: what it is for.
         pulled: the pull requests, by layer.
         index: where releases are looked at.
-        misfits: the sources that a pull request's diff does not fit, by its request.
+        rejected_diffs: the sources that a pull request's diff does not fit, by its request.
     """
     reports = []
     view = OverlayTree(base.tree)
@@ -91,15 +91,19 @@ def report_pulls(
     for decision in plan.decisions:
         for entry in pulled.get(decision.name, []):
             history = History(entry, plan.base.packages, changers, index)
-            misfit = (misfits or {}).get(entry.pin.request)
-            reports.append(_report(decision, entry, view, history, misfit))
+            rejected = (rejected_diffs or {}).get(entry.pin.request)
+            reports.append(_report(decision, entry, view, history, rejected))
         view.update(decision.changes)
         changers.update(dict.fromkeys(decision.changes, decision.name))
     return reports
 
 
 def _report(
-    decision: LayerDecision, entry: Pulled, tree: Tree, history: History, misfit: Misfit | None
+    decision: LayerDecision,
+    entry: Pulled,
+    tree: Tree,
+    history: History,
+    rejected: RejectedDiff | None,
 ) -> PullReport:
     changes = list(_changes(decision, entry, history.packages))
     state = decision.outcome.state
@@ -109,20 +113,20 @@ def _report(
         for change in changes:
             conflicts += conflicts_of(change, tree)
         conflicts = history.added_to(conflicts, changes)
-        conflicts += _in_sources(misfit) if misfit else []
+        conflicts += _in_sources(rejected) if rejected else []
     hints = [*_left_over(entry, files), *history.hints(state)]
     return PullReport(
         pulled=entry, state=state, files=files, conflicts=tuple(conflicts), hints=tuple(hints)
     )
 
 
-def _in_sources(misfit: Misfit) -> Iterator[Conflict]:
+def _in_sources(rejected: RejectedDiff) -> Iterator[Conflict]:
     """Hunks of what is compiled that the release's sources have no place for."""
-    for change in parse_diff(misfit.diff):
+    for change in parse_diff(rejected.diff):
         if change.old is None:
             continue
-        for conflict in conflicts_of(change, misfit.tree):
-            yield replace(conflict, history=f"the text is that of {misfit.archive}")
+        for conflict in conflicts_of(change, rejected.tree):
+            yield replace(conflict, history=f"the text is that of {rejected.archive}")
 
 
 def _left_over(entry: Pulled, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.errors import SparkBuildError, UsageError
 from builder.forge import MERGED
-from builder.forge.normal import read_sections
+from builder.forge.normalize import read_sections
 from builder.forge.pin import Pin, read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.catalog import Selection, order

@@ -34,14 +34,14 @@ class Difference(Part, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedImage:
     """One of the two images, and where its blobs are."""
 
     source: ImageSource
     image: Image
 
 
-def compare_images(published: Side, rebuilt: Side) -> list[Difference]:
+def compare_images(published: ComparedImage, rebuilt: ComparedImage) -> list[Difference]:
     """Everything that differs between two images; none when their manifests are the same bytes.
 
     Raises:
@@ -69,7 +69,7 @@ def _without_blobs(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key not in ("config", "layers")}
 
 
-def _without_layers(side: Side) -> dict[str, Any]:
+def _without_layers(side: ComparedImage) -> dict[str, Any]:
     """The configuration; its list of layers is compared by comparing the layers."""
     config = read_json(side.source, side.image.config)
     inner = config.get("config")
@@ -104,7 +104,7 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def compare_layers(published: Side, rebuilt: Side) -> list[Difference]:
+def compare_layers(published: ComparedImage, rebuilt: ComparedImage) -> list[Difference]:
     """Layer by layer, from the bottom up."""
     old, new = published.image.layers, rebuilt.image.layers
     found = []

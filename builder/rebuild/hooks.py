@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.outcomes import layer_digest
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
-from builder.verify.known import has_hook
+from builder.verify.trust import has_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

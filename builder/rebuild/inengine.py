@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from builder.model import BuildPlan
     from builder.publish.sources import EngineImage
-    from builder.rebuild.compare import Side
+    from builder.rebuild.compare import ComparedImage
 
 _SETTINGS = ("Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir")
 
@@ -54,7 +54,7 @@ class EngineOriginal:
     def _container(self) -> Any:
         return docker.created(self._opened.client, self.digest)
 
-    def differences(self, rebuilt: Side, plan: BuildPlan) -> list[Difference]:
+    def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
         """None when the engine knows the image under one of the rebuilt one's digests.
 
         Raises:
@@ -75,7 +75,7 @@ class EngineOriginal:
             found.append(Difference(blob=self.digest, where="layers", what=what))
         return found
 
-    def _settings(self, rebuilt: Side) -> list[Difference]:
+    def _settings(self, rebuilt: ComparedImage) -> list[Difference]:
         new = read_json(rebuilt.source, rebuilt.image.config).get("config") or {}
         old = self._opened.image.attrs.get("Config") or {}
         return compare_documents(_plain(old), _plain(new), f"config {self.digest}")

@@ -70,7 +70,7 @@ def base_reference(plan: Mapping[str, Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class BaseLookup:
     """A base to be identified again.  ``python`` and ``site_packages`` are for a ``pypi:`` one."""
 
     reference: str
@@ -82,7 +82,7 @@ class Wanted:
 
 def replan(
     baked: Baked,
-    identify: Callable[[Wanted], Base],
+    identify: Callable[[BaseLookup], Base],
     sources: IndexSources,
     reference: str | None = None,
 ) -> tuple[BuildPlan, Base]:
@@ -100,7 +100,7 @@ def replan(
     selection = baked_selection(baked)
     of_wheels = base["kind"] == "pypi"
     found = identify(
-        Wanted(
+        BaseLookup(
             reference=reference or base_reference(plan),
             selection=selection,
             platform=base["platform"],

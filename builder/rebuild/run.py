@@ -15,7 +15,7 @@ from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.errors import UsageError
 from builder.publish.subject import read_subject
-from builder.rebuild.compare import Difference, Side, compare_images
+from builder.rebuild.compare import ComparedImage, Difference, compare_images
 from builder.rebuild.replan import plan_differences, replan
 from builder.registry.layout import LayoutDirectory
 from builder.util.diskspace import check_room
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
     from builder.publish.subject import Image
-    from builder.rebuild.replan import Wanted
+    from builder.rebuild.replan import BaseLookup
     from builder.registry.model import ImageSource
 
 #: How the embedded engine notes its layers in an image's history.
@@ -47,7 +47,7 @@ class Original(Protocol):
     def baked(self) -> Baked:
         """What it carries about itself."""
 
-    def differences(self, rebuilt: Side, plan: BuildPlan) -> list[Difference]:
+    def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
         """Where it differs from its rebuild; none when it is the same image."""
 
 
@@ -64,9 +64,9 @@ class StoredOriginal:
         """Digest of its manifest."""
         return self.image.digest
 
-    def differences(self, rebuilt: Side, plan: BuildPlan) -> list[Difference]:  # noqa: ARG002
+    def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:  # noqa: ARG002
         """Layer by layer and key by key."""
-        return compare_images(Side(self.source, self.image), rebuilt)
+        return compare_images(ComparedImage(self.source, self.image), rebuilt)
 
 
 def steps_of(history: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,7 +97,7 @@ class Rebuild(Document, frozen=True, kw_only=True):
 def rebuild(
     original: Original,
     baked: Baked,
-    identify: Callable[[Wanted], Base],
+    identify: Callable[[BaseLookup], Base],
     sources: IndexSources,
     reference: str | None = None,
 ) -> Rebuilt:
@@ -127,7 +127,7 @@ def rebuild(
 
 
 @contextmanager
-def build_again(plan: BuildPlan, base: Base) -> Iterator[Side]:
+def build_again(plan: BuildPlan, base: Base) -> Iterator[ComparedImage]:
     """The image that a plan makes, in a folder that goes away again; the base's blobs stay away.
 
     Raises:
@@ -145,4 +145,4 @@ def build_again(plan: BuildPlan, base: Base) -> Iterator[Side]:
         engine.build(request)
         source = LayoutDirectory(output)
         (rebuilt,) = read_subject(source, "").images
-        yield Side(source, rebuilt)
+        yield ComparedImage(source, rebuilt)

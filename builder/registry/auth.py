@@ -37,7 +37,7 @@ _CLIENT = "spark-build"
 _FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
-class Refused(RemoteError):
+class AccessDenied(RemoteError):
     """The registry or its token server knows us, or does not, and says no."""
 
 
@@ -87,7 +87,7 @@ def _atoms(scopes: frozenset[str]) -> frozenset[tuple[str, str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Permit:
+class ScopedAuthorization:
     """Leave to do something: the scopes that it needs, and who can get a token for them."""
 
     authenticator: Authenticator
@@ -125,9 +125,9 @@ class Authenticator:
                 self._looked_up = True
             return self._credential
 
-    def permit(self, *scopes: str) -> Permit:
+    def permit(self, *scopes: str) -> ScopedAuthorization:
         """What requests that need these scopes carry."""
-        return Permit(authenticator=self, scopes=frozenset(scopes))
+        return ScopedAuthorization(authenticator=self, scopes=frozenset(scopes))
 
     def header(self, scopes: frozenset[str]) -> str | None:
         """The ``Authorization`` to send; None before the registry has asked for any.
@@ -177,8 +177,8 @@ class Authenticator:
             raise self._refused(f"refuses the credential from {credential.source}")
         self._basic = credential.basic
 
-    def _refused(self, why: str) -> Refused:
-        return Refused(f"{self._host} {why}", hint=f"docker login {self._host}")
+    def _refused(self, why: str) -> AccessDenied:
+        return AccessDenied(f"{self._host} {why}", hint=f"docker login {self._host}")
 
     def _fetch(self, challenge: Challenge, scopes: frozenset[str]) -> None:
         credential = self.credential

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
 from builder.errors import RemoteError
-from builder.registry.auth import Authenticator, Refused, scope_of
+from builder.registry.auth import AccessDenied, Authenticator, scope_of
 from builder.registry.download import body_from, gives
 from builder.registry.manifests import check_manifest
 from builder.registry.model import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from builder.registry.auth import Permit
+    from builder.registry.auth import ScopedAuthorization
     from builder.registry.model import ImageSource
 
 #: What a registry answers that fails at something, and not for want of a right or a name.
@@ -111,14 +111,14 @@ class Repository:
     # -- reading
 
     @property
-    def reading(self) -> Permit:
+    def reading(self) -> ScopedAuthorization:
         """Leave to read."""
         if self.writes:
             return self.writing
         return self.authenticator.permit(scope_of(self.path, "pull"))
 
     @property
-    def writing(self) -> Permit:
+    def writing(self) -> ScopedAuthorization:
         """Leave to write, and to look whether it is needed."""
         return self.authenticator.permit(scope_of(self.path, "pull", "push"))
 
@@ -238,7 +238,7 @@ class Repository:
                 ),
                 settle=_FAILS,
             )
-        except Refused:
+        except AccessDenied:
             return False
         drain(response)
         if response.status_code in _FAILS:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor, ImageSource, RawManifest
 
 
-class Composed:
+class FallbackSource:
     """Reads from a layout what it has, and from the base's place everything else."""
 
     def __init__(self, own: LayoutDirectory, base: ImageSource) -> None:

@@ -15,13 +15,13 @@ from typing import IO, TYPE_CHECKING, cast
 
 from builder.errors import RemoteError, UsageError
 from builder.registry.client import Repository
-from builder.registry.compose import Composed
+from builder.registry.compose import FallbackSource
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.platforms import restrict
-from builder.registry.presence import refuse_absent
+from builder.registry.presence import refuse_missing
 from builder.registry.reference import is_digest
-from builder.registry.responses import Missing
-from builder.registry.upload import UploadLost
+from builder.registry.responses import NotFound
+from builder.registry.upload import UploadFailed
 from builder.util.console import console
 from builder.util.progress import Bar
 from builder.util.shutdown import end_waits
@@ -81,9 +81,9 @@ def copy_image(
         tagged = target.digest_of(target_reference) == root.digest
     try:
         work.run(jobs)
-    except Missing:
+    except NotFound:
         lost = [blob for blob in work.blobs if not target.has(blob.digest)]
-        refuse_absent(source, lost, "push that image again, whole, or name another --base")
+        refuse_missing(source, lost, "push that image again, whole, or name another --base")
         raise
     for manifest in manifests:
         if not (tagged and isinstance(target, Repository) and target.digest_of(manifest.digest)):
@@ -207,7 +207,7 @@ class _Work:
                 watched = cast("IO[bytes]", _Watched(stream, self))
                 try:
                     self._target.put_blob(blob, watched)
-                except UploadLost:
+                except UploadFailed:
                     if beginning == _BEGINNINGS:
                         raise
                     self.moved(-cast("_Watched", watched).count)
@@ -230,7 +230,7 @@ class _Work:
 
 def origin(source: ImageSource, blob: Descriptor) -> ImageSource:
     """The one place that a blob comes from."""
-    return source.origin(blob) if isinstance(source, Composed) else source
+    return source.origin(blob) if isinstance(source, FallbackSource) else source
 
 
 class _Stopped(Exception):

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
-from builder.net.failures import Lost
+from builder.net.failures import RequestFailed
 from builder.registry.responses import drain, number, read_block
 from builder.registry.retry import Retries
 
@@ -27,7 +27,7 @@ class Body:
         self._response, self._transport, self._retries = response, transport, retries
 
     def read(self, size: int) -> bytes:
-        """Some bytes, ``b""`` at the end; ``Lost`` when the connection broke."""
+        """Some bytes, ``b""`` at the end; ``RequestFailed`` when the connection broke."""
         self._retries.time_left()  # a server that drips must not hold us for ever
         data = read_block(self._response, size)
         self._transport.traffic.add(received=len(data))
@@ -38,7 +38,7 @@ class Body:
         while count:
             data = self.read(min(count, 1 << 20))
             if not data:
-                raise Lost("connection cut")
+                raise RequestFailed("connection cut")
             count -= len(data)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Re
     """A blob from an offset on; a registry that gives no part of it sends all, and we skip.
 
     Raises:
-        Lost: the connection broke.
+        RequestFailed: the connection broke.
         RemoteError: the registry does not have it, or it has another size there.
     """
     response = _get(repository, blob, offset, retries)
@@ -90,7 +90,7 @@ def gives(repository: Repository, blob: Descriptor) -> bool:
                 return False
             _check(response, repository.name, blob, last if response.status_code == 206 else 0)
             return not blob.size or len(read_block(response, 1)) == 1
-        except Lost as lost:
+        except RequestFailed as lost:
             retries.lost(lost)
         except RemoteError:  # other bytes, or another size
             return False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.net.failures import Lost
+    from builder.net.failures import RequestFailed
     from builder.registry.model import ImageSource
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -132,7 +132,7 @@ class LayoutDirectory:
     def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
         """A blob as a stream; see ``stream.verified``."""
 
-        def give_up(lost: Lost) -> None:
+        def give_up(lost: RequestFailed) -> None:
             raise RemoteError(f"{self.name}: {blob.digest} is damaged: {lost}")
 
         def open_at(_offset: int) -> IO[bytes]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Self
 
 from builder.errors import UsageError
 from builder.registry.client import Registry
-from builder.registry.forms import refuse_other_form
 from builder.registry.layout import LayoutDirectory
 from builder.registry.options import Options, Traffic
 from builder.registry.reference import is_digest, parse_reference
+from builder.registry.refhints import refuse_wrong_kind
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -44,7 +44,7 @@ class Locations:
         if text.startswith("oci:"):
             path, name = layout_place(text)
             return Location(image=LayoutDirectory(path), reference=name)
-        refuse_other_form(text)
+        refuse_wrong_kind(text)
         reference = parse_reference(text)
         return Location(
             image=self.registry(reference.host).repository(reference.repository),

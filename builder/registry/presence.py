@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor, ImageSource
 
 
-def absent(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]:
+def missing_blobs(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]:
     """Blobs that cannot be read there; a few are asked for at once.
 
     Layers that may not be distributed are not expected.
@@ -28,12 +28,12 @@ def absent(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]
     return [blob for blob, found in zip(asked, there, strict=True) if not found]
 
 
-def refuse_absent(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
+def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
     """Name what cannot be read.
 
     Raises:
         RemoteError: something cannot.
     """
-    if gone := absent(source, blobs):
+    if gone := missing_blobs(source, blobs):
         rows = "".join(f"\n  {blob.digest} ({blob.size} bytes)" for blob in gone)
         raise RemoteError(f"{source.name} does not have what its manifest names:{rows}", hint=hint)

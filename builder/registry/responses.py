@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib3.exceptions import HTTPError
 
 from builder.errors import RemoteError
-from builder.net.failures import Lost, reason_of
+from builder.net.failures import RequestFailed, reason_of
 from builder.registry.model import parse_json
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _ERROR_LIMIT = 64 << 10
 _BLOCK = 64 << 10
 
 
-class Missing(RemoteError):
+class NotFound(RemoteError):
     """The answer was 404: the registry has no such thing, or does not show it."""
 
 
@@ -33,7 +33,7 @@ def read_block(response: requests.Response, size: int) -> bytes:
     """Up to ``size`` bytes of the body, ``b""`` at its end.
 
     Raises:
-        Lost: the connection broke.
+        RequestFailed: the connection broke.
     """
     try:
         data: bytes = response.raw.read(size, decode_content=False)
@@ -46,7 +46,7 @@ def read_all(response: requests.Response, limit: int, subject: str) -> bytes:
     """The whole body, closed afterwards.
 
     Raises:
-        Lost: the connection broke, or the body is shorter than announced.
+        RequestFailed: the connection broke, or the body is shorter than announced.
         RemoteError: there are more than ``limit`` bytes.
     """
     too_large = RemoteError(f"{subject} is larger than {limit} bytes, which is the limit")
@@ -61,7 +61,7 @@ def read_all(response: requests.Response, limit: int, subject: str) -> bytes:
                 raise too_large
             blocks.append(block)
         if size < announced:
-            raise Lost("connection cut")
+            raise RequestFailed("connection cut")
     finally:
         response.close()
     return b"".join(blocks)
@@ -70,7 +70,7 @@ def read_all(response: requests.Response, limit: int, subject: str) -> bytes:
 def drain(response: requests.Response) -> None:
     """Be done with an answer: read what is left of a short body, so that the connection is kept."""
     left = _ERROR_LIMIT
-    with contextlib.suppress(Lost):
+    with contextlib.suppress(RequestFailed):
         while left > 0 and (data := read_block(response, left)):
             left -= len(data)
     response.close()
@@ -80,7 +80,7 @@ def answered(response: requests.Response) -> str:
     """The status, and what the registry says itself."""
     try:
         said = _registry_words(read_all(response, _ERROR_LIMIT, "the error"))
-    except (Lost, RemoteError):
+    except (RequestFailed, RemoteError):
         said = ""
     return f"answered {response.status_code}{said}"
 
@@ -92,7 +92,7 @@ def problem(response: requests.Response, host: str, subject: str) -> RemoteError
         hint = f"docker login {host}, with an account that may do this"
     elif response.status_code == 404:
         hint = "check the name and the tag"
-    kind = Missing if response.status_code == 404 else RemoteError
+    kind = NotFound if response.status_code == 404 else RemoteError
     return kind(f"{host}: {subject}: {answered(response)}", hint=hint)
 
 

@@ -14,7 +14,7 @@ from builder.net import sockets
 if TYPE_CHECKING:
     import requests
 
-    from builder.net.failures import Lost
+    from builder.net.failures import RequestFailed
     from builder.registry.transport import Transport
 
 #: What another try may cure: overload, and gateways that lost their backend.
@@ -67,7 +67,7 @@ class Retries:
         if self._moved >= _PROGRESS:
             self._failures = 0
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: RequestFailed) -> None:
         """The same for a connection; some need no second try."""
         if lost.fatal:
             message = f"{self._transport.host}: {self._subject}: {lost}"

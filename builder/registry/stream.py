@@ -7,7 +7,7 @@ import io
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from builder.errors import RemoteError
-from builder.net.failures import Lost
+from builder.net.failures import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ class Part(Protocol):
     """The bytes of a blob from some offset on."""
 
     def read(self, size: int, /) -> bytes:
-        """Some bytes, ``b""`` at the end; ``Lost`` when the connection broke."""
+        """Some bytes, ``b""`` at the end; ``RequestFailed`` when the connection broke."""
 
     def close(self) -> None:
         """No more is wanted."""
@@ -36,7 +36,7 @@ class _Verified(io.RawIOBase):
         blob: Descriptor,
         where: str,
         open_at: Callable[[int], Part],
-        lost: Callable[[Lost], None],
+        lost: Callable[[RequestFailed], None],
         moved: Callable[[int], None],
     ) -> None:
         super().__init__()
@@ -66,8 +66,10 @@ class _Verified(io.RawIOBase):
                     self._part = self._open_at(self._position)
                 data = self._part.read(size)
                 if not data:
-                    raise Lost(f"connection cut after {self._position} of {self._blob.size} bytes")
-            except Lost as lost:
+                    raise RequestFailed(
+                        f"connection cut after {self._position} of {self._blob.size} bytes"
+                    )
+            except RequestFailed as lost:
                 self._drop()
                 self._lost(lost)
                 continue
@@ -88,7 +90,7 @@ class _Verified(io.RawIOBase):
     def _more(self) -> bool:
         try:
             return self._part is not None and bool(self._part.read(1))
-        except Lost:
+        except RequestFailed:
             return False  # all of it was here before
 
     def _drop(self) -> None:
@@ -106,7 +108,7 @@ def verified(
     where: str,
     open_at: Callable[[int], Part],
     *,
-    lost: Callable[[Lost], None],
+    lost: Callable[[RequestFailed], None],
     moved: Callable[[int], None],
 ) -> IO[bytes]:
     """A blob as a stream that never ends well with wrong bytes.

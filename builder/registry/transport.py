@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import requests
 
 from builder.errors import RemoteError
-from builder.net.failures import Lost, reason_of
+from builder.net.failures import RequestFailed, reason_of
 from builder.net.messages import resolved, through
-from builder.net.session import OnlyThis, Session
+from builder.net.session import FixedAuthorization, Session
 from builder.net.tls import speaks_tls
 from builder.registry.options import Traffic
 from builder.registry.reference import is_loopback
@@ -33,7 +33,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REDIRECT_LIMIT = 10
 
 
-class Permit(Protocol):
+class Authorization(Protocol):
     """Leave to do something at the registry."""
 
     def header(self) -> str | None:
@@ -104,7 +104,7 @@ class Transport:
         without it, and none leads from https to http.
 
         Raises:
-            Lost: there was no answer.
+            RequestFailed: there was no answer.
             RemoteError: the redirects do not end, or lead to a place that is refused.
         """
         seen = {url}
@@ -148,7 +148,7 @@ class Transport:
                 url,
                 headers=dict(headers),
                 data=body,
-                auth=OnlyThis(authorization),
+                auth=FixedAuthorization(authorization),
                 timeout=(min(self.options.connect_timeout, left),
                          min(self.options.read_timeout, left)),
                 allow_redirects=False,
@@ -159,7 +159,7 @@ class Transport:
             self.traffic.add(requests=1)
             lost = reason_of(error, parts.netloc.rpartition("@")[2])
             by = "" if is_loopback(parts.netloc) else through(url)
-            raise Lost(f"{lost}{by}", fatal=lost.fatal, hint=lost.hint) from None
+            raise RequestFailed(f"{lost}{by}", fatal=lost.fatal, hint=lost.hint) from None
         sent = response.request
         self.traffic.add(
             requests=1,
@@ -180,7 +180,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         authorization: str | None = None,
-        permit: Permit | None = None,
+        permit: Authorization | None = None,
         retries: Retries | None = None,
         settle: frozenset[int] = frozenset(),
     ) -> requests.Response:
@@ -200,7 +200,7 @@ class Transport:
                 response = self.send(
                     method, url, headers=headers, body=body, authorization=header, retries=retries
                 )
-            except Lost as lost:
+            except RequestFailed as lost:
                 retries.lost(lost)
                 continue
             status = response.status_code
@@ -229,7 +229,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         authorization: str | None = None,
-        permit: Permit | None = None,
+        permit: Authorization | None = None,
     ) -> tuple[requests.Response, bytes]:
         """A small document whole: the answer, and its body of at most ``limit`` bytes.
 
@@ -251,7 +251,7 @@ class Transport:
             )
             try:
                 data = read_all(response, limit, f"{self.host}: {subject}")
-            except Lost as lost:
+            except RequestFailed as lost:
                 retries.lost(lost)
                 continue
             self.traffic.add(received=len(data))

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from builder.errors import RemoteError
-from builder.net.failures import Lost
+from builder.net.failures import RequestFailed
 from builder.net.messages import resolved
 from builder.registry.reference import is_digest
 from builder.registry.responses import answered, drain, number, problem
@@ -25,7 +25,7 @@ from builder.util.leftovers import abandoned_uploads, forget_upload, note_upload
 if TYPE_CHECKING:
     import requests
 
-    from builder.registry.auth import Permit
+    from builder.registry.auth import ScopedAuthorization
     from builder.registry.client import Repository
     from builder.registry.model import Descriptor
 
@@ -43,7 +43,7 @@ _ENDED = frozenset({200, 202, 204, 400, 401, 403, 404, 405, 416, 501})
 _BYTES = {"Content-Type": "application/octet-stream"}
 
 
-class UploadLost(RemoteError):
+class UploadFailed(RemoteError):
     """The registry has forgotten the upload, and the stream cannot be read again from its start."""
 
 
@@ -92,7 +92,7 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
     """Send a blob that the repository does not have.
 
     Raises:
-        UploadLost: it has to be sent again from the start, and ``content`` cannot go back.
+        UploadFailed: it has to be sent again from the start, and ``content`` cannot go back.
         RemoteError: the registry does not take it, or its bytes do not match its digest.
     """
     retries = Retries(repository.transport, f"upload of {blob.digest}")
@@ -110,7 +110,7 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
         except _SessionLost as lost:
             forget_upload(repository.name, address)
             if beginning is None:
-                raise UploadLost(
+                raise UploadFailed(
                     f"{repository.name}: {blob.digest}: {lost}", hint="run the same command again"
                 ) from None
             retries.failed(str(lost))
@@ -186,7 +186,7 @@ class _Upload:
         more = len(self._content.read(1))
         if read == self._blob.size and not more and digest == self._blob.digest:
             return
-        with contextlib.suppress(Lost, RemoteError):
+        with contextlib.suppress(RequestFailed, RemoteError):
             header = self._permit.header() if self._permit else None
             self._transport.send("DELETE", self._address, authorization=header).close()
         raise RemoteError(
@@ -195,7 +195,7 @@ class _Upload:
         )
 
     @property
-    def _permit(self) -> Permit | None:
+    def _permit(self) -> ScopedAuthorization | None:
         """Nothing of ours is shown to another host than the registry."""
         same = origin(self._address) == origin(self._transport.root)
         return self._repository.writing if same else None
@@ -235,7 +235,7 @@ class _Upload:
                     authorization=header,
                     retries=self._retries,
                 )
-            except Lost as lost:
+            except RequestFailed as lost:
                 self._retries.lost(lost)
                 return False
             if response.status_code != 401 or challenged or self._permit is None:

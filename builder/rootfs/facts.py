@@ -28,11 +28,11 @@ _AS_RECORDED = "="
 _KINDS = (FILE, DIR, SYMLINK, OTHER)
 
 
-class NotHeld(Exception):
+class NotRecorded(Exception):
     """A question that was not asked before; its text is the path."""
 
 
-class Facts:
+class RecordedFiles:
     """Entries, folders and contents by path relative to the root; answers as one layer would.
 
     ``layers`` are the digests of the layers that they are about, bottom first.
@@ -68,20 +68,20 @@ class Facts:
         if len(data) <= CONTENT_BYTES:
             self.contents[hashlib.sha256(data).hexdigest()] = data
 
-    def add(self, other: Facts) -> None:
+    def add(self, other: RecordedFiles) -> None:
         """Take over what is known of the same layers."""
         self.rows.update(other.rows)
         self.names.update(other.names)
         self.whole |= other.whole
         self.contents.update(other.contents)
 
-    def lacks(self, other: Facts) -> int:
+    def lacks(self, other: RecordedFiles) -> int:
         """How many answers of the other are none of these, or are others here."""
         found = sum(self._differs(path, row) for path, row in other.rows.items())
         for directory, names in other.names.items():
             try:
                 found += sorted(self.children(directory)) != names
-            except NotHeld:
+            except NotRecorded:
                 found += 1
         found += sum(not self._is_whole(directory) for directory in other.whole)
         return found + len(other.contents.keys() - self.contents.keys())
@@ -89,7 +89,7 @@ class Facts:
     def _differs(self, path: str, row: Row | None) -> bool:
         try:
             return self.row(path) != row
-        except NotHeld:
+        except NotRecorded:
             return True
 
     # -- answers, as of the index of a layer below which there is nothing
@@ -98,37 +98,37 @@ class Facts:
         """The entry at a path.
 
         Raises:
-            NotHeld: it was not asked for.
+            NotRecorded: it was not asked for.
         """
         if path not in self.rows and not (path and self._absent(path)):
-            raise NotHeld(path)
+            raise NotRecorded(path)
         return self.rows.get(path)
 
     def below(self, directory: str) -> Iterator[Row]:
         """Every entry below a folder.
 
         Raises:
-            NotHeld: it was not asked for.
+            NotRecorded: it was not asked for.
         """
         if self._is_whole(directory):
             start = f"{directory}/" if directory else ""
             found = (self.rows[path] for path in sorted(self.rows) if path.startswith(start))
             yield from (row for row in found if row is not None)
         elif self._is_folder(directory):
-            raise NotHeld(directory)
+            raise NotRecorded(directory)
 
     def children(self, directory: str) -> Iterable[str]:
         """Names in a folder.
 
         Raises:
-            NotHeld: it was not asked for.
+            NotRecorded: it was not asked for.
         """
         if directory in self.names:
             return self.names[directory]
         if self._is_whole(directory):
             return self._children.get(directory, ())
         if self._is_folder(directory):
-            raise NotHeld(directory)
+            raise NotRecorded(directory)
         return ()
 
     def whiteouts(self, _directory: str) -> Iterable[str]:
@@ -210,7 +210,7 @@ class Facts:
         )
 
     @classmethod
-    def parse(cls, value: Any) -> Facts:
+    def parse(cls, value: Any) -> RecordedFiles:
         """The facts of a document.
 
         Raises:

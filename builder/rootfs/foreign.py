@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from builder.net.failures import Lost
+    from builder.net.failures import RequestFailed
     from builder.registry.model import Descriptor, ImageSource
 
 
@@ -70,9 +70,9 @@ def _allowed(url: str) -> bool:
 def _get(url: str) -> requests.Response:
     import requests
 
-    from builder.net.session import OnlyThis, Session
+    from builder.net.session import FixedAuthorization, Session
 
-    response = Session().get(url, auth=OnlyThis(None), stream=True)
+    response = Session().get(url, auth=FixedAuthorization(None), stream=True)
     if not all(_allowed(step.url) for step in (*response.history, response)):
         response.close()
         raise requests.exceptions.InvalidURL
@@ -97,7 +97,7 @@ class _Part:
         self._response.close()
 
 
-def _give_up(lost: Lost) -> None:
+def _give_up(lost: RequestFailed) -> None:
     raise RemoteError(f"a layer that may not be distributed could not be read: {lost}")
 
 

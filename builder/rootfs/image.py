@@ -87,7 +87,7 @@ def open_image(ref: str, platform: str | None = None) -> Image:
 
 def _with_base(image: Image, locations: Locations) -> Image:
     """A thin layout (``image --thin``) together with the registry that has the base's layers."""
-    from builder.registry.compose import Composed
+    from builder.registry.compose import FallbackSource
     from builder.registry.layout import LayoutDirectory
 
     layout = image.source
@@ -97,7 +97,7 @@ def _with_base(image: Image, locations: Locations) -> Image:
         return image
     if all(layout.has(layer.digest) for layer in image.layers):
         return image
-    return replace(image, source=Composed(layout, locations.open(str(name)).image))
+    return replace(image, source=FallbackSource(layout, locations.open(str(name)).image))
 
 
 def find_image(source: ImageSource, identifier: str, platform: str | None) -> Image:

@@ -11,7 +11,7 @@ from builder.rootfs.tar import DIR, FILE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from builder.rootfs.facts import Facts
+    from builder.rootfs.facts import RecordedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class Entry:
         return self.kind == FILE and bool(self.row.mode & 0o111)
 
 
-def merged_below(start: str, layers: Iterable[tuple[int, LayerIndex | Facts]]) -> dict[str, Entry]:
+def merged_below(
+    start: str, layers: Iterable[tuple[int, LayerIndex | RecordedFiles]]
+) -> dict[str, Entry]:
     """Everything below a folder, by path; the layers come with their numbers, the top one first."""
     merged: dict[str, Entry] = {}
     hidden: set[tuple[str, str]] = set()

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from builder.errors import RemoteError
 from builder.rootfs import limits
-from builder.rootfs.facts import NotHeld
+from builder.rootfs.facts import NotRecorded
 from builder.rootfs.index import IMPLICIT, WHITEOUT, LayerIndex, Row, parent_of
 from builder.rootfs.merge import Entry, merged_below
 from builder.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from builder.registry.model import Descriptor
-    from builder.rootfs.facts import Facts
+    from builder.rootfs.facts import RecordedFiles
     from builder.rootfs.layers import LayerCache
 
 _Answer = TypeVar("_Answer")
@@ -45,8 +45,8 @@ class Rootfs:
         self,
         layers: Sequence[Descriptor],
         cache: LayerCache,
-        facts: Facts | None = None,
-        notes: Facts | None = None,
+        facts: RecordedFiles | None = None,
+        notes: RecordedFiles | None = None,
     ) -> None:
         if len(layers) > limits.LAYERS:
             raise RemoteError(f"{cache.source.name}: an image of {len(layers)} layers")
@@ -79,7 +79,7 @@ class Rootfs:
         """How many layers lie above those that facts answer for; None without facts."""
         return None if self._facts is None else self._above
 
-    def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex | Facts]]:
+    def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex | RecordedFiles]]:
         for number in range(first, len(self._descriptors)):
             if self._facts is not None and number == self._above:
                 yield _FACTS, self._facts
@@ -113,7 +113,7 @@ class Rootfs:
         try:
             answer = question()
             self._settle()
-        except NotHeld as missing:
+        except NotRecorded as missing:
             self._forget(str(missing))
             answer = question()
             self._settle()

@@ -143,17 +143,17 @@ def wrapped(module: types.ModuleType, name: str) -> bool:
     return callable(vars(module).get(name)) and hasattr(vars(module)[name], "__wrapped__")
 
 
-class StandIn(types.ModuleType):
+class StubModule(types.ModuleType):
     """A module any attribute of which exists, and any call of which decorates or does nothing."""
 
     __version__ = "3.0.0"
     __path__: list[str] = []  # noqa: RUF012 (the interface of a package)
 
-    def __getattr__(self, name: str) -> StandIn:
+    def __getattr__(self, name: str) -> StubModule:
         """Have everything but Python's own special names."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return StandIn(name)
+        return StubModule(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Decorate a lone function with nothing; otherwise be a decorator."""
@@ -177,7 +177,7 @@ def stand_in_triton(probe: Probe, wanted: bool) -> Iterator[None]:
     if not wanted or importlib.util.find_spec("triton") is not None:
         yield
         return
-    sys.modules.update({name: StandIn(name) for name in TRITON})
+    sys.modules.update({name: StubModule(name) for name in TRITON})
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from builder.runtime.codegen_device import (
         TRITON,
         Probe,
-        StandIn,
+        StubModule,
         answer_for_flashinfer,
         describe_device_to_torch,
         stand_in_triton,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     from codegen_device import (
         TRITON,
-        StandIn,
+        StubModule,
         answer_for_flashinfer,
         describe_device_to_torch,
         stand_in_triton,
@@ -224,7 +224,7 @@ def import_package(ask: Json) -> Any:
     if ask.get("stand_in") and importlib.util.find_spec("triton") is None:
         importlib.import_module("torch._dynamo")
         importlib.import_module("torch._inductor.utils")
-        sys.modules.update({name: StandIn(name) for name in TRITON})
+        sys.modules.update({name: StubModule(name) for name in TRITON})
     api = importlib.import_module("b12x.gemm.blockscaled.api")
     with contextlib.suppress(ImportError):  # from 1.5 on; until then the call itself compiles
         compile_without_session(importlib.import_module("b12x.gemm.blockscaled._preparation"))

@@ -15,11 +15,11 @@ _GRACE = 5.0
 _LOOK = 0.2
 
 
-class Unwanted(Exception):
+class WorkCancelled(Exception):
     """The work that this thread does is no longer wanted."""
 
 
-class _Beside(threading.Thread):
+class _BackgroundThread(threading.Thread):
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(name="beside", daemon=True)
         self._work = work
@@ -30,7 +30,7 @@ class _Beside(threading.Thread):
     def unwanted(self) -> bool:
         """Whether the block that it works for, or one of those around that, has ended."""
         above = self._begun_by
-        return self._ended.is_set() or (isinstance(above, _Beside) and above.unwanted)
+        return self._ended.is_set() or (isinstance(above, _BackgroundThread) and above.unwanted)
 
     def end(self) -> None:
         """Its block has ended."""
@@ -42,22 +42,22 @@ class _Beside(threading.Thread):
 
 
 #: What is being done beside the main line.
-_running: list[_Beside] = []
+_running: list[_BackgroundThread] = []
 
 
-def check_wanted() -> None:
+def check_cancelled() -> None:
     """To be called now and then by what takes long.
 
     Raises:
-        Unwanted: this thread works for somebody who has gone.
+        WorkCancelled: this thread works for somebody who has gone.
     """
     thread = threading.current_thread()
-    if isinstance(thread, _Beside) and thread.unwanted:
-        raise Unwanted
+    if isinstance(thread, _BackgroundThread) and thread.unwanted:
+        raise WorkCancelled
 
 
 @contextmanager
-def beside(work: Callable[[], object] | None) -> Iterator[None]:
+def in_background(work: Callable[[], object] | None) -> Iterator[None]:
     """Do work while the block runs, and end it with the block.
 
     An error of the work is not raised: do the same work again to have it.
@@ -65,7 +65,7 @@ def beside(work: Callable[[], object] | None) -> Iterator[None]:
     if work is None:
         yield
         return
-    thread = _Beside(work)
+    thread = _BackgroundThread(work)
     _running.append(thread)
     try:
         thread.start()
@@ -77,13 +77,13 @@ def beside(work: Callable[[], object] | None) -> Iterator[None]:
             thread.join(_GRACE)
 
 
-def wait_for_beside() -> None:
+def wait_for_background() -> None:
     """Wait until what is done beside this thread is done.
 
     Raises:
-        Unwanted: this thread works for somebody who has gone.
+        WorkCancelled: this thread works for somebody who has gone.
     """
     for thread in tuple(_running):
         while thread is not threading.current_thread() and thread.is_alive():
-            check_wanted()
+            check_cancelled()
             thread.join(_LOOK)

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
-from builder.util.background import check_wanted
+from builder.util.background import check_cancelled
 from builder.util.escape import plain
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Bar:
 
     def advance(self, count: int = 1) -> None:
         """So much more is done; less, where work was lost and is done again."""
-        check_wanted()
+        check_cancelled()
         with self._lock:
             self.done += count
 

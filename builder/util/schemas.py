@@ -99,7 +99,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def misfit(document: Mapping[str, object], definition: str) -> str:
+def schema_error(document: Mapping[str, object], definition: str) -> str:
     """What in a document of somebody else's is not as a shared definition has it; empty if nothing.
 
     Types, words, forms of text, and keys that must be there below the top are held against it.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def refuse_place(path: Path) -> None:
+def refuse_unwritable(path: Path) -> None:
     """Refuse a file that could not be written; nothing is written yet.
 
     Raises:

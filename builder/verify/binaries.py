@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.machinecode.kernels import Kernel
-    from builder.machinecode.modules import Reading, Summary
+    from builder.machinecode.modules import KernelCode, Summary
     from builder.verify.model import Status, VerifyTarget
 
 
@@ -94,7 +94,7 @@ def _judge(kernel: Kernel, holder: Summary | None, modules: Modules, name: str) 
     )
 
 
-def _ways(readings: Sequence[Reading]) -> str:
+def _ways(readings: Sequence[KernelCode]) -> str:
     words = {"native": "native", "jit": "compiled by the driver from PTX", "none": "not loadable"}
     of = {how: [r for r in readings if r.how == how] for how in words}
     return ", ".join(
@@ -104,15 +104,15 @@ def _ways(readings: Sequence[Reading]) -> str:
     )
 
 
-def _count(readings: Sequence[Reading]) -> str:
+def _count(readings: Sequence[KernelCode]) -> str:
     return f"{len(readings)} kernel{'s' if len(readings) != 1 else ''}"
 
 
-def _archs(readings: Sequence[Reading]) -> list[str]:
+def _archs(readings: Sequence[KernelCode]) -> list[str]:
     return sorted({reading.arch for reading in readings})
 
 
-def _counts(kernel: Kernel, readings: Sequence[Reading]) -> dict[str, int]:
+def _counts(kernel: Kernel, readings: Sequence[KernelCode]) -> dict[str, int]:
     """The instructions that matter, over all of a kernel's instances; the most frequent first."""
     total: Counter[str] = Counter()
     for reading in readings:
@@ -124,14 +124,14 @@ def _counts(kernel: Kernel, readings: Sequence[Reading]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def _said(counts: Mapping[str, int], readings: Sequence[Reading]) -> list[str]:
+def _said(counts: Mapping[str, int], readings: Sequence[KernelCode]) -> list[str]:
     if all(reading.how == "none" for reading in readings):
         return []
     found = ", ".join(f"{number} x {name}" for name, number in counts.items())
     return [found] if "BPT.TRAP" in counts else [found, "no BPT.TRAP"] if found else ["no BPT.TRAP"]
 
 
-def _jit_note(readings: Sequence[Reading]) -> str:
+def _jit_note(readings: Sequence[KernelCode]) -> str:
     if all(reading.how != "jit" for reading in readings):
         return ""
     return "the driver compiles it when it is first loaded, and keeps the result in its own cache"

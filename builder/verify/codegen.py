@@ -28,11 +28,11 @@ from builder.verify.kernels import (
     tile_of,
     wanted_kernels,
 )
-from builder.verify.known import Trust
 from builder.verify.model import Check
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ class Context:
     result: Mapping[str, Any]
     simulated: tuple[str, ...] = field(init=False)
     #: sha256 of a cubin -> what is in it, or why that cannot be told
-    readings: dict[str, Reading | ToolMissing | BadCubin] = field(default_factory=dict)
+    readings: dict[str, ReadCubin | ToolMissing | BadCubin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "simulated", tuple(self.result.get("simulated", ())))
@@ -198,7 +198,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadCubin:
     """A cubin that was read, and that in words."""
 
     code: Disassembly
@@ -219,7 +219,7 @@ def _cubin(reply: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((file for file in files if file["kind"] == "cubin"), None)
 
 
-def attempt(cubin: bytes) -> Reading | ToolMissing | BadCubin:
+def attempt(cubin: bytes) -> ReadCubin | ToolMissing | BadCubin:
     """What is in a cubin, or why that cannot be told."""
     try:
         return read_cubin(cubin)
@@ -227,7 +227,7 @@ def attempt(cubin: bytes) -> Reading | ToolMissing | BadCubin:
         return error
 
 
-def read_cubin(cubin: bytes) -> Reading:
+def read_cubin(cubin: bytes) -> ReadCubin:
     """Instructions and resources of a cubin."""
     code = disassemble(cubin)
     tensor = ", ".join(f"{number} x {name}" for name, number in code.tensor.items())
@@ -241,7 +241,7 @@ def read_cubin(cubin: bytes) -> Reading:
     traps = f"{code.traps} BPT.TRAP" if code.traps else "no BPT.TRAP"
     parts = [tensor or "no tensor-core instruction", f"{registers} registers"]
     parts += [f"{shared} B shared memory fixed at compile time", spills, traps]
-    return Reading(code, "; ".join(parts))
+    return ReadCubin(code, "; ".join(parts))
 
 
 def _check(
@@ -277,7 +277,7 @@ def _not_run(name: str, expected: str, reason: str) -> Check:
 
 
 def sandbox_compiler(
-    tree: Tree, packages: Mapping[str, str], trust: Trust | None = None
+    tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """A way to compile with the FlashInfer and CuTe DSL of any tree, in a sandbox.
 
@@ -290,7 +290,7 @@ def sandbox_compiler(
         requirements = requirements_for(current["vllm"])
         sandbox = Sandbox(requirements)
         imported = [*python_files(tree), *texts_of(tree)]
-        apart = (trust or Trust()).apart(tree, imported)
+        apart = (trust or TrustedSources()).apart(tree, imported)
         dsl, rest = mirror(tree), lay_out(tree)
         sandbox.prepare()
         torch = torch_folder(wanted_torch(tree, current))

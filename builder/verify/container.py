@@ -9,9 +9,9 @@ from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.engines import metadata
 from builder.verify.codegen import PROBE
-from builder.verify.interpreters import DISPATCH, Asking, ask_in_container, in_container
+from builder.verify.interpreters import DISPATCH, Probes, ask_in_container, in_container
 from builder.verify.ongpu import run_in_container
-from builder.verify.targets import Baked, Held, open_overlay, target_of_image
+from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
                 return dataclasses.replace(opened, digests=docker.digests_of(image))
     finally:
         client.close()
-    baked_in = Baked(plan=plan, layers=metadata.read_layers(layers, ref), label=label)
+    baked_in = EmbeddedMetadata(plan=plan, layers=metadata.read_layers(layers, ref), label=label)
     opened = _open_image(ref, baked_in, opening)
     return dataclasses.replace(opened, digests=docker.digests_of(image))
 
@@ -56,7 +56,7 @@ def _stands_alone(plan: Mapping[str, Any], container: Container) -> bool:
     return base["kind"] == "pypi" and found is None
 
 
-def _open_image(ref: str, baked: Baked, opening: Opening) -> VerifyTarget:
+def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTarget:
     pins = opening.selection.pins() if opening.selection else {}
     request = BaseRequest(
         ref=ref, platform=opening.platform, pins=pins, index=opening.index, engine="buildkit"
@@ -69,8 +69,8 @@ def _open_image(ref: str, baked: Baked, opening: Opening) -> VerifyTarget:
     def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return ask_in_container(base, request, PROBE)
 
-    now = Asking(ask=ask, compile=compile_kernels)
-    held = Held(kind="image", now=now, otherwise=in_container(base), engine="buildkit")
+    now = Probes(ask=ask, compile=compile_kernels)
+    held = ImageProbes(kind="image", now=now, otherwise=in_container(base), engine="buildkit")
     opened = target_of_image(base, ref, baked, opening, held)
 
     def on_gpu(level: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder import __version__, settings
 from builder.engines.overlay import name_of_both
-from builder.engines.runit import RUN
+from builder.engines.runcommands import RUN
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 from builder.verify.levels import LEVELS

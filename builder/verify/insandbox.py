@@ -10,11 +10,11 @@ from builder.errors import SparkBuildError
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
-from builder.verify.interpreters import Asking
-from builder.verify.known import Trust
+from builder.verify.interpreters import Probes
 from builder.verify.launches import sandbox_launcher
 from builder.verify.sandbox import lay_out, make, python_files, requirements_for
 from builder.verify.torchfolder import wanted_torch
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.bases.model import Base
     from builder.model import BuildPlan
-    from builder.verify.sandbox import Made
+    from builder.verify.sandbox import PreparedSandbox
 
 
-def in_sandbox(base: Base, trust: Trust) -> Callable[[Tree, Mapping[str, str]], Asking]:
+def in_sandbox(base: Base, trust: TrustedSources) -> Callable[[Tree, Mapping[str, str]], Probes]:
     """Asks about files in a sandbox, which has no variables of its own."""
     packages = dict(base.identity.packages)
 
-    def asking(tree: Tree, _env: Mapping[str, str]) -> Asking:
+    def asking(tree: Tree, _env: Mapping[str, str]) -> Probes:
         ask, why = sandbox_asker(tree, packages, trust)
-        return Asking(
+        return Probes(
             ask=ask,
             cannot_ask=why,
             compile=sandbox_compiler(tree, packages, trust),
@@ -41,19 +41,19 @@ def in_sandbox(base: Base, trust: Trust) -> Callable[[Tree, Mapping[str, str]], 
     return asking
 
 
-class InSandbox:
+class SandboxProbe:
     """Asks the vLLM of a tree in a sandbox, which is made when it is first asked.
 
     A sandbox keeps versions apart, not code from this machine: files that ``trust`` does not know
     run isolated.
     """
 
-    def __init__(self, tree: Tree, packages: Mapping[str, str], trust: Trust) -> None:
+    def __init__(self, tree: Tree, packages: Mapping[str, str], trust: TrustedSources) -> None:
         self._tree = tree
         self._trust = trust
         self._packages = {**packages, **versions(tree)}
 
-    def maker(self) -> Callable[[], Made]:
+    def maker(self) -> Callable[[], PreparedSandbox]:
         """What makes the sandbox.  It reads nothing of the tree: another thread may run it.
 
         Raises:
@@ -86,13 +86,13 @@ class InSandbox:
 
 
 def sandbox_asker(
-    tree: Tree, packages: Mapping[str, str], trust: Trust | None = None
-) -> tuple[InSandbox | None, str]:
+    tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
+) -> tuple[SandboxProbe | None, str]:
     """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
-    return InSandbox(tree, packages, trust or Trust()), ""
+    return SandboxProbe(tree, packages, trust or TrustedSources()), ""
 
 
-def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], Made] | None:
+def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], PreparedSandbox] | None:
     """What makes the sandbox that an image will be asked in, before it is built; None for none."""
     patched = OverlayTree(tree)
     patched.update(plan.changes)

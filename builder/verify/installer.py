@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import SparkBuildError
 from builder.pypi.index import pip_index_url, pip_setting
-from builder.util.background import check_wanted
+from builder.util.background import check_cancelled
 from builder.util.console import console
 
 if TYPE_CHECKING:
@@ -126,4 +126,4 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
         try:
             return process.communicate(timeout=_LOOK)
         except subprocess.TimeoutExpired:
-            check_wanted()
+            check_cancelled()

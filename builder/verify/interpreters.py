@@ -36,7 +36,7 @@ DISPATCH = DISPATCH_PROBE[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class Probes:
     """How some files are asked; the fields are those of the same names in ``VerifyTarget``."""
 
     ask: Ask | None
@@ -69,19 +69,19 @@ def unsetting(
 # ------------------------------------------------------------------------- an environment of ours
 
 
-def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Asking]:
+def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Probes]:
     """Asks with an environment's own interpreter and packages, other files in their place."""
     root = Path(base.identity.site_packages)
     outer = base.identity.env
 
-    def asking(tree: Tree, env: Mapping[str, str]) -> Asking:
+    def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
         def run(request: Mapping[str, Any], probe: str, timeout: float) -> dict[str, Any]:
             with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
                 link_out(root, net_changes(tree), Path(scratch))
                 asked = {**unsetting(request, outer, env), "paths": [scratch]}
                 return ask_probe(python, asked, timeout, probe, instead_of=root)
 
-        return Asking(
+        return Probes(
             ask=lambda request: run(request, DISPATCH, 300),
             compile=lambda request: run(request, PROBE, TIMEOUT),
         )
@@ -134,17 +134,17 @@ _REMOVER = (
 )
 
 
-def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Asking]:
+def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
     """Asks in containers of an image, other files put over its own."""
 
-    def asking(tree: Tree, env: Mapping[str, str]) -> Asking:
+    def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
         changes = net_changes(tree)
 
         def run(request: Mapping[str, Any], probe: str) -> dict[str, Any]:
             asked = unsetting(request, base.identity.env, env)
             return ask_in_container(base, asked, probe, changes)
 
-        return Asking(
+        return Probes(
             ask=lambda request: run(request, DISPATCH),
             compile=lambda request: run(request, PROBE),
         )

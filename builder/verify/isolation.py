@@ -154,7 +154,7 @@ class Container:
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
     ) -> str:
         """See `Isolation`."""
-        from builder.engines import apart
+        from builder.engines import isolated
 
         if stdin:
             words = [words[0], "-c", _FED, *words[1:]]
@@ -165,11 +165,11 @@ class Container:
         }
         own = [Path("/", name) for name in _SYSTEM if name not in links]
         shown = [Path("/usr"), *own, *map(Path, _SETTINGS), *_not_in_usr(readable)]
-        with contextlib.closing(apart.connect()) as client:
-            return apart.run(
+        with contextlib.closing(isolated.connect()) as client:
+            return isolated.run(
                 client,
                 words,
-                apart.Surroundings(
+                isolated.IsolatedEnvironment(
                     env={**ENVIRONMENT, "SPARK_BUILD_REQUEST": stdin},
                     links=links,
                     shown=tuple(path for path in shown if path.exists()),

@@ -18,10 +18,10 @@ from builder.runtime import LAUNCH_PROBE
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
-from builder.verify.known import Trust
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +161,7 @@ def results() -> Results:
 
 
 def sandbox_launcher(
-    tree: Tree, packages: Mapping[str, str], trust: Trust | None = None
+    tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
 ) -> Callable[[Mapping[str, Any]], Replies]:
     """A way to launch with the FlashInfer and CuTe DSL of any tree, in a sandbox.
 
@@ -171,7 +171,7 @@ def sandbox_launcher(
 
     def launch(request: Mapping[str, Any]) -> Replies:
         current = {**packages, **versions(tree)}
-        apart = (trust or Trust()).apart(tree, [*python_files(tree), *texts_of(tree)])
+        apart = (trust or TrustedSources()).apart(tree, [*python_files(tree), *texts_of(tree)])
         if apart is not None:
             raise SandboxUnavailable(
                 f"it writes its launches to this machine, which isolated code cannot "

@@ -16,11 +16,11 @@ from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs
-from builder.registry.presence import refuse_absent
+from builder.registry.presence import refuse_missing
 from builder.rootfs.image import open_image
 from builder.rootfs.tar import FILE
 from builder.verify.insandbox import in_sandbox
-from builder.verify.targets import Baked, Held, open_overlay, target_of_image
+from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image
 from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
     try:  # what is known of a layer from an earlier run does not say that it is still there
-        refuse_absent(image.source, _needed(image, text), "push or copy the image again")
+        refuse_missing(image.source, _needed(image, text), "push or copy the image again")
     except BaseException:
         image.close()
         raise
@@ -83,7 +83,7 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     image, view = opened.image, opened.view
     data = view.read(f"{metadata.SHARE}/plan.json")
     labels = image.settings.get("Labels") or {}
-    baked = Baked(
+    baked = EmbeddedMetadata(
         plan=metadata.read_plan(data, text) if data else None,
         layers=metadata.read_layers(view.read(f"{metadata.SHARE}/layers.json"), text),
         label=str(labels.get(metadata.PLAN_LABEL, "")),
@@ -100,7 +100,7 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     base = identify_opened(request, opened, ref)
     asking = in_sandbox(base, opening.trusting(base.identity))
     now = asking(base.tree, base.identity.env)
-    held = Held(kind="layers", now=now, otherwise=asking, engine="oci")
+    held = ImageProbes(kind="layers", now=now, otherwise=asking, engine="oci")
     target = target_of_image(base, text, baked, opening, held)
     site = base.identity.site_packages
     return dataclasses.replace(target, unrecorded=lambda: find_unrecorded(opened, site, base.tree))

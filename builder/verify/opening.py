@@ -14,8 +14,8 @@ from builder.engines import metadata
 from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
 from builder.errors import UsageError
 from builder.plan.planner import make_plan
-from builder.registry.forms import refuse_other_form
 from builder.registry.locations import layout_place
+from builder.registry.refhints import refuse_wrong_kind
 from builder.verify.container import open_engine_image
 from builder.verify.insandbox import in_sandbox
 from builder.verify.interpreters import beside_its_python
@@ -39,7 +39,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     Raises:
         UsageError: the reference is malformed, or says nothing about which layers to expect.
     """
-    refuse_other_form(text)
+    refuse_wrong_kind(text)
     scheme, rest = scheme_of(text)
     if scheme == "oci" and _is_overlay(text):
         return open_layout(text, opening)

@@ -18,8 +18,8 @@ from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Selection
 from builder.model import LAYOUT
 from builder.plan.planner import make_plan
-from builder.verify.companions import WithCompanions
-from builder.verify.known import has_hook
+from builder.verify.installedwheels import InstalledWheelSources
+from builder.verify.trust import has_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from builder.applier.sources import Sources
     from builder.applier.trees import Changes, Tree
-    from builder.verify.interpreters import Asking
-    from builder.verify.known import Trust
+    from builder.verify.interpreters import Probes
     from builder.verify.model import VerifyTarget
+    from builder.verify.trust import TrustedSources
 
     #: Gives the way to load what a path held, by path and sha256; None when that is lost.
     Originals = Callable[[str, str], Callable[[], bytes] | None]
@@ -48,7 +48,7 @@ class Parts:
 
     base: Base
     sources: Sources
-    asking: Callable[[Tree, Mapping[str, str]], Asking]
+    asking: Callable[[Tree, Mapping[str, str]], Probes]
 
     def put_together(
         self, target: VerifyTarget, layers: Sequence[Mapping[str, Any]], name: str
@@ -57,14 +57,14 @@ class Parts:
 
         Raises:
             ApplyError: an input of a layer is not pinned, or has another digest.
-            UsageError: what a layer had compiled is in one companion with another's.
+            UsageError: what a layer had compiled is in one extension wheel with another's.
             RemoteError: an input cannot be fetched.
         """
-        sources = WithCompanions(self.sources, target.tree, target.plan["layers"])
+        sources = InstalledWheelSources(self.sources, target.tree, target.plan["layers"])
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
         if plan.pending:
             together = plan.pending[0].outcome.compiled["stage"]["change"]
-            raise UsageError(f"{together} is compiled into one companion with another change")
+            raise UsageError(f"{together} is compiled into one extension wheel with another change")
         tree = OverlayTree(self.base.tree)
         tree.update(plan.changes)
         env = {**self.base.identity.env, **plan.env}
@@ -179,7 +179,7 @@ def parts_of_image(
     base: Base,
     former: BaseRequest | None,
     sources: Sources,
-    asking: Callable[[Tree, Mapping[str, str]], Asking],
+    asking: Callable[[Tree, Mapping[str, str]], Probes],
 ) -> Parts:
     """An image as it was before its layers, by the files of what it was made from.
 
@@ -209,7 +209,7 @@ def parts_of_image(
 
 
 def without_foreign_hooks(
-    baked: Sequence[Mapping[str, Any]], trust: Trust, parts: Callable[[], Parts]
+    baked: Sequence[Mapping[str, Any]], trust: TrustedSources, parts: Callable[[], Parts]
 ) -> Parts:
     """The parts of a target, where putting it together again runs no code out of it.
 

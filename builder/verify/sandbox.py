@@ -28,7 +28,7 @@ from packaging.version import InvalidVersion
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.model import TRACKED
 from builder.errors import UsageError
-from builder.util.background import beside, wait_for_beside
+from builder.util.background import in_background, wait_for_background
 from builder.util.console import console
 from builder.util.diskspace import Need, check_room
 from builder.util.leftovers import making
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from builder.applier.trees import Tree
-    from builder.verify.known import Apart
     from builder.verify.torchfolder import Torch
+    from builder.verify.trust import IsolatedRun
 
 #: Top-level directories of site-packages whose Python files the probe may need.
 _PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "b12x")
@@ -181,14 +181,14 @@ class Sandbox:
         return folder
 
     def ask(
-        self, request: Mapping[str, Any], timeout: float = 300, apart: Apart | None = None
+        self, request: Mapping[str, Any], timeout: float = 300, apart: IsolatedRun | None = None
     ) -> dict[str, Any]:
         """Run the dispatch probe in this environment."""
         return ask_probe(self.python, request, timeout, apart=apart)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class PreparedSandbox:
     """A sandbox, and the folders that a probe needs besides the target's own files."""
 
     sandbox: Sandbox
@@ -196,20 +196,22 @@ class Made:
     paths: tuple[Path, ...]
 
 
-def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) -> Made:
+def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) -> PreparedSandbox:
     """Make what is not there yet: the environment, a torch, and the CuTe DSL where it is imported.
 
     Raises:
         SparkBuildError: a part of it cannot be had here.
     """
-    wait_for_beside()  # which may be making the same
+    wait_for_background()  # which may be making the same
     sandbox = Sandbox(requirements)
-    with beside(partial(torch_folder, torch)):  # each of the two is about half of what is fetched
+    with in_background(
+        partial(torch_folder, torch)
+    ):  # each of the two is about half of what is fetched
         sandbox.prepare()
         dsl = (sandbox.dsl(packages),) if requirements.needs_dsl else ()
-        wait_for_beside()
+        wait_for_background()
     folder = torch_folder(torch)
-    return Made(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
+    return PreparedSandbox(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 
 
 #: Runs a probe without what the interpreter finds below one directory.
@@ -226,7 +228,7 @@ def ask_probe(
     timeout: float = 300,
     probe: str = "dispatch_probe.py",
     instead_of: Path | None = None,
-    apart: Apart | None = None,
+    apart: IsolatedRun | None = None,
 ) -> dict[str, Any]:
     """Run a probe of ``builder/runtime`` under an interpreter; ``timeout`` is in seconds.
 

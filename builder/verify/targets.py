@@ -19,7 +19,6 @@ from builder.plan.planner import make_plan
 from builder.util.console import console
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
-from builder.verify.known import Trust
 from builder.verify.launches import sandbox_launcher
 from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions
@@ -27,6 +26,7 @@ from builder.verify.parts import Parts, parts_of_image, without_foreign_hooks
 from builder.verify.sandbox import (
     ask_probe,
 )
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from builder.model import BaseIdentity, BuildPlan
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
-    from builder.verify.interpreters import Asking
+    from builder.verify.interpreters import Probes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class Opening:
     gpu: GpuOptions = field(default_factory=GpuOptions)
     facts_of: FactsOf = no_facts
     #: whose word counts on what code may run on this machine as it is
-    trust: Trust = field(default_factory=Trust)
+    trust: TrustedSources = field(default_factory=TrustedSources)
 
-    def trusting(self, identity: BaseIdentity) -> Trust:
+    def trusting(self, identity: BaseIdentity) -> TrustedSources:
         """The same for a target, with the layers that were named for it."""
         named = self.selection.layers if self.selection else ()
         return dataclasses.replace(
@@ -62,10 +62,10 @@ class Opening:
 
 
 def target_of_plan(
-    plan: BuildPlan, base: Base, name: str, *, patched: bool, trust: Trust | None = None
+    plan: BuildPlan, base: Base, name: str, *, patched: bool, trust: TrustedSources | None = None
 ) -> VerifyTarget:
     """A plan's base as it is, or (``patched``) as the plan leaves it, before any image exists."""
-    trust = trust or Trust(platform=base.identity.platform)
+    trust = trust or TrustedSources(platform=base.identity.platform)
     tree: Tree = base.tree
     env = dict(base.identity.env)
     if patched:
@@ -90,7 +90,7 @@ def target_of_plan(
     )
 
 
-def _compiler_of(tree: Tree, base: Base, trust: Trust, *, patched: bool) -> Any:
+def _compiler_of(tree: Tree, base: Base, trust: TrustedSources, *, patched: bool) -> Any:
     python = own_python(base)
     if python is not None and not patched:
         return python_compiler(python)
@@ -106,7 +106,7 @@ def own_python(base: Base) -> Path | None:
     return python if here and python.exists() else None
 
 
-def _ask_of(tree: Tree, base: Base, trust: Trust) -> tuple[Any, str]:
+def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> tuple[Any, str]:
     python = own_python(base)
     if python is not None:
         return (lambda request: ask_probe(python, request)), ""
@@ -193,7 +193,7 @@ def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baked:
+class EmbeddedMetadata:
     """What an image carries about itself: its plan, if it is ours, its layers, and its label."""
 
     plan: dict[str, Any] | None
@@ -202,18 +202,18 @@ class Baked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class ImageProbes:
     """How an image's vLLM is asked, and with other files in place of some of its own."""
 
     kind: str
-    now: Asking
-    otherwise: Callable[[Tree, Mapping[str, str]], Asking]
+    now: Probes
+    otherwise: Callable[[Tree, Mapping[str, str]], Probes]
     #: who is asked for the image that it was made from: ``BaseRequest.engine``
     engine: str
 
 
 def target_of_image(
-    base: Base, name: str, baked: Baked, opening: Opening, held: Held
+    base: Base, name: str, baked: EmbeddedMetadata, opening: Opening, held: ImageProbes
 ) -> VerifyTarget:
     """An image with vLLM in it, held against the layers that are asked for or its own plan.
 

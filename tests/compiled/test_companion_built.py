@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.base import NativeBase
+from builder.compile.base import InstalledLibraries
 from builder.compile.kernelcheck import prove_kernels
 from builder.compile.link import Linked, link, toolkit_libraries
 from builder.compile.registration import load_operators
@@ -61,7 +61,7 @@ def linked(folder: Path, objects: list[Path], *, runtime: bool) -> Linked:
         text += "+ cudaFree(0)"
         words.append(str(toolkit / f"libcudart.so.{cuda.partition('.')[0]}"))
     shared(folder, "site/vllm/_C.abi3.so", f"{text};}}", *words)
-    base = NativeBase(DirTree(folder / "site"), toolkit)
+    base = InstalledLibraries(DirTree(folder / "site"), toolkit)
     return link(objects, base, "vllm/_C.abi3.so", nvcc, cuda)
 
 

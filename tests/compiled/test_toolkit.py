@@ -1,4 +1,4 @@
-"""``build_companion`` in containers that are folders of this machine, and without any: same bytes.
+"""``build_extension_wheel`` gives the same bytes in and outside containers.
 
 Needs ``nvcc``; where there is none this is not run, and says so.
 """
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.base import NativeBase
-from builder.compile.companion import build_companion
-from builder.compile.container import Toolkit
+from builder.compile.base import InstalledLibraries
+from builder.compile.container import ImageCompilers
+from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import find_nvcc
 from tests.documents import validated
 from tests.unit.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
 
-from .test_companion_whole import objects, request_of  # noqa: F401 - fixtures
+from .test_extension_wheel_whole import objects, request_of  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from builder.compile.companionrequest import CompanionRequest
+    from builder.compile.wheelrequest import WheelRequest
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so nothing is compiled here"
@@ -32,15 +32,15 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_same_wheel_as_here(
-    request_of: CompanionRequest,  # noqa: F811
+    request_of: WheelRequest,  # noqa: F811
     containers: Here,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """Scripts, folders and names are those of a container; the compilers are this machine's."""
-    local = build_companion(request_of, tmp_path / "local")
+    local = build_extension_wheel(request_of, tmp_path / "local")
     nvcc, cuda = find_nvcc()
     versions = local.report["companion"]["compilers"]
-    toolkit = Toolkit(nvcc=str(nvcc), cuda=cuda, versions=versions, library_headers=False)
+    toolkit = ImageCompilers(nvcc=str(nvcc), cuda=cuda, versions=versions, library_headers=False)
     libraries = toolkit_libraries(nvcc)
     container = replace(contained(containers, libraries), toolkit=toolkit)
     there = replace(
@@ -48,9 +48,9 @@ def test_the_same_wheel_as_here(
         tools=replace(
             request_of.tools, compiler=replace(request_of.tools.compiler, container=container)
         ),
-        base=NativeBase(DirTree(tmp_path / "site"), libraries),
+        base=InstalledLibraries(DirTree(tmp_path / "site"), libraries),
     )
-    made = build_companion(there, tmp_path / "there")
+    made = build_extension_wheel(there, tmp_path / "there")
     assert made.path.read_bytes() == local.path.read_bytes()
     assert validated("compile-wheel", made.report)["peak_memory_gb"] is None
     ran = len(containers.ran)
@@ -58,11 +58,13 @@ def test_the_same_wheel_as_here(
         ["unit0"], ["unit0"], ["unit0", "unit1"],
     ]  # fmt: skip
     containers.away = True
-    again = build_companion(there, tmp_path / "again")
+    again = build_extension_wheel(there, tmp_path / "again")
     assert again.path.read_bytes() == local.path.read_bytes()
     assert {tasks[0] for tasks in containers.ran[ran:]} == {"link"}, "objects are kept"
     (headers,) = request_of.tools.includes
     newer = Path(shutil.copytree(headers, tmp_path / "newer"))
     ran = len(containers.ran)
-    build_companion(replace(there, tools=replace(there.tools, includes=(newer,))), tmp_path / "n")
+    build_extension_wheel(
+        replace(there, tools=replace(there.tools, includes=(newer,))), tmp_path / "n"
+    )
     assert ["unit0"] in containers.ran[ran:], "other headers may give other objects"

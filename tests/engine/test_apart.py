@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.verify.isolation import Container, find_isolation, interpreter_folders
-from builder.verify.known import Apart
 from builder.verify.sandbox import ask_probe
+from builder.verify.trust import IsolatedRun
 from tests.isolated import NOSY
 from tests.unit.fakevllm import write_fake_vllm
 
@@ -78,7 +78,7 @@ def test_what_takes_too_long_is_ended(way: Container, given: Path, engine: machi
 def test_a_vllm_answers_there(way: Container, tmp_path: Path) -> None:
     """The dispatch probe, with the interpreter and the folders that it is given."""
     root = write_fake_vllm(tmp_path / "site")
-    apart = Apart(isolation=way, because="a test")
+    apart = IsolatedRun(isolation=way, because="a test")
     request = {"paths": [str(root)], "ask": [{"kind": "nvfp4-linear"}]}
     result = ask_probe(Path(sys.executable), request, apart=apart)
     (answer,) = result["answers"]

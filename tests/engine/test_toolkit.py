@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.base import NativeBase
+from builder.compile.base import InstalledLibraries
 from builder.compile.changes import SourceChange
-from builder.compile.companion import build_companion
 from builder.compile.compiler import Compiler
-from builder.compile.container import Container, open_toolkit
+from builder.compile.container import ContainerExecutor, open_toolkit
 from builder.compile.executor import Compilation, Step
+from builder.compile.extensionwheel import build_extension_wheel
 from builder.engines.containers import Containers
 from builder.errors import BuildFailed, Exit
-from tests.compiled.test_companion_whole import FILES, objects, request_of  # noqa: F401 - fixtures
+from tests.compiled.test_extension_wheel_whole import FILES, objects, request_of  # noqa: F401 - fixtures
 
 from . import machine, support, toolkit
 from .bridge import buildkit_socket
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.compile.companionrequest import CompanionRequest
+    from builder.compile.wheelrequest import WheelRequest
 
     from .machine import Engine, EngineTools, Registry
     from .support import Built, Cli
@@ -51,20 +51,22 @@ def same_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     assert support.containers(engine) == before
 
 
-def inside(request: CompanionRequest, container: Container, site: Path) -> CompanionRequest:
+def inside(request: WheelRequest, container: ContainerExecutor, site: Path) -> WheelRequest:
     found = container.toolkit
     compiler = Compiler(
         nvcc=container.nvcc, cuda=found.cuda, versions=found.versions, container=container
     )
     tools = replace(request.tools, compiler=compiler)
-    return replace(request, tools=tools, base=NativeBase(DirTree(site), container.libraries))
+    return replace(
+        request, tools=tools, base=InstalledLibraries(DirTree(site), container.libraries)
+    )
 
 
 @pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc to compare with what an image compiles"
 )
 def test_the_wheel_is_the_one_of_this_machine(
-    request_of: CompanionRequest,  # noqa: F811
+    request_of: WheelRequest,  # noqa: F811
     toolkit_image: str,
     tmp_path: Path,
 ) -> None:
@@ -72,8 +74,8 @@ def test_the_wheel_is_the_one_of_this_machine(
     assert container.toolkit.versions["nvcc"] == "13.0.88"
     assert not container.alone, "the engine is on this machine, whose memory is known"
     there = inside(request_of, container, tmp_path / "site")
-    made = build_companion(there, tmp_path / "there")
-    local = build_companion(request_of, tmp_path / "local")
+    made = build_extension_wheel(there, tmp_path / "there")
+    local = build_extension_wheel(request_of, tmp_path / "local")
     one, other = made.report["companion"], local.report["companion"]
     assert one["kernels"] == other["kernels"]
     assert one["kernels"]["instructions"]
@@ -83,7 +85,7 @@ def test_the_wheel_is_the_one_of_this_machine(
         there, change=SourceChange(name="cure", texts={KERNEL: b"int f() { return oops; }\n"})
     )
     with pytest.raises(BuildFailed, match=r'kernel_sm120.cu\(1\): error: identifier "oops"') as e:
-        build_companion(wrong, tmp_path / "wrong")
+        build_extension_wheel(wrong, tmp_path / "wrong")
     assert e.value.code == Exit.BUILD_FAILED
     assert not (tmp_path / "wrong").exists()
 

@@ -16,8 +16,8 @@ import pytest
 from builder.applier.trees import Content, OverlayTree
 from builder.pypi.wheels import WheelTree
 from builder.verify.codegen import check_codegen, sandbox_compiler
-from builder.verify.known import Trust
 from builder.verify.targets import target_of_plan
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
@@ -54,7 +54,7 @@ def patched(made: Planned) -> VerifyTarget:
 
 def with_tree(target: VerifyTarget, tree: Tree) -> VerifyTarget:
     """The same expectations held against other files."""
-    trust = Trust(everything=True)  # the changes are ours
+    trust = TrustedSources(everything=True)  # the changes are ours
     compiler = sandbox_compiler(tree, target.plan["base"]["packages"], trust)
     return dataclasses.replace(target, tree=tree, compile=compiler)
 

@@ -56,7 +56,7 @@ CHANGE = ("--vllm", "0.19.1", "--change", "sm120-family")
 @pytest.mark.skipif(
     platform.machine() != "x86_64", reason="NOT RUN: arm64's torch 2.10 has no CUDA"
 )
-def test_the_same_object_becomes_a_companion(tmp_path: Path) -> None:
+def test_the_same_object_becomes_an_extension_wheel(tmp_path: Path) -> None:
     """Held against the released wheels: every symbol is there, every kernel is real."""
     code, answer = compiled(*CHANGE, "-o", str(tmp_path), what="wheel")
     assert code == 0, answer
@@ -89,7 +89,7 @@ def test_the_same_object_becomes_a_companion(tmp_path: Path) -> None:
         (("--vllm", "0.19.1"), 2, "--change or --patch"),
     ],
 )
-def test_a_companion_that_cannot_be_is_refused(
+def test_an_impossible_extension_wheel_is_refused(
     words: tuple[str, ...], code: int, said: str, tmp_path: Path
 ) -> None:
     found, answer = compiled(*words, "-o", str(tmp_path / "out"), what="wheel")

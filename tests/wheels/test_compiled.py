@@ -80,7 +80,7 @@ needs_gpp = pytest.mark.skipif(
 
 
 def beside(name: str) -> str:
-    """An extension that a companion may go beside, whatever it is called."""
+    """An extension that an extension wheel may go beside, whatever it is called."""
     return "0" * 64 if name else ""
 
 

@@ -14,15 +14,15 @@ import pytest
 
 from builder.applier.outcomes import Target
 from builder.applier.trees import DirTree
-from builder.compile.base import NativeBase
+from builder.compile.base import InstalledLibraries
 from builder.compile.build import FLAGS
-from builder.compile.companion import build_companion
 from builder.compile.compiler import find_compiler
+from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import link, toolkit_libraries
 from builder.compile.stage import Stages
 from builder.compile.toolchain import Toolchain
 from builder.machinecode.elf import read_elf
-from tests.compiled.test_companion_whole import make_request
+from tests.compiled.test_extension_wheel_whole import make_request
 from tests.documents import validated
 
 from .test_compile import CHANGE
@@ -102,7 +102,7 @@ def linked(compiler: Compiler, folder: Path, *defines: str) -> Linked:
     host = folder / "host.o"
     words = [CROSS, "-fPIC", "-x", "c", "-", *defines, "-c", "-o", str(host)]
     subprocess.run(words, input=HOST, text=True, check=True)
-    base = NativeBase(DirTree(folder / "site"), runtime)
+    base = InstalledLibraries(DirTree(folder / "site"), runtime)
     objects = [compiled(compiler, folder), host]
     cuda = compiler.cuda
     return link(objects, base, "vllm/_C.abi3.so", compiler.nvcc, cuda, compiler.where)
@@ -175,9 +175,9 @@ def test_from_sources_to_a_wheel_for_the_other_architecture(
         one.ready(index)
         tools = Toolchain(compiler=one, includes=())
         place = tmp_path / machine
-        companion = build_companion(make_request(place, place / "cache", tools, machine), place)
-        assert companion.path.name.endswith(f"-py3-none-linux_{machine}.whl")
-        made.append(validated("compile-wheel", companion.report)["companion"])
+        wheel = build_extension_wheel(make_request(place, place / "cache", tools, machine), place)
+        assert wheel.path.name.endswith(f"-py3-none-linux_{machine}.whl")
+        made.append(validated("compile-wheel", wheel.report)["companion"])
     cross, native = made
     assert cross["compilers"]["host"].startswith(f"{CROSS} ")
     assert cross["toolkit"] == compiler.pins

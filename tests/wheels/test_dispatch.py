@@ -24,10 +24,10 @@ from builder.util.paths import package_file
 from builder.verify import operators
 from builder.verify.dispatch import check_dispatch
 from builder.verify.kinds import KINDS
-from builder.verify.known import Trust
 from builder.verify.sandbox import Sandbox, requirements_for
 from builder.verify.targets import target_of_plan
 from builder.verify.torchfolder import torch_folder
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,7 +201,7 @@ def test_a_changed_choice_fails_the_check_of_its_kind_and_no_other(
     tree = OverlayTree(made.base.tree)
     tree.update({broken.file: Content.of(text.replace(broken.old, broken.new).encode())})
     base = Base(made.base.identity, tree)
-    trust = Trust(everything=True)
+    trust = TrustedSources(everything=True)
     target = target_of_plan(made.plan, base, broken.release, patched=True, trust=trust)
     checks = {check.name: check for check in check_dispatch(target)}
     assert [name for name, check in checks.items() if check.status != "pass"] == [broken.kind]

@@ -12,7 +12,7 @@ from builder.layers.catalog import Catalog
 from builder.lock.facts import pack
 from builder.plan.planner import make_plan
 from builder.pypi.wheels import WheelTree
-from builder.rootfs.facts import Facts
+from builder.rootfs.facts import RecordedFiles
 from builder.rootfs.index import Row
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_the_facts_of_a_real_base_take_a_megabyte(
                           index=index)  # fmt: skip
     base = identify(request)
     assert isinstance(base.tree, WheelTree)
-    facts = Facts(["sha256:" + "0" * 64])
+    facts = RecordedFiles(["sha256:" + "0" * 64])
     read = WheelTree.read
 
     def noting(tree: WheelTree, path: str) -> bytes | None:
@@ -57,4 +57,4 @@ def test_the_facts_of_a_real_base_take_a_megabyte(
     assert len(rows) > 15_000
     packed = pack(facts)
     assert len(packed) < 1_100_000, "0.93 MB for an image of these wheels"
-    assert Facts.parse(json.loads(json.dumps(facts.as_json()))).lacks(facts) == 0
+    assert RecordedFiles.parse(json.loads(json.dumps(facts.as_json()))).lacks(facts) == 0

@@ -21,9 +21,9 @@ from builder.model import digest_of
 from builder.pypi.wheels import WheelTree
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.insandbox import sandbox_asker
-from builder.verify.known import Trust
 from builder.verify.run import verify
 from builder.verify.targets import target_of_plan
+from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +105,7 @@ def with_files(target: VerifyTarget, changes: Changes) -> VerifyTarget:
     tree = OverlayTree(target.tree)
     tree.update(changes)
     packages = target.plan["base"]["packages"]
-    trust = Trust(everything=True)  # the mutations are ours
+    trust = TrustedSources(everything=True)  # the mutations are ours
     ask, why = sandbox_asker(tree, packages, trust)
     compiler = sandbox_compiler(tree, packages, trust)
     return dataclasses.replace(target, tree=tree, ask=ask, cannot_ask=why, compile=compiler)

@@ -105,7 +105,9 @@ def test_together_they_are_compiled_once(planned: Any) -> None:
     ],
     ids=["other-chips", "a-new-operator", "another-cutlass"],
 )
-def test_what_no_companion_can_bring(planned: Any, number: int, code: int, said: str) -> None:
+def test_a_change_that_no_extension_wheel_can_bring(
+    planned: Any, number: int, code: int, said: str
+) -> None:
     ran = planned(number)
     assert ran.code == code
     assert said in ran.json()["error"]["message"]

@@ -24,13 +24,13 @@ from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
 from builder.machinecode.facts import read_module
 from builder.machinecode.fatbin import BadBinary, images
-from builder.machinecode.modules import Reading, Summary
+from builder.machinecode.modules import KernelCode, Summary
 from builder.machinecode.sass import ToolMissing
 from builder.model import digest_of
 from builder.plan.planner import hints, refuse_plan
 from builder.publish.sbom import inputs_of
 from builder.util.paths import data_dir
-from builder.verify.interpreters import Asking
+from builder.verify.interpreters import Probes
 from builder.verify.model import VerifyTarget
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import Parts, difference
@@ -90,19 +90,19 @@ REQUEST: dict[str, Any] = {
     ],
 }
 PACKAGE = "spark_build_companion_sm120_family"
-COMPANION = make_wheel(
+WHEEL = make_wheel(
     "spark-build-companion-sm120-family",
     "0.20.1+abc",
     {f"{PACKAGE}/__init__.py": "def load():\n    pass\n", f"{PACKAGE}/kernels.so": b"code"},
     executable=[f"{PACKAGE}/kernels.so"],
 )
-MADE = Stage(REQUEST, COMPANION.pin)
+MADE = Stage(REQUEST, WHEEL.pin)
 
 
 def judged(
     files: Files, code: Mapping[str, Mapping[str, str]], stage: Stage | None = None
 ) -> Outcome:
-    return judge(LAYER, MemoryTree(files), FakeSources(COMPANION, code=code, stage=stage), TARGET)
+    return judge(LAYER, MemoryTree(files), FakeSources(WHEEL, code=code, stage=stage), TARGET)
 
 
 # ---------------------------------------------------------------------------------------- the state
@@ -163,7 +163,7 @@ def test_a_module_that_is_known_is_not_read_again() -> None:
     assert sources.read == [MODULE]
 
 
-def test_a_companion_that_somebody_installed_is_the_change() -> None:
+def test_an_installed_extension_wheel_is_the_change() -> None:
     files = BASE | {f"{PACKAGE}/kernels.so": b"code"}
     runs = {"how": RUNS, "arch": "sm_121a", "guard": FAMILY}
     outcome = judged(files, {f"{PACKAGE}/kernels.so": runs, MODULE: NOT_LOADED})
@@ -176,7 +176,7 @@ def test_a_companion_that_somebody_installed_is_the_change() -> None:
 
 def planned(stage: Stage | None) -> Any:
     base = fake_base(BASE)
-    sources = FakeSources(COMPANION, code={MODULE: NOT_LOADED}, stage=stage)
+    sources = FakeSources(WHEEL, code={MODULE: NOT_LOADED}, stage=stage)
     steps = judge_in_order([LAYER], base.tree, sources, TARGET, {})
     plan = make_plan_of(base)
     from builder.model import LayerDecision
@@ -203,7 +203,7 @@ def test_a_stage_is_planned_before_it_is_run() -> None:
     (layer,) = before.as_json()["layers"]
     assert (layer["files"], layer["compile"]["wheel"]) == ([], None)
     (layer,) = after.as_json()["layers"]
-    assert layer["compile"]["wheel"]["filename"] == COMPANION.filename
+    assert layer["compile"]["wheel"]["filename"] == WHEEL.filename
     assert layer["reason"].startswith("sm120-family compiled for 12.1a: vllm/_C.abi3.so has")
 
 
@@ -251,7 +251,7 @@ def test_taking_a_target_apart_compiles_nothing() -> None:
     parts = Parts(
         base=fake_base(BASE),
         sources=FakeSources(code={MODULE: NOT_LOADED}),
-        asking=lambda *_: Asking(ask=None, cannot_ask="", compile=None),
+        asking=lambda *_: Probes(ask=None, cannot_ask="", compile=None),
     )
     target = VerifyTarget(
         name="t",
@@ -495,9 +495,9 @@ def no_tool(name: str) -> Path:
 
 
 def fake_summary(file: Path, path: str, symbols: Sequence[str]) -> Summary:
-    """Modules with one FP8 kernel: for SM121 in a companion, for another chip elsewhere."""
+    """Modules with one FP8 kernel: for SM121 in an extension wheel, for another chip elsewhere."""
     ours = file.read_bytes() == b"code"
-    one = Reading(
+    one = KernelCode(
         kernel="k",
         how="native" if ours else "none",
         arch="sm_121a" if ours else "sm_120a",
@@ -519,7 +519,7 @@ def test_machine_code_shows_that_it_is_necessary(
     patched = OverlayTree(MemoryTree(BASE))
     patched.update(decision.changes)
     line = "Selected CutlassFP8ScaledMMLinearKernel for ModelOptFp8LinearMethod"
-    asked = Asking(ask=None, cannot_ask="no sandbox", compile=None)
+    asked = Probes(ask=None, cannot_ask="no sandbox", compile=None)
     parts = Parts(
         base=fake_base(BASE),
         sources=FakeSources(code={MODULE: NOT_LOADED}),

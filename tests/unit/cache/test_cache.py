@@ -19,7 +19,7 @@ import pytest
 import builder
 from builder.__main__ import run
 from builder.cache.kinds import KINDS
-from builder.cache.prune import Wish, prune
+from builder.cache.prune import PruneRequest, prune
 from builder.cache.scan import entries
 from builder.cli import complete
 from builder.cli.units import bytes_of, seconds_of
@@ -191,7 +191,7 @@ def test_a_use_is_seen(cache: Path) -> None:
     when = time.time() - DAY
     os.utime(file, (when, file.stat().st_mtime))
     kinds = tuple(kind for kind in KINDS if kind.name == "wheels")
-    assert not prune(cache, Wish(kinds=kinds, older_than=30 * DAY)).removed
+    assert not prune(cache, PruneRequest(kinds=kinds, older_than=30 * DAY)).removed
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def test_what_is_used_while_it_is_looked_at_stays(
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", used)
-    done = prune(cache, Wish(kinds=kinds))
+    done = prune(cache, PruneRequest(kinds=kinds))
     assert not done.removed
     assert [path.name for path in (cache / "trees").iterdir()] == [TREE]
 
@@ -278,7 +278,7 @@ def test_links_are_not_followed(cache: Path, tmp_path: Path, link: str) -> None:
     place.symlink_to(tmp_path / "outside")
     kinds = tuple(kind for kind in KINDS if kind.name == "wheels")
     assert all(entry.bytes < 10_000 for entry in entries(cache, kinds))
-    prune(cache, Wish(kinds=kinds))
+    prune(cache, PruneRequest(kinds=kinds))
     assert precious.exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.rootfs.image import open_image
-from builder.util.background import wait_for_beside
+from builder.util.background import wait_for_background
 from builder.verify.installer import SandboxUnavailable
 from tests.unit.caller import Call, call_below
 from tests.unit.fakes import vllm_files
@@ -306,7 +306,7 @@ class Maker:
         return lambda: self.threads.append(threading.current_thread().name)
 
     def __call__(self, _request: object) -> dict[str, object]:
-        wait_for_beside()
+        wait_for_background()
         raise SandboxUnavailable("not in this test")
 
 

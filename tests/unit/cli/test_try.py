@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.registry.forms import meant
+from builder.registry.refhints import intended_reference
 from builder.util.hints import running
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import vllm_files, write_tree
@@ -91,7 +91,7 @@ def test_folders_and_releases_are_no_images(
     ],
 )
 def test_what_is_meant(text: str, said: str) -> None:
-    assert meant(text) == said
+    assert intended_reference(text) == said
 
 
 def test_a_folder_that_is_no_image_may_have_an_image_s_name(
@@ -100,4 +100,4 @@ def test_a_folder_that_is_no_image_may_have_an_image_s_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vllm").mkdir()
     running([])
-    assert meant("vllm") == ""
+    assert intended_reference("vllm") == ""

@@ -12,8 +12,8 @@ import pytest
 
 from builder.applier.trees import DirTree
 from builder.compile.abi import AbiBase, check_abi, too_new
-from builder.compile.base import NativeBase
-from builder.compile.executor import Machine
+from builder.compile.base import InstalledLibraries
+from builder.compile.executor import LocalExecutor
 from builder.compile.glibc import older_versions, shim_source
 from builder.errors import UsageError
 from builder.machinecode.elf import ElfFacts, read_elf
@@ -45,8 +45,8 @@ class Workshop:
         source.unlink()
         return target
 
-    def companion(self, text: str, *words: str | Path) -> ElfFacts:
-        return read_elf(self.make("companion.so", text, *words))
+    def library(self, text: str, *words: str | Path) -> ElfFacts:
+        return read_elf(self.make("wheel.so", text, *words))
 
 
 @pytest.fixture
@@ -55,26 +55,30 @@ def workshop(tmp_path: Path) -> Workshop:
 
 
 @pytest.fixture
-def base(workshop: Workshop) -> NativeBase:
+def base(workshop: Workshop) -> InstalledLibraries:
     """A site-packages with vLLM's extension and one library of torch's that it needs."""
     offers = "int offered(void){return 1;} void *getDeviceProperties;"
     torch = workshop.make("site/torch/lib/libc10.so", offers)
     text = "int offered(void); int cuThing(void); int both(void){return offered() + cuThing();}"
     driver = workshop.make("libcuda.so.1", "int cuThing(void){return 0;} int cuOther(void){}")
     workshop.make("site/vllm/_C.abi3.so", text, torch, driver)
-    return NativeBase(DirTree(workshop.root / "site"))
+    return InstalledLibraries(DirTree(workshop.root / "site"))
 
 
-def against(base: NativeBase, facts: ElfFacts) -> AbiBase:
+def against(base: InstalledLibraries, facts: ElfFacts) -> AbiBase:
     return base.held_against(base.module("vllm/_C"), facts.undefined)
 
 
-def faults(base: NativeBase, facts: ElfFacts, *, own_runtime: bool = False) -> Sequence[str]:
+def faults(
+    base: InstalledLibraries, facts: ElfFacts, *, own_runtime: bool = False
+) -> Sequence[str]:
     return check_abi(facts, against(base, facts), own_runtime=own_runtime).faults
 
 
-def test_what_the_extension_has_too_is_allowed(workshop: Workshop, base: NativeBase) -> None:
-    facts = workshop.companion(
+def test_what_the_extension_has_too_is_allowed(
+    workshop: Workshop, base: InstalledLibraries
+) -> None:
+    facts = workshop.library(
         "int offered(void); int cuThing(void); int f(void){return offered() + cuThing();}",
         workshop.root / "site/torch/lib/libc10.so", workshop.root / "libcuda.so.1",
     )  # fmt: skip
@@ -95,51 +99,51 @@ def test_what_the_extension_has_too_is_allowed(workshop: Workshop, base: NativeB
     ],
 )
 def test_a_symbol_that_nobody_has_is_named(
-    workshop: Workshop, base: NativeBase, text: str, said: str
+    workshop: Workshop, base: InstalledLibraries, text: str, said: str
 ) -> None:
-    (fault,) = faults(base, workshop.companion(text))
+    (fault,) = faults(base, workshop.library(text))
     assert fault.startswith(said)
 
 
 def test_a_library_that_the_base_does_not_need_is_named(
-    workshop: Workshop, base: NativeBase
+    workshop: Workshop, base: InstalledLibraries
 ) -> None:
     extra = workshop.make("libextra.so.3", "int extra(void){return 1;}")
-    found = faults(base, workshop.companion("int extra(void); int f(void){return extra();}", extra))
+    found = faults(base, workshop.library("int extra(void); int f(void){return extra();}", extra))
     assert found[0] == "it needs libextra.so.3, which the base's extension does not need"
 
 
-def test_a_version_that_is_too_new_is_named(workshop: Workshop, base: NativeBase) -> None:
+def test_a_version_that_is_too_new_is_named(workshop: Workshop, base: InstalledLibraries) -> None:
     script = workshop.root / "versions"
     script.write_text(FUTURE)
     text = "int future(void){return 1;}"
     option = f"-Wl,--version-script={script}"
     newer = workshop.make("libstdc++.so.6", text, option)
-    found = faults(
-        base, workshop.companion("int future(void); int f(void){return future();}", newer)
-    )
+    found = faults(base, workshop.library("int future(void); int f(void){return future();}", newer))
     assert "it needs libstdc++.so.6, which the base's extension does not need" in found
     assert any(row.startswith("it needs GLIBCXX_9.9 of libstdc++.so.6; the base ") for row in found)
 
 
-def test_another_machine_is_named(workshop: Workshop, base: NativeBase) -> None:
-    facts = replace(workshop.companion("int f(void){return 1;}"), machine="riscv")
+def test_another_machine_is_named(workshop: Workshop, base: InstalledLibraries) -> None:
+    facts = replace(workshop.library("int f(void){return 1;}"), machine="riscv")
     assert faults(base, facts)[0].startswith("it is for riscv, the base is for ")
 
 
 def test_a_runtime_of_its_own_takes_no_structure_of_the_others(
-    workshop: Workshop, base: NativeBase
+    workshop: Workshop, base: InstalledLibraries
 ) -> None:
     symbol = "_ZN2at4cuda26getCurrentDevicePropertiesEv"
-    facts = workshop.companion(f"int {symbol}(void); int f(void){{return {symbol}();}}")
+    facts = workshop.library(f"int {symbol}(void); int f(void){{return {symbol}();}}")
     (fault,) = faults(base, facts, own_runtime=True)
     assert "cudaDeviceProp" in fault
 
 
-def test_an_older_version_of_a_function_is_asked_for(workshop: Workshop, base: NativeBase) -> None:
+def test_an_older_version_of_a_function_is_asked_for(
+    workshop: Workshop, base: InstalledLibraries
+) -> None:
     """``dlsym`` moved into libc with glibc 2.34; the older one is still there, and works."""
     text = 'void *dlsym(void*, char*); void *f(void){return dlsym(0, "printf");}'
-    facts = workshop.companion(text)
+    facts = workshop.library(text)
     held = against(base, facts)
     limited = replace(
         held, extension=replace(held.extension, versions={"libc.so.6": ("GLIBC_2.28",)})
@@ -147,20 +151,22 @@ def test_an_older_version_of_a_function_is_asked_for(workshop: Workshop, base: N
     new = too_new(facts, limited)
     if not new:
         pytest.skip("NOT RUN: this machine's glibc is older than 2.34")
-    older = older_versions(new, limited, Machine().c_library)
+    older = older_versions(new, limited, LocalExecutor().c_library)
     assert set(older) == {"dlsym"}
     shim = workshop.root / "shim.s"
     shim.write_text(shim_source(older, facts.machine))
-    built = workshop.make("companion.so", text, shim, "-Wl,--wrap=dlsym")
+    built = workshop.make("wheel.so", text, shim, "-Wl,--wrap=dlsym")
     assert too_new(read_elf(built), limited) == {}
     code = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).f; f.restype = ctypes.c_void_p; "
     done = subprocess.run([sys.executable, "-c", f"{code}assert f()", str(built)], check=False)
     assert done.returncode == 0
 
 
-def test_a_library_that_the_base_lacks_is_named(workshop: Workshop, base: NativeBase) -> None:
+def test_a_library_that_the_base_lacks_is_named(
+    workshop: Workshop, base: InstalledLibraries
+) -> None:
     """As on arm64, where the index has CPU builds of torch alone for some releases."""
-    facts = workshop.companion("int offered(void); int f(void){return offered();}")
+    facts = workshop.library("int offered(void); int f(void){return offered();}")
     (workshop.root / "site/torch/lib/libc10.so").unlink()
     first, second = faults(base, facts)
     assert first.startswith("the base lacks libc10.so, which its own extension needs")
@@ -176,4 +182,4 @@ def test_what_is_no_library_says_so(tmp_path: Path) -> None:
 
 def test_a_base_without_the_extension_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no extension vllm/_C"):
-        NativeBase(DirTree(tmp_path)).module("vllm/_C")
+        InstalledLibraries(DirTree(tmp_path)).module("vllm/_C")

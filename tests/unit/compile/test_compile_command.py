@@ -10,17 +10,17 @@ import pytest
 
 from builder.__main__ import run
 from builder.applier.outcomes import Target
-from builder.compile.container import Container, Toolkit, ToolkitChoice
+from builder.compile.container import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
 from tests.unit.applier.test_compile_op import (
     BASE,
-    COMPANION,
     MODULE,
     NOT_LOADED,
     PACKAGE,
     REQUEST,
     TEXT,
+    WHEEL,
 )
 from tests.unit.fakes import fake_base, snapshot, vllm_files, write_tree
 
@@ -90,20 +90,20 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, 
 
     ran: list[Mapping[str, Any]] = []
 
-    def opened(choice: ToolkitChoice, _platform: str) -> Container:
+    def opened(choice: ToolkitChoice, _platform: str) -> ContainerExecutor:
         found = REQUEST["toolkit"]
         image = PinnedImage(
             ref=found["image"], digest=found["digest"], platform=REQUEST["platform"]
         )
-        toolkit = Toolkit(nvcc="nvcc", cuda="13.0", versions={}, library_headers=True)
+        toolkit = ImageCompilers(nvcc="nvcc", cuda="13.0", versions={}, library_headers=True)
         where = choice.containers
-        return Container(containers=where, image=image, toolkit=toolkit, libraries=tmp_path)
+        return ContainerExecutor(containers=where, image=image, toolkit=toolkit, libraries=tmp_path)
 
     def build(request: Mapping[str, Any], *_: object) -> Path:
         ran.append(request)
-        wheel = stage._folder(request) / COMPANION.filename
+        wheel = stage._folder(request) / WHEEL.filename
         wheel.parent.mkdir(parents=True, exist_ok=True)
-        wheel.write_bytes(COMPANION.data)
+        wheel.write_bytes(WHEEL.data)
         return wheel
 
     decided = SimpleNamespace(plan=SimpleNamespace(module="vllm/_C"), sources={}, refusal=None)
@@ -276,7 +276,7 @@ def test_an_image_holds_what_was_compiled(call: Call, built: Built, tmp_path: Pa
     }
     plan, files, _ = read_layout(tmp_path / "work" / "out")
     (layer,) = plan["layers"]
-    assert layer["compile"]["wheel"]["filename"] == COMPANION.filename
+    assert layer["compile"]["wheel"]["filename"] == WHEEL.filename
     assert KERNELS in {file["path"] for file in layer["files"]}
     assert files[f"{plan['base']['site_packages']}/{KERNELS}"] == b"code"
     assert len(built) == 1
@@ -296,7 +296,7 @@ def test_a_wheel_in_the_cache_that_is_damaged_is_made_again(
     kept.write_bytes(b"cut short")
     assert call(*words, "-o", "oci:b").code == 0
     assert len(built) == 2
-    assert kept.read_bytes() == COMPANION.data
+    assert kept.read_bytes() == WHEEL.data
 
 
 def test_print_dockerfile_compiles_nothing(call: Call, built: Built) -> None:

@@ -273,7 +273,7 @@ def test_the_cache_knows_where_it_is(index: FakeIndex, tools: Path) -> None:
 
 
 def test_a_base_of_another_platform_than_was_asked_for_is_refused() -> None:
-    from builder.cli.companion import _must_be_for
+    from builder.cli.compilewheel import _must_be_for
 
     base = fake_base(vllm_files())
     is_for = base.identity.platform.oci

@@ -9,18 +9,18 @@ import pytest
 from builder.compile.bindings import NO_KEY, registered
 from builder.compile.changes import SourceChange
 from builder.compile.cmake import BuildRecipe, Extension, Unit
-from builder.compile.companionsources import companion_texts
 from builder.compile.cppscan import scan
-from builder.compile.cpptext import Defined, holds, read
+from builder.compile.cpptext import Macros, holds, read
 from builder.compile.demangle import demangled
-from builder.compile.discovery import Discovery, Unknown
+from builder.compile.discovery import Discovery, OperatorsUnknown
 from builder.compile.includes import Sources
 from builder.compile.registration import registration_source
+from builder.compile.wheelsources import wheel_sources
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DEFINED = Defined({"HERE": "", "LEVEL": "3"}, frozenset({"NOT_HERE"}))
+DEFINED = Macros({"HERE": "", "LEVEL": "3"}, frozenset({"NOT_HERE"}))
 BINDINGS = """
 #include "ops.h"
 #include "core/registration.h"
@@ -299,31 +299,33 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_cannot_be_repeated_is_refused(tmp_path: Path, what: str) -> None:
     text, said = HOSTILE[what]
-    with pytest.raises(Unknown, match=said):
+    with pytest.raises(OperatorsUnknown, match=said):
         asked(tmp_path, "csrc/act.cu", {"csrc/torch_bindings.cpp": text})
 
 
 def test_a_function_that_two_units_define_is_refused(tmp_path: Path) -> None:
     again = {"csrc/again.cu": FILES["csrc/act.cu"]}
-    with pytest.raises(Unknown, match=r"act, which 2 units define: csrc/act\.cu, csrc/again\.cu"):
+    with pytest.raises(
+        OperatorsUnknown, match=r"act, which 2 units define: csrc/act\.cu, csrc/again\.cu"
+    ):
         asked(tmp_path, "csrc/act.cu", again)
 
 
 def test_a_unit_that_nobody_calls_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unknown, match=r"calls what it defines \(alone\)"):
+    with pytest.raises(OperatorsUnknown, match=r"calls what it defines \(alone\)"):
         asked(tmp_path, "csrc/alone.cu", {"csrc/alone.cu": "void alone() {}\n"})
-    with pytest.raises(Unknown, match="no function that another unit could call"):
+    with pytest.raises(OperatorsUnknown, match="no function that another unit could call"):
         asked(tmp_path, "csrc/none.cu", {"csrc/none.cu": "static void none() {}\n"})
 
 
 def test_the_registrations_themselves_are_not_compiled_anew(tmp_path: Path) -> None:
-    with pytest.raises(Unknown, match="registers the extension's operators"):
+    with pytest.raises(OperatorsUnknown, match="registers the extension's operators"):
         asked(tmp_path, "csrc/torch_bindings.cpp")
 
 
 def test_a_unit_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     broken = "#if UNHEARD_OF\nvoid launcher(int) {\n#else\nvoid launcher(int x) {\n#endif\n}\n"
-    with pytest.raises(Unknown, match="brackets do not match"):
+    with pytest.raises(OperatorsUnknown, match="brackets do not match"):
         asked(
             tmp_path,
             "csrc/entry.cu",
@@ -346,14 +348,16 @@ def test_more_than_a_third_of_an_extension_is_refused(tmp_path: Path) -> None:
         **many,
         "csrc/entry.cu": f'#include "ops.h"\n{declared}void entry() {{ {calls} }}\n',
     }
-    with pytest.raises(Unknown, match="13 of the 17 units of _C would be compiled, more than a"):
+    with pytest.raises(
+        OperatorsUnknown, match="13 of the 17 units of _C would be compiled, more than a"
+    ):
         asked(tmp_path, "csrc/k3.cu", changed)
 
 
 def test_two_extensions_are_refused(tmp_path: Path) -> None:
     discovery = tree(tmp_path, {})
     units = [Unit(path="csrc/act.cu", extension=name, gencodes=()) for name in ("_C", "_moe_C")]
-    with pytest.raises(Unknown, match=r"units of 2 extensions \(_C, _moe_C\)"):
+    with pytest.raises(OperatorsUnknown, match=r"units of 2 extensions \(_C, _moe_C\)"):
         discovery.behind(units)
 
 
@@ -384,7 +388,7 @@ int last() { return __LINE__; }
 """
 
 
-def test_a_unit_that_registers_itself_does_so_as_the_companion(tmp_path: Path) -> None:
+def test_a_unit_that_registers_itself_does_so_as_the_extension_wheel(tmp_path: Path) -> None:
     sources, recipe = parts(tmp_path, {"csrc/own.cu": OWN})
     unit = recipe.units["csrc/own.cu"]
     found = Discovery(sources, recipe, "1.0").behind([unit])
@@ -392,7 +396,7 @@ def test_a_unit_that_registers_itself_does_so_as_the_companion(tmp_path: Path) -
     assert (operator.name, operator.key, operator.own) == ("_C::own", "CUDA", True)
     assert "impl(" not in registration_source(found.operators, "m")
     change = SourceChange(name="x", texts={})
-    made = companion_texts(sources, recipe, change, [unit], "spark-build/x/1.0")
+    made = wheel_sources(sources, recipe, change, [unit], "spark-build/x/1.0")
     text = made.texts["csrc/own.cu"].decode()
     assert "m.def" not in text, "torch defines an operator once"
     marked = '#line 1 "spark-build/x/1.0"\nSTABLE_TORCH_LIBRARY_IMPL(_C, CUDA, m) {'

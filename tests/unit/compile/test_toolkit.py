@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.compile.container import Container, Toolkit, open_toolkit
+from builder.compile.container import ContainerExecutor, ImageCompilers, open_toolkit
 from builder.compile.executor import Compilation, Step
 from builder.compile.host import NATIVE
 from builder.engines import docker
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = PinnedImage(ref="toolkit:1", digest=DIGEST, platform="linux/amd64")
-TOOLKIT = Toolkit(
+TOOLKIT = ImageCompilers(
     nvcc="/usr/local/cuda/bin/nvcc",
     cuda="13.0",
     versions={"nvcc": "13.0.88", "host": "12.2.0"},
@@ -76,8 +76,10 @@ def containers(tmp_path: Path) -> Here:
     return Here(tmp_path / "root")
 
 
-def contained(containers: Containers, libraries: Path = Path()) -> Container:
-    return Container(containers=containers, image=IMAGE, toolkit=TOOLKIT, libraries=libraries)
+def contained(containers: Containers, libraries: Path = Path()) -> ContainerExecutor:
+    return ContainerExecutor(
+        containers=containers, image=IMAGE, toolkit=TOOLKIT, libraries=libraries
+    )
 
 
 # --------------------------------------------------------------------------------- what is rendered

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from builder.diagnose.catalogview import find_entry
 from builder.diagnose.documents import Diagnosed, Entries, EntryRow
 from builder.diagnose.judging import diagnose
-from builder.diagnose.shelf import named
 from builder.util.documents import plain
 from tests.documents import validated, validator
 
@@ -59,7 +59,7 @@ def test_anything_else_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_an_entry_says_whose_logs_it_is_for() -> None:
-    document = plain(Entries(entries=(EntryRow.of(named("disk-full")),)))
+    document = plain(Entries(entries=(EntryRow.of(find_entry("disk-full")),)))
     (row,) = validated("diagnose-list", document)["entries"]
     assert row["engine"] == "any"
     for key, value in (("engine", "nginx"), ("sure", ""), ("severity", "fatal"), ("fixes", [{}])):

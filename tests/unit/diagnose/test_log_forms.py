@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.diagnose.catalog import load_catalog
-from builder.diagnose.forms import mended, records
 from builder.diagnose.judging import diagnose
+from builder.diagnose.lineformats import mended, records
 from builder.diagnose.sources import texts
 from builder.errors import UsageError
 

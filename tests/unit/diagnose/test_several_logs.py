@@ -11,7 +11,7 @@ import pytest
 
 from builder.cli.diagnose import diagnose_command
 from builder.cli.documents import schema
-from builder.diagnose import shelf
+from builder.diagnose import catalogview
 from builder.diagnose.catalog import load_catalog
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
@@ -107,12 +107,12 @@ def test_one_that_is_not_ready_counts(tmp_path: Path) -> None:
 
 
 def test_every_example_of_the_catalogue_holds() -> None:
-    assert shelf.wrong(shelf.chosen(())) == []
+    assert catalogview.failed_examples(catalogview.entries_to_check(())) == []
 
 
 def test_the_page_is_that_of_the_catalogue() -> None:
     """``spark-build diagnose table > docs/diagnose.md`` was run."""
-    assert (DOCS / "diagnose.md").read_text("utf-8") == shelf.page(load_catalog())
+    assert (DOCS / "diagnose.md").read_text("utf-8") == catalogview.page(load_catalog())
 
 
 def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:

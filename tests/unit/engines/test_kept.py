@@ -12,7 +12,7 @@ import pytest
 
 from builder.applier.trees import Content
 from builder.engines import layercache
-from builder.engines.layercache import MadeOf, layer_key
+from builder.engines.layercache import LayerInputs, layer_key
 from builder.engines.layertar import Owners
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
@@ -90,7 +90,7 @@ def test_a_layer_without_the_cache_is_the_same(
 def key_of(plan: BuildPlan, name: str = "fix", epoch: int = 1, owners: Owners | None = None) -> str:
     (decision,) = (d for d in plan.needed if d.name == name)
     files = {f"/{path}": content for path, content in decision.changes.items()}
-    return layer_key(MadeOf.of(plan, [name]), files, epoch, owners or Owners())
+    return layer_key(LayerInputs.of(plan, [name]), files, epoch, owners or Owners())
 
 
 def test_the_key_depends_on_all_that_a_layer_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_the_key_depends_on_all_that_a_layer_comes_from(monkeypatch: pytest.Monk
 
 def test_the_key_reads_no_content() -> None:
     content = Content(sha256="0" * 64, size=3, load=lambda: pytest.fail("it was read"))
-    assert layer_key(MadeOf("linux/arm64", ("x",), ()), {"/a/b": content}, 1, Owners())
+    assert layer_key(LayerInputs("linux/arm64", ("x",), ()), {"/a/b": content}, 1, Owners())
 
 
 def entry(name: str) -> Path:

@@ -12,7 +12,7 @@ from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import write_dockerfile
 from builder.errors import UsageError
-from builder.publish.inventory import Held, HeldRow
+from builder.publish.inventory import HeldRow, StoredManifest
 from builder.publish.overlays import check_overlay, how_to_run
 from builder.publish.sources import open_source
 from builder.publish.subject import read_subject
@@ -57,7 +57,7 @@ def test_one_of_an_older_release_is_known_by_its_base(
     assert not manifest_of(tmp_path / "out")["artifactType"]
     subject = read_subject(LayoutDirectory(tmp_path / "out"), "")
     assert subject.overlay
-    held = Held(digest=subject.digest, tags=("a",), subject=subject)
+    held = StoredManifest(digest=subject.digest, tags=("a",), subject=subject)
     assert HeldRow.of(held).overlay
     with (
         Locations() as places,

@@ -23,7 +23,7 @@ from builder.engines.choice import engine_for
 from builder.engines.load import archive
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
-from builder.engines.patched import foresee, merged_env
+from builder.engines.patched import check_writable_base, merged_env
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.pypi.index import PackageIndex
 from builder.registry.layout import LayoutDirectory
@@ -466,7 +466,7 @@ def test_a_base_with_all_layers_that_there_can_be_is_refused_before_anything_is_
     plan = make_plan_of(base, LAYERS[0])
     for attempt in (
         lambda: build(base, tmp_path / "out", plan),
-        lambda: foresee(plan, base),
+        lambda: check_writable_base(plan, base),
         lambda: engine_for(plan, base, "oci", None, ""),
     ):
         with pytest.raises(UsageError, match=f"the base has {limits.LAYERS} layers"):

@@ -14,8 +14,8 @@ from builder.machinecode import fatbin, modules
 from builder.machinecode.fatbin import Arch, BadBinary, Image, images, parse_ptx, telling
 from builder.machinecode.kernels import load_kernels
 from builder.machinecode.modules import (
+    KernelCode,
     Modules,
-    Reading,
     Summary,
     best,
     find_modules,
@@ -353,7 +353,7 @@ class Release:
             jit=ways.count("jit"),
             readings={
                 k.symbol: tuple(
-                    Reading(kernel=f"_Z{n}", how=how, arch=arch, counts=counts)
+                    KernelCode(kernel=f"_Z{n}", how=how, arch=arch, counts=counts)
                     for n, (how, arch, counts) in enumerate(rows.get(k.name, ()))
                 )
                 for k in load_kernels()

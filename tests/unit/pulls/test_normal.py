@@ -9,7 +9,7 @@ import pytest
 
 from builder.applier.diff import parse_diff
 from builder.errors import UsageError
-from builder.forge.normal import normalise, read_sections
+from builder.forge.normalize import normalise, read_sections
 
 if TYPE_CHECKING:
     from pathlib import Path

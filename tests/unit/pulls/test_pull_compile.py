@@ -10,7 +10,7 @@ import pytest
 from builder.applier.digests import sha256_hex
 from builder.applier.outcomes import Target
 from builder.compile.compiler import Compiler
-from builder.forge.normal import read_sections
+from builder.forge.normalize import read_sections
 from builder.pulls.render import ops_of, parts_of
 from tests.unit import cudaworld as cw
 from tests.unit.applier.test_compile_op import NOT_LOADED, TEXT
@@ -436,12 +436,12 @@ def test_of_a_series_none_is_taken_away_alone(
     assert spark_build("apply", site, *named(cw.FAMILY, cw.UPPER), "--compile").code == 0
     for name in ("pr-vllm-1", "pr-vllm-17"):
         result = spark_build("revert", site, "-l", name)
-        assert (result.code, "are compiled into one companion" in result.err) == (4, True)
+        assert (result.code, "are compiled into one extension wheel" in result.err) == (4, True)
     words = ("--level", "static", "--prove-necessary", "--json")
     result = spark_build("verify", f"dir:{site}", *named(cw.FAMILY, cw.UPPER), *words)
     rows = result.json["necessity"]
     assert [row["necessary"] for row in rows] == ["unknown", "unknown"]
-    assert all("one companion with another change" in row["reason"] for row in rows)
+    assert all("one extension wheel with another change" in row["reason"] for row in rows)
     assert spark_build("revert", site).code == 0
     assert {k: v for k, v in snapshot(site).items() if v} == {k: v for k, v in before.items() if v}
 
@@ -481,7 +481,7 @@ def test_with_a_change_that_is_known_by_name(spark_build: Call, built: list[Any]
 def test_what_is_compiled_says_nothing_of_the_base(
     spark_build: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan is the same before and after, whatever is read of the companion."""
+    """The plan is the same before and after, whatever is read of the extension wheel."""
     runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_only"}
     monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
@@ -491,7 +491,7 @@ def test_what_is_compiled_says_nothing_of_the_base(
     assert made.json["plan_digest"] == planned.json["plan_digest"]
 
 
-def test_a_companion_of_somebody_else_is_not_overridden(
+def test_an_extension_wheel_from_elsewhere_is_not_overridden(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     about = json.dumps({"operators": [{"name": "_C::cutlass_scaled_mm"}]})

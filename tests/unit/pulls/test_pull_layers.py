@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.forge.normal import read_sections
+from builder.forge.normalize import read_sections
 from builder.forge.pin import read_pin
 from builder.layers.layerfile import load_layer
 from builder.pulls.parts import take_apart

@@ -10,7 +10,7 @@ import pytest
 
 from builder.applier.digests import sha256_hex
 from builder.errors import RemoteError
-from builder.forge.normal import normalise
+from builder.forge.normalize import normalise
 from builder.pypi.index import PackageIndex
 from tests.forge import API, Fault, LocalForge, Pull
 from tests.unit import pullworld as pw

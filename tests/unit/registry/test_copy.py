@@ -22,7 +22,7 @@ from builder.registry.model import (
     RawManifest,
     sha256_digest,
 )
-from builder.registry.upload import UploadLost
+from builder.registry.upload import UploadFailed
 from builder.util import progress
 from tests.unit.fakeregistry import manifest
 
@@ -198,7 +198,7 @@ def test_a_lost_upload_is_read_again() -> None:
         def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
             super().put_blob(blob, content)
             if self.calls.count(("blob", blob.digest)) < self.patience:
-                raise UploadLost("lost")
+                raise UploadFailed("lost")
 
         patience = 3
 
@@ -208,7 +208,7 @@ def test_a_lost_upload_is_read_again() -> None:
     assert (copied.streamed, copied.streamed_bytes) == (2, 4)
     target = Forgets()
     target.patience = 99
-    with pytest.raises(UploadLost):
+    with pytest.raises(UploadFailed):
         copy_image(source, "v1", target, "v1")
     assert not [call for call in target.calls if call[0] == "manifest"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
-from builder.registry.compose import Composed
+from builder.registry.compose import FallbackSource
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
@@ -110,7 +110,7 @@ def test_what_the_base_has_lost_is_named(registry: MemoryRegistry, tmp_path: Pat
     for layer in blobs(below)[1:]:
         (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
         registry.lose(layer.digest)
-    source = Composed(LayoutDirectory(tmp_path / "own"), base)
+    source = FallbackSource(LayoutDirectory(tmp_path / "own"), base)
     with pytest.raises(RemoteError) as caught:
         copy_image(source, image.digest, registry.repository(), "v1")
     for layer in blobs(below)[1:]:

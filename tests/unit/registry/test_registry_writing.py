@@ -16,7 +16,7 @@ from builder.publish.repository import PublishRepository
 from builder.registry import upload as uploads
 from builder.registry.listing import attach
 from builder.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
-from builder.registry.upload import UploadLost
+from builder.registry.upload import UploadFailed
 from tests.unit.fakeregistry import QUICK, FakeRegistry, Reply, Request, manifest, serve
 
 DATA = b"0123456789abcdefghij"
@@ -164,7 +164,7 @@ def test_a_registry_that_forgets_is_told_again_what_can_be_told_again() -> None:
     send(store, io.BytesIO(DATA))
     assert store.blobs == {BLOB.digest: DATA}
     assert [piece[0] for piece in store.pieces] == ["PATCH", "PATCH", "PATCH", "PATCH", "PUT"]
-    with pytest.raises(UploadLost, match="has forgotten an upload"):
+    with pytest.raises(UploadFailed, match="has forgotten an upload"):
         send(Store(cuts={1: 3}, forgets=True), Once(DATA))
 
 
@@ -200,7 +200,7 @@ def test_one_that_takes_none_so_small() -> None:
 
 def test_numbers_that_are_none() -> None:
     store = Store(least=int("9" * 4000), range_end="9" * 5000, cuts={1: 3})
-    with pytest.raises(UploadLost, match="has forgotten an upload"):
+    with pytest.raises(UploadFailed, match="has forgotten an upload"):
         send(store, Once(DATA))
 
 

@@ -12,7 +12,7 @@ from builder.applier.digests import sha256_hex
 from builder.errors import RemoteError
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import OCI_LAYER_GZIP
-from builder.rootfs.facts import CONTENT_BYTES, Facts, NotHeld
+from builder.rootfs.facts import CONTENT_BYTES, NotRecorded, RecordedFiles
 from builder.rootfs.index import Row
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.view import Rootfs
@@ -91,15 +91,15 @@ def blobs(layout: Reads, *tars: bytes) -> list[Descriptor]:
     return [put(layout, packed(tar), OCI_LAYER_GZIP) for tar in tars]
 
 
-def noted(layout: Reads, *tars: bytes, through_json: bool = True) -> Facts:
+def noted(layout: Reads, *tars: bytes, through_json: bool = True) -> RecordedFiles:
     """The facts that the questions leave behind."""
     layers = blobs(layout, *tars)
-    facts = Facts([layer.digest for layer in layers])
+    facts = RecordedFiles([layer.digest for layer in layers])
     view = Rootfs(layers, LayerCache(layout), notes=facts)
     for question in QUESTIONS:
         question(view)
     layout.read.clear()
-    return Facts.parse(json.loads(json.dumps(facts.as_json()))) if through_json else facts
+    return RecordedFiles.parse(json.loads(json.dumps(facts.as_json()))) if through_json else facts
 
 
 def kinds(value: object) -> object:
@@ -125,7 +125,7 @@ def test_the_same_answers_and_no_layer_read(
 
 def test_facts_survive_being_written(layout: Reads) -> None:
     facts = noted(layout, *BASE, through_json=False)
-    again = Facts.parse(json.loads(json.dumps(facts.as_json())))
+    again = RecordedFiles.parse(json.loads(json.dumps(facts.as_json())))
     assert again.as_json() == facts.as_json()
     assert again.lacks(facts) == facts.lacks(again) == 0
     sha256 = sha256_hex(LIB["lib/b.py"])
@@ -196,7 +196,7 @@ def test_bytes_are_copied_from_facts_or_else_from_a_layer(
 
 
 def test_silence_is_no_answer() -> None:
-    facts = Facts(["sha256:x"])
+    facts = RecordedFiles(["sha256:x"])
     facts.note("a", Row("a", "dir"))
     facts.note("f", Row("f", "file"))
     facts.note("no", None)
@@ -205,12 +205,12 @@ def test_silence_is_no_answer() -> None:
     for path in ("no/more", "f/below", "n/two", "n/two/three", "w/y", "w/x/y"):
         assert facts.row(path) is None, path
     for path in ("", "a/b", "other", "n/one", "n/one/x"):
-        with pytest.raises(NotHeld):
+        with pytest.raises(NotRecorded):
             facts.row(path)
     for directory in ("a", "n/one", ""):
-        with pytest.raises(NotHeld):
+        with pytest.raises(NotRecorded):
             facts.children(directory)
-        with pytest.raises(NotHeld):
+        with pytest.raises(NotRecorded):
             list(facts.below(directory))
     assert not list(facts.children("w/x"))
     assert not list(facts.children("f"))
@@ -218,7 +218,7 @@ def test_silence_is_no_answer() -> None:
 
 
 def test_what_others_know_more() -> None:
-    one, other = Facts(["sha256:x"]), Facts(["sha256:x"])
+    one, other = RecordedFiles(["sha256:x"]), RecordedFiles(["sha256:x"])
     assert one.lacks(other) == 0
     other.note("a", None)
     other.names["n"] = ["x"]
@@ -232,7 +232,7 @@ def test_what_others_know_more() -> None:
 
 
 def test_large_files_are_not_held() -> None:
-    facts = Facts(["sha256:x"])
+    facts = RecordedFiles(["sha256:x"])
     facts.note_content(bytes(CONTENT_BYTES + 1))
     assert not facts.contents
     facts.note_content(bytes(CONTENT_BYTES))
@@ -240,7 +240,7 @@ def test_large_files_are_not_held() -> None:
 
 
 def _document(**changes: object) -> Any:
-    facts = Facts(["sha256:x"])
+    facts = RecordedFiles(["sha256:x"])
     facts.note("a", Row("a", "file", sha256=sha256_hex(b"\xff")))
     facts.note_content(b"\xff")
     return {**facts.as_json(), **changes}
@@ -263,6 +263,6 @@ def _document(**changes: object) -> Any:
     ],
 )
 def test_a_document_of_another_form_is_refused(value: object) -> None:
-    assert Facts.parse(_document()).contents, "as it should be"
+    assert RecordedFiles.parse(_document()).contents, "as it should be"
     with pytest.raises(ValueError, match=r"."):
-        Facts.parse(value)
+        RecordedFiles.parse(value)

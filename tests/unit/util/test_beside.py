@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.util.background import beside, check_wanted, wait_for_beside
+from builder.util.background import check_cancelled, in_background, wait_for_background
 from builder.util.console import Console
 from builder.verify import sandbox
 from builder.verify.installer import Command, SandboxUnavailable, call
@@ -24,10 +24,10 @@ def test_it_goes_on_beside() -> None:
         time.sleep(0.05)
         done.append(1)
 
-    with beside(work):
+    with in_background(work):
         assert begun.wait(5)
         assert not done
-        wait_for_beside()
+        wait_for_background()
         assert done
 
 
@@ -35,20 +35,20 @@ def test_an_error_is_not_told_here(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
         raise ValueError
 
-    with beside(work):
-        wait_for_beside()
+    with in_background(work):
+        wait_for_background()
     assert capsys.readouterr() == ("", "")
 
 
 def test_nothing_to_do() -> None:
-    with beside(None):
-        wait_for_beside()
-    check_wanted()
+    with in_background(None):
+        wait_for_background()
+    check_cancelled()
 
 
 def interrupted(begun: threading.Event, work: object) -> None:
     assert callable(work)
-    with beside(work):
+    with in_background(work):
         assert begun.wait(5)
         raise KeyboardInterrupt
 
@@ -104,15 +104,15 @@ def test_what_goes_on_beside_work_that_has_gone_ends_too() -> None:
         begun.set()
         try:
             while True:
-                check_wanted()
+                check_cancelled()
                 time.sleep(0.01)
         finally:
             ended.append("inner")
 
     def outer() -> None:
         try:
-            with beside(inner):
-                wait_for_beside()
+            with in_background(inner):
+                wait_for_background()
         finally:
             ended.append("outer")
 

@@ -734,7 +734,7 @@ def test_an_unknown_kind_is_refused_before_anything_else() -> None:
 
 
 def test_the_stand_in_for_triton_decorates_with_nothing() -> None:
-    triton: Any = device.StandIn("triton")
+    triton: Any = device.StubModule("triton")
 
     def kernel() -> int:
         return 7

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.verify import insandbox, isolation, known
+from builder.verify import insandbox, isolation, trust
 from builder.verify.installer import SandboxUnavailable
-from builder.verify.known import Trust, has_hook
-from builder.verify.sandbox import Made, Sandbox, lay_out
+from builder.verify.sandbox import PreparedSandbox, Sandbox, lay_out
 from builder.verify.torchfolder import Torch
+from builder.verify.trust import TrustedSources, has_hook
 from tests.unit.caller import Call
 from tests.unit.fakes import REPLACE, MemoryTree, dist_files, layer_text, make_layer, write_tree
 from tests.unit.fakevllm import FILES as FAKE
@@ -85,18 +85,18 @@ def machine(
         tmp_path / "torch", {"torch/__init__.py": FAKE["torch/__init__.py"].encode()}
     )
 
-    def make(requirements: Any, version: str, packages: object) -> Made:
+    def make(requirements: Any, version: str, packages: object) -> PreparedSandbox:
         del packages
         sandbox = Sandbox(requirements)
         sandbox.python = Path(sys.executable)
-        return Made(
+        return PreparedSandbox(
             sandbox=sandbox,
             torch=Torch(folder=torch, version=version, what=f"torch {version}"),
             paths=(torch,),
         )
 
     monkeypatch.setattr(insandbox, "make", make)
-    monkeypatch.setattr(known, "find_isolation", lambda: "bwrap: it is not installed")
+    monkeypatch.setattr(trust, "find_isolation", lambda: "bwrap: it is not installed")
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     (tmp_path / "work").mkdir()
@@ -114,7 +114,7 @@ def test_a_release_is_asked_as_it_is(machine: Machine, monkeypatch: pytest.Monke
     def never() -> None:
         raise AssertionError("an ordinary base needs no isolation")
 
-    monkeypatch.setattr(known, "find_isolation", never)
+    monkeypatch.setattr(trust, "find_isolation", never)
     check = machine.linear(machine.image())
     assert (check["status"], check["seen"]) == ("pass", f"Using {KERNEL} for NVFP4 GEMM")
 
@@ -267,24 +267,28 @@ def test_what_a_release_holds_is_not_the_images_word(machine: Machine) -> None:
     tree.files["vllm-0.20.1.dist-info/RECORD"] += b"vllm/new.py,,\n"
     paths = sorted(tree.files)
     info = "vllm-0.20.1.dist-info"
-    assert Trust().unknown(tree, paths) == ["vllm/new.py"]
+    assert TrustedSources().unknown(tree, paths) == ["vllm/new.py"]
     assert (
-        Trust(made=frozenset({("vllm/new.py", tree.digest("vllm/new.py") or "")})).unknown(
+        TrustedSources(made=frozenset({("vllm/new.py", tree.digest("vllm/new.py") or "")})).unknown(
             tree, paths
         )
         == []
     )
     tree.files[f"{info}/entry_points.txt"] = b"[vllm.general_plugins]\nx = vllm.new:run\n"
-    assert f"{info}/entry_points.txt" in Trust().unknown(tree, [*paths, f"{info}/entry_points.txt"])
+    assert f"{info}/entry_points.txt" in TrustedSources().unknown(
+        tree, [*paths, f"{info}/entry_points.txt"]
+    )
     nobody = MemoryTree(dist_files("vllm", "9.9.9", VLLM))
-    assert "vllm/envs.py" in Trust().unknown(nobody, sorted(nobody.files)), "no such release"
+    assert "vllm/envs.py" in TrustedSources().unknown(nobody, sorted(nobody.files)), (
+        "no such release"
+    )
     del machine
 
 
 def test_without_an_index_nothing_is_known(machine: Machine) -> None:
     machine.index.faults.status["vllm"] = 404
     tree = MemoryTree(dist_files("vllm", "0.20.1", VLLM))
-    assert "vllm/envs.py" in Trust().unknown(tree, sorted(tree.files))
+    assert "vllm/envs.py" in TrustedSources().unknown(tree, sorted(tree.files))
 
 
 class Lying(MemoryTree):

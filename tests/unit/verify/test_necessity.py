@@ -19,7 +19,7 @@ from builder.bases.model import Base
 from builder.errors import SparkBuildError
 from builder.verify import sandbox
 from builder.verify.interpreters import (
-    Asking,
+    Probes,
     beside_its_python,
     link_out,
     net_changes,
@@ -64,7 +64,7 @@ SET = make_layer("set", env_op(SETTING, "marlin"))
 IDLE = make_layer("idle", copy_op("vllm/extra.py", b"x = 1\n"))
 
 
-def answers(tree: Tree, env: Mapping[str, str]) -> Asking:
+def answers(tree: Tree, env: Mapping[str, str]) -> Probes:
     """A vLLM that looks at one file and one variable, and a compiler that is never needed."""
 
     def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,7 +72,7 @@ def answers(tree: Tree, env: Mapping[str, str]) -> Asking:
         good = "b12x" in text and request["env"].get(SETTING) == "marlin"
         return _says(LINE if good else "Using cutlass", request)
 
-    return Asking(ask=ask, compile=None, cannot_ask="no compiler")
+    return Probes(ask=ask, compile=None, cannot_ask="no compiler")
 
 
 def _says(line: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _says(line: str, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"fatal": None, "simulated": [], "answers": [reply] * len(request["ask"])}
 
 
-def silent(tree: Tree, env: Mapping[str, str]) -> Asking:
+def silent(tree: Tree, env: Mapping[str, str]) -> Probes:
     """No vLLM can be asked here."""
-    return Asking(ask=None, compile=None, cannot_ask="no CPU torch")
+    return Probes(ask=None, compile=None, cannot_ask="no CPU torch")
 
 
 def target_of(
@@ -184,8 +184,8 @@ EXPECT_DEFAULT = [{"kind": "nvfp4-linear", "line": "Using cutlass"}]
 
 
 def test_codegen_is_missed_where_the_expected_kernel_is_compiled_at_run_time() -> None:
-    def b12x(tree: Tree, env: Mapping[str, str]) -> Asking:
-        return Asking(ask=lambda request: _says("Using b12x", request), compile=None)
+    def b12x(tree: Tree, env: Mapping[str, str]) -> Probes:
+        return Probes(ask=lambda request: _says("Using b12x", request), compile=None)
 
     verdict = proven(target_of(IDLE, asking=b12x, line="Using b12x"))["idle"]
     assert verdict.necessary == "unknown"
@@ -229,14 +229,14 @@ FIRST = make_layer("first", copy_op("vllm/new.py", b"STATE = 'raw'\n"), order=10
 SECOND = make_layer("second", replace_op("raw", "b12x", "vllm/new.py"), after=["first"], order=20)
 
 
-def looks_at(tree: Tree, env: Mapping[str, str], path: str = "vllm/new.py") -> Asking:
+def looks_at(tree: Tree, env: Mapping[str, str], path: str = "vllm/new.py") -> Probes:
     """A vLLM for which only what the second layer does matters."""
 
     def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
         good = b"b12x" in (tree.read(path) or b"")
         return _says(LINE if good else "Using cutlass", request)
 
-    return Asking(ask=ask, compile=None)
+    return Probes(ask=ask, compile=None)
 
 
 def test_a_layer_that_a_necessary_one_builds_on_is_necessary() -> None:

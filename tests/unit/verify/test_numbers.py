@@ -20,7 +20,6 @@ from builder.verify import launches
 from builder.verify.dslmirror import NoDsl
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import Bubblewrap
-from builder.verify.known import Apart, Trust
 from builder.verify.launches import (
     LAUNCHED,
     Replies,
@@ -31,6 +30,7 @@ from builder.verify.launches import (
 )
 from builder.verify.model import VerifyTarget
 from builder.verify.numbers import check_numbers
+from builder.verify.trust import IsolatedRun, TrustedSources
 from tests.unit.fakes import fake_base, vllm_files
 
 if TYPE_CHECKING:
@@ -341,16 +341,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
 
 
 #: The files of these tests are their own.
-TRUSTED = Trust(everything=True)
+TRUSTED = TrustedSources(everything=True)
 
 
 def test_code_that_is_not_known_is_not_run(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it could be isolated: what it launches could not be written to this machine."""
-    apart = Apart(isolation=Bubblewrap(), because="vllm/core.py: not as a release has it")
-    monkeypatch.setattr(Trust, "apart", lambda *_: apart)
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, Trust())
+    apart = IsolatedRun(isolation=Bubblewrap(), because="vllm/core.py: not as a release has it")
+    monkeypatch.setattr(TrustedSources, "apart", lambda *_: apart)
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TrustedSources())
     with pytest.raises(SandboxUnavailable, match=r"vllm/core\.py") as caught:
         launch(launch_request({}, "sm_121a", LAUNCHED[:1]))
     assert "--trust-image" in caught.value.hint

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import sha256_hex
-from builder.applier.machinecode import COMPANIONS
+from builder.applier.machinecode import EXTENSION_WHEELS
 from builder.applier.receipts import receipts_of
 from builder.applier.records import parse_record
 from builder.applier.sources import Member, Stage, Unstaged
@@ -28,7 +28,7 @@ _UNSTAGED = {"nothing": NOT_APPLICABLE, "there": UPSTREAM}
 
 
 @dataclass(frozen=True)
-class WithCompanions:
+class InstalledWheelSources:
     """Sources that give what was compiled for a tree out of the tree itself."""
 
     sources: Sources
@@ -67,7 +67,7 @@ class WithCompanions:
             if state and found["change"] == op_name(ops[-1]):
                 return Unstaged(state, "as it was planned", found, since=layer.get("since"))
         change = stage_name(ops)
-        wanted = normalize(f"{COMPANIONS}{change}")
+        wanted = normalize(f"{EXTENSION_WHEELS}{change}")
         request = {"change": change, "arch": ops[-1]["arch"]}
         for receipt in receipts_of(self.tree):
             for path, entry in receipt["files"].items():

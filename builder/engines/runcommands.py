@@ -23,7 +23,7 @@ RUN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunIt:
+class RunCommands:
     """What a new owner types, in this order: ``before`` once, then ``command``."""
 
     #: commands that make or fetch the image, where ``docker run`` cannot take what was built
@@ -78,7 +78,7 @@ def serve_line(plan: BuildPlan) -> str:
     return shlex.join(["vllm", "serve", "MODEL", *plan.serve_flags])
 
 
-def run_it(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None) -> RunIt:
+def run_commands(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None) -> RunCommands:
     """What starts vLLM with what was built; ``dockerfile`` is where the overlay's was written."""
     overlay = overlay_of(plan, built) if plan.base.kind == "pypi" else None
     image = (built.target or built.ref).removeprefix("docker://")
@@ -91,7 +91,7 @@ def run_it(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None) -
         brought = ["spark-build", "distribute", built.pinned, "SPARK", "--tag", image]
         before = (shlex.join(brought),)
     serve = serve_line(plan)
-    return RunIt(
+    return RunCommands(
         before=before,
         command=f"{RUN} {shlex.quote(image)} {serve.removeprefix('vllm ')}",
         serve=serve,

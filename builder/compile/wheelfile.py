@@ -1,4 +1,4 @@
-"""The wheel that a companion is delivered as: the same content gives the same bytes."""
+"""The wheel that an extension wheel is delivered as: the same content gives the same bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUP = "vllm.general_plugins"
 
 @dataclass(frozen=True, kw_only=True)
 class WheelNames:
-    """How a companion is called; ``package`` is what Python imports."""
+    """How an extension wheel is called; ``package`` is what Python imports."""
 
     package: str
     version: str

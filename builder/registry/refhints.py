@@ -11,7 +11,7 @@ from builder.util.hints import instead
 _SCHEMES = ("docker://", "oci:", "pypi:", "dir:")
 
 
-def meant(ref: str) -> str:
+def intended_reference(ref: str) -> str:
     """What somebody probably means with an image reference that is none: ``pypi:``, ``oci:``..."""
     if re.fullmatch(r"v?\d+\.\d+(\.\w+)*(\+\w+)?", ref):
         return f"pypi:vllm=={ref.removeprefix('v')}"
@@ -26,13 +26,13 @@ def meant(ref: str) -> str:
     return f"dir:{ref}" if any(any(place.glob("vllm-*.dist-info")) for place in places) else ""
 
 
-def refuse_other_form(ref: str) -> None:
+def refuse_wrong_kind(ref: str) -> None:
     """Refuse what reads as an image reference and is a release or a folder.
 
     Raises:
         UsageError: says what was probably meant.
     """
-    probably = meant(ref) if not ref.startswith(_SCHEMES) else ""
+    probably = intended_reference(ref) if not ref.startswith(_SCHEMES) else ""
     if not probably:
         return
     what = "a release" if probably.startswith("pypi:") else "a folder here"

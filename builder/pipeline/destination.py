@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.registry.adding import check_place as check_folder
+from builder.registry.layoutwriter import check_layout_target as check_folder
 from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 
@@ -26,7 +26,7 @@ def default_tag(plan: BuildPlan) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """Where an image goes: its name, a directory for a layout, or a registry."""
 
     tag: str
@@ -34,7 +34,7 @@ class Place:
     push: bool
 
 
-def check_place(options: ImageOptions, engine: str) -> Place:
+def check_destination(options: ImageOptions, engine: str) -> Destination:
     """What ``--tag``, ``--output`` and ``--push`` come to, as far as it is known without a base.
 
     Raises:
@@ -62,7 +62,7 @@ def check_place(options: ImageOptions, engine: str) -> Place:
     if tag and not _TAG.fullmatch(tag):
         raise UsageError(f"--tag {tag!r} is not an image name")
     _refuse_contradictions(options, engine, output, push=push)
-    return Place(tag, folder, push)
+    return Destination(tag, folder, push)
 
 
 def _refuse_contradictions(options: ImageOptions, engine: str, output: str, *, push: bool) -> None:
@@ -97,15 +97,15 @@ def check_base_options(options: ImageOptions, ref: str) -> None:
         )
 
 
-def place_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Place:
+def destination_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Destination:
     """What ``--tag``, ``--output`` and ``--push`` come to.
 
     Raises:
         UsageError: as for :func:`check_place`.
     """
-    place = check_place(options, engine)
+    place = check_destination(options, engine)
     folder = place.output
     if folder is None and engine == "oci" and not place.push and options.output != "docker":
         vllm = plan.base.packages.get("vllm", "unknown")
         folder = Path(f"spark-build-{plan.name}-{vllm}")
-    return Place(place.tag or default_tag(plan), folder, place.push)
+    return Destination(place.tag or default_tag(plan), folder, place.push)

@@ -31,7 +31,7 @@ _BLOBS = Path("blobs") / "sha256"
 _DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
-def check_place(target: Path) -> None:
+def check_layout_target(target: Path) -> None:
     """Refuse what can hold no image: it is neither free nor an OCI layout.
 
     Raises:
@@ -79,7 +79,7 @@ def work_folder(target: Path) -> Iterator[Path]:
         yield work
 
 
-class Filling(LayoutDirectory):
+class LayoutWriter(LayoutDirectory):
     """A layout that is being written: blobs that ``near`` has are taken from there."""
 
     def __init__(self, path: Path, near: Path) -> None:
@@ -101,14 +101,14 @@ def add_image(made: Path, target: Path, name: str) -> None:
     An image that had the name goes, with the blobs that nothing else in the index needs.
 
     Raises:
-        UsageError, RemoteError: see ``check_place``.
+        UsageError, RemoteError: see ``check_layout_target``.
         OSError: the disk does not take it; ``target`` is as it was.
     """
     there = LayoutDirectory(target)
     (entry,) = LayoutDirectory(made).index()["manifests"]
     entry = {**entry, "annotations": {**entry.get("annotations", {}), REF_NAME: name}}
     with there.lock():
-        check_place(target)
+        check_layout_target(target)
         index, replaced = there.with_entry(entry)
         (made / "index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
         if not os.path.lexists(target):

@@ -72,7 +72,7 @@ spark-build diagnose table > docs/diagnose.md
 """
 
 
-class Wrong(NamedTuple):
+class FailedExample(NamedTuple):
     """An example of an entry that does not hold."""
 
     entry: str
@@ -91,7 +91,7 @@ def releases(entry: Entry) -> str:
     return f"vLLM from {low}" if low else f"vLLM before {high}"
 
 
-def named(name: str) -> Entry:
+def find_entry(name: str) -> Entry:
     """The entry of a name.
 
     Raises:
@@ -119,7 +119,7 @@ def page(entries: Sequence[Entry]) -> str:
     return _PAGE + "".join(rows) + _ADDING
 
 
-def told(entry: Entry) -> Iterator[str]:
+def entry_lines(entry: Entry) -> Iterator[str]:
     """One entry, as ``diagnose show`` prints it."""
     yield f"{entry.id} ({entry.severity}, {releases(entry)}, {entry.sure})"
     yield f"  {entry.message}"
@@ -137,7 +137,7 @@ def told(entry: Entry) -> Iterator[str]:
         yield f"  see:     {entry.source}"
 
 
-def chosen(paths: Sequence[str]) -> list[Entry]:
+def entries_to_check(paths: Sequence[str]) -> list[Entry]:
     """The entries to check: those of files and folders, or the whole catalogue.
 
     Raises:
@@ -155,19 +155,19 @@ def chosen(paths: Sequence[str]) -> list[Entry]:
     return [load_entry(path) for path in files]
 
 
-def wrong(entries: Sequence[Entry]) -> list[Wrong]:
+def failed_examples(entries: Sequence[Entry]) -> list[FailedExample]:
     """Examples that the reader does not read as they say, and entries without any."""
     found = []
     for entry in entries:
         kinds = {example.found for example in entry.examples}
         for kind, what in ((True, "an example"), (False, "a near miss (found = false)")):
             if kind not in kinds:
-                found.append(Wrong(entry.id, 0, f"{what} is missing"))
+                found.append(FailedExample(entry.id, 0, f"{what} is missing"))
         # beside the other entries: they must not take its line
         others = [e for e in load_catalog() if e.id != entry.id]
         for number, example in enumerate(entry.examples, 1):
             if why := _missed(entry, example, [*others, entry]):
-                found.append(Wrong(entry.id, number, why))
+                found.append(FailedExample(entry.id, number, why))
     return found
 
 

@@ -1,4 +1,4 @@
-"""A companion's parts: what registers operators, the wheel's bytes, and the loader in it."""
+"""An extension wheel's parts: what registers operators, the wheel's bytes, and the loader in it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.compile.cmake import Unit
-from builder.compile.companionwheel import WheelNames, wheel_bytes
 from builder.compile.registration import (
     load_operators,
     operators_behind,
     registration_source,
     sibling_units,
 )
+from builder.compile.wheelfile import WheelNames, wheel_bytes
 from builder.errors import UsageError
 from builder.pypi.index import write_atomically
-from builder.runtime import companion_loader as loader
+from builder.runtime import wheel_loader as loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_place_below_a_file_is_reported(tmp_path: Path, below: str) -> None:
 # ------------------------------------------------------------------------------------------ loader
 
 ABOUT = {
-    "name": "companion",
+    "name": "wheel",
     "mark": "spark-build/x/1",
     "vllm": "0.19.1",
     "torch": "2.10.0",
@@ -191,25 +191,27 @@ def test_on_another_device_nothing_is_loaded(world: World, device: tuple[int, in
 
 def test_another_vllm_is_an_error(world: World) -> None:
     world.vllm = "0.19.0"
-    with pytest.raises(loader.CompanionError, match=r"built for vllm 0\.19\.1, and 0\.19\.0 is"):
+    with pytest.raises(
+        loader.ExtensionWheelError, match=r"built for vllm 0\.19\.1, and 0\.19\.0 is"
+    ):
         loader.load()
 
 
 def test_another_torch_is_an_error(world: World) -> None:
     world.torch.__version__ = "2.11.0"
-    with pytest.raises(loader.CompanionError, match=r"torch 2\.10\.0, and 2\.11\.0"):
+    with pytest.raises(loader.ExtensionWheelError, match=r"torch 2\.10\.0, and 2\.11\.0"):
         loader.load()
 
 
 def test_no_operator_to_replace_is_an_error(world: World) -> None:
     world.has = False
-    with pytest.raises(loader.CompanionError, match="nothing to replace"):
+    with pytest.raises(loader.ExtensionWheelError, match="nothing to replace"):
         loader.load()
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error(world: World) -> None:
     world.refuses = "undefined symbol: gone"
-    with pytest.raises(loader.CompanionError, match="undefined symbol: gone"):
+    with pytest.raises(loader.ExtensionWheelError, match="undefined symbol: gone"):
         loader.load()
 
 
@@ -217,5 +219,5 @@ def test_a_kernel_that_torch_does_not_use_is_an_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.torch.ops, "load_library", lambda path: None)
-    with pytest.raises(loader.CompanionError, match="is still another kernel"):
+    with pytest.raises(loader.ExtensionWheelError, match="is still another kernel"):
         loader.load()

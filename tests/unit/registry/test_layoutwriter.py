@@ -15,8 +15,8 @@ import pytest
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine, base_bytes
 from builder.errors import RemoteError, UsageError
-from builder.registry.adding import Filling, add_image, check_place, work_folder
 from builder.registry.layout import REF_NAME, LayoutDirectory
+from builder.registry.layoutwriter import LayoutWriter, add_image, check_layout_target, work_folder
 from builder.registry.locations import layout_place
 from builder.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
 from tests.unit.caller import Call, call_below
@@ -137,14 +137,14 @@ def test_a_layout_with_a_damaged_index_is_left_alone(tmp_path: Path, text: str) 
 
 
 def test_places_that_hold_no_image(tmp_path: Path) -> None:
-    check_place(tmp_path / "absent")
+    check_layout_target(tmp_path / "absent")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "index.json").write_text('{"manifests": []}')  # any program's
     for name in ("dangling", "file", "full"):
         with pytest.raises(UsageError, match="so no image goes there"):
-            check_place(tmp_path / name)
+            check_layout_target(tmp_path / name)
 
 
 def test_an_empty_folder_stays_the_same_folder(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_failure_at_any_step_leaves_the_place_as_it_was(
 KILLED = """
 import sys, os, signal
 from pathlib import Path
-from builder.registry import adding
-from tests.unit.registry.test_adding import build
+from builder.registry import layoutwriter
+from tests.unit.registry.test_layoutwriter import build
 real = Path.replace
 def replace(path, target):
     made = real(path, target)
@@ -258,7 +258,7 @@ def test_blobs_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     data = b"twenty gigabytes"
     blob = Descriptor(media_type="", digest=sha256_digest(data), size=len(data))
     path = out / LayoutDirectory.blob_path(blob.digest)
-    filling = Filling(made, out)
+    filling = LayoutWriter(made, out)
     assert not filling.has(blob.digest)
     path.write_bytes(data)
     assert filling.has(blob.digest)

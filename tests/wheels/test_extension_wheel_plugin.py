@@ -1,4 +1,4 @@
-"""A companion under the plugin loader of a released vLLM: read from its wheel, not imitated."""
+"""An extension wheel under the plugin loader of a released vLLM, read from that vLLM's wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.compile.companionwheel import WheelNames, wheel_bytes
+from builder.compile.wheelfile import WheelNames, wheel_bytes
 from builder.model import Platform
 from builder.pypi.wheels import RemoteWheel
 from builder.util.paths import package_file
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from builder.pypi.index import PackageIndex
 
-ABOUT = {"name": "companion", "vllm": "0.19.1", "torch": "2.10.0", "capabilities": [[12, 1]]}
+ABOUT = {"name": "wheel", "vllm": "0.19.1", "torch": "2.10.0", "capabilities": [[12, 1]]}
 LOADER = "vllm/plugins/__init__.py"
-#: What the loader and the companion ask of vLLM besides.
+#: What the loader and the extension wheel ask of vLLM besides.
 PLATFORMS = """
 class current_platform:
     is_cuda = staticmethod(lambda: True)
@@ -32,7 +32,7 @@ class current_platform:
 
 @pytest.fixture(params=["0.19.1", "0.21.0"])
 def site(index: PackageIndex, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A site-packages with the release's plugin loader, and a companion for another vLLM."""
+    """A site-packages with the release's plugin loader, and an extension wheel for another vLLM."""
     file = index.choose("vllm", request.param, Platform.parse("linux/arm64", "3.12"))
     files = {
         "vllm/__init__.py": b"",
@@ -45,10 +45,10 @@ def site(index: PackageIndex, tmp_path: Path, request: pytest.FixtureRequest) ->
         (tmp_path / path).write_bytes(data)
     names = WheelNames.of("sm120-family", "0.19.1", "0" * 12, "any")
     inside = {
-        "__init__.py": package_file("runtime", "companion_loader.py").read_bytes(),
+        "__init__.py": package_file("runtime", "wheel_loader.py").read_bytes(),
         "companion.json": json.dumps({**ABOUT, "library": "kernels.so"}).encode(),
     }
-    wheel = tmp_path / "companion.whl"
+    wheel = tmp_path / "wheel.whl"
     wheel.write_bytes(wheel_bytes(names, inside, "vllm==0.19.1", "x"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
@@ -70,7 +70,7 @@ def started(site: Path, device: tuple[int, int], plugins: list[str] | None) -> t
 def test_a_misfit_stops_vllm_on_its_device_and_there_alone(site: Path) -> None:
     code, said = started(site, (12, 1), None)
     assert code == 1
-    assert "CompanionError: companion was built for vllm 0.19.1, and 0.18.0 is installed" in said
+    assert "ExtensionWheelError: wheel was built for vllm 0.19.1, and 0.18.0 is installed" in said
     assert started(site, (9, 0), None) == (0, "")
     named = ["spark_build_companion_sm120_family"]
     assert started(site, (12, 1), named)[0] == 1

@@ -50,7 +50,7 @@ _KEPT = 64
 _FIRST = 400
 
 
-class Noted(NamedTuple):
+class NumberedLine(NamedTuple):
     """A line with its number."""
 
     line: int
@@ -59,7 +59,7 @@ class Noted(NamedTuple):
 
 
 @dataclass
-class Course:
+class ServerState:
     """What a log tells of its server, failures left out."""
 
     started: int = 0
@@ -68,8 +68,8 @@ class Course:
     ready: int = 0
     #: the last line that shows it answer
     alive: int = 0
-    last: Noted = field(default_factory=lambda: Noted(0, ""))
-    waits: dict[int, list[Noted]] = field(default_factory=dict)
+    last: NumberedLine = field(default_factory=lambda: NumberedLine(0, ""))
+    waits: dict[int, list[NumberedLine]] = field(default_factory=dict)
     #: lines of progress by process, the last ones
     progress: dict[str, collections.deque[int]] = field(default_factory=dict)
     votes: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -77,7 +77,7 @@ class Course:
     def feed(self, line: Line) -> None:
         """Take note of one line."""
         text = line.text
-        self.last = Noted(line.number, text, line.source)
+        self.last = NumberedLine(line.number, text, line.source)
         if line.number <= _FIRST or self.votes.total() < _WAITS:
             self._vote(line)
         if not self.started and line.number <= _FIRST and STARTED.search(text):
@@ -103,7 +103,7 @@ class Course:
                 if regex.search(text):
                     kept = self.waits.setdefault(index, [])
                     del kept[_KEPT:]
-                    kept.append(Noted(number, text, line.source))
+                    kept.append(NumberedLine(number, text, line.source))
 
     def goes_on(self, line: Line) -> None:
         """Take note of a line that is part of no failure."""
@@ -117,7 +117,7 @@ class Course:
             self._state(line)
             self.goes_on(line)
             if line.number > self.last.line:
-                self.last = Noted(line.number, line.text, line.source)
+                self.last = NumberedLine(line.number, line.text, line.source)
 
     def after(self, source: str, line: int) -> int:
         """How many lines of progress a process wrote behind a line."""
@@ -134,7 +134,7 @@ class Course:
         """Whether several lines name an engine, and none names vLLM."""
         return self.votes[engine] > 1 and not self.votes["vllm"]
 
-    def hang(self) -> list[Noted]:
+    def hang(self) -> list[NumberedLine]:
         """The lines of a wait that does not end."""
         for index, kept in self.waits.items():
             seconds = _WAITING[index].search(kept[-1].text) if kept else None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.states import PRE
-from builder.compile.changeeffect import reach
-from builder.compile.patchedsource import Built, Laid
+from builder.compile.affected import affected_units
+from builder.compile.patchedsource import PatchedSource, SourceBuild
 from builder.compile.source import SourceTree
 from tests.unit.compile.test_native import GUARDS, LISTS, UTILS
 from tests.unit.fakes import write_tree
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.compile.changeeffect import Reach
+    from builder.compile.affected import AffectedUnits
 
-    Changed = Callable[[dict[str, str | None]], Reach]
+    Changed = Callable[[dict[str, str | None]], AffectedUnits]
 
 FILES = {
     "CMakeLists.txt": LISTS,
@@ -43,9 +43,9 @@ A, B, MADE = "csrc/a_sm120.cu", "csrc/b.cpp", "csrc/made/made.cu"
 def changed(tmp_path: Path) -> Changed:
     """Hold the tree with changes against the tree as it is."""
     root = write_tree(tmp_path / "tiny", {path: text.encode() for path, text in FILES.items()})
-    before = Built(SourceTree(root=root, version="1.0"), "12.1a", "13.0")
+    before = SourceBuild(SourceTree(root=root, version="1.0"), "12.1a", "13.0")
 
-    def reached(changes: dict[str, str | None]) -> Reach:
+    def reached(changes: dict[str, str | None]) -> AffectedUnits:
         again = tmp_path / "again"
         shutil.copytree(root, again)
         for path, text in changes.items():
@@ -53,12 +53,14 @@ def changed(tmp_path: Path) -> Changed:
                 (again / path).unlink()
             else:
                 write_tree(again, {path: text.encode()})
-        return reach(before, Built(SourceTree(root=again, version="1.0"), "12.1a", "13.0"), changes)
+        return affected_units(
+            before, SourceBuild(SourceTree(root=again, version="1.0"), "12.1a", "13.0"), changes
+        )
 
     return reached
 
 
-def units(found: Reach) -> set[str]:
+def units(found: AffectedUnits) -> set[str]:
     return {unit.path for unit in found.rebuilt}
 
 
@@ -107,7 +109,7 @@ def test_a_trap_is_told_with_what_helps(changed: Changed) -> None:
 
 def test_changes_are_laid_over_a_copy(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "tiny", {path: text.encode() for path, text in FILES.items()})
-    laid = Laid(SourceTree(root=root, version="1.0"), tmp_path / "laid")
+    laid = PatchedSource(SourceTree(root=root, version="1.0"), tmp_path / "laid")
     diff = (
         "diff --git a/csrc/d.h b/csrc/f.h\nrename from csrc/d.h\nrename to csrc/f.h\n"
         "diff --git a/csrc/c.h b/csrc/c.h\n--- a/csrc/c.h\n+++ b/csrc/c.h\n"

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Together:
-    """The ``compile`` ops of a plan, which share one stage: of two companions that register one
-    operator, one would silently override the other.
+class SharedStage:
+    """The ``compile`` ops of a plan.  They share one stage: if two extension wheels registered the
+    same operator, one would silently override the other.
 
     ``last`` is how many ops there are, and ``carrier`` the layer that brings what they make; they
     are not known while the ops are counted.
@@ -32,7 +32,7 @@ class Together:
         return [*(known for _, known in (*self.standing, *self.ops)), op]
 
     def layers(self) -> set[str]:
-        """The layers whose companions a new one takes the place of."""
+        """The layers whose extension wheels a new one takes the place of."""
         return {name for name, _ in (*self.standing, *self.ops)}
 
     def add(self, layer: str, op: Layer) -> bool:

@@ -1,4 +1,4 @@
-"""What a companion is compiled of: the units that a change reaches, and their operators."""
+"""What an extension wheel is compiled of: the units that a change reaches, and their operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder.compile.cmake import evaluate
 from builder.compile.cost import cost_of_units
 from builder.compile.demangle import demangled
-from builder.compile.discovery import Behind, Discovery
+from builder.compile.discovery import Discovery, RelatedUnits
 from builder.compile.includes import Sources, touched
 from builder.compile.registration import known_operators, operators_behind, sibling_units
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompanionPlan:
+class WheelPlan:
     """What would be compiled: units that change, and units that lie between them and operators."""
 
     recipe: BuildRecipe
@@ -37,7 +37,7 @@ class CompanionPlan:
     added: tuple[Unit, ...] = ()
 
 
-def plan_companion(
+def plan_wheel(
     source: SourceTree,
     change: SourceChange,
     arch_list: str,
@@ -45,7 +45,7 @@ def plan_companion(
     operators: Sequence[Operator] = (),
     rebuilt: Sequence[Unit] = (),
     recipe: BuildRecipe | None = None,
-) -> CompanionPlan:
+) -> WheelPlan:
     """Find the units and operators of a change; nothing is compiled.
 
     ``source`` may have the change already; ``rebuilt`` are the units that it reaches, where more
@@ -74,18 +74,18 @@ def plan_companion(
         raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
     try:
         discovery = Discovery(changed, recipe, source.version)
-        behind = stands_behind(rebuilt, discovery, operators)
+        behind = find_operators(rebuilt, discovery, operators)
     except UsageError as error:
         raise _whole_extension(str(error), rebuilt, recipe, source.version) from None
     modules = sorted({operator.module for operator in behind.operators})
     if len(modules) != 1:
         raise UsageError(
             f"{change.name} reaches operators of {len(modules)} extensions ({', '.join(modules)}); "
-            "a companion goes beside one"
+            "an extension wheel goes beside one"
         )
     paths = {unit.path for unit in rebuilt}
     siblings = {unit.path: unit for unit in behind.siblings if unit.path not in paths}
-    return CompanionPlan(
+    return WheelPlan(
         recipe=recipe,
         sources=sources,
         rebuilt=tuple(rebuilt),
@@ -95,9 +95,9 @@ def plan_companion(
     )
 
 
-def stands_behind(
+def find_operators(
     rebuilt: Sequence[Unit], discovery: Discovery, given: Sequence[Operator] = ()
-) -> Behind:
+) -> RelatedUnits:
     """Operators and the units between: as given, else as known, else as the sources say.
 
     What is known of an operator's kernels is kept where the operator is found.
@@ -120,12 +120,12 @@ def stands_behind(
             )
             return replace(found, operators=tuple(kept))
     between = [u for operator in named for u in sibling_units(operator, discovery.recipe.units)]
-    return Behind(operators=tuple(named), siblings=tuple(between))
+    return RelatedUnits(operators=tuple(named), siblings=tuple(between))
 
 
 def with_definers(
-    plan: CompanionPlan, change: SourceChange, release: str, symbols: Sequence[str]
-) -> CompanionPlan | None:
+    plan: WheelPlan, change: SourceChange, release: str, symbols: Sequence[str]
+) -> WheelPlan | None:
     """A plan with the units that define symbols which nothing had when it was linked.
 
     The sources name most units beforehand; what objects leave open is exact.
@@ -173,7 +173,7 @@ def with_definers(
 def _whole_extension(
     reason: str, rebuilt: Sequence[Unit], recipe: BuildRecipe, release: str
 ) -> SparkBuildError:
-    """Why a companion will not do, and what would: how much there is to compile, and how long."""
+    """Why an extension wheel is not enough, and how much compiling the whole extension takes."""
     names = sorted({unit.extension for unit in rebuilt})
     whole = [path for path, unit in recipe.units.items() if unit.extension in names]
     return SparkBuildError(

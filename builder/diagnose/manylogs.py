@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LATE = "99"
 
 
-def together(results: Sequence[Diagnosis]) -> list[Diagnosis]:
+def earliest_failure_first(results: Sequence[Diagnosis]) -> list[Diagnosis]:
     """The logs, the earliest failure first; findings that only follow say from which line."""
     first = _first(results)
     ordered = sorted(results, key=lambda r: _rank(r, first))

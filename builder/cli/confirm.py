@@ -9,7 +9,7 @@ from builder.util.console import console
 from builder.util.hints import again
 
 
-def ask(action: str, note: str, otherwise: str) -> None:
+def confirm(action: str, note: str, otherwise: str) -> None:
     """Go on only after a yes on the terminal.
 
     Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from builder.compile.cmake import BuildRecipe, Unit
-    from builder.compile.patchedsource import Built
+    from builder.compile.patchedsource import SourceBuild
 
 #: An operator with its schema, as an extension declares it when it is loaded.
 _DECLARED = re.compile(rb'\.def\(\s*"([\w:]+)')
@@ -23,19 +23,21 @@ _FETCHED = re.compile(rb"^[^#\n]*(?:GIT_TAG|GIT_REPOSITORY|URL|_REVISION)\b.*$",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class AffectedUnits:
     """Which units a change makes others than they were, and which files change nothing."""
 
     rebuilt: tuple[Unit, ...]
     #: changed files that no unit comes from, and build files that leave the build as it was
     unreached: tuple[str, ...]
-    #: why no companion can bring the change; empty where one can
+    #: why no extension wheel can bring the change; empty where one can
     refusal: str
     #: why nothing would come of compiling it as it is, and what helps; a later change may
     traps: tuple[str, str]
 
 
-def reach(before: Built, after: Built, changed: Iterable[str]) -> Reach:
+def affected_units(
+    before: SourceBuild, after: SourceBuild, changed: Iterable[str]
+) -> AffectedUnits:
     """Hold a changed source tree against the released one.
 
     Args:
@@ -65,7 +67,7 @@ def reach(before: Built, after: Built, changed: Iterable[str]) -> Reach:
     refusal = _fetched(before, after, paths) or _declaring(before, after, rebuilt, paths)
     if not refusal and gone and not rebuilt:
         refusal = f"it takes {', '.join(gone)} out of the build, and nothing leaves a built library"
-    return Reach(
+    return AffectedUnits(
         rebuilt=tuple(rebuilt),
         unreached=tuple(unreached),
         refusal=refusal,
@@ -86,7 +88,7 @@ def _compiled_as(recipe: BuildRecipe, path: str) -> object:
     return unit, recipe.extensions.get(unit.extension), recipe.flags if unit.gencodes else ()
 
 
-def _fetched(before: Built, after: Built, paths: set[str]) -> str:
+def _fetched(before: SourceBuild, after: SourceBuild, paths: set[str]) -> str:
     """What is built of sources that the archive does not hold: a stage has only the archive's."""
     for path in sorted(filter(is_build_file, paths)):
         texts = [_text(built, path) for built in (before, after)]
@@ -99,8 +101,10 @@ def _fetched(before: Built, after: Built, paths: set[str]) -> str:
     return ""
 
 
-def _declaring(before: Built, after: Built, rebuilt: Iterable[Unit], paths: set[str]) -> str:
-    """Units that declare operators: vLLM's own extension has done that when a companion loads."""
+def _declaring(
+    before: SourceBuild, after: SourceBuild, rebuilt: Iterable[Unit], paths: set[str]
+) -> str:
+    """Units that declare operators: vLLM's own extension declares them before the wheel loads."""
     for unit in rebuilt:
         text = _text(after, unit.path)
         declared = set(_DECLARED.findall(text)) if _DECLARES in text else set()
@@ -113,13 +117,13 @@ def _declaring(before: Built, after: Built, rebuilt: Iterable[Unit], paths: set[
         names = b", ".join(fresh[:6]).decode()
         said = f"new are {names}" if fresh else "what they take may be another"
         return (
-            f"{why}, which declares the operators of {unit.extension} ({said}); a companion "
+            f"{why}, which declares the operators of {unit.extension} ({said}); an extension wheel "
             "registers kernels for operators that the base declares, and no others"
         )
     return ""
 
 
-def _dead(after: Built, rebuilt: Iterable[Unit]) -> tuple[str, str]:
+def _dead(after: SourceBuild, rebuilt: Iterable[Unit]) -> tuple[str, str]:
     """Kernels that would be compiled into traps: known before minutes are spent on them."""
     for unit in rebuilt:
         for guard, where in dead_guards(after.sources, unit).items():
@@ -132,7 +136,7 @@ def _dead(after: Built, rebuilt: Iterable[Unit]) -> tuple[str, str]:
     return "", ""
 
 
-def _text(built: Built, path: str) -> bytes:
+def _text(built: SourceBuild, path: str) -> bytes:
     generated = built.recipe.generated.get(path)
     file = built.source.root / path
     return generated if generated is not None else file.read_bytes() if file.is_file() else b""

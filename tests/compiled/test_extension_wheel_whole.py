@@ -1,4 +1,4 @@
-"""``build_companion`` from sources to wheel, on a release of a few lines: nothing is replaced.
+"""``build_extension_wheel`` from sources to wheel, on a tiny release; nothing is mocked.
 
 Needs ``nvcc``; where there is none these tests are not run, and say so.
 """
@@ -17,15 +17,15 @@ import pytest
 from builder.applier.trees import DirTree
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
-from builder.compile.base import DISTRIBUTIONS, NativeBase
+from builder.compile.base import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
-from builder.compile.companion import build_companion
-from builder.compile.companionplan import plan_companion
-from builder.compile.companionrequest import CompanionRequest
 from builder.compile.compiler import Compiler
+from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.registration import load_operators
 from builder.compile.source import SourceTree
 from builder.compile.toolchain import Toolchain, compiler_versions, find_nvcc
+from builder.compile.wheelplan import plan_wheel
+from builder.compile.wheelrequest import WheelRequest
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pypi.index import PackageIndex
 from tests.documents import validated
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no companion is built here"
+    shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no extension wheel is built here"
 )
 
 LISTS = """
@@ -77,7 +77,7 @@ LIBRARY_H = """
 #pragma once
 struct Registrar {
   const char* place;
-  void def(const char*);  // nowhere: a companion defines no operator
+  void def(const char*);  // nowhere: an extension wheel defines no operator
   template <class F> void impl(const char*, F* f) {
     volatile auto kept = f;
     volatile auto at = place;
@@ -126,8 +126,8 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -> CompanionRequest:
-    """A request of everything that a companion is made of, with the cure as its change."""
+def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -> WheelRequest:
+    """A request of everything that an extension wheel is made of, with the cure as its change."""
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(objects))
     nvcc, cuda = find_nvcc()
     compiler = Compiler(nvcc=nvcc, cuda=cuda, versions=compiler_versions(nvcc))
@@ -136,7 +136,7 @@ def request_of(tmp_path: Path, objects: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def make_request(
     place: Path, cache: Path, tools: Toolchain, machine: str = os.uname().machine
-) -> CompanionRequest:
+) -> WheelRequest:
     """Sources, headers, and a base for a machine, made with the host compiler of ``tools``."""
     source = write(place / "source", FILES)
     versions = "".join(
@@ -164,12 +164,12 @@ def make_request(
     shared(torch, "int from_torch() { return 1; }", command=command)
     runtime = toolkit / f"libcudart.so.{tools.compiler.cuda.partition('.')[0]}"
     shared(site / "vllm/_C.abi3.so", EXTENSION, str(torch), str(runtime), command=command)
-    return CompanionRequest(
+    return WheelRequest(
         source=SourceTree(root=source, version="1.0", sha256="0" * 64),
         change=SourceChange(name="cure", texts=CURE),
         arch_list="12.1a",
         tools=replace(tools, includes=(include,)),
-        base=NativeBase(DirTree(site), toolkit),
+        base=InstalledLibraries(DirTree(site), toolkit),
         operators=(OPERATOR,),
     )
 
@@ -181,8 +181,8 @@ def shared(target: Path, text: str, *words: str, command: str = "g++") -> None:
     subprocess.run(done, input=text, text=True, check=True)
 
 
-def test_from_sources_to_the_same_wheel_twice(request_of: CompanionRequest, tmp_path: Path) -> None:
-    made = build_companion(request_of, tmp_path / "out")
+def test_from_sources_to_the_same_wheel_twice(request_of: WheelRequest, tmp_path: Path) -> None:
+    made = build_extension_wheel(request_of, tmp_path / "out")
     report = validated("compile-wheel", made.report)
     assert report["companion"]["cuda_runtime"] == "shared"
     assert report["companion"]["kernels"]["by_target"] == {"sm_121a": 1}
@@ -194,12 +194,12 @@ def test_from_sources_to_the_same_wheel_twice(request_of: CompanionRequest, tmp_
         library = archive.read(name)
     assert str(tmp_path.parent).encode() not in library, "a path of this machine"
     assert b"spark-build/cure/1.0" in library, "what torch shows as the place of registration"
-    again = build_companion(request_of, tmp_path / "again")
+    again = build_extension_wheel(request_of, tmp_path / "again")
     assert again.path.read_bytes() == first
     assert again.path.name == made.path.name
 
 
-def test_an_image_is_a_base_like_any_other(request_of: CompanionRequest, tmp_path: Path) -> None:
+def test_an_image_is_a_base_like_any_other(request_of: WheelRequest, tmp_path: Path) -> None:
     site = tmp_path / "site"
     files = {
         path.relative_to(site).as_posix(): path.read_bytes()
@@ -211,54 +211,53 @@ def test_an_image_is_a_base_like_any_other(request_of: CompanionRequest, tmp_pat
     put_image(tmp_path / "image", *layers, architecture=architecture, config=CONFIG)
     ref = f"oci:{tmp_path / 'image'}"
     found = identify(BaseRequest(ref=ref, pins={}, index=PackageIndex(), tracked=DISTRIBUTIONS))
-    base = NativeBase(found.tree, request_of.tools.compiler.libraries)
-    made = build_companion(replace(request_of, base=base), tmp_path / "image-out")
+    base = InstalledLibraries(found.tree, request_of.tools.compiler.libraries)
+    made = build_extension_wheel(replace(request_of, base=base), tmp_path / "image-out")
     found.close()
-    assert made.path.read_bytes() == build_companion(request_of, tmp_path / "out").path.read_bytes()
+    assert (
+        made.path.read_bytes()
+        == build_extension_wheel(request_of, tmp_path / "out").path.read_bytes()
+    )
 
 
 def test_a_change_that_does_not_cure_is_found_in_the_machine_code(
-    request_of: CompanionRequest, tmp_path: Path
+    request_of: WheelRequest, tmp_path: Path
 ) -> None:
     wrong = SourceChange(
         name="wrong", texts={"csrc/guard.cuh": b"#define ADMITTED(a) (a == 1000)\n"}
     )
     with pytest.raises(SparkBuildError, match="no QMMA in _Z11tiny_kernel") as caught:
-        build_companion(replace(request_of, change=wrong), tmp_path / "out")
+        build_extension_wheel(replace(request_of, change=wrong), tmp_path / "out")
     assert caught.value.code == Exit.VERIFY_FAILED
     assert not (tmp_path / "out").exists()
 
 
-def test_a_symbol_that_the_base_lacks_stops_it(
-    request_of: CompanionRequest, tmp_path: Path
-) -> None:
+def test_a_symbol_that_the_base_lacks_stops_it(request_of: WheelRequest, tmp_path: Path) -> None:
     shared(tmp_path / "site/torch/lib/libc10.so", "int other() { return 1; }")
     with pytest.raises(SparkBuildError, match="it uses _Z10from_torchv, which no") as caught:
-        build_companion(request_of, tmp_path / "out")
+        build_extension_wheel(request_of, tmp_path / "out")
     assert caught.value.code == Exit.VERIFY_FAILED
     assert not (tmp_path / "out").exists()
 
 
-def test_sources_of_another_release_are_refused(
-    request_of: CompanionRequest, tmp_path: Path
-) -> None:
+def test_sources_of_another_release_are_refused(request_of: WheelRequest, tmp_path: Path) -> None:
     other = replace(request_of.source, version="1.1")
     with pytest.raises(UsageError, match=r"the base has vllm 1\.0, and the sources are of 1\.1"):
-        build_companion(replace(request_of, source=other), tmp_path / "out")
+        build_extension_wheel(replace(request_of, source=other), tmp_path / "out")
 
 
-def test_a_change_that_is_there_already_is_nothing_to_do(request_of: CompanionRequest) -> None:
+def test_a_change_that_is_there_already_is_nothing_to_do(request_of: WheelRequest) -> None:
     empty = SourceChange(name="cure", texts={}, upstream="0.9")
     with pytest.raises(SparkBuildError, match=r"upstream since 0\.9") as caught:
-        plan_companion(request_of.source, empty, "12.1a", "13.0", (OPERATOR,))
+        plan_wheel(request_of.source, empty, "12.1a", "13.0", (OPERATOR,))
     assert caught.value.code == Exit.NOTHING_TO_DO
 
 
 def test_a_unit_of_no_known_operator_says_what_a_whole_build_takes(
-    request_of: CompanionRequest,
+    request_of: WheelRequest,
 ) -> None:
     with pytest.raises(SparkBuildError) as caught:
-        plan_companion(request_of.source, request_of.change, "12.1a", "13.0")
+        plan_wheel(request_of.source, request_of.change, "12.1a", "13.0")
     assert caught.value.code == Exit.NEEDS_REBUILD
     assert "which torch operator" in str(caught.value)
     assert "all of _C has to be compiled, not 1 of 3 units: 3 units" in str(caught.value)
@@ -279,19 +278,19 @@ FOUND = {
 }
 
 
-def found(request: CompanionRequest, **files: str) -> CompanionRequest:
+def found(request: WheelRequest, **files: str) -> WheelRequest:
     """The same request, of sources that say which operator it is."""
     write(request.source.root, {**FOUND, **{f"csrc/{k}.cu": text for k, text in files.items()}})
     return replace(request, operators=())
 
 
 def test_an_operator_that_no_table_knows_is_registered_anew(
-    request_of: CompanionRequest, tmp_path: Path
+    request_of: WheelRequest, tmp_path: Path
 ) -> None:
     request = found(request_of)
-    plan = plan_companion(request.source, request.change, "12.1a", "13.0")
+    plan = plan_wheel(request.source, request.change, "12.1a", "13.0")
     assert [unit.path for unit in plan.siblings] == ["csrc/entry.cu", "csrc/host.cpp"]
-    made = build_companion(request, tmp_path / "out")
+    made = build_extension_wheel(request, tmp_path / "out")
     about = validated("compile-wheel", made.report)["companion"]
     assert about["operators"] == [{"name": "_C::answer", "key": "CUDA"}]
     assert about["kernels"]["by_target"] == {"sm_121a": 1}
@@ -303,33 +302,33 @@ def test_an_operator_that_no_table_knows_is_registered_anew(
     [('asm volatile("trap;");', "a trap in"), ("(void)out;", "nothing is written to memory by")],
 )
 def test_a_kernel_that_does_nothing_is_no_kernel(
-    request_of: CompanionRequest, tmp_path: Path, stub: str, said: str
+    request_of: WheelRequest, tmp_path: Path, stub: str, said: str
 ) -> None:
     request = found(request_of, kernel_sm120=KERNEL.replace('asm volatile("trap;");', stub))
     wrong = SourceChange(
         name="wrong", texts={"csrc/guard.cuh": b"#define ADMITTED(a) (a == 1000)\n"}
     )
     with pytest.raises(SparkBuildError, match=f"{said} _Z11tiny_kernel") as caught:
-        build_companion(replace(request, change=wrong), tmp_path / "out")
+        build_extension_wheel(replace(request, change=wrong), tmp_path / "out")
     assert caught.value.code == Exit.VERIFY_FAILED
     assert not (tmp_path / "out").exists()
 
 
 def test_a_unit_that_only_the_objects_ask_for_comes_along(
-    request_of: CompanionRequest, tmp_path: Path
+    request_of: WheelRequest, tmp_path: Path
 ) -> None:
     """A macro declares the function: the sources do not say it, the linker does."""
     hidden = "#define DECLARE(name) int name()\nDECLARE(of_host);\n"
     text = FOUND["csrc/entry.cu"].replace(" int of_host();", "\n" + hidden)
     request = found(request_of, entry=text)
-    plan = plan_companion(request.source, request.change, "12.1a", "13.0")
+    plan = plan_wheel(request.source, request.change, "12.1a", "13.0")
     assert [unit.path for unit in plan.siblings] == ["csrc/entry.cu"]
-    made = build_companion(request, tmp_path / "out")
+    made = build_extension_wheel(request, tmp_path / "out")
     assert "csrc/host.cpp" in made.report["companion"]["units"]
 
 
 def test_a_unit_that_registers_its_operator_itself(
-    request_of: CompanionRequest, tmp_path: Path
+    request_of: WheelRequest, tmp_path: Path
 ) -> None:
     """It would define the operator a second time, which torch refuses; that is left out."""
     own = (
@@ -338,7 +337,7 @@ def test_a_unit_that_registers_its_operator_itself(
         'TORCH_LIBRARY_IMPL(_C, CUDA, m) {\n  m.impl("own", &own);\n}\n'
     )
     request = found(request_of, kernel_sm120=KERNEL + own)
-    made = build_companion(request, tmp_path / "out")
+    made = build_extension_wheel(request, tmp_path / "out")
     names = [operator["name"] for operator in made.report["companion"]["operators"]]
     assert names == ["_C::own", "_C::answer"]
     with zipfile.ZipFile(made.path) as archive:

@@ -12,14 +12,14 @@ from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
 from builder.compile.base import DISTRIBUTIONS
 from builder.compile.changes import named_change, patched
-from builder.compile.companion import build_companion
-from builder.compile.companionplan import plan_companion
-from builder.compile.companionrequest import request_for
 from builder.compile.compiler import find_compiler
 from builder.compile.cost import cost_of_units
 from builder.compile.cputorch import refuse_cpu_torch
+from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.includes import Sources
 from builder.compile.outcome import unit_json
+from builder.compile.wheelplan import plan_wheel
+from builder.compile.wheelrequest import request_for
 from builder.errors import EngineError, UsageError
 from builder.model import Platform
 from builder.pypi.index import PackageIndex
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from builder.bases.model import Base
     from builder.compile.changes import SourceChange
-    from builder.compile.companionplan import CompanionPlan
     from builder.compile.compiler import Compiler
     from builder.compile.container import ToolkitChoice
     from builder.compile.source import SourceTree
+    from builder.compile.wheelplan import WheelPlan
 
 SCHEMA = 1
 
@@ -79,7 +79,7 @@ def wheel_command(options: WheelOptions) -> None:
         )
     source = source_tree(index, options.vllm, options.source)
     change = _change(source, options)
-    plan = plan_companion(source, change, options.arch_list, compiler.cuda)
+    plan = plan_wheel(source, change, options.arch_list, compiler.cuda)
     if options.dry_run:
         _say_plan(plan, source, options, compiler)
         return
@@ -107,7 +107,7 @@ def wheel_command(options: WheelOptions) -> None:
             jobs=options.jobs,
             plan=plan,
         )
-        made = build_companion(request, options.out)
+        made = build_extension_wheel(request, options.out)
     finally:
         found.close()
     if options.json:
@@ -152,7 +152,7 @@ def _change(source: SourceTree, options: WheelOptions) -> SourceChange:
 
 
 def _say_plan(
-    plan: CompanionPlan, source: SourceTree, options: WheelOptions, compiler: Compiler
+    plan: WheelPlan, source: SourceTree, options: WheelOptions, compiler: Compiler
 ) -> None:
     paths = [unit.path for unit in (*plan.rebuilt, *plan.siblings)]
     cost = cost_of_units(paths, jobs=compiler.at_once(options.jobs))

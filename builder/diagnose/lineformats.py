@@ -129,7 +129,7 @@ def possible(sample: str) -> bool:
     return _Wrap(sample).possible
 
 
-def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[Reading]:
+def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[CandidateLine]:
     """Lines with the rest of a wrapped one joined.
 
     ``sample`` is the beginning of the same text: it tells the width.  Where a line was cut cannot
@@ -137,7 +137,7 @@ def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[Reading
     """
     shape = _Wrap(sample)
     if not shape.possible:
-        yield from (Reading(number, text) for number, text in lines)
+        yield from (CandidateLine(number, text) for number, text in lines)
         return
     held: list[tuple[int, str]] = []
     for number, text in lines:
@@ -153,7 +153,7 @@ def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[Reading
 _PIECES = 30
 
 
-class Reading(NamedTuple):
+class CandidateLine(NamedTuple):
     """A line, of how many physical ones, and whether it was read in another way already."""
 
     number: int
@@ -194,13 +194,13 @@ class _Wrap:
             return False
         return len(text.rstrip()) + 1 + len(word) > self.width
 
-    def joined(self, held: list[tuple[int, str]]) -> Iterator[Reading]:
+    def joined(self, held: list[tuple[int, str]]) -> Iterator[CandidateLine]:
         """One line of its pieces."""
         if len(held) < 2:
-            yield from (Reading(number, text) for number, text in held)
+            yield from (CandidateLine(number, text) for number, text in held)
             return
         number = held[0][0]
-        yield from (Reading(at, piece, again=True) for at, piece in held)
+        yield from (CandidateLine(at, piece, again=True) for at, piece in held)
         pieces = [piece.rstrip("\r\n") for _, piece in held]
         rest = [self.bare(piece) for piece in pieces[1:]]
         cut = self.hard and all(len(piece) == self.width for piece in pieces[:-1])
@@ -209,5 +209,5 @@ class _Wrap:
         for piece in rest:
             broken = re.search(r"\w-$", loose) and piece[:1].isalpha()
             loose += ("" if broken else " ") + piece.strip()
-        yield Reading(number, tight if cut else loose, len(held))
-        yield Reading(number, loose if cut else tight, len(held), again=True)
+        yield CandidateLine(number, tight if cut else loose, len(held))
+        yield CandidateLine(number, loose if cut else tight, len(held), again=True)

@@ -24,12 +24,12 @@ logger = logging.getLogger("vllm.spark_build_companion")
 Json = dict[str, Any]
 
 
-class CompanionError(RuntimeError):
-    """The companion does not fit what is installed, or torch did not take its kernels."""
+class ExtensionWheelError(RuntimeError):
+    """The extension wheel does not fit what is installed, or torch did not take its kernels."""
 
 
 def facts() -> Json:
-    """What the companion is made of."""
+    """What the extension wheel is made of."""
     about: Json = json.loads((_HERE / "companion.json").read_text("utf-8"))
     return about
 
@@ -41,7 +41,7 @@ def load() -> bool:
     Returns whether they are in use.
 
     Raises:
-        CompanionError: they do not fit, or are not in use afterwards.
+        ExtensionWheelError: they do not fit, or are not in use afterwards.
     """
     about = facts()
     device = capability()
@@ -59,8 +59,8 @@ def register(about: Json, library: str) -> None:
     """Load the library, and see that torch uses its kernels.
 
     Raises:
-        CompanionError: another vLLM or torch is installed, an operator is not there, the library
-            cannot be loaded, or torch still uses another kernel.
+        ExtensionWheelError: another vLLM or torch is installed, an operator is missing, the
+            library cannot be loaded, or torch still uses another kernel.
     """
     torch: Any = importlib.import_module("torch")
     name = about["name"]
@@ -71,16 +71,16 @@ def register(about: Json, library: str) -> None:
     for row in about["operators"]:
         if not _has_kernel(torch, row["name"], row["key"]):
             said = f"torch has no {row['name']} for {row['key']}, so there is nothing to replace"
-            raise CompanionError(f"{name}: {said}")
+            raise ExtensionWheelError(f"{name}: {said}")
     try:
         torch.ops.load_library(library)
     except (OSError, RuntimeError) as error:
-        raise CompanionError(f"{name}: {library} cannot be loaded: {error}") from error
+        raise ExtensionWheelError(f"{name}: {library} cannot be loaded: {error}") from error
     for row in about["operators"]:
         place = registered_at(torch._C._dispatch_dump(row["name"]), row["key"])
         if about["mark"] not in place:
             said = f"{row['name']} for {row['key']} is still another kernel: {place!r}"
-            raise CompanionError(f"{name}: {said}")
+            raise ExtensionWheelError(f"{name}: {said}")
 
 
 def _has_kernel(torch: Any, operator: str, key: str) -> bool:
@@ -101,7 +101,7 @@ def registered_at(dump: str, key: str) -> str:
 def _must_be(package: str, installed: str, about: Json) -> None:
     """Compare without what a build was made for (``+cu130``)."""
     if installed.partition("+")[0] != about[package]:
-        raise CompanionError(
+        raise ExtensionWheelError(
             f"{about['name']} was built for {package} {about[package]}, and {installed} is "
             "installed: build it again for that, or uninstall it"
         )

@@ -1,11 +1,11 @@
-"""What a companion is made of, and finding it for a base."""
+"""What an extension wheel is made of, and finding it for a base."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.compile.base import NativeBase
+from builder.compile.base import InstalledLibraries
 from builder.compile.toolchain import header_version, make_toolchain, torch_headers
 from builder.errors import UsageError
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.compile.changes import SourceChange
-    from builder.compile.companionplan import CompanionPlan
     from builder.compile.compiler import Compiler
     from builder.compile.registration import Operator
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Toolchain
+    from builder.compile.wheelplan import WheelPlan
     from builder.pypi.index import PackageIndex
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompanionRequest:
-    """What a companion is made of.
+class WheelRequest:
+    """What an extension wheel is made of.
 
     ``source`` and ``change`` are vLLM's sources and what is changed in them; ``arch_list`` is what
     the release's build takes as ``TORCH_CUDA_ARCH_LIST``; ``tools`` are nvcc and headers, those of
-    the base's own torch; ``base`` is where the companion will be loaded.  ``operators`` and
+    the base's own torch; ``base`` is where the extension wheel will be loaded.  ``operators`` and
     ``platform`` are found out where they are not given.
     """
 
@@ -36,13 +36,13 @@ class CompanionRequest:
     change: SourceChange
     arch_list: str
     tools: Toolchain
-    base: NativeBase
+    base: InstalledLibraries
     operators: tuple[Operator, ...] = ()
     #: platform of the wheel, such as ``linux_aarch64``; that of the base's vLLM when empty
     platform: str = ""
     jobs: int | None = None
-    #: what ``plan_companion`` gave for the same, where it was asked already
-    plan: CompanionPlan | None = None
+    #: what ``plan_wheel`` gave for the same, where it was asked already
+    plan: WheelPlan | None = None
 
 
 def request_for(
@@ -55,8 +55,8 @@ def request_for(
     arch_list: str = "12.1a",
     torch: Path | None = None,
     jobs: int | None = None,
-    plan: CompanionPlan | None = None,
-) -> CompanionRequest:
+    plan: WheelPlan | None = None,
+) -> WheelRequest:
     """A request for a base, with a compiler and the headers of the base's own torch.
 
     Args:
@@ -69,7 +69,7 @@ def request_for(
         arch_list: ``TORCH_CUDA_ARCH_LIST`` of the build.
         torch: a site-packages with torch's headers; those of the base's release when None.
         jobs: units compiled at once; by memory when None.
-        plan: what ``plan_companion`` gave for the same.
+        plan: what ``plan_wheel`` gave for the same.
 
     Raises:
         EngineError: the compiler does not run here, or has no CUDA runtime to link.
@@ -77,10 +77,10 @@ def request_for(
         RemoteError: the package index does not answer.
     """
     compiler.ready(index)
-    base = NativeBase(tree, compiler.libraries)
+    base = InstalledLibraries(tree, compiler.libraries)
     tools = make_toolchain(index, torch or torch_headers(index, base.version("torch")), compiler)
     agreed_torch(base, source.version, tools)
-    return CompanionRequest(
+    return WheelRequest(
         source=source,
         change=change,
         arch_list=arch_list,
@@ -91,7 +91,7 @@ def request_for(
     )
 
 
-def agreed_torch(base: NativeBase, vllm: str, tools: Toolchain) -> str:
+def agreed_torch(base: InstalledLibraries, vllm: str, tools: Toolchain) -> str:
     """The base's torch; the base must have this vLLM, and the headers be of its torch's release.
 
     Raises:

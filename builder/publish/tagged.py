@@ -19,7 +19,7 @@ _JOBS = 8
 _DEPTH = 8
 
 
-class Names:
+class TaggedManifests:
     """The tags of a repository, as often as one looks; what an index lists never changes."""
 
     def __init__(self, repository: PublishTarget) -> None:

@@ -1,7 +1,7 @@
-"""Torch's dispatcher takes what a companion registers: real libraries, a real torch, no GPU.
+"""Torch's dispatcher takes what an extension wheel registers: real libraries, a real torch, no GPU.
 
 A library stands for vLLM's extension and registers an operator for CPU tensors.  Another is made as
-a companion is, by the same generator, and put on by the same loader.
+an extension wheel is, by the same generator, and put on by the same loader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARK = "spark-build/override/1"
 TORCH = "2.11.0"
 ANSWER = replace(
     load_operators()[0],
-    name="companion_test::answer",
+    name="wheel_test::answer",
     key="CPU",
     header="ATen/core/Tensor.h",
     declaration="int64_t answer(at::Tensor const& x);",
@@ -41,14 +41,14 @@ STABLE = replace(
 )
 #: Two more operators of the same library, as releases register those that ask no device.
 OTHERS = [
-    replace(ANSWER, name="companion_test::implicit", key="CompositeImplicitAutograd"),
-    replace(ANSWER, name="companion_test::explicit.out", key="CompositeExplicitAutograd"),
+    replace(ANSWER, name="wheel_test::implicit", key="CompositeImplicitAutograd"),
+    replace(ANSWER, name="wheel_test::explicit.out", key="CompositeExplicitAutograd"),
 ]
 RELEASED = """
 #include <torch/library.h>
 #include <ATen/core/Tensor.h>
 namespace { int64_t answer(at::Tensor const& x) { return x.size(0) + 1; } }
-TORCH_LIBRARY(companion_test, m) {
+TORCH_LIBRARY(wheel_test, m) {
   m.def("answer(Tensor x) -> int");
   m.impl("answer", c10::DispatchKey::CPU, &answer);
   m.def("implicit(Tensor x) -> int", &answer);
@@ -60,17 +60,17 @@ TORCH_LIBRARY(companion_test, m) {
 ASK = """
 import importlib.metadata, json, sys
 sys.path.insert(0, sys.argv[1])
-import companion_loader as loader, torch
-released, companion, about = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+import wheel_loader as loader, torch
+released, wheel, about = sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 torch.ops.load_library(released)
 about["torch"] = torch.__version__.partition("+")[0]
 importlib.metadata.version = lambda name: "0.19.1"
-ask = lambda: torch.ops.companion_test.answer(torch.zeros(7))
+ask = lambda: torch.ops.wheel_test.answer(torch.zeros(7))
 before = ask()
 try:
-    loader.register(about, companion)
+    loader.register(about, wheel)
     said = ""
-except loader.CompanionError as error:
+except loader.ExtensionWheelError as error:
     said = str(error)
 print(json.dumps([before, ask(), said]))
 """
@@ -94,7 +94,7 @@ def headers_of_torch(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The release's library and two companions, compiled side by side."""
+    """The release's library and two extension wheels, compiled side by side."""
     folder = tmp_path_factory.mktemp("libraries")
     torch, headers = torch_folder(TORCH).folder / "torch", headers_of_torch(folder)
     texts = {"released": RELEASED}
@@ -113,18 +113,18 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.so" for name in texts}
 
 
-def asked(sandbox: Sandbox, released: Path, companion: Path, **changed: Any) -> list[Any]:
+def asked(sandbox: Sandbox, released: Path, wheel: Path, **changed: Any) -> list[Any]:
     about = {
-        "name": "companion",
+        "name": "wheel",
         "mark": MARK,
         "vllm": "0.19.1",
         "modules": [],
         "operators": [{"name": ANSWER.name, "key": ANSWER.key}],
         **changed,
     }
-    loader = Path(str(package_file("runtime", "companion_loader.py"))).parent
+    loader = Path(str(package_file("runtime", "wheel_loader.py"))).parent
     done = subprocess.run(
-        [sandbox.python, "-c", ASK, str(loader), str(released), str(companion), json.dumps(about)],
+        [sandbox.python, "-c", ASK, str(loader), str(released), str(wheel), json.dumps(about)],
         capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(torch_folder(TORCH).folder)},
     )  # fmt: skip
@@ -134,11 +134,11 @@ def asked(sandbox: Sandbox, released: Path, companion: Path, **changed: Any) -> 
 
 
 @pytest.mark.parametrize("operator", [ANSWER, STABLE], ids=lambda operator: operator.abi)
-def test_the_companion_answers_once_it_is_loaded(
+def test_the_extension_wheel_answers_once_it_is_loaded(
     sandbox: Sandbox, libraries: dict[str, Path], operator: Operator
 ) -> None:
-    released, companion = libraries["released"], libraries[operator.abi]
-    assert asked(sandbox, released, companion) == [8, 9, ""]
+    released, wheel = libraries["released"], libraries[operator.abi]
+    assert asked(sandbox, released, wheel) == [8, 9, ""]
 
 
 @pytest.mark.parametrize("abi", ["classic", "stable"])
@@ -150,7 +150,7 @@ def test_several_operators_and_keys_are_taken_over_at_once(
     assert answer == [8, 9, ""]
     wrong = [{**rows[1], "key": "CUDA"}]
     said = asked(sandbox, libraries["released"], libraries[abi], operators=wrong)[2]
-    assert "no companion_test::implicit for CUDA, so there is nothing to replace" in said
+    assert "no wheel_test::implicit for CUDA, so there is nothing to replace" in said
 
 
 def test_a_library_that_registers_nothing_is_found_out(
@@ -165,6 +165,6 @@ def test_a_library_that_registers_nothing_is_found_out(
 def test_an_operator_that_is_not_there_is_found_out(
     sandbox: Sandbox, libraries: dict[str, Path]
 ) -> None:
-    operators = [{"name": "companion_test::other", "key": "CPU"}]
+    operators = [{"name": "wheel_test::other", "key": "CPU"}]
     answer = asked(sandbox, libraries["released"], libraries["classic"], operators=operators)
     assert "nothing to replace" in answer[2]

@@ -10,7 +10,7 @@ import pytest
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import write_dockerfile
-from builder.engines.runit import run_it, serve_line
+from builder.engines.runcommands import run_commands, serve_line
 from builder.errors import UsageError
 from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_of, vllm_files
 
@@ -44,7 +44,7 @@ def test_the_flags_are_those_of_the_release() -> None:
 
 
 def test_an_image_in_a_docker_engine_runs_by_its_name() -> None:
-    found = run_it(plan_of(), built(NAME))
+    found = run_commands(plan_of(), built(NAME))
     assert found.before == ()
     assert words_after(found.command, "--entrypoint") == [
         *("vllm", NAME, "serve", "MODEL", "--linear-backend", "marlin")
@@ -56,12 +56,12 @@ def test_an_image_in_a_docker_engine_runs_by_its_name() -> None:
 
 def test_a_pushed_image_runs_by_its_digest() -> None:
     made = built("h.example/me/x:1", target=f"docker://h.example/me/x:1@{DIGEST}")
-    found = run_it(plan_of(), made)
+    found = run_commands(plan_of(), made)
     assert words_after(found.command, "vllm")[0] == f"h.example/me/x:1@{DIGEST}"
 
 
 def test_an_image_in_a_layout_is_brought_to_the_spark_first() -> None:
-    found = run_it(plan_of(), built("oci:my out", name=NAME, target=f"oci:my out@{DIGEST}"))
+    found = run_commands(plan_of(), built("oci:my out", name=NAME, target=f"oci:my out@{DIGEST}"))
     assert shlex.split(found.before[0]) == [
         *("spark-build", "distribute", f"oci:my out@{DIGEST}", "SPARK", "--tag", NAME)
     ]
@@ -70,10 +70,12 @@ def test_an_image_in_a_layout_is_brought_to_the_spark_first() -> None:
 
 
 def test_moe_models_take_more_flags() -> None:
-    found = run_it(plan_of(variant={"moe-serve-flags": ["--moe-backend", "marlin"]}), built(NAME))
+    found = run_commands(
+        plan_of(variant={"moe-serve-flags": ["--moe-backend", "marlin"]}), built(NAME)
+    )
     assert found.moe_flags == ("--moe-backend", "marlin")
     assert "add --moe-backend marlin" in found.text()
-    assert "MoE" not in run_it(plan_of(), built(NAME)).text()
+    assert "MoE" not in run_commands(plan_of(), built(NAME)).text()
 
 
 @pytest.mark.parametrize("name", [NAME, "me/a:1"])
@@ -82,7 +84,7 @@ def test_an_overlay_becomes_an_image_first(tmp_path: Path, name: str) -> None:
     made = OciEngine().build(BuildRequest(plan=plan, tag=name, output=out))
     path = write_dockerfile(plan, made)
     assert path == tmp_path / "my out.Dockerfile"
-    found = run_it(plan, made, path)
+    found = run_commands(plan, made, path)
     (build,) = found.before
     words = shlex.split(build)
     context = f"overlay=oci-layout://{out}:overlay@{made.digest}"
@@ -103,7 +105,7 @@ def test_an_overlay_in_a_docker_engine_or_registry_shows_its_dockerfile() -> Non
     ):
         made = built(ref, target=target)
         assert write_dockerfile(plan, made) is None
-        assert f"    COPY --from={source} / /" in run_it(plan, made).text().splitlines()
+        assert f"    COPY --from={source} / /" in run_commands(plan, made).text().splitlines()
 
 
 def test_no_file_of_somebody_else_is_overwritten(tmp_path: Path) -> None:
@@ -132,4 +134,4 @@ def test_where_no_file_can_be_written_the_dockerfile_is_shown(
     monkeypatch.setattr("builder.engines.overlay.write_atomically", full)
     assert write_dockerfile(plan, made) is None
     assert "cannot write out.Dockerfile" in capsys.readouterr().err
-    assert "    COPY --from=overlay / /" in run_it(plan, made).text().splitlines()
+    assert "    COPY --from=overlay / /" in run_commands(plan, made).text().splitlines()

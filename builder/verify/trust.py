@@ -42,7 +42,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
+class IsolatedRun:
     """That code is to run isolated: how, and which files are the reason."""
 
     isolation: Isolation
@@ -54,7 +54,7 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trust:
+class TrustedSources:
     """Whose word on a file counts besides the package index's."""
 
     index: PackageIndex = field(default_factory=PackageIndex)
@@ -69,7 +69,7 @@ class Trust:
     #: ``--trust-image``: the user vouches for all of it
     everything: bool = False
 
-    def with_changes(self, changes: Changes) -> Trust:
+    def with_changes(self, changes: Changes) -> TrustedSources:
         """The same, and what a plan of the user's own layers makes."""
         made = {(path, content.sha256) for path, content in changes.items() if content is not None}
         return replace(self, made=self.made | made)
@@ -86,7 +86,7 @@ class Trust:
         found = named or ([self.catalog.layer(name)] if name in self.catalog.folders else [])
         return any(layer_digest(one) == layer_digest(layer) for one in found)
 
-    def apart(self, tree: Tree, paths: Iterable[str]) -> Apart | None:
+    def apart(self, tree: Tree, paths: Iterable[str]) -> IsolatedRun | None:
         """How the files of a tree must be run: None means like any program of this machine.
 
         Raises:
@@ -108,7 +108,7 @@ class Trust:
                 hint="apt-get install bubblewrap   (or the same command with --trust-image)",
             )
         console.say(f"  isolated ({isolation.name}): {because}")
-        return Apart(isolation=isolation, because=because)
+        return IsolatedRun(isolation=isolation, because=because)
 
     def unknown(self, tree: Tree, paths: Iterable[str]) -> list[str]:
         """The files that nobody but the target itself speaks for.
@@ -153,7 +153,7 @@ def _is_record(path: str) -> bool:
 class _Released:
     """The releases that a target says it holds, as the package index has them."""
 
-    def __init__(self, trust: Trust, tree: Tree) -> None:
+    def __init__(self, trust: TrustedSources, tree: Tree) -> None:
         self._trust = trust
         self._tree = tree
 

@@ -1,4 +1,4 @@
-"""A companion: a wheel with rebuilt kernels that takes the place of a prebuilt vLLM's own.
+"""An extension wheel: a wheel with rebuilt kernels that takes the place of a prebuilt vLLM's own.
 
 The rebuilt units are linked with the few that lie between them and their torch operator into a
 library that registers the operator once more; vLLM loads it in every process as a plugin.  vLLM's
@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.build import HOST_SUFFIXES, compile_units
 from builder.compile.cmake import Unit
-from builder.compile.companionplan import plan_companion, with_definers
-from builder.compile.companionrequest import agreed_torch
-from builder.compile.companionsources import companion_texts
-from builder.compile.companionwheel import WheelNames, wheel_bytes
 from builder.compile.includes import Sources
 from builder.compile.kernelcheck import KernelProof, instructions_of, prove_kernels
 from builder.compile.link import link
 from builder.compile.outcome import runs_on
 from builder.compile.registration import registration_source
+from builder.compile.wheelfile import WheelNames, wheel_bytes
+from builder.compile.wheelplan import plan_wheel, with_definers
+from builder.compile.wheelrequest import agreed_torch
+from builder.compile.wheelsources import wheel_sources
 from builder.errors import Exit, SparkBuildError
 from builder.pypi.index import write_atomically
 from builder.util.console import console, counted
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
-    from builder.compile.base import NativeBase
+    from builder.compile.base import InstalledLibraries
     from builder.compile.build import BuiltUnit
     from builder.compile.cmake import BuildRecipe
-    from builder.compile.companionplan import CompanionPlan
-    from builder.compile.companionrequest import CompanionRequest
     from builder.compile.link import Linked
+    from builder.compile.wheelplan import WheelPlan
+    from builder.compile.wheelrequest import WheelRequest
 
 SCHEMA = 1
 #: Devices of the family: the desktop's and the GB10's.
@@ -47,7 +47,7 @@ _REGISTRATION = "csrc/spark_build_registration.cpp"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Companion:
+class ExtensionWheel:
     """A wheel.  ``report`` says what was done, in JSON; times in seconds, memory in gigabytes."""
 
     path: Path
@@ -55,7 +55,7 @@ class Companion:
     report: dict[str, Any]
 
 
-def build_companion(request: CompanionRequest, out: Path) -> Companion:
+def build_extension_wheel(request: WheelRequest, out: Path) -> ExtensionWheel:
     """Compile, link, prove, and write the wheel into a folder.
 
     Objects come from the cache where they are there; nothing is written when a proof fails.
@@ -70,7 +70,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
     """
     source, tools = request.source, request.tools
     compiler = tools.compiler
-    plan = request.plan or plan_companion(
+    plan = request.plan or plan_wheel(
         source, request.change, request.arch_list, compiler.cuda, request.operators
     )
     torch = agreed_torch(request.base, source.version, tools)
@@ -80,7 +80,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
     while True:
         inner = replace(
             request,
-            change=companion_texts(
+            change=wheel_sources(
                 plan.sources, plan.recipe, request.change, (*plan.rebuilt, *plan.siblings), mark
             ),
         )
@@ -136,7 +136,7 @@ def build_companion(request: CompanionRequest, out: Path) -> Companion:
         "peak_memory_gb": _peak_memory() if compiler.container is None else None,
         "passed": True,
     }
-    return Companion(path=target, sha256=report["sha256"], report=report)
+    return ExtensionWheel(path=target, sha256=report["sha256"], report=report)
 
 
 def _peak_memory() -> float:
@@ -144,7 +144,7 @@ def _peak_memory() -> float:
     return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 1)
 
 
-def _between_recipe(plan: CompanionPlan) -> BuildRecipe:
+def _between_recipe(plan: WheelPlan) -> BuildRecipe:
     """The recipe with the operators' own definitions, which leave other chips' kernels out.
 
     Operators that were found in the sources have none: all is as in the release.
@@ -157,7 +157,7 @@ def _between_recipe(plan: CompanionPlan) -> BuildRecipe:
     return replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
 
 
-def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) -> list[BuiltUnit]:
+def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[BuiltUnit]:
     """The units between operators and kernels, and our own that registers the operators."""
     recipe = _between_recipe(plan)
     device = [unit for unit in plan.siblings if not unit.path.endswith(HOST_SUFFIXES)]
@@ -182,7 +182,9 @@ def _compile_between(plan: CompanionPlan, request: CompanionRequest, mark: str) 
     return made
 
 
-def _released(base: NativeBase, module: str, names: frozenset[str]) -> dict[str, dict[str, int]]:
+def _released(
+    base: InstalledLibraries, module: str, names: frozenset[str]
+) -> dict[str, dict[str, int]]:
     """The machine code of a base's own kernels of the same names."""
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
         return instructions_of(base.file(module, Path(scratch)), names)
@@ -192,7 +194,7 @@ def _must_load(linked: Linked, vllm: str) -> None:
     if linked.proof.faults:
         shown = "\n  ".join(linked.proof.faults[:12])
         raise SparkBuildError(
-            f"the companion would not load beside vllm {vllm} of this base:\n  {shown}",
+            f"the extension wheel would not load beside vllm {vllm} of this base:\n  {shown}",
             Exit.VERIFY_FAILED,
             hint="compile with the base's own toolkit and torch: see docs/compiling.md",
         )
@@ -202,15 +204,15 @@ def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
     if kernels.faults:
         shown = "\n  ".join(kernels.faults[:6])
         raise SparkBuildError(
-            f"compiled for {arch_list}, not every kernel of the companion is real:\n  {shown}",
+            f"some kernels of the wheel, compiled for {arch_list}, are not real:\n  {shown}",
             Exit.VERIFY_FAILED,
             hint="spark-build compile show says which guards the sources have",
         )
 
 
 def _provenance(
-    request: CompanionRequest,
-    plan: CompanionPlan,
+    request: WheelRequest,
+    plan: WheelPlan,
     linked: Linked,
     kernels: KernelProof,
     torch: str,
@@ -252,7 +254,7 @@ def _provenance(
 
 
 def _wheel(names: WheelNames, about: dict[str, Any], library: bytes, vllm: str) -> bytes:
-    loader = package_file("runtime", "companion_loader.py").read_bytes()
+    loader = package_file("runtime", "wheel_loader.py").read_bytes()
     named = {**about, "name": names.project}
     files = {
         "__init__.py": loader,

@@ -23,7 +23,7 @@ _IMAGE = "spark-build-empty"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class IsolatedEnvironment:
     """What a program in such a container sees."""
 
     env: Mapping[str, str]
@@ -52,7 +52,9 @@ def connect() -> DockerClient:
     return client
 
 
-def run(client: DockerClient, words: Sequence[str], around: Surroundings, timeout: float) -> str:
+def run(
+    client: DockerClient, words: Sequence[str], around: IsolatedEnvironment, timeout: float
+) -> str:
     """What a program prints.
 
     Raises:

@@ -17,7 +17,7 @@ _CARRIED = ("--patches", "--forge-clone", "--plain-http", "--platform", "--pytho
 _OPTION = re.compile(r"(--[a-z][a-z-]*)(?:[ =]([^\s,;]+))?(.*)", re.DOTALL)
 
 
-def next_try(hint: str, code: int) -> str:
+def next_command(hint: str, code: int) -> str:
     """A hint as it is printed.
 
     One that begins with an option is the user's own command with it, one that begins with our name

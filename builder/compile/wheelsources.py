@@ -1,4 +1,4 @@
-"""The sources of a companion: as the release has them, but for what cannot stand in it twice."""
+"""The sources of an extension wheel: the release's, without definitions that would clash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe, Unit
     from builder.compile.includes import Sources
 
-#: CPython's headers: some units have them for the macro that makes an extension a module, and a
-#: companion is none.
+#: CPython's headers: some units include them for the macro that makes an extension a module.  The
+#: library of an extension wheel is no Python module.
 _PYTHON = re.compile(rb"^([ \t]*#[ \t]*include[ \t]*<Python\.h>)", re.MULTILINE)
 
 
-def companion_texts(
+def wheel_sources(
     sources: Sources,
     recipe: BuildRecipe,
     change: SourceChange,
@@ -32,8 +32,8 @@ def companion_texts(
 ) -> SourceChange:
     """A change, and what of the units that are compiled has to be otherwise beside an extension.
 
-    A unit that registers operators itself registers them as the companion's, and defines none: they
-    are defined already.  CPython's headers are left out.
+    A unit that registers operators itself registers them as the wheel's.  It defines none,
+    because vLLM has defined them already.  CPython's headers are left out.
 
     Args:
         sources: the release's.
