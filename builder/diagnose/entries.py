@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -95,7 +95,7 @@ class Example:
     found: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
     """One finding that a log can show."""
 
@@ -119,7 +119,7 @@ class Entry:
     sure: Sure = "certain"
     #: where the cause or the cure was published
     source: str = ""
-    examples: tuple[Example, ...] = field(default=(), compare=False)
+    examples: tuple[Example, ...] = ()
 
     def applies(self, version: str | None, *, by_setting: bool) -> bool:
         """Whether it holds for a release; None is one that the log does not tell."""

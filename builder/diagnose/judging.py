@@ -117,15 +117,16 @@ def _findings(
     survived = {n for f in failures if f.survived for n in f.lines}
     fatal = {n for f in failures if not f.survived for n in f.lines}
     spoken = _spoken(read, engine)
+    messages = _messages(failures)
     for entry in entries:
-        if entry.engine not in spoken:
+        hits = [*read.hits.get(entry.id, ()), *_asked(entry, read)]
+        hits = hits or _in_messages(entry, messages)
+        if not hits or entry.engine not in spoken:
             continue
         if entry.times > 1 and read.times.get(entry.id, 0) < entry.times:
             continue
-        if not read.holds(entry.required, every=True) or read.holds(entry.forbidden, every=False):
+        if not read.shows(entry):
             continue
-        hits = [*read.hits.get(entry.id, ()), *_asked(entry, read)]
-        hits = hits or _in_messages(entry, failures)
         for hit in sorted(hits, key=lambda h: h.line):
             if not entry.applies(version, by_setting=hit.by_setting):
                 continue
@@ -154,19 +155,24 @@ def _findings(
     return [*known, *_unknown(left, failures, known)]
 
 
-def _in_messages(entry: Entry, failures: list[Failure]) -> list[Hit]:
-    """Hits of an entry in a message of several lines."""
-    found = []
-    for failure in failures:
-        lines = [failure.quote, *failure.more]
-        for text in (" ".join(lines), "".join(lines)) if failure.more and entry.times == 1 else ():
-            if any(regex.search(text) for regex in entry.unless):
-                continue
-            for pattern in entry.patterns:
-                if pattern.needle in text and (match := pattern.regex.search(text)):
-                    groups = {name: value or "" for name, value in match.groupdict().items()}
-                    found.append(Hit(failure.line, groups, text=text[:600]))
-    return found[:1]
+def _messages(failures: list[Failure]) -> list[tuple[int, str]]:
+    """The messages of several lines, each as one line, with and without spaces."""
+    several = [
+        (failure.line, [failure.quote, *failure.more]) for failure in failures if failure.more
+    ]
+    return [(line, space.join(lines)) for line, lines in several for space in (" ", "")]
+
+
+def _in_messages(entry: Entry, messages: list[tuple[int, str]]) -> list[Hit]:
+    """The first hit of an entry in a message of several lines."""
+    for line, text in messages if entry.times == 1 else ():
+        if any(regex.search(text) for regex in entry.unless):
+            continue
+        for pattern in entry.patterns:
+            if pattern.needle in text and (match := pattern.regex.search(text)):
+                groups = {name: value or "" for name, value in match.groupdict().items()}
+                return [Hit(line, groups, text=text[:600])]
+    return []
 
 
 def _same(failure: Failure, spoke: list[Entry]) -> bool:
@@ -301,7 +307,7 @@ def _asked(entry: Entry, read: Scan) -> list[Hit]:
             by_setting=True,
             text=f"{setting.name}={setting.value}",
         )
-        for setting in read.settings.values()
         for asked in entry.settings
+        for setting in read.settings.values()
         if asked.holds(setting.name, setting.value)
     ]

@@ -8,7 +8,10 @@ time grows with the size of the log and memory does not.
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.dispatch import FORMS, Selection, selection
@@ -20,7 +23,7 @@ from builder.diagnose.settings import TRIGGERS, Setting, settings_in
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from builder.diagnose.reading import Line
 
@@ -60,6 +63,8 @@ class Scan:
     hits: dict[str, list[Hit]] = field(default_factory=dict)
     #: how many lines of each entry were seen
     times: dict[str, int] = field(default_factory=dict)
+    #: the last joined line that each entry was seen in
+    joined: dict[str, int] = field(default_factory=dict)
     failures: Failures = field(default_factory=Failures)
     #: the same for the physical lines of a log that may be wrapped
     unjoined: Failures = field(default_factory=Failures)
@@ -76,7 +81,12 @@ class Scan:
         if wrapped and line.pieces == 1:
             self.unjoined.feed(line)
 
-    def holds(self, condition: Condition, *, every: bool) -> bool:
+    def shows(self, entry: Entry) -> bool:
+        """Whether the rest of the log is as an entry requires."""
+        required = self._holds(entry.required, every=True)
+        return required and not self._holds(entry.forbidden, every=False)
+
+    def _holds(self, condition: Condition, *, every: bool) -> bool:
         """Whether all (or any) of a condition's patterns and settings are in the log."""
         facts = [pattern.regex.pattern in self.present for pattern in condition.patterns]
         facts += [
@@ -86,19 +96,21 @@ class Scan:
         return all(facts) if every else any(facts)
 
 
+#: What a line that matches means for the result.
+_Note = Callable[[Scan, "re.Match[str]", "Line"], object]
+
+
 class _Watch(NamedTuple):
     """A pattern to look for and what to do with a line that matches."""
 
     pattern: Pattern
-    found: Callable[[re.Match[str], Line], object]
+    note: _Note
 
 
 def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Scan | None = None) -> Scan:
     """Read a log once; a ``result`` that is given can be looked at while it grows."""
     result = Scan() if result is None else result
-    by_needle: dict[str, list[_Watch]] = {}
-    for watch in _watches(result, list(catalog)):
-        by_needle.setdefault(watch.pattern.needle, []).append(watch)
+    by_needle = _by_needle(tuple(catalog))
     block: list[Line] = []
 
     def flush() -> None:
@@ -122,7 +134,7 @@ def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Scan | None = 
     return result
 
 
-def _read_block(block: list[Line], by_needle: dict[str, list[_Watch]], result: Scan) -> None:
+def _read_block(block: list[Line], by_needle: Mapping[str, list[_Watch]], result: Scan) -> None:
     text = "\n".join(line.text for line in block)
     starts = [0]
     for line in block:
@@ -133,7 +145,7 @@ def _read_block(block: list[Line], by_needle: dict[str, list[_Watch]], result: S
             for watch in watches:
                 result.searches += 1
                 if match := watch.pattern.regex.search(line.text):
-                    watch.found(match, line)
+                    watch.note(result, match, line)
     seen: set[int] = set()
     for trigger in TRIGGERS:
         seen.update(_lines_with(trigger, text, starts))
@@ -152,33 +164,45 @@ def _lines_with(needle: str, text: str, starts: list[int]) -> Iterator[int]:
         at = text.find(needle, starts[index + 1])
 
 
-def _watches(result: Scan, catalog: list[Entry]) -> Iterator[_Watch]:
-    for versions, sources in (
-        (result.versions, _VLLM_VERSIONS),
-        (result.trtllm, _TRTLLM_VERSIONS),
-    ):
-        for source in sources:
-            yield _Watch(_pattern(source), _note_version(versions))
+@lru_cache(maxsize=2)
+def _by_needle(catalog: tuple[Entry, ...]) -> Mapping[str, list[_Watch]]:
+    """What to look for, by the text that a line must hold for a pattern to be tried."""
+    found: defaultdict[str, list[_Watch]] = defaultdict(list)
+    for watch in _watches(catalog):
+        found[watch.pattern.needle].append(watch)
+    return dict(found)
+
+
+def _watches(catalog: Iterable[Entry]) -> Iterator[_Watch]:
+    for source in _VLLM_VERSIONS:
+        yield _Watch(_pattern(source), _note_version)
+    for source in _TRTLLM_VERSIONS:
+        yield _Watch(_pattern(source), _note_trtllm_version)
     for form in FORMS:
-        yield _Watch(_pattern(form.pattern), _note_selection(result, form.kind))
+        yield _Watch(_pattern(form.pattern), _note_selection(form.kind))
     for entry in catalog:
         for pattern in entry.patterns:
-            yield _Watch(pattern, _note_hit(result, entry))
+            yield _Watch(pattern, _note_hit(entry))
         for condition in (entry.required, entry.forbidden):
             for pattern in condition.patterns:
-                yield _Watch(pattern, _note_present(result, pattern))
+                yield _Watch(pattern, _note_present(pattern))
 
 
+@cache
 def _pattern(source: str) -> Pattern:
     return Pattern(Regex(source), fixed_text(source))
 
 
-def _note_version(versions: dict[str, int]) -> Callable[[re.Match[str], Line], object]:
-    return lambda match, line: versions.setdefault(match["version"].rstrip("."), line.number)
+def _note_version(result: Scan, match: re.Match[str], line: Line) -> None:
+    result.versions.setdefault(match["version"].rstrip("."), line.number)
 
 
-def _note_selection(result: Scan, kind: str) -> Callable[[re.Match[str], Line], object]:
-    def note(match: re.Match[str], line: Line) -> None:
+def _note_trtllm_version(result: Scan, match: re.Match[str], line: Line) -> None:
+    result.trtllm.setdefault(match["version"].rstrip("."), line.number)
+
+
+def _note_selection(kind: str) -> _Note:
+    def note(result: Scan, match: re.Match[str], line: Line) -> None:
         found = selection(kind, match, line.number)
         key = (found.kind, found.kernel)
         if key not in result.selections or result.selections[key].line > line.number:
@@ -187,22 +211,20 @@ def _note_selection(result: Scan, kind: str) -> Callable[[re.Match[str], Line], 
     return note
 
 
-def _note_hit(result: Scan, entry: Entry) -> Callable[[re.Match[str], Line], object]:
-    kept = result.hits.setdefault(entry.id, [])
-    joined: dict[str, int] = {}
-
-    def note(match: re.Match[str], line: Line) -> None:
+def _note_hit(entry: Entry) -> _Note:
+    def note(result: Scan, match: re.Match[str], line: Line) -> None:
         if any(unless.search(match.string) for unless in entry.unless):
             return
         if entry.severity == "error" and SKIPPED.search(match.string):
             return
         # a piece is counted with its whole line, and that once however it is read
-        if not line.again if line.pieces == 1 else line.number != joined.get(entry.id):
+        if not line.again if line.pieces == 1 else line.number != result.joined.get(entry.id):
             result.times[entry.id] = result.times.get(entry.id, 0) + 1
             if line.pieces > 1:
-                joined[entry.id] = line.number
+                result.joined[entry.id] = line.number
         groups = {name: value or "" for name, value in match.groupdict().items()}
         fresh = Hit(line.number, groups, text=match.string.strip()[:QUOTED])
+        kept = result.hits.setdefault(entry.id, [])
         for index, hit in enumerate(kept):
             if hit.groups == groups:
                 if line.number < hit.line and line.pieces == 1:
@@ -214,5 +236,5 @@ def _note_hit(result: Scan, entry: Entry) -> Callable[[re.Match[str], Line], obj
     return note
 
 
-def _note_present(result: Scan, pattern: Pattern) -> Callable[[re.Match[str], Line], object]:
-    return lambda _match, _line: result.present.add(pattern.regex.pattern)
+def _note_present(pattern: Pattern) -> _Note:
+    return lambda result, _match, _line: result.present.add(pattern.regex.pattern)
