@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from builder.bootstrap import environment, use_ordinary_pip
-from tests.documents import watch
+from tests.documents import make_iri_grammar_late, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 use_ordinary_pip(environment())
+make_iri_grammar_late()
+# as in builder.bootstrap: else each program that a test starts compiles all its modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from builder import __main__ as main
@@ -25,7 +28,6 @@ def document_of(words: Sequence[str]) -> str:
 @functools.cache
 def validator(name: str) -> jsonschema.Draft202012Validator:
     """The validator of a document."""
-    # here, because the grammars of formats that it makes take as long as a hundred unit tests
     import jsonschema
 
     return jsonschema.Draft202012Validator(schema(name))
@@ -38,6 +40,20 @@ def validated(name: str, document: Any) -> Any:
     error = best_match(validator(name).iter_errors(document))
     assert error is None, f"{name}: {error.json_path}: {error.message}"
     return document
+
+
+def make_iri_grammar_late() -> None:
+    """Build the grammar of IRIs when one is checked: jsonschema's import would, and takes 2 s."""
+    name = "rfc3987_syntax"
+
+    def is_valid_syntax(*words: str) -> bool:
+        if sys.modules[name] is stand_in:
+            del sys.modules[name]
+        return bool(importlib.import_module(name).is_valid_syntax(*words))
+
+    stand_in = ModuleType(name)
+    vars(stand_in)["is_valid_syntax"] = is_valid_syntax
+    sys.modules.setdefault(name, stand_in)
 
 
 def watch(patch: pytest.MonkeyPatch) -> None:
