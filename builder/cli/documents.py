@@ -65,6 +65,13 @@ DOCUMENTS = {
         "`publish --json`: what went where",
         ("builder.publish.results:Published",),
     ),
+    "ptx-races": Entry(
+        "`ptx races --json`: each race of a kernel once", ("builder.ptx.owned:KernelRaces",)
+    ),
+    "ptx-run": Entry(
+        "`ptx run --json`: what each schedule of a kernel showed",
+        ("builder.ptx.owned:KernelRuns",),
+    ),
     "rebuild": Entry(
         "`rebuild --json`: the image made again from what it carries",
         ("builder.rebuild.run:Rebuild",),

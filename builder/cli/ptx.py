@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError
-from builder.ptx.owned import files_of, run_own
+from builder.ptx.owned import KernelRaces, run_own
 from builder.pypi.index import write_atomically
 from builder.util.console import console, counted, print_json
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.ptx.findings import FoundRace
-    from builder.ptx.owned import OwnRun
+    from builder.ptx.owned import OwnRun, Stopped
 
 _HINT = "docs/ptx.md says what each finding means"
 
@@ -28,12 +28,13 @@ def run_command(
         UsageError: bad input.
         SparkBuildError: a race, deadlock, fault or wrong value was found (exit 5).
     """
-    owned = run_own(file, launch, schedules)
+    made = run_own(file, launch, schedules)
     if out is not None:
-        for name, data in files_of(owned).items():
+        for name, data in made.files.items():
             write_atomically(out / name, data)
+    owned = made.found
     if json:
-        print_json(owned.as_json())
+        print_json(owned)
     else:
         print(f"{owned.kernel}: {counted(owned.blocks, 'basic block')}")
         for run in owned.runs:
@@ -54,18 +55,18 @@ def races_command(file: Path, launch: Path, schedules: Sequence[str], *, json: b
         UsageError: bad input.
         SparkBuildError: a race was found, or a run did not end (exit 5).
     """
-    owned = run_own(file, launch, schedules)
-    races, stopped = owned.races(), [run for run in owned.runs if run.fault]
+    owned = KernelRaces.of(run_own(file, launch, schedules).found)
+    races, stopped = owned.races, owned.stopped
     if json:
-        print_json(owned.races_as_json())
+        print_json(owned)
     else:
-        for race, names in races:
+        for race in races:
             print("\n".join(_race(race)))
-            print(f"  seen in {', '.join(names)}")
+            print(f"  seen in {', '.join(race.schedules)}")
         for run in stopped:
             print(f"{run.schedule}: {_ended(run)}")
         if not races and not stopped:
-            print(f"no races in {', '.join(run.schedule for run in owned.runs)}")
+            print(f"no races in {', '.join(owned.schedules)}")
     if races or stopped:
         found = counted(len(races), "race")
         found += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
@@ -73,7 +74,7 @@ def races_command(file: Path, launch: Path, schedules: Sequence[str], *, json: b
         raise SparkBuildError(message, Exit.VERIFY_FAILED, _HINT)
 
 
-def _ended(run: OwnRun) -> str:
+def _ended(run: OwnRun | Stopped) -> str:
     return f"{'deadlock' if run.deadlock else 'fault'}: {run.fault}"
 
 

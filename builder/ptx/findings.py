@@ -1,42 +1,60 @@
-"""Races as they are reported: each line with its text and its source."""
+"""What runs showed: races, each line with its text and its source, faults and wrong values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from builder.util.documents import Count, Part, Text, always
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from builder.ptx.places import Places
     from builder.ptx.races import Race
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Part, frozen=True):
     """A line of the PTX, and where the kernel's own source has it, as far as the PTX says."""
 
-    line: int
+    line: Annotated[int, Meta(ge=1)]
     text: str
-    #: ``kernel.py:12``, or empty
-    source: str = ""
+    source: Annotated[
+        str,
+        Meta(
+            description="file and line of the kernel's own source, where the PTX has .loc; "
+            "else empty"
+        ),
+    ] = always("")
 
     def by(self, agent: str) -> str:
         """In words, with who ran it."""
         return f"line {self.line} ({', '.join(part for part in (agent, self.source) if part)})"
 
 
-@dataclass(frozen=True)
-class FoundRace:
+class FoundRace(Part, frozen=True):
     """A race with the text of its lines; no second line where nobody wrote what is read."""
 
-    kind: str
-    lines: tuple[Line, ...]
-    #: who: ``warp 3``, ``asynchronous copy``
-    agents: tuple[str, ...]
-    #: of the first place in shared memory, in bytes
-    offset: int
-    places: int
+    kind: Text
+    lines: Annotated[
+        tuple[Line, ...],
+        Meta(
+            min_length=1,
+            max_length=2,
+            description="one line where nobody wrote what is read, else two",
+        ),
+    ]
+    agents: Annotated[
+        tuple[Text, ...],
+        Meta(
+            min_length=1,
+            max_length=2,
+            description="who ran each line: a warp or an asynchronous copy",
+        ),
+    ]
+    offset: Annotated[Count, Meta(description="of the first place in shared memory, in bytes")]
+    places: Annotated[int, Meta(ge=1)]
 
     def __str__(self) -> str:
         """One sentence."""
@@ -48,11 +66,37 @@ class FoundRace:
         """What makes it the same race in another schedule or block."""
         return self.kind, self.lines
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> FoundRace:
-        """Read what ``asdict`` gave."""
-        lines = tuple(Line(**line) for line in document["lines"])
-        return cls(**{**document, "lines": lines, "agents": tuple(document["agents"])})
+
+class Run(Part, frozen=True):
+    """One launch in one schedule."""
+
+    launch: str
+    schedule: str
+    values: int = 0
+    wrong: int = 0
+    #: what is wrong with the values, in words
+    said: str = ""
+    #: why it did not end
+    fault: str = ""
+    deadlock: bool = False
+    #: races by their lines, each once
+    races: tuple[FoundRace, ...] = ()
+    #: the race detector watched
+    watched: bool = False
+    instructions: int = 0
+    #: basic blocks that ran
+    covered: tuple[int, ...] = ()
+
+
+class Ran(Part, frozen=True):
+    """All runs of one launch."""
+
+    kernel: str
+    #: sha256 of the PTX, without line info
+    ptx: str
+    #: basic blocks of the kernel
+    blocks: int
+    runs: tuple[Run, ...]
 
 
 def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:

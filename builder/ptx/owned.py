@@ -5,65 +5,52 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from msgspec import Meta
+from msgspec.structs import asdict
 
 from builder.errors import UsageError
+from builder.ptx.arrays import TYPES
 from builder.ptx.errors import PtxError
+from builder.ptx.findings import FoundRace
 from builder.ptx.grid import Schedule
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import SCHEDULES, program_of, run_once
+from builder.util.documents import Count, Digest, Document, Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from builder.ptx.arrays import Array
-    from builder.ptx.findings import FoundRace
     from builder.ptx.runs import Once
 
 
-def _plain(value: Any) -> Any:
-    """A value of dataclasses as JSON has it: lists instead of tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class Output:
+class Output(Part, frozen=True):
     """What a kernel left in an array that it may write."""
 
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    sha256: str
-    data: bytes
-
-    def as_json(self) -> dict[str, Any]:
-        """Without the data."""
-        return {key: value for key, value in asdict(self).items() if key != "data"}
+    name: Text
+    type: Text
+    shape: tuple[Count, ...]
+    sha256: Digest
 
 
-@dataclass(frozen=True)
-class OwnRun:
+class OwnRun(Part, frozen=True):
     """One schedule."""
 
-    schedule: str
-    #: why it did not end
-    fault: str
+    schedule: Text
+    fault: Annotated[str, Meta(description="why the run did not end; empty when it did")]
     deadlock: bool
     races: tuple[FoundRace, ...]
-    #: values that were compared with the wanted ones, how many are wrong, and in words
-    values: int
-    wrong: int
-    said: str
-    instructions: int
-    #: basic blocks that ran
-    covered: int
-    outputs: tuple[Output, ...]
+    values: Annotated[Count, Meta(description="values compared with the wanted ones")]
+    wrong: Count
+    said: Annotated[str, Meta(description="the wrong values in words")]
+    instructions: Annotated[Count, Meta(description="instructions that warps ran")]
+    covered: Annotated[Count, Meta(description="basic blocks that ran")]
+    outputs: Annotated[tuple[Output, ...], Meta(description="arrays that the kernel may write")]
 
     @property
     def bad(self) -> bool:
@@ -71,58 +58,73 @@ class OwnRun:
         return bool(self.fault or self.races or self.wrong)
 
 
-@dataclass(frozen=True)
-class Owned:
+class Kernel(Document, frozen=True, kw_only=True):
+    """What both documents begin with."""
+
+    kernel: Text
+    ptx: Annotated[Digest, Meta(description="digest of the PTX")]
+    blocks: Annotated[Count, Meta(description="basic blocks of the kernel")]
+
+
+class KernelRuns(Kernel, frozen=True, kw_only=True):
     """A kernel in every schedule that was asked for."""
 
-    kernel: str
-    ptx: str
-    #: basic blocks of the kernel
-    blocks: int
-    runs: tuple[OwnRun, ...]
+    runs: Annotated[tuple[OwnRun, ...], Meta(min_length=1)]
+    differ: Annotated[
+        tuple[Text, ...],
+        Meta(description="arrays in which the schedules left different bytes"),
+    ]
 
-    @property
-    def differ(self) -> tuple[str, ...]:
-        """Arrays in which the schedules that ended left different bytes."""
-        seen: dict[str, set[str]] = {}
-        for run in self.runs:
-            for output in run.outputs if not run.fault else ():
-                seen.setdefault(output.name, set()).add(output.sha256)
-        return tuple(name for name, digests in seen.items() if len(digests) > 1)
 
-    def head(self) -> dict[str, Any]:
-        """What both documents begin with."""
-        return {"schema": 1, "kernel": self.kernel, "ptx": self.ptx, "blocks": self.blocks}
+class SeenRace(FoundRace, frozen=True):
+    """A race, and the schedules that showed it."""
 
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``ptx run``."""
-        runs = [
-            {**asdict(run), "outputs": [output.as_json() for output in run.outputs]}
-            for run in self.runs
-        ]
-        document: dict[str, Any] = _plain({**self.head(), "runs": runs, "differ": self.differ})
-        return document
+    schedules: Annotated[tuple[Text, ...], Meta(min_length=1, description="which showed it")]
 
-    def races_as_json(self) -> dict[str, Any]:
-        """The document of ``ptx races``."""
-        found = [{**asdict(race), "schedules": names} for race, names in self.races()]
-        stopped = [
-            {"schedule": run.schedule, "fault": run.fault, "deadlock": run.deadlock}
-            for run in self.runs
-            if run.fault
-        ]
-        schedules = [run.schedule for run in self.runs]
-        document: dict[str, Any] = _plain({**self.head(), "schedules": schedules, "races": found})
-        return {**document, "stopped": stopped}
 
-    def races(self) -> list[tuple[FoundRace, list[str]]]:
+class Stopped(Part, frozen=True):
+    """A schedule that did not end."""
+
+    schedule: Text
+    fault: Text
+    deadlock: bool
+
+
+class KernelRaces(Kernel, frozen=True, kw_only=True):
+    """Each race of a kernel once."""
+
+    schedules: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    races: tuple[SeenRace, ...]
+    stopped: Annotated[tuple[Stopped, ...], Meta(description="schedules that did not end")]
+
+    @classmethod
+    def of(cls, ran: KernelRuns) -> KernelRaces:
         """Each race once, by its kind and lines, with the schedules that showed it."""
         found: dict[object, tuple[FoundRace, list[str]]] = {}
-        for run in self.runs:
+        for run in ran.runs:
             for race in run.races:
                 _, names = found.setdefault(race.key, (race, []))
                 names.append(run.schedule)
-        return list(found.values())
+        return cls(
+            kernel=ran.kernel,
+            ptx=ran.ptx,
+            blocks=ran.blocks,
+            schedules=tuple(run.schedule for run in ran.runs),
+            races=tuple(
+                SeenRace(**asdict(race), schedules=tuple(names)) for race, names in found.values()
+            ),
+            stopped=tuple(
+                Stopped(run.schedule, run.fault, run.deadlock) for run in ran.runs if run.fault
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What was found, and what the kernel wrote: ``SCHEDULE/NAME.npy``."""
+
+    found: KernelRuns
+    files: dict[str, bytes]
 
 
 def schedules_of(words: Sequence[str]) -> tuple[Schedule, ...]:
@@ -157,36 +159,48 @@ def run_own(ptx: Path, launch: Path, words: Sequence[str] = ()) -> Owned:
         program = program_of(file, ptx)
     except PtxError as error:
         raise UsageError(f"{ptx}: {error}", hint=error.hint) from None
-    runs = []
+    runs, files = [], {}
     for schedule in schedules:
         once = run_once(file, program, schedule, watch=True)
-        outputs = tuple(_outputs(file.memory, once))
+        outputs = []
+        for array, data in _written(file.memory, once):
+            digest = hashlib.sha256(data).hexdigest()
+            outputs.append(Output(array.name, array.type, array.shape, f"sha256:{digest}"))
+            name = array.name.removesuffix(".npy")
+            files[f"{str(schedule).replace(' ', '-')}/{name}.npy"] = _npy(array, data)
         run = once.run
         runs.append(
             OwnRun(run.schedule, run.fault, run.deadlock, run.races, run.values, run.wrong,
-                   run.said, run.instructions, len(run.covered), outputs)
+                   run.said, run.instructions, len(run.covered), tuple(outputs))
         )  # fmt: skip
     digest = hashlib.sha256(file.ptx.encode()).hexdigest()
-    return Owned(program.kernel.name, f"sha256:{digest}", len(program.blocks), tuple(runs))
+    found = KernelRuns(
+        kernel=program.kernel.name,
+        ptx=f"sha256:{digest}",
+        blocks=len(program.blocks),
+        runs=tuple(runs),
+        differ=_differ(runs),
+    )
+    return Owned(found, files)
 
 
-def _outputs(arrays: Sequence[Array], once: Once) -> Iterator[Output]:
+def _differ(runs: Sequence[OwnRun]) -> tuple[str, ...]:
+    """Arrays in which the schedules that ended left different bytes."""
+    seen: dict[str, set[str]] = {}
+    for run in runs:
+        for output in run.outputs if not run.fault else ():
+            seen.setdefault(output.name, set()).add(output.sha256)
+    return tuple(name for name, digests in seen.items() if len(digests) > 1)
+
+
+def _written(arrays: Sequence[Array], once: Once) -> Iterator[tuple[Array, bytes]]:
     for array, region in zip(arrays, once.memory.regions, strict=True):
         if array.writable:
-            data = region.data.tobytes()
-            digest = hashlib.sha256(data).hexdigest()
-            yield Output(array.name, array.type, array.shape, f"sha256:{digest}", data)
+            yield array, region.data.tobytes()
 
 
-def files_of(owned: Owned) -> dict[str, bytes]:
-    """The outputs as ``SCHEDULE/NAME.npy``; bfloat16 as its bits, in ``uint16``."""
-    from builder.ptx.arrays import TYPES
-
-    found = {}
-    for run in owned.runs:
-        for output in run.outputs:
-            file = io.BytesIO()
-            np.save(file, np.frombuffer(output.data, TYPES[output.type]).reshape(output.shape))
-            name = output.name.removesuffix(".npy")
-            found[f"{run.schedule.replace(' ', '-')}/{name}.npy"] = file.getvalue()
-    return found
+def _npy(array: Array, data: bytes) -> bytes:
+    """An array as a file of numpy's; bfloat16 as its bits, in ``uint16``."""
+    file = io.BytesIO()
+    np.save(file, np.frombuffer(data, TYPES[array.type]).reshape(array.shape))
+    return file.getvalue()

@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
 from builder.ptx.errors import Deadlock, Fault, PtxError
-from builder.ptx.findings import FoundRace, found_races
+from builder.ptx.findings import Ran, Run, found_races
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import judge, read_launch
 from builder.ptx.places import without_places
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from builder.ptx.launchfile import LaunchFile
     from builder.ptx.memory import GlobalMemory
 
 #: Copies at once, as late as may be, and at any time: each shows what the others hide.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
-
-
-@dataclass(frozen=True)
-class Run:
-    """One launch in one schedule."""
-
-    launch: str
-    schedule: str
-    values: int = 0
-    wrong: int = 0
-    #: what is wrong with the values, in words
-    said: str = ""
-    #: why it did not end
-    fault: str = ""
-    deadlock: bool = False
-    #: races by their lines, each once
-    races: tuple[FoundRace, ...] = ()
-    #: the race detector watched
-    watched: bool = False
-    instructions: int = 0
-    #: basic blocks that ran
-    covered: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Run:
-        """Read what :meth:`as_json` gave."""
-        races = tuple(map(FoundRace.of, document["races"]))
-        return cls(**{**document, "races": races, "covered": tuple(document["covered"])})
-
-    def as_json(self) -> dict[str, Any]:
-        """For files."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """All runs of one launch."""
-
-    kernel: str
-    #: sha256 of the PTX, without line info
-    ptx: str
-    #: basic blocks of the kernel
-    blocks: int
-    runs: tuple[Run, ...]
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Ran:
-        """Read what :meth:`as_json` gave."""
-        return cls(**{**document, "runs": tuple(Run.of(run) for run in document["runs"])})
-
-    def as_json(self) -> dict[str, Any]:
-        """For files."""
-        return asdict(self)
 
 
 def run_file(path: Path, schedules: Sequence[Schedule] = SCHEDULES) -> Ran:
@@ -148,6 +96,6 @@ def run_once(file: LaunchFile, program: Program, schedule: Schedule, *, watch: b
 def run_folder(folder: str) -> dict[str, Any]:
     """Run what a folder holds, for a process of its own: a :class:`Ran`, or its ``error``."""
     try:
-        return run_file(Path(folder) / "launch.json").as_json()
+        return plain(run_file(Path(folder) / "launch.json"))
     except PtxError as error:
         return {"error": str(error)}

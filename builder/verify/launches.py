@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import versions
+from builder.ptx.findings import Ran
 from builder.runtime import LAUNCH_PROBE
+from builder.util.documents import Part, read
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
@@ -24,10 +27,9 @@ from builder.verify.torchfolder import torch_folder, wanted_torch
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from builder.applier.trees import Tree
-    from builder.ptx.runs import Ran
 
 PROBE = LAUNCH_PROBE[-1]
 TIMEOUT = 600.0
@@ -110,8 +112,7 @@ def wanted_launches(expectations: Sequence[Mapping[str, str]]) -> list[Launched]
     return [one for one in LAUNCHED if one.serves in kinds]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
+class Reply(Part, frozen=True, kw_only=True):
     """What came of one kernel: its launches run, or why there are none."""
 
     error: str
@@ -119,33 +120,13 @@ class Reply:
     ran: tuple[Ran, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replies:
+class Replies(Part, frozen=True, kw_only=True):
     """What came of all of them, in the order of the request."""
 
     replies: tuple[Reply, ...]
     versions: Mapping[str, str | None]
     simulated: tuple[str, ...]
     kept: bool = False
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Replies:
-        """Read what is kept."""
-        from builder.ptx.runs import Ran
-
-        return cls(
-            replies=tuple(
-                Reply(
-                    error=one["error"],
-                    stage=one["stage"],
-                    ran=tuple(Ran.of(ran) for ran in one["ran"]),
-                )
-                for one in document["replies"]
-            ),
-            versions=document["versions"],
-            simulated=tuple(document["simulated"]),
-            kept=bool(document.get("kept")),
-        )
 
 
 def _programs() -> tuple[tuple[str, str], ...]:
@@ -186,7 +167,7 @@ def sandbox_launcher(
         inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
         kept = results().get(inputs)
         if kept is not None:
-            return Replies.of(kept)
+            return read(kept, Replies)
         with tempfile.TemporaryDirectory(prefix="spark-build-launches-") as folder:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
@@ -195,7 +176,7 @@ def sandbox_launcher(
         document["simulated"][:0] = [torch.what]
         if not any(reply["error"] for reply in document["replies"]):
             results().put(inputs, document)
-        return Replies.of(document)
+        return read(document, Replies)
 
     return launch
 

@@ -20,8 +20,7 @@ from builder.verify.model import Check
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.ptx.findings import FoundRace
-    from builder.ptx.runs import Run
+    from builder.ptx.findings import FoundRace, Run
     from builder.verify.launches import Launched, Replies, Reply
     from builder.verify.model import Status, VerifyTarget
 

@@ -12,7 +12,7 @@ import pytest
 
 from builder.ptx.arrays import TYPES, as_numbers, encoded
 from builder.ptx.formats import to_bf16
-from tests.documents import validated
+from tests.documents import validated, validator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -336,3 +336,29 @@ def test_schedules_that_there_are_not(ptx: Callable[..., Called], word: str) -> 
     called = ptx("run", GOOD, "--schedule", word)
     assert called.code == 2
     assert f"no schedule {word!r}; there is eager, lazy, random and random:SEED" in called.err
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "value"),
+    [
+        ("races", ("schedules",), []),
+        ("races", ("races", 0, "lines"), []),
+        ("races", ("races", 0, "agents"), ["a", "b", "c"]),
+        ("races", ("races", 0, "lines", 0, "line"), 0),
+        ("races", ("races", 0, "schedules"), None),
+        ("races", ("ptx",), "0"),
+        ("run", ("runs",), []),
+        ("run", ("runs", 0, "wrong"), -1),
+        ("run", ("runs", 0, "outputs", 0, "sha256"), "sha256:0"),
+        ("run", ("runs", 0, "colour"), "green"),
+    ],
+)
+def test_a_broken_document_is_refused(
+    ptx: Callable[..., Called], command: str, path: tuple[Any, ...], value: Any
+) -> None:
+    document = validated(f"ptx-{command}", ptx(command, RACY, "--json").json)
+    part = document
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    assert not validator(f"ptx-{command}").is_valid(document)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from builder.errors import SparkBuildError, UsageError
-from builder.ptx.findings import FoundRace, Line
+from builder.ptx.findings import FoundRace, Line, Ran, Run
 from builder.ptx.formats import from_bf16, to_bf16
 from builder.ptx.launchfile import Judgement, Wanted, judge, read_launch
-from builder.ptx.runs import Ran, Run, run_file
+from builder.ptx.runs import run_file
+from builder.util.documents import plain, read
 from builder.util.paths import cache_dir, package_file
 from builder.verify import launches
 from builder.verify.dslmirror import NoDsl
@@ -111,7 +112,7 @@ def test_a_launch_runs_in_every_schedule(tmp_path: Path) -> None:
         ("lazy", 64, 0, ()),
         ("random 1", 64, 0, ()),
     ]
-    assert Ran.of(json.loads(json.dumps(ran.as_json()))) == ran
+    assert read(plain(ran), Ran) == ran
 
 
 def test_a_race_and_its_wrong_values_are_in_the_runs(tmp_path: Path) -> None:
