@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Outcome, Target, layer_digest
 from builder.applier.states import NEEDED
+from builder.documents.compiled import Input
+from builder.documents.plan import ImageInputs, PlanDocument, PlannedBase, PlannedFile, PlannedLayer
 from builder.errors import UsageError
+from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from builder.applier.trees import Changes
+    from builder.documents.compiled import CompiledCode, PinnedWheel
+    from builder.documents.plan import ExpectedChoice, State
+    from builder.documents.pulls import PullReport
 
 #: 2: a plan says by which spark-build, at which time and in what form its image is made.
 PLAN_SCHEMA = 2
@@ -97,7 +103,7 @@ class BaseIdentity:
     platform: Platform
     site_packages: str
     packages: Mapping[str, str]
-    wheels: tuple[Mapping[str, Any], ...] = ()
+    wheels: tuple[PinnedWheel, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = "python3"
     #: absolute path -> [mode, uid, gid] of folders that are not root's with mode 0755
@@ -114,21 +120,20 @@ class BaseIdentity:
         """``ref`` as images carry it: a layout's place on some disk says nothing elsewhere."""
         return LAYOUT if self.ref.startswith("oci:") else self.ref
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def document(self) -> PlannedBase:
         """The base as it stands in the plan."""
-        value: dict[str, Any] = {
-            "kind": self.kind,
-            "ref": self.name,
-            "digest": self.digest,
-            "platform": self.platform.oci,
-            "python": ".".join(map(str, self.platform.python_version)),
-            "site_packages": self.site_packages,
-            "interpreter": self.interpreter,
-            "packages": dict(sorted(self.packages.items())),
-        }
-        if self.wheels:
-            value["wheels"] = [dict(wheel) for wheel in self.wheels]
-        return value
+        return PlannedBase(
+            kind=self.kind,
+            ref=self.name,
+            digest=self.digest,
+            platform=self.platform.oci,
+            python=".".join(map(str, self.platform.python_version)),
+            site_packages=self.site_packages,
+            interpreter=self.interpreter,
+            packages=dict(sorted(self.packages.items())),
+            wheels=self.wheels,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,41 +156,32 @@ class LayerDecision:
         """Whether a build applies it."""
         return self.outcome.state == NEEDED
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def document(self) -> PlannedLayer:
         """The decision as it stands in the plan."""
         outcome = self.outcome
-        value: dict[str, Any] = {
-            "name": self.name,
-            "state": outcome.state,
-            "reason": outcome.reason,
-            "variant": outcome.variant,
-            "digest": layer_digest(self.layer),
-            "files": self._files(),
-        }
-        if outcome.since:
-            value["since"] = outcome.since
-        if outcome.compiled:
-            value["compile"] = dict(outcome.compiled)
-        for key, items in (("notes", outcome.notes), ("inputs", outcome.inputs)):
-            if items:
-                value[key] = list(items)
-        if outcome.env:
-            value["env"] = dict(outcome.env)
-        if outcome.serve_flags:
-            value["serve_flags"] = list(outcome.serve_flags)
-        if outcome.moe_serve_flags:
-            value["moe_serve_flags"] = list(outcome.moe_serve_flags)
-        return value
+        return PlannedLayer(
+            name=self.name,
+            state=cast("State", outcome.state),
+            reason=outcome.reason,
+            variant=outcome.variant,
+            digest=layer_digest(self.layer),
+            files=tuple(self._files()),
+            since=outcome.since or None,
+            # JSON already; what stands in for a stage while a target is verified is part of one
+            compile=cast("CompiledCode", outcome.compiled) if outcome.compiled else None,
+            notes=tuple(outcome.notes),
+            inputs=tuple(read(pin, Input) for pin in outcome.inputs),
+            env=outcome.env,
+            serve_flags=tuple(outcome.serve_flags),
+            moe_serve_flags=tuple(outcome.moe_serve_flags),
+        )
 
-    def _files(self) -> list[dict[str, Any]]:
-        if self.receipt is None:
-            return []
-        rows = []
-        for path, entry in self.receipt["files"].items():
+    def _files(self) -> Iterator[PlannedFile]:
+        for path, entry in self.receipt["files"].items() if self.receipt else ():
             content = self.changes.get(path)
-            row = {"path": path, "before": entry["before"], "after": entry["after"]}
-            rows.append({**row, "size": 0 if content is None else content.size})
-        return rows
+            size = 0 if content is None else content.size
+            yield PlannedFile(path=path, before=entry["before"], after=entry["after"], size=size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +200,7 @@ class BuildPlan:
     profiles: tuple[str, ...]
     base: BaseIdentity
     decisions: tuple[LayerDecision, ...]
-    expect: tuple[Mapping[str, str], ...]
+    expect: tuple[ExpectedChoice, ...]
     maker: Maker
     #: seconds since 1970, for every file and for the image
     epoch: int
@@ -213,7 +209,7 @@ class BuildPlan:
     #: for people; no part of the image
     hints: tuple[str, ...] = ()
     #: reports on pull requests; no part of the image either
-    pulls: tuple[Mapping[str, Any], ...] = ()
+    pulls: tuple[PullReport, ...] = ()
 
     @property
     def needed(self) -> list[LayerDecision]:
@@ -253,44 +249,52 @@ class BuildPlan:
 
     def body(self) -> dict[str, Any]:
         """What the digest is taken of: no local path, clock or host name."""
-        base = self.base.as_json()
+        value = _body(plain(self._with_digest("")))
         if self.base.kind == "dir":
-            del base["ref"], base["site_packages"], base["interpreter"]
-        return {
-            "schema": PLAN_SCHEMA,
-            "name": self.name,
-            "profiles": list(self.profiles),
-            "base": base,
-            "layers": [_digested(d.as_json()) for d in self.decisions],
-            "env": dict(sorted(self.env.items())),
-            "serve_flags": self.serve_flags,
-            "moe_serve_flags": self.moe_serve_flags,
-            "expect": [dict(e) for e in self.expect],
-            "build": {
-                "version": self.maker.version,
-                "files": self.maker.files,
-                "epoch": self.epoch,
-                "single_layer": self.single_layer,
-            },
-        }
+            for name in ("ref", "site_packages", "interpreter"):
+                del value["base"][name]
+        return value
 
     @property
     def digest(self) -> str:
         """``sha256:...`` of the canonical body."""
         return f"sha256:{sha256_hex(canonical_json(self.body()))}"
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def document(self) -> PlanDocument:
         """The plan as it is printed and baked in."""
-        body = self.body()
-        value = {
-            "schema": body["schema"],
-            "plan_digest": self.digest,
-            **body,
-            "base": self.base.as_json(),
-            "layers": [d.as_json() for d in self.decisions],
-            "hints": list(self.hints),
-        }
-        return {**value, "pulls": [dict(p) for p in self.pulls]} if self.pulls else value
+        return self._with_digest(self.digest)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as dictionaries and lists."""
+        return plain(self.document)
+
+    def _with_digest(self, digest: str) -> PlanDocument:
+        return PlanDocument(
+            plan_digest=digest,
+            name=self.name,
+            profiles=self.profiles,
+            base=self.base.document,
+            layers=tuple(decision.document for decision in self.decisions),
+            env=dict(sorted(self.env.items())),
+            serve_flags=tuple(self.serve_flags),
+            moe_serve_flags=tuple(self.moe_serve_flags),
+            expect=self.expect,
+            build=ImageInputs(
+                version=self.maker.version,
+                files=self.maker.files,
+                epoch=self.epoch,
+                single_layer=self.single_layer,
+            ),
+            hints=self.hints,
+            pulls=self.pulls,
+        )
+
+
+def _body(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a plan's JSON its digest is taken of."""
+    body = {key: value for key, value in plan.items() if key not in _NOT_DIGESTED}
+    return {**body, "layers": [_digested(layer) for layer in plan["layers"]]}
 
 
 def _digested(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,6 +314,4 @@ _NOT_DIGESTED = ("plan_digest", "hints", "pulls")
 
 def digest_of(plan: Mapping[str, Any]) -> str:
     """The digest that a baked plan must have, recomputed from its JSON."""
-    body = {key: value for key, value in plan.items() if key not in _NOT_DIGESTED}
-    body["layers"] = [_digested(layer) for layer in plan["layers"]]
-    return f"sha256:{sha256_hex(canonical_json(body))}"
+    return f"sha256:{sha256_hex(canonical_json(_body(plan)))}"

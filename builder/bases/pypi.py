@@ -11,12 +11,14 @@ from packaging.version import InvalidVersion, Version
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import normalize
 from builder.bases.model import Base, BaseRequest
+from builder.documents.compiled import PinnedWheel
 from builder.errors import UsageError
 from builder.model import BaseIdentity, Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from builder.pypi.index import PackageIndex
 
@@ -137,19 +139,17 @@ def identify_pypi(request: BaseRequest, text: str) -> Base:
     """
     platform = Platform.parse(request.platform or "linux/arm64", request.python or "3.12")
     wheels = _Resolver(request, platform, text).wheels()
-    pinned: list[Mapping[str, str]] = [
-        {"filename": w.file.filename, "sha256": w.file.sha256} for w in wheels
-    ]
+    pinned = tuple(PinnedWheel(filename=w.file.filename, sha256=w.file.sha256) for w in wheels)
     versions = {w.file.distribution: w.file.version for w in wheels}
     major, minor = platform.python_version
     default = DEFAULT_SITE_PACKAGES.format(major=major, minor=minor)
     identity = BaseIdentity(
         kind="pypi",
         ref=f"pypi:{text}",
-        digest=f"sha256:{sha256_hex(canonical_json(pinned))}",
+        digest=f"sha256:{sha256_hex(canonical_json([plain(wheel) for wheel in pinned]))}",
         platform=platform,
         site_packages=(request.site_packages or default).rstrip("/"),
         packages=versions,
-        wheels=tuple(pinned),
+        wheels=pinned,
     )
     return Base(identity, WheelTree(wheels))

@@ -6,11 +6,13 @@ import shlex
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from builder.applier.receipts import receipts_of
 from builder.applier.store import Store
 from builder.applier.trees import DirTree
 from builder.bases.directory import find_site_packages
+from builder.documents.plan import AppliedPlan
 from builder.layers.catalog import Catalog
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
@@ -49,7 +51,8 @@ def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json:
             for decision in plan.needed:
                 store.commit(decision.layer, decision.outcome)
     if json:
-        print_json({**plan.as_json(), "directory": str(root), "written": not dry_run})
+        planned = asdict(plan.document)
+        print_json(AppliedPlan(**planned, directory=str(root), written=not dry_run))
         return
     word = "would be applied to" if dry_run else "applied to"
     print(f"{counted(len(plan.needed), 'layer')} {word} {root}")

@@ -17,6 +17,10 @@ class Entry(NamedTuple):
 
 
 DOCUMENTS = {
+    "apply": Entry(
+        "`apply --json`: a plan, and whether it was carried out",
+        ("builder.documents.plan:AppliedPlan",),
+    ),
     "cache-clean": Entry(
         "`cache clean --json`: what was removed, or with --dry-run would be",
         ("builder.cache.documents:Removal",),
@@ -54,12 +58,23 @@ DOCUMENTS = {
     "layers-pin": Entry(
         "`layers pin --json`: what was pinned", ("builder.layers.documents:PinnedLayer",)
     ),
+    "layers-show": Entry(
+        "`layers show NAME --json`: a layer as it is applied, or a profile",
+        (
+            "builder.layers.documents:LayerShown",
+            "builder.layers.documents:ProfileShown",
+        ),
+    ),
     "lock": Entry(
         "`lock --json`: what is locked, and what changed", ("builder.pipeline.locking:Locked",)
     ),
     "mods-export": Entry(
         "`mods export --json`: the mods that were written, or are up to date",
         ("builder.layers.documents:ExportedMods",),
+    ),
+    "plan": Entry(
+        "`plan --json` and `image --dry-run --json`: the state of each layer on a base",
+        ("builder.documents.plan:PlanDocument",),
     ),
     "publish": Entry(
         "`publish --json`: what went where",

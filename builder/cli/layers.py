@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import layer_digest
 from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
@@ -13,14 +13,18 @@ from builder.layers.documents import (
     CheckedLayers,
     LayerList,
     LayerRow,
+    LayerShown,
     NewLayer,
     PinnedLayer,
     ProfileRow,
+    ProfileShown,
+    ProfileValues,
 )
 from builder.layers.layerfile import description
 from builder.pipeline.layercheck import check_layer, check_name
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted, print_json
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,8 +59,7 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
     catalog.say_shadows([name])
     pulls = pulls_of(layer, refresh=refresh)
     if json:
-        value = {"schema": 1, "digest": layer_digest(layer), "layer": layer}
-        print_json({**value, "pulls": pulls} if pulls else value)
+        print_json(LayerShown(digest=layer_digest(layer), layer=dict(layer), pulls=pulls))
         return
     print(f"{name}: {layer['summary']}\n")
     print(f"{description(catalog.folders[name])}\n")
@@ -87,11 +90,16 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
 
 def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
     profile = catalog.profile(name)
-    expect = [{"when": dict(e.when), **e.as_json()} for e in profile.expect]
     if json:
-        value: dict[str, Any] = {"name": name, "summary": profile.summary}
-        value |= {"layers": list(profile.layers), "image": profile.image, "pypi": profile.pypi}
-        print_json({"schema": 1, "profile": {**value, "expect": expect}})
+        values = ProfileValues(
+            name=name,
+            summary=profile.summary,
+            layers=profile.layers,
+            image=profile.image,
+            pypi=profile.pypi,
+            expect=profile.expect,
+        )
+        print_json(ProfileShown(profile=values))
         return
     print(f"{name}: {profile.summary}\n")
     print(f"  layers     {', '.join(profile.layers)}")
@@ -99,7 +107,7 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
     print(f"  or         {profile.pypi}")
     for e in profile.expect:
         ranges = ", ".join(f"{p} {s}" for p, s in e.when.items())
-        print(f"  expects    {e.kind}: {describe(e.as_json())}   ({ranges})")
+        print(f"  expects    {e.kind}: {describe(plain(e.choice))}   ({ranges})")
 
 
 def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:

@@ -23,7 +23,7 @@ def plan_command(options: PlanOptions, *, json: bool) -> None:
     finally:
         identified.close()
     if json:
-        print_json(made.as_json())
+        print_json(made.document)
     else:
         with console.as_data():
             show_plan(made, elsewhere=inputs.elsewhere)

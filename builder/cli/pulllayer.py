@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from builder.documents.pulls import PinnedPull
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore
@@ -14,12 +15,13 @@ from builder.pulls.pinning import pin_pull
 from builder.pulls.render import ORDER, provenance
 from builder.pypi.index import PackageIndex, write_atomically
 from builder.util.console import console
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from builder.forge.pin import Pin
+    from builder.documents.pulls import Pin
     from builder.pulls.parts import Parts
 
 _DESCRIPTION = """
@@ -37,9 +39,9 @@ def write_layer(folder: Path, pull: str, forge_clone: Sequence[str]) -> None:
     ref = parse_pull(pull)
     store = PullStore(Forges(forge_clone))
     pin, parts = pin_pull({"pull": str(ref)}, "", store, PackageIndex())
-    write_atomically(folder / "pins.toml", pins_text({"pull": [pin.as_json()]}).encode())
+    write_atomically(folder / "pins.toml", pins_text({"pull": [plain(pin)]}).encode())
     write_atomically(folder / "layer.toml", _layer_text(pin, parts).encode())
-    console.say(f"  {pin.request}  {state_of(pin.as_json())}  {pin.short}")
+    console.say(f"  {pin.request}  {state_of(pin)}  {pin.short}")
 
 
 def _layer_text(pin: Pin, parts: Parts) -> str:
@@ -74,7 +76,7 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def pulls_of(layer: Mapping[str, Any], *, refresh: bool) -> list[dict[str, Any]]:
+def pulls_of(layer: Mapping[str, Any], *, refresh: bool) -> tuple[PinnedPull, ...]:
     """The pins of a layer, with ``refresh`` each with what it is on the forge today.
 
     Raises:
@@ -84,22 +86,19 @@ def pulls_of(layer: Mapping[str, Any], *, refresh: bool) -> list[dict[str, Any]]
     rows = []
     for row in layer["pins"].get("pull", ()):
         pin = read_pin(row, str(layer["name"]))
-        value: dict[str, Any] = {"pinned": pin.as_json()}
-        if refresh:
-            value["today"] = store.resolve(parse_pull(pin.request)).as_json()
-        rows.append(value)
-    return rows
+        today = store.resolve(parse_pull(pin.request)) if refresh else None
+        rows.append(PinnedPull(pinned=pin, today=today))
+    return tuple(rows)
 
 
-def print_pulls(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_pulls(rows: Sequence[PinnedPull]) -> None:
     """Pins for people."""
     for row in rows:
-        pin, today = row["pinned"], row.get("today")
-        print(f"\n  pull {pin['request']}: {state_of(pin)}")
-        print(f"    pinned     {pin['commit']}, {pin['date']}")
-        print(f"    diff       sha256 {pin['sha256']}, {pin['size']} bytes")
+        pin, today = row.pinned, row.today
+        print(f"\n  pull {pin.request}: {state_of(pin)}")
+        print(f"    pinned     {pin.commit}, {pin.date}")
+        print(f"    diff       sha256 {pin.sha256}, {pin.size} bytes")
         if today is None:
             continue
-        moved = today["commit"] != pin["commit"]
-        head = f"moved to {today['commit']}" if moved else "as pinned"
+        head = "as pinned" if today.commit == pin.commit else f"moved to {today.commit}"
         print(f"    today      {state_of(today)}, {head}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from builder.dispatch import Outcome
 from builder.runtime.dispatch_expect import describe, found, limit
+from builder.util.documents import plain
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 
@@ -81,8 +82,8 @@ def _ranged(records: Sequence[Record], cells: Sequence[list[str]]) -> str:
 
 def refused(record: Record, profile: Profile) -> set[str]:
     """Kinds that a release refuses with a profile, as the profile expects."""
-    expected = [e.as_json() for e in profile.expected(record["base"]["packages"])]
-    return {e["kind"] for e in expected if "refused" in e} - set(unmet(record, profile))
+    expected = profile.expected(record["base"]["packages"])
+    return {e.kind for e in expected if e.refused} - set(unmet(record, profile))
 
 
 def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
@@ -105,9 +106,9 @@ def unmet(record: Record, profile: Profile) -> dict[str, str]:
     kinds = record["profiles"][profile.name].get("kinds", {})
     packages = record["base"]["packages"]
     return {
-        e.kind: describe(e.as_json())
+        e.kind: describe(plain(e.choice))
         for e in profile.expected(packages)
-        if kinds and found(e.as_json(), Outcome.read(kinds[e.kind]).as_answer()) is None
+        if kinds and found(plain(e.choice), Outcome.read(kinds[e.kind]).as_answer()) is None
     }
 
 

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.engines.layertar import LEVEL, PIECE, Owners, entries
 from builder.util.console import console, megabytes
+from builder.util.documents import plain
 from builder.util.leftovers import making
 from builder.util.paths import cache_dir
 
@@ -59,7 +60,7 @@ class LayerInputs:
 
 
 def _planned(decision: LayerDecision) -> dict[str, Any]:
-    said = decision.as_json()
+    said = plain(decision.document)
     return {name: said[name] for name in _PLANNED if name in said}
 
 

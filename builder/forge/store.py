@@ -6,19 +6,23 @@ import contextlib
 import json
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from builder import settings
 from builder.applier.digests import sha256_hex
+from builder.documents.pulls import Pin
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
 from builder.forge.normalize import normalise
-from builder.forge.pin import Pin, read_pin
+from builder.forge.pin import read_pin
 from builder.forge.site import site
 from builder.pypi.index import write_atomically
 from builder.util.console import console
+from builder.util.documents import plain
 from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -201,4 +205,4 @@ class PullStore:
 
 
 def _json(pin: Pin) -> bytes:
-    return json.dumps(pin.as_json(), indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(plain(pin), indent=1, sort_keys=True).encode() + b"\n"

@@ -15,31 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.applier.versions import all_match, normalize
+from builder.documents.plan import ExpectedChoice
 from builder.errors import UsageError, did_you_mean
 from builder.layers.layerfile import load_layer
 from builder.runtime.dispatch_expect import MATCHERS
 from builder.util.console import console
+from builder.util.documents import read
 from builder.util.paths import data_dir, package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
-    """What vLLM must do with a kind of layer, for the releases in a range.
+class Expectation(ExpectedChoice, frozen=True, kw_only=True):
+    """What vLLM must do with a kind of layer, for the releases in a range."""
 
-    ``matcher`` is one of `MATCHERS`: which part of its answer holds ``text``.
-    """
+    when: dict[str, str]
 
-    when: Mapping[str, str]
-    kind: str
-    matcher: str
-    text: str
-
-    def as_json(self) -> dict[str, str]:
-        """The expectation as it stands in the plan."""
-        return {"kind": self.kind, self.matcher: self.text}
+    @property
+    def choice(self) -> ExpectedChoice:
+        """The same as it stands in the plan of one release."""
+        return ExpectedChoice(
+            kind=self.kind, line=self.line, selected=self.selected, refused=self.refused
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +97,8 @@ def load_profile(path: Path) -> Profile:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
     except KeyError as error:
         raise UsageError(f"{path.name}: key {error} is missing") from None
+    except ValueError as error:
+        raise UsageError(f"{path.name}: {error}") from None
 
 
 def _expectation(file: str, raw: Mapping[str, Any]) -> Expectation:
@@ -108,8 +108,7 @@ def _expectation(file: str, raw: Mapping[str, Any]) -> Expectation:
             f"{file}: an expectation names one of {', '.join(MATCHERS)}, "
             f"not {', '.join(matchers) or 'nothing'}"
         )
-    (matcher,) = matchers
-    return Expectation(when=raw["when"], kind=raw["kind"], matcher=matcher, text=raw[matcher])
+    return read(raw, Expectation)
 
 
 @dataclass(frozen=True)

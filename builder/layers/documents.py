@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from builder.util.documents import Count, Document, Part, Text
+from builder.documents.pulls import PinnedPull
+from builder.layers.catalog import Expectation
+from builder.util.documents import Count, Document, Part, Sha256, Text
 
 
 class LayerRow(Part, frozen=True, kw_only=True):
@@ -29,6 +31,39 @@ class LayerList(Document, frozen=True, kw_only=True):
 
     profiles: tuple[ProfileRow, ...]
     layers: Annotated[tuple[LayerRow, ...], Meta(description="in order of application")]
+
+
+class LayerShown(Document, frozen=True, kw_only=True):
+    """A layer as it is applied."""
+
+    digest: Sha256
+    layer: Annotated[
+        dict[str, Any],
+        Meta(
+            description="layer.toml with every file in it",
+            extra_json_schema={"required": ["name", "summary", "variants"]},
+        ),
+    ]
+    pulls: Annotated[
+        tuple[PinnedPull, ...], Meta(description="the pull requests that the layer is made of")
+    ] = ()
+
+
+class ProfileValues(Part, frozen=True, kw_only=True):
+    """A profile, and what it expects of each release."""
+
+    name: Text
+    summary: Text
+    layers: tuple[Text, ...]
+    image: str
+    pypi: str
+    expect: tuple[Expectation, ...]
+
+
+class ProfileShown(Document, frozen=True, kw_only=True):
+    """A profile."""
+
+    profile: ProfileValues
 
 
 class CheckedLayers(Document, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ from builder.layers.keys import (
     VARIANT,
     WHEEL_PIN,
 )
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -267,7 +268,7 @@ class _Reader:
         if "pull" in raw:
             where = f"{self.folder.name}/{name}: pull"
             rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in raw["pull"]]
-            pins["pull"] = [read_pin(row, where).as_json() for row in rows]
+            pins["pull"] = [plain(read_pin(row, where)) for row in rows]
         return pins
 
 

@@ -8,6 +8,7 @@ from builder.applier.digests import sha256_hex
 from builder.applier.outcomes import layer_digest
 from builder.errors import Exit, SparkBuildError
 from builder.pypi.index import WheelFile
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ def entry_of(
         "inputs": list(_inputs(plan, index)),
     }
     if base.wheels:
-        entry["base"]["wheels"] = [_wheel(row, index) for row in base.wheels]
+        entry["base"]["wheels"] = [_wheel(plain(row), index) for row in base.wheels]
     return entry
 
 

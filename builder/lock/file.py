@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.forge.pin import Pin, read_pins
+from builder.forge.pin import read_pins
 from builder.pypi.index import write_atomically
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from builder.documents.pulls import Pin
 
 NAME = "spark-build.lock"
 SCHEMA = 1
@@ -81,7 +84,7 @@ class Lock:
         used = {name for entry in self.entries.values() for name in entry["request"]["with-pr"]}
         value = {
             "schema": SCHEMA,
-            "pulls": {name: pin.as_json() for name, pin in self.pulls.items() if name in used},
+            "pulls": {name: plain(pin) for name, pin in self.pulls.items() if name in used},
             "locked": self.entries,
         }
         return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from builder.compile.container import ToolkitChoice
     from builder.compile.stage import Stages
-    from builder.forge.pin import Pin
+    from builder.documents.pulls import Pin
     from builder.model import BuildPlan
     from builder.pipeline.options import PlanOptions
 
@@ -307,7 +307,7 @@ class Inputs:
         told = [hint for report in reports for hint in report.hints]
         return dataclasses.replace(
             plan,
-            pulls=tuple(report.as_json() for report in reports),
+            pulls=tuple(reports),
             hints=(*plan.hints, *told),
         )
 

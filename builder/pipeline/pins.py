@@ -17,6 +17,7 @@ from builder.machinecode.modules import Modules
 from builder.model import Platform
 from builder.pypi.index import PackageIndex, WheelFile, vllm_releases, write_atomically
 from builder.pypi.wheels import RemoteWheel, WheelTree
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -56,7 +57,7 @@ def write_pins(
                 donors[row["filename"], row["member"]] = row
             elif op["op"] == "pull":
                 pin, _ = pin_pull(op, layer["package"], store, index)
-                pulls[pin.request] = pin.as_json()
+                pulls[pin.request] = plain(pin)
             elif op["op"] == "compile":
                 for row in code_pins(op, variant, index):
                     code.setdefault(row["sha256"], row)  # releases may share a module

@@ -9,7 +9,7 @@ from builder.pulls.resolve import has_pulls
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.forge.pin import Pin
+    from builder.documents.pulls import Pin
     from builder.layers.catalog import Selection
 
 

@@ -3,67 +3,68 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.pulls.conflict import side_by_side
 from builder.util.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from builder.documents.pulls import Conflict, Pin, PullReport
 
 #: Conflicts and file names that are shown before the rest is only counted.
 _SHOWN = 4
 _STYLE = {"open": "yellow", "merged": "green", "closed": "red"}
 
 
-def show_pulls(reports: Sequence[Mapping[str, Any]]) -> None:
+def show_pulls(reports: Sequence[PullReport]) -> None:
     """A report on each pull request of a plan."""
     for report in reports:
-        console.say(f"  {report['request']}  {state_of(report)}  {report['commit'][:12]}")
-        if report.get("title"):
-            console.say(f"    {report['title']}")
+        console.say(f"  {report.request}  {state_of(report)}  {report.short}")
+        if report.title:
+            console.say(f"    {report.title}")
         for line in _lines(report):
             console.say(f"    {console.style(line, 'dim')}")
-        for conflict in report["conflicts"][:_SHOWN]:
-            _show_conflict(report["request"], conflict)
-        if len(report["conflicts"]) > _SHOWN:
-            console.say(f"    and {len(report['conflicts']) - _SHOWN} more hunks that do not fit")
+        for conflict in report.conflicts[:_SHOWN]:
+            _show_conflict(report.request, conflict)
+        if len(report.conflicts) > _SHOWN:
+            console.say(f"    and {len(report.conflicts) - _SHOWN} more hunks that do not fit")
         console.say("")
 
 
-def state_of(pin: Mapping[str, Any]) -> str:
+def state_of(pin: Pin) -> str:
     """``open``, ``closed``, ``merged 2026-05-20, in 0.22.0``; nothing for a bare commit."""
-    state = str(pin.get("state", ""))
-    text = "commit" if not pin.get("number") else state
-    if pin.get("merged_at") and state == "merged":
-        text += f" {pin['merged_at']}"
-    if pin.get("release"):
-        text += f", in release {pin['release']}"
-    if pin.get("superseded_by"):
-        text += f", superseded by {pin['superseded_by']}"
-    return console.style(text, _STYLE[state]) if state in _STYLE else text
+    text = pin.state if pin.number else "commit"
+    if pin.merged_at and pin.state == "merged":
+        text += f" {pin.merged_at}"
+    if pin.release:
+        text += f", in release {pin.release}"
+    if pin.superseded_by:
+        text += f", superseded by {pin.superseded_by}"
+    return console.style(text, _STYLE[pin.state]) if pin.state in _STYLE else text
 
 
-def _lines(report: Mapping[str, Any]) -> list[str]:
-    files = report["installed"]
-    hunks = [found for file in files for found in file["hunks"]]
+def _lines(report: PullReport) -> list[str]:
+    files = report.installed
+    hunks = [found for file in files for found in file.hunks]
     lines = []
     if files:
         parts = [f"{len(files)} installed file{'s' if len(files) != 1 else ''}"]
         parts.append(f"{len(hunks)} hunk{'s' if len(hunks) != 1 else ''}: {_counted(hunks)}")
         parts.append(
             {"whole": "in the base already", "part": "in the base in part"}.get(
-                report["in_base"], "not in the base"
+                report.in_base, "not in the base"
             )
         )
         lines.append("; ".join(parts))
-    moved = [f"{f['path']} {offset:+d}" for f in files for offset in f["offsets"] if offset]
+    moved = [f"{f.path} {offset:+d}" for f in files for offset in f.offsets if offset]
     if moved:
         lines.append(f"offsets: {_listed(moved)}")
-    if report["compiled"]:
-        lines.append(f"compiled: {_listed(report['compiled'])}")
-    if report["dropped"]:
-        dropped = [f"{row['path']} ({row['why']})" for row in report["dropped"]]
+    if report.compiled:
+        lines.append(f"compiled: {_listed(report.compiled)}")
+    if report.dropped:
+        dropped = [f"{row.path} ({row.why})" for row in report.dropped]
         lines.append(f"dropped: {_listed(dropped)}")
     return lines
 
@@ -81,18 +82,18 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _show_conflict(request: str, conflict: Mapping[str, Any]) -> None:
-    where = f"{conflict['path']}, hunk {conflict['hunk']}"
-    if conflict["line"]:
-        where += f" (line {conflict['line']} in the diff"
-        where += f", {conflict['found_line']} here)" if conflict["found_line"] else ")"
-    console.say(f"    {console.style(where, 'red')}: {conflict['why']}")
+def _show_conflict(request: str, conflict: Conflict) -> None:
+    where = f"{conflict.path}, hunk {conflict.hunk}"
+    if conflict.line:
+        where += f" (line {conflict.line} in the diff"
+        where += f", {conflict.found_line} here)" if conflict.found_line else ")"
+    console.say(f"    {console.style(where, 'red')}: {conflict.why}")
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 160)) - 6
-    if conflict["expected"]:
+    if conflict.expected:
         column = (width - 3) // 2
         heads = f"{f'expected by {request}'[:column]:<{column}}   found in the base"
         console.say(f"      {console.style(heads, 'bold')}")
-        for row in side_by_side(conflict["expected"], conflict["found"], width):
+        for row in side_by_side(conflict.expected, conflict.found, width):
             console.say(f"      {row}".rstrip())
-    if conflict["history"]:
-        console.say(f"    {conflict['history']}")
+    if conflict.history:
+        console.say(f"    {conflict.history}")

@@ -61,7 +61,7 @@ def make_plan(
         for s in steps
     ]
     expect = [
-        e.as_json() for profile in selection.profiles for e in profile.expected(identity.packages)
+        e.choice for profile in selection.profiles for e in profile.expected(identity.packages)
     ]
     return BuildPlan(
         name=selection.name,
@@ -139,7 +139,7 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
     stuck = [d for d in plan.decisions if d.outcome.state in (DRIFT, AMBIGUOUS)]
     if stuck:
         lines = [f"layer {d.name}: {d.outcome.state}: {d.outcome.reason}" for d in stuck]
-        named = {pull["layer"]: pull["request"] for pull in plan.pulls}
+        named = {pull.layer: pull.request for pull in plan.pulls}
         hint = f"spark-build layers show {stuck[0].name}"
         if stuck[0].name in named:
             hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}', and edit it"

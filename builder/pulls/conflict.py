@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.hunks import judge_hunks
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.text import lines_of
+from builder.documents.pulls import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,38 +20,6 @@ if TYPE_CHECKING:
 _NEAR = 0.3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conflict:
-    """A hunk (numbered from 1) of a file: what it expects, and what is nearest to that.
-
-    ``at`` is the line that the diff names, ``found_at`` that of the found text, both from 1;
-    ``found`` is empty where nothing is near.
-    """
-
-    path: str
-    hunk: int
-    at: int
-    why: str
-    expected: tuple[str, ...] = ()
-    found_at: int = 0
-    found: tuple[str, ...] = ()
-    #: releases that the hunk would fit, in words
-    history: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The conflict as it stands in a report."""
-        return {
-            "path": self.path,
-            "hunk": self.hunk,
-            "line": self.at,
-            "why": self.why,
-            "expected": list(self.expected),
-            "found_line": self.found_at,
-            "found": list(self.found),
-            "history": self.history,
-        }
-
-
 def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
     """The hunks of a file that fit neither before nor after."""
     path = change.old or change.path
@@ -59,11 +27,11 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
     if data is None:
         data = tree.read(change.path)
     if data is None:
-        return [Conflict(path=path, hunk=1, at=0, why="the file is not in the base")]
+        return [Conflict(path=path, hunk=1, line=0, why="the file is not in the base")]
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        return [Conflict(path=path, hunk=1, at=0, why="the file is not UTF-8 text")]
+        return [Conflict(path=path, hunk=1, line=0, why="the file is not UTF-8 text")]
     verdicts, _ = judge_hunks(text, change.hunks)
     lines = lines_of(text)
     found = []
@@ -74,7 +42,7 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
             why = f"the text is there more than once ({verdict.reason})"
             expected = tuple(_shown(hunk.old))
             found.append(
-                Conflict(path=path, hunk=number, at=hunk.start, why=why, expected=expected)
+                Conflict(path=path, hunk=number, line=hunk.start, why=why, expected=expected)
             )
     return found
 
@@ -88,10 +56,10 @@ def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str]) -> Confli
     return Conflict(
         path=path,
         hunk=number,
-        at=hunk.start,
+        line=hunk.start,
         why=why,
         expected=tuple(_shown(hunk.old)),
-        found_at=0 if start is None else start + 1,
+        found_line=0 if start is None else start + 1,
         found=tuple(_shown(near)),
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from packaging.version import Version
 
 from builder.applier.edits import top_level
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.diff import FileDiff, Hunk
-    from builder.pulls.conflict import Conflict
+    from builder.documents.pulls import Conflict
     from builder.pulls.report import Pulled
     from builder.pypi.index import PackageIndex
     from builder.pypi.wheels import WheelTree

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from builder.errors import UsageError
 from builder.forge import MERGED
@@ -15,7 +16,7 @@ from builder.pulls.resolve import release_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.forge.pin import Pin
+    from builder.documents.pulls import Pin
     from builder.forge.store import PullStore
     from builder.pulls.parts import Parts
     from builder.pypi.index import PackageIndex

@@ -12,8 +12,8 @@ from builder.pulls.projects import mapped, project_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.documents.pulls import Pin
     from builder.forge.normalize import Section
-    from builder.forge.pin import Pin
 
 Table = dict[str, Any]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from msgspec.structs import asdict, replace
 
 from builder.applier.diff import parse_diff
 from builder.applier.files import judge_file
@@ -11,17 +13,18 @@ from builder.applier.hunks import judge_hunks
 from builder.applier.states import APPLIED, NEEDED, POST, PRE, UPSTREAM
 from builder.applier.trees import OverlayTree
 from builder.applier.versions import all_match
-from builder.pulls.conflict import Conflict, conflicts_of
+from builder.documents.pulls import DroppedFile, PatchedFile, PullReport
+from builder.pulls.conflict import conflicts_of
 from builder.pulls.history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.diff import FileDiff
     from builder.applier.trees import Tree
     from builder.bases.model import Base
     from builder.compile.stage import RejectedDiff
-    from builder.forge.pin import Pin
+    from builder.documents.pulls import Conflict, Found, Pin
     from builder.model import BuildPlan, LayerDecision
     from builder.pulls.parts import Parts
     from builder.pypi.index import PackageIndex
@@ -34,39 +37,6 @@ class Pulled:
     layer: str
     pin: Pin
     parts: Parts
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullReport:
-    """One pull request on one base."""
-
-    pulled: Pulled
-    state: str
-    files: tuple[Mapping[str, Any], ...]
-    conflicts: tuple[Conflict, ...]
-    hints: tuple[str, ...]
-
-    @property
-    def in_base(self) -> str:
-        """How much of it the base has already: ``whole``, ``part`` or ``no``."""
-        if self.state in (APPLIED, UPSTREAM):
-            return "whole"
-        found = {hunk for file in self.files for hunk in file["hunks"]}
-        return "part" if POST in found else "no"
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as it stands beside the plan."""
-        pin, parts = self.pulled.pin, self.pulled.parts
-        return {
-            **pin.as_json(),
-            "layer": self.pulled.layer,
-            "in_base": self.in_base,
-            "installed": [dict(file) for file in self.files],
-            "compiled": [section.path for section in parts.compiled],
-            "dropped": [{"path": path, "why": why} for path, why in parts.dropped],
-            "conflicts": [conflict.as_json() for conflict in self.conflicts],
-            "hints": list(self.hints),
-        }
 
 
 def report_pulls(
@@ -116,8 +86,21 @@ def _report(
         conflicts += _in_sources(rejected) if rejected else []
     hints = [*_left_over(entry, files), *history.hints(state)]
     return PullReport(
-        pulled=entry, state=state, files=files, conflicts=tuple(conflicts), hints=tuple(hints)
+        **asdict(entry.pin),
+        layer=entry.layer,
+        in_base=_in_base(state, files),
+        installed=files,
+        compiled=tuple(section.path for section in entry.parts.compiled),
+        dropped=tuple(DroppedFile(path=path, why=why) for path, why in entry.parts.dropped),
+        conflicts=tuple(conflicts),
+        hints=tuple(hints),
     )
+
+
+def _in_base(state: str, files: Iterable[PatchedFile]) -> Literal["whole", "part", "no"]:
+    if state in (APPLIED, UPSTREAM):
+        return "whole"
+    return "part" if any(POST in file.hunks for file in files) else "no"
 
 
 def _in_sources(rejected: RejectedDiff) -> Iterator[Conflict]:
@@ -129,11 +112,11 @@ def _in_sources(rejected: RejectedDiff) -> Iterator[Conflict]:
             yield replace(conflict, history=f"the text is that of {rejected.archive}")
 
 
-def _left_over(entry: Pulled, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _left_over(entry: Pulled, files: Sequence[PatchedFile]) -> Iterator[str]:
     """What to do with a change of which some hunks are there and the others still fit."""
-    found = {hunk for file in files for hunk in file["hunks"]}
+    found = {hunk for file in files for hunk in file.hunks}
     if found == {PRE, POST}:
-        there = [str(file["path"]) for file in files if POST in file["hunks"]]
+        there = [file.path for file in files if POST in file.hunks]
         yield (
             f"{entry.pin.request} is there in part ({', '.join(there[:4])}): a layer of it can "
             "take the rest, file by file: spark-build layers new NAME --from-pr, and 'include'"
@@ -151,8 +134,8 @@ def _changes(
                 yield from parse_diff(op["diff"])
 
 
-def _file(change: FileDiff, tree: Tree) -> dict[str, Any]:
-    kind = "edit"
+def _file(change: FileDiff, tree: Tree) -> PatchedFile:
+    kind: Literal["edit", "new", "delete", "rename", "mode"] = "edit"
     if change.old is None or change.new is None:
         kind = "new" if change.old is None else "delete"
     elif change.old != change.new:
@@ -162,8 +145,8 @@ def _file(change: FileDiff, tree: Tree) -> dict[str, Any]:
     data = tree.read(change.path)
     if kind in ("edit", "rename") and change.hunks and data is not None:
         verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), change.hunks)
-        hunks = [verdict.found for verdict in verdicts]
+        hunks = [cast("Found", verdict.found) for verdict in verdicts]
         offsets = [verdict.offset for verdict in verdicts]
     else:
-        hunks, offsets = [judge_file(change, tree).found], [0]
-    return {"path": change.path, "change": kind, "hunks": hunks, "offsets": offsets}
+        hunks, offsets = [cast("Found", judge_file(change, tree).found)], [0]
+    return PatchedFile(path=change.path, change=kind, hunks=tuple(hunks), offsets=tuple(offsets))

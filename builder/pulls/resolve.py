@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from builder.errors import SparkBuildError, UsageError
 from builder.forge import MERGED
 from builder.forge.normalize import read_sections
-from builder.forge.pin import Pin, read_pin
+from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.catalog import Selection, order
 from builder.pulls.releases import Releases
@@ -19,6 +19,7 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.documents.pulls import Pin
     from builder.forge.reference import PullRef
     from builder.forge.store import PullStore
     from builder.pulls.parts import Parts

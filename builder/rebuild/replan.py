@@ -16,7 +16,7 @@ from builder.layers.catalog import Expectation, Profile, Selection
 from builder.model import PLAN_SCHEMA
 from builder.plan.planner import make_plan
 from builder.rebuild.compare import compare_documents
-from builder.runtime.dispatch_expect import MATCHERS
+from builder.util.documents import read
 from builder.verify.targets import exact_ref
 
 if TYPE_CHECKING:
@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 def baked_selection(baked: Baked) -> Selection:
     """What ``--layers`` came to when the image was made."""
     plan = baked.plan
-    expect = tuple(
-        Expectation(when={}, kind=e["kind"], matcher=matcher, text=e[matcher])
-        for e in plan["expect"]
-        for matcher in MATCHERS
-        if matcher in e
-    )
+    expect = tuple(read({**entry, "when": {}}, Expectation) for entry in plan["expect"])
     profiles = tuple(
         Profile(
             name=str(name),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
+from builder.documents.plan import ExpectedChoice
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.model import Platform
@@ -139,7 +140,7 @@ def build_on(base: str, folder: Path, *, thin: bool = True, platform: str | None
     )
     try:
         plan = make_plan_of(found, *layers)
-        plan = dataclasses.replace(plan, expect=({"kind": "x", "line": "y"},))
+        plan = dataclasses.replace(plan, expect=(ExpectedChoice(kind="x", line="y"),))
         building = BuildRequest(plan=plan, tag="x:1", output=folder, base=found, thin=thin)
         return OciEngine().build(building).digest
     finally:

@@ -219,7 +219,7 @@ def test_an_expectation_names_one_thing_to_look_for(
 
 def test_a_profile_expects_lines_by_release() -> None:
     profile = SHIPPED.profile("marlin")
-    old, new = ({e.text for e in profile.expected({"vllm": v})} for v in ("0.19.1", "0.20.1"))
+    old, new = ({e.line for e in profile.expected({"vllm": v})} for v in ("0.19.1", "0.20.1"))
     assert "Using MarlinNvFp4LinearKernel for NVFP4 GEMM" in new - old
 
 

@@ -14,6 +14,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.diagnose.catalog import load_catalog
+from builder.documents.pulls import PullReport
 from builder.engines import devicedata
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from builder.model import BuildPlan
 
-LINE = Expectation(when={}, kind="nvfp4-linear", matcher="line", text="MarlinNvFp4LinearKernel")
+LINE = Expectation(when={}, kind="nvfp4-linear", line="MarlinNvFp4LinearKernel")
 PROFILE = Profile(
     name="test", summary="", layers=(), image="", pypi="", pins={}, needs={}, needs_reason="",
     expect=(LINE,),
@@ -89,11 +90,18 @@ class Asked:
         return plan
 
 
+PULL = PullReport(
+    base="a" * 40, commit="b" * 40, date="2026-01-01", forge="f", repository="o/r",
+    request="o/r#1", sha256="c" * 64, size=1, layer="pr-1", in_base="no", installed=(),
+    compiled=(), dropped=(), conflicts=(), hints=(),
+)  # fmt: skip
+
+
 class Talkative(Asked):
     """Hints and reports on pull requests, which change from day to day."""
 
     def said(self, plan: BuildPlan) -> BuildPlan:
-        return dataclasses.replace(plan, hints=("a newer release is out",), pulls=({"x": 1},))
+        return dataclasses.replace(plan, hints=("a newer release is out",), pulls=(PULL,))
 
 
 @pytest.fixture

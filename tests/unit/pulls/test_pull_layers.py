@@ -240,10 +240,10 @@ class TestOp:
 
 
 BAD_PINS = {
-    "short-commit": ("commit", "abc", "commit 'abc' is not of the right form"),
-    "no-sha256": ("sha256", "", "sha256 '' is not of the right form"),
-    "number-as-text": ("number", "1", "'number' should be a whole number"),
-    "unknown-key": ("comit", "x", "unknown key 'comit'"),
+    "short-commit": ("commit", "abc", "at `$.commit`"),
+    "no-sha256": ("sha256", "", "at `$.sha256`"),
+    "number-as-text": ("number", "1", "Expected `int`, got `str` - at `$.number`"),
+    "unknown-key": ("comit", "x", "unknown field `comit`"),
 }
 
 

@@ -50,7 +50,7 @@ def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
 
 
 #: Documents whose form has changed since their first.
-VERSIONS = {"plan": 2, "config-show": 2}
+VERSIONS = {"plan": 2, "apply": 2, "config-show": 2}
 
 
 @pytest.mark.parametrize("name", names())

@@ -1,0 +1,112 @@
+"""Pull requests in documents: how each is pinned, and how it fits a base."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from builder.util.documents import Count, Part, Sha256, Text, always
+
+Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}([0-9a-f]{24})?$")]
+Day = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+
+
+#: What a hunk finds in a file.
+Found = Literal["pre", "post", "drift", "ambiguous"]
+
+
+class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pull request, or a commit (without a number), fixed by its commits and its diff's sha256.
+
+    The diff is that from ``base`` to ``commit`` in normal form (:mod:`builder.forge.normalize`).
+    What is empty is left out.
+    """
+
+    base: Annotated[Commit, Meta(description="the commit that the change was made from")]
+    commit: Annotated[Commit, Meta(description="its head, or the commit that was named")]
+    date: Annotated[Day, Meta(description="day of that commit")]
+    forge: Annotated[Text, Meta(description="the forge's host")]
+    merge_commit: Commit = ""
+    merged_at: Day = ""
+    number: Annotated[int, Meta(ge=1)] = 0
+    release: Annotated[Text, Meta(description="the first release of the package that has it")] = ""
+    repository: Annotated[Text, Meta(description="OWNER/REPO, as the forge calls it")]
+    request: Annotated[
+        Text,
+        Meta(description="as it was asked for: OWNER/REPO#NUMBER[@COMMIT], or OWNER/REPO@COMMIT"),
+    ]
+    sha256: Sha256
+    size: Annotated[int, Meta(ge=1, description="bytes of the diff in normal form")]
+    state: Annotated[str, Meta(pattern="^(open|merged|closed|unknown)$")] = ""
+    superseded_by: Text = ""
+    title: Text = ""
+    url: Text = ""
+
+    @property
+    def short(self) -> str:
+        """The commit as people quote it."""
+        return self.commit[:12]
+
+
+class PatchedFile(Part, frozen=True, kw_only=True):
+    """A file that a pull request changes, as its hunks find it."""
+
+    path: Annotated[Text, Meta(description="below site-packages")]
+    change: Literal["edit", "new", "delete", "rename", "mode"]
+    hunks: Annotated[
+        tuple[Found, ...],
+        Meta(
+            description="what each finds: its text from before, from after, neither, "
+            "or more than one"
+        ),
+    ]
+    offsets: Annotated[
+        tuple[int, ...],
+        Meta(description="lines between where the diff says and where it is"),
+    ]
+
+
+class DroppedFile(Part, frozen=True, kw_only=True):
+    """A changed file that is not installed."""
+
+    path: Text
+    why: Text
+
+
+class Conflict(Part, frozen=True, kw_only=True):
+    """A hunk that does not fit: what it expects, and what is nearest to that."""
+
+    path: Text
+    hunk: Annotated[int, Meta(ge=1, description="from 1")]
+    line: Annotated[Count, Meta(description="where the diff says it is, from 1; 0 without one")]
+    why: Text
+    expected: tuple[str, ...] = always(())
+    found_line: Annotated[
+        Count, Meta(description="where the nearest text is, from 1; 0 where nothing is near")
+    ] = always(0)
+    found: tuple[str, ...] = always(())
+    history: Annotated[str, Meta(description="the releases that it would fit, in words")] = always(
+        ""
+    )
+
+
+class PullReport(Pin, frozen=True, kw_only=True):
+    """A pull request among the layers, and how it fits; can change while the image does not."""
+
+    layer: Text
+    in_base: Annotated[
+        Literal["whole", "part", "no"], Meta(description="how much of it the base has already")
+    ]
+    installed: tuple[PatchedFile, ...]
+    compiled: Annotated[tuple[Text, ...], Meta(description="files that reach a wheel compiled")]
+    dropped: tuple[DroppedFile, ...]
+    conflicts: tuple[Conflict, ...]
+    hints: tuple[Text, ...]
+
+
+class PinnedPull(Part, frozen=True, kw_only=True):
+    """A layer's pull request."""
+
+    pinned: Pin
+    today: Annotated[Pin | None, Meta(description="with --refresh: as the forge has it")] = None
