@@ -99,6 +99,13 @@ def to_e4m3(values: Lanes) -> NDArray[np.uint16]:
     return (code | np.where(np.signbit(values) & ~nan, 0x80, 0)).astype(np.uint16)
 
 
+def from_e4m3(codes: NDArray[np.uint8]) -> Lanes:
+    """E4M3 bytes as float32, exactly; bit 7 is the sign, and 127 is NaN."""
+    size = UE4M3[codes & 0x7F]
+    values: Lanes = np.where(codes & 0x80, -size, size).astype(np.float32)
+    return values
+
+
 def one_nan(values: Lanes) -> Lanes:
     """float32 values with every NaN as the canonical one, 0x7FFFFFFF ("Floating-Point NaN")."""
     return np.where(np.isnan(values), _NAN, values)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _number(d: Decoder, i: Instruction) -> Step:
     """Instructions that integers and floating-point numbers share are told apart by their type."""
-    table = FLOAT if i.modifiers and i.modifiers[-1].startswith("f") else INTEGER
+    table = FLOAT if i.modifiers and i.modifiers[-1].startswith(("f", "bf")) else INTEGER
     if i.opcode not in table:
         raise d.unknown(i)
     return table[i.opcode](d, i)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.block import Block, BulkGroups, Operation
-from builder.ptx.decoder import PARAMETERS, PRED, U32, Decoder, Emitter, Mask, Step, Target
+from builder.ptx.decoder import PARAMETERS, PRED, U32, U64, Decoder, Emitter, Mask, Step, Target
 from builder.ptx.errors import Fault
 from builder.ptx.memory import SHARED_BASE
 from builder.ptx.ops_data import typed
@@ -67,11 +67,14 @@ def _invalidate(d: Decoder, i: Instruction) -> Step:
 
 
 def _arrive(d: Decoder, i: Instruction) -> Step:
-    """Each lane arrives, once or ``count`` times; ``expect_tx`` raises what is expected before."""
+    """Each lane arrives, once or ``count`` times; ``expect_tx`` raises what is expected before.
+
+    The state that it may return is opaque: here the phase as it was.  No known form reads it.
+    """
     expects, arrives = i.has("expect_tx"), i.has("arrive")
     operands = list(i.operands)
-    if arrives and operands[0] != Name("_"):
-        raise d.unknown(i, "the state that it returns")
+    returns = arrives and operands[0] != Name("_")
+    state = d.out(i, operands[0], typed("b64")) if returns else -1
     place, *rest = operands[1:] if arrives else operands
     address = d.address(i, place)
     given = d.source(i, rest[0], _WORD) if rest else d.constant(1, 32)
@@ -83,6 +86,8 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
             at, number = int(address(w)[lane]), int(w.views[U32][given][lane])
             if expects:
                 w.block.expect(at, number)
+            if state >= 0:
+                w.views[U64][state][lane] = w.block.mbarrier(at).phase
             if arrives:
                 w.block.arrive(at, 1 if expects else number, know)
         if races:

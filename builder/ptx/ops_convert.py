@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, U16, Decoder, Mask, Step, type_named
+from builder.ptx.decoder import F32, U16, U32, Decoder, Mask, Step, type_named
 from builder.ptx.formats import (
     finite_bf16,
     flush,
     from_bf16,
+    from_e4m3,
     from_f16,
     to_bf16,
     to_e2m1,
@@ -35,6 +36,8 @@ def _convert(d: Decoder, i: Instruction) -> Step:
     packed = ".".join(i.modifiers)
     if packed in _PACKED:
         return _packed(d, i, *_PACKED[packed])
+    if i.modifiers == ("rn", "f16x2", "e4m3x2"):
+        return _unpacked(d, i)
     if i.modifiers[-2:] == ("f32", "bf16"):
         return _from_half(d, i, from_bf16)
     if i.modifiers[-2:] == ("f32", "f16"):
@@ -77,6 +80,21 @@ def _packed(
         for source in sources[1:]:
             value = value << shift | function(rows[source]).astype(np.uint32)
         np.copyto(w.views[kind.view][out], value, where=m, casting="unsafe")
+
+    return run
+
+
+def _unpacked(d: Decoder, i: Instruction) -> Step:
+    """``cvt.rn.f16x2.e4m3x2``: exact; the low byte goes into the low half."""
+    half, word = type_named("b16"), type_named("b32")
+    assert half is not None
+    assert word is not None
+    out, a = d.out(i, i.operands[0], word), d.source(i, i.operands[1], half)
+
+    def run(w: Warp, m: Mask) -> None:
+        codes = w.views[U16][a].view(np.uint8)
+        value = to_f16(from_e4m3(codes)).astype(np.uint16).view(np.uint32)
+        np.copyto(w.views[U32][out], value, where=m)
 
     return run
 

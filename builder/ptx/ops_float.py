@@ -1,7 +1,8 @@
-"""Floating-point arithmetic on 32 bits.
+"""Floating-point arithmetic on 32 bits, alone or in pairs, and on pairs of bfloat16.
 
-PTX ISA, "Floating Point Instructions".  ``.approx`` functions are computed exactly here and rounded
-once, which is within the error that the ISA allows a GPU, but not the GPU's own bits.
+PTX ISA, "Floating Point Instructions" and "Half Precision Floating Point Instructions".  Functions
+with ``.approx`` are computed exactly here and rounded once, which is within the error that the ISA
+allows a GPU, but not the GPU's own bits.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, Decoder, Emitter, Mask, Step, type_named
-from builder.ptx.formats import flush, one_nan
+from builder.ptx.decoder import F32, U32, U64, Decoder, Emitter, Mask, Step, type_named
+from builder.ptx.formats import flush, from_bf16, one_nan, to_bf16
 
 if TYPE_CHECKING:
     from builder.ptx.source import Instruction
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 _PLAIN = {"rn", "f32"}
 
 
-def _float(function: Any, count: int, *more: str) -> Emitter:
-    """``op{.rn}{.ftz}.f32``."""
+def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitter:
+    """``op{.rn}{.ftz}.f32``; ``paired`` also has ``.f32x2``: both halves of 64 bits."""
 
     def emit(d: Decoder, i: Instruction) -> Step:
+        if paired and i.modifiers[-1] in _PAIRS:
+            return _pair(d, i, function, count)
         kind = type_named("f32")
         assert kind is not None
         if not set(i.modifiers) <= {*_PLAIN, "ftz", *more} or i.modifiers[-1] != "f32":
@@ -45,6 +48,45 @@ def _float(function: Any, count: int, *more: str) -> Emitter:
         return run
 
     return emit
+
+
+#: Types of two numbers: the register that holds them.
+_PAIRS = {"f32x2": ("b64", U64), "bf16x2": ("b32", U32)}
+
+
+def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
+    """``op{.rn}{.ftz}.f32x2`` and ``op{.rn}.bf16x2``: two results, each rounded once.
+
+    The sum or product of two bfloat16 has, rounded to float32, all bits that rounding needs.
+    """
+    name = i.modifiers[-1]
+    halves = name == "bf16x2"
+    if not set(i.modifiers[:-1]) <= ({"rn"} if halves else {"rn", "ftz"}) or (halves and count > 2):
+        raise d.unknown(i)
+    held, view = _PAIRS[name]
+    kind = type_named(held)
+    assert kind is not None
+    if len(i.operands) != count + 1:
+        raise d.unknown(i, f"{len(i.operands)} operands")
+    out = d.out(i, i.operands[0], kind)
+    sources = [d.source(i, s, kind) for s in i.operands[1:]]
+    ftz = i.has("ftz")
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[view]
+        if halves:
+            values = [from_bf16(rows[s].view(np.uint16)) for s in sources]
+        else:
+            values = [rows[s].view(np.float32) for s in sources]
+        with np.errstate(all="ignore"):
+            result = function(*(map(flush, values) if ftz else values))
+        if halves:
+            both = to_bf16(result).astype(np.uint16).view(np.uint32)
+        else:
+            both = one_nan(flush(result) if ftz else result).view(np.uint64)
+        np.copyto(rows[out], both, where=m)
+
+    return run
 
 
 def _once(function: Any) -> Any:
@@ -69,10 +111,10 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
 
 #: Emitters by opcode, of those whose type is f32.
 FLOAT: dict[str, Emitter] = {
-    "add": _float(np.add, 2),
-    "sub": _float(np.subtract, 2),
-    "mul": _float(np.multiply, 2),
-    "fma": _float(_fused, 3),
+    "add": _float(np.add, 2, paired=True),
+    "sub": _float(np.subtract, 2, paired=True),
+    "mul": _float(np.multiply, 2, paired=True),
+    "fma": _float(_fused, 3, paired=True),
     # of a number and a NaN, the number
     "min": _float(np.fmin, 2),
     "max": _float(np.fmax, 2),

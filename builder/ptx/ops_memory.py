@@ -179,9 +179,14 @@ _ATOMIC: dict[tuple[str, str], Callable[[int, int, int], int]] = {
 def _atomic(d: Decoder, i: Instruction) -> Step:
     """``atom`` gives the value before, ``red`` nothing; lane after lane, in global memory.
 
+    Of a vector each element is an operation of its own; its address is a multiple of its size.
     Only a changed value is progress: who spins on a lock that nobody frees stands still.
     """
     words = [m for m in i.modifiers if m not in _ORDER and m not in ("noftz", "acq_rel")]
+    count = next((_VECTORS[m] for m in words if m in _VECTORS), 1)
+    words = [m for m in words if m not in _VECTORS]
+    if count > 1 and i.opcode == "atom":
+        raise d.unknown(i)
     if len(words) != 3 or words[0] != "global" or (words[1], words[2]) not in _ATOMIC:
         raise d.unknown(i)
     function = _ATOMIC[words[1], words[2]]
@@ -192,22 +197,27 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     out = d.out(i, i.operands[0], kind) if gives else -1
     assert operands[1] is not None
     address = d.address(i, operands[1], 64)
-    values = [d.source(i, one, kind) for one in operands[2:] if one is not None]
+    if len(d.parts(i.operands[-1])) != count:
+        raise d.unknown(i, f"no {count} elements")
+    parts = [d.parts(one) for one in operands[2:] if one is not None]
+    values = [[d.source(i, part[n], kind) for part in parts] for n in range(count)]
     wraps, size, view = (1 << kind.bits) - 1, kind.bytes, kind.view
 
     def run(w: Warp, m: Mask) -> None:
         w.yielded = True
         lanes = w.lanes(m)
         at = address(w)[lanes].astype(np.int64)
-        rows = [w.views[view][one] for one in values]
-        for which, offsets, data in w.block.grid.memory.groups(at, size, write=True):
+        rows = [[w.views[view][one] for one in each] for each in values]
+        for which, offsets, data in w.block.grid.memory.groups(at, size * count, write=True):
             for lane, offset in zip(lanes[which], offsets, strict=True):
-                cell = data[offset : offset + size].view(f"u{size}")
-                old, given = int(cell[0]), [int(row[lane]) for row in rows]
-                cell[0] = new = function(old, given[0], given[-1]) & wraps
-                w.block.grid.events += new != old
+                cells = data[offset : offset + size * count].view(f"u{size}")
+                before = int(cells[0])
+                for number, row in enumerate(rows):
+                    old, given = int(cells[number]), [int(one[lane]) for one in row]
+                    cells[number] = new = function(old, given[0], given[-1]) & wraps
+                    w.block.grid.events += new != old
                 if gives:
-                    w.views[view][out][lane] = old
+                    w.views[view][out][lane] = before
 
     return run
 

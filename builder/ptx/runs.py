@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from builder.errors import UsageError
 from builder.ptx.errors import Deadlock, Fault, PtxError
 from builder.ptx.findings import Ran, Run, found_races
@@ -33,14 +35,63 @@ def run_file(path: Path, schedules: Sequence[Schedule] = SCHEDULES) -> Ran:
     Raises:
         UsageError: it is no launch, its PTX cannot be read, or lacks the kernel.
     """
-    file = read_launch(path)
-    program = program_of(file, path)
-    digest = hashlib.sha256(without_places(file.ptx).encode()).hexdigest()
-    runs = tuple(
-        run_once(file, program, schedule, watch=schedule.order != "lazy").run
-        for schedule in schedules
-    )
-    return Ran(program.kernel.name, digest, len(program.blocks), runs)
+    return run_files([path], schedules)[0]
+
+
+def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) -> list[Ran]:
+    """Run launches one after the other, each on the memory as those before it left it.
+
+    Raises:
+        UsageError: one is no launch, its PTX cannot be read, or lacks the kernel.
+    """
+    files = [read_launch(path) for path in paths]
+    programs = [program_of(file, path) for file, path in zip(files, paths, strict=True)]
+    runs: list[list[Run]] = [[] for _ in files]
+    for schedule in schedules:
+        carried = Carried()
+        for number, (file, program) in enumerate(zip(files, programs, strict=True)):
+            memory = carried.given_to(file)
+            once = run_once(file, program, schedule, watch=schedule.order != "lazy", memory=memory)
+            runs[number].append(once.run)
+            if once.run.fault:
+                break
+            carried.keep(file, memory)
+    return [
+        Ran(
+            program.kernel.name,
+            hashlib.sha256(without_places(file.ptx).encode()).hexdigest(),
+            len(program.blocks),
+            tuple(own),
+        )
+        for file, program, own in zip(files, programs, runs, strict=True)
+    ]
+
+
+class Carried:
+    """What launches left in memory for the next: their host code ran before any of them did.
+
+    Of an array that both a kernel and then the host code changed, each byte is the host code's
+    where that differs from what it was before the kernel.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+
+    def given_to(self, file: LaunchFile) -> GlobalMemory:
+        """The memory that a launch finds."""
+        memory = file.fresh_memory()
+        for array, region in zip(file.memory, memory.regions, strict=True):
+            before, left = self._left.get((array.address, len(array.data)), (b"", b""))
+            if before:
+                old, new = (np.frombuffer(data, np.uint8) for data in (before, left))
+                region.data[...] = np.where(region.data == old, new, region.data)
+        return memory
+
+    def keep(self, file: LaunchFile, memory: GlobalMemory) -> None:
+        """Remember what a launch left."""
+        for array, region in zip(file.memory, memory.regions, strict=True):
+            key = (array.address, len(array.data))
+            self._left[key] = (array.data, region.data.tobytes())
 
 
 def program_of(file: LaunchFile, path: Path) -> Program:
@@ -64,13 +115,20 @@ class Once:
     memory: GlobalMemory
 
 
-def run_once(file: LaunchFile, program: Program, schedule: Schedule, *, watch: bool) -> Once:
-    """Run a launch in one schedule.
+def run_once(
+    file: LaunchFile,
+    program: Program,
+    schedule: Schedule,
+    *,
+    watch: bool,
+    memory: GlobalMemory | None = None,
+) -> Once:
+    """Run a launch in one schedule, on its own memory or on what it is given.
 
     Raises:
         UsageError: its parameters are not the kernel's.
     """
-    memory = file.fresh_memory()
+    memory = memory or file.fresh_memory()
     found: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
     grid = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch)
     places = program.kernel.places
@@ -93,9 +151,10 @@ def run_once(file: LaunchFile, program: Program, schedule: Schedule, *, watch: b
     return Once(Run(**found), memory)
 
 
-def run_folder(folder: str) -> dict[str, Any]:
-    """Run what a folder holds, for a process of its own: a :class:`Ran`, or its ``error``."""
+def run_folders(folders: Sequence[str]) -> dict[str, Any]:
+    """Run the launches of one call, for a process of its own: ``ran`` of each, or an ``error``."""
+    paths = [Path(folder) / "launch.json" for folder in folders]
     try:
-        return plain(run_file(Path(folder) / "launch.json"))
+        return {"ran": [plain(one) for one in run_files(paths)]}
     except PtxError as error:
         return {"error": str(error)}

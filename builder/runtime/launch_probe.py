@@ -20,10 +20,12 @@ Result::
 
     {"schema": 1, "python": "...", "versions": {...}, "simulated": [...], "fatal": null | {...},
      "kernels": [{"request": {...}, "error": null | {...}, "seconds": 1.0,
-                  "launches": [{"name": "...", "folder": "..."}]}]}
+                  "launches": [{"name": "...", "folders": ["..."]}]}]}
 
-A launch's folder holds ``launch.json`` (read by ``builder/ptx/launchfile.py``), ``kernel.ptx`` and
-the memory; and, where one array is the result, ``exact.f64`` and ``bound.f64``.
+``launches`` has an entry for each call, with a folder for each kernel that it launched, in order.
+A folder holds ``launch.json`` (read by ``builder/ptx/launchfile.py``), ``kernel.ptx`` and the
+memory as the host code left it; no kernel has run.  The last one has the result, ``exact.f64`` and
+``bound.f64``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -62,11 +65,17 @@ SCHEMA = 1
 Json = dict[str, Any]
 
 
+#: The DSL's variable for the libraries that host code is linked against.
+LIBRARIES = "CUTE_DSL_LIBS"
+#: Where the DSL's runtime library lies: up to 4.5, and from 4.6 on, where each CUDA has a folder.
+RUNTIMES = ("nvidia_cutlass_dsl/lib/libc*runtime.so", "nvidia_cutlass_dsl/cu*/lib/libc*runtime.so")
+
+
 def runtime_functions() -> set[str]:
     """What host code may call of the installed DSL's runtime library."""
     found: set[str] = set()
-    for folder in sys.path:
-        for path in sorted(Path(folder).glob("nvidia_cutlass_dsl/lib/libc*runtime.so")):
+    for folder, pattern in itertools.product(sys.path, RUNTIMES):
+        for path in sorted(Path(folder).glob(pattern)):
             found |= stub_driver.defined_symbols(str(path))
     return {name for name in found if launch_host.RUNTIME_FUNCTION.fullmatch(name)}
 
@@ -81,6 +90,7 @@ class Recorder:
         #: what the compiler gave for the function that is running
         self.ptx: list[str] = []
         self.launches: list[Json] = []
+        self._pending: list[tuple[Path, Json]] = []
 
     def record(self, launched: launch_host.Launched) -> None:
         """One launch of the case that is running."""
@@ -101,9 +111,20 @@ class Recorder:
             "parameters": [part.hex() for part in parts],
             "memory": self._memory(into, b"".join(parts)),
         }
-        document["result"] = self._result(into)
-        (into / "launch.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        self.launches.append({"name": self.case.name, "folder": str(into)})
+        self._pending.append((into, document))
+
+    def finish_call(self) -> bool:
+        """Write what the call launched; whether it launched anything."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return False
+        into, last = pending[-1]
+        last["result"] = self._result(into)
+        for folder, document in pending:
+            (folder / "launch.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        folders = [str(folder) for folder, _ in pending]
+        self.launches.append({"name": self.case.name, "folders": folders})
+        return True
 
     def _memory(self, into: Path, parameters: bytes) -> list[Json]:
         """Every tensor's memory that a parameter, or a tensor map among them, points into."""
@@ -173,6 +194,19 @@ def launch_instead(recorder: Recorder) -> None:
     compilers.Compiler._check_cuda_dependencies_once = lambda _self, _libraries: None
 
 
+def use_library(path: str) -> None:
+    """Let host code be linked against a library of ours.
+
+    Up to 4.5 and from 4.7 on the variable is enough; 4.6 puts its own library in front of it when
+    it is imported.
+    """
+    os.environ[LIBRARIES] = path
+    instances = importlib.import_module("cutlass.base_dsl.dsl").DSLSingletonMeta._instances
+    for dsl in instances.values():
+        if dsl.envar.shared_libs != path:
+            dsl.envar.shared_libs = path
+
+
 def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
     """Make every launch of one request, in a child of its own."""
     begun = time.monotonic()
@@ -181,16 +215,17 @@ def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
     runtime = launch_host.Runtime(recorder.record)
     library.fill(runtime.callbacks())
     try:
+        use_library(library.path)
         launch_instead(recorder)
         if "sms" in ask:
             codegen_device.SM_COUNT = int(ask["sms"])
             codegen_device.answer_for_flashinfer(probe)
         for case in importlib.import_module("launch_cases").KINDS[ask["kind"]](ask):
-            recorder.case, count = case, len(recorder.launches)
+            recorder.case = case
             case.call()
             if runtime.errors:
                 raise runtime.errors[0]
-            if len(recorder.launches) == count:
+            if not recorder.finish_call():
                 raise RuntimeError(f"{case.name}: the call launched no kernel")
     except Exception as error:
         traceback.print_exc()
@@ -236,7 +271,7 @@ def run(request: Json) -> Json:
             if libraries := stub_driver.dsl_libraries():
                 stub_driver.load_driver(probe.note, scratch, libraries)
             library = call_table.Library(os.path.join(scratch, "calls.so"), runtime_functions())
-            os.environ["CUTE_DSL_LIBS"] = library.path
+            os.environ[LIBRARIES] = library.path
             probe.note("the CuTe DSL's runtime library: generated, its functions record launches")
             codegen_device.find_source_quickly()
             result["kernels"] = launch_requested(request, probe, library)

@@ -183,18 +183,18 @@ def sandbox_launcher(
 
 def _run_all(recorded: Mapping[str, Any], jobs: int) -> dict[str, Any]:
     """Run every launch that a probe recorded, some at a time."""
-    from builder.ptx.runs import run_folder
+    from builder.ptx.runs import run_folders
 
     fatal = recorded.get("fatal")
     count = max(len(recorded["kernels"]), 1)
     kernels = recorded["kernels"] if not fatal else [{"error": fatal, "launches": []}] * count
-    folders = [one["folder"] for kernel in kernels for one in kernel["launches"]]
-    if len(folders) < 2:
-        ran = {folder: run_folder(folder) for folder in folders}
+    calls = [tuple(one["folders"]) for kernel in kernels for one in kernel["launches"]]
+    if len(calls) < 2:
+        ran = {call: run_folders(call) for call in calls}
     else:
         # not forked: numpy may have threads here
         with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
-            ran = dict(zip(folders, pool.map(run_folder, folders), strict=True))
+            ran = dict(zip(calls, pool.map(run_folders, calls), strict=True))
     return {
         "replies": [_reply(kernel, ran) for kernel in kernels],
         "versions": recorded["versions"],
@@ -202,14 +202,14 @@ def _run_all(recorded: Mapping[str, Any], jobs: int) -> dict[str, Any]:
     }
 
 
-def _reply(kernel: Mapping[str, Any], ran: Mapping[str, Any]) -> dict[str, Any]:
+def _reply(kernel: Mapping[str, Any], ran: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     """The reply to one kernel: what the probe said, or else what the executor could not read."""
-    found = [ran[one["folder"]] for one in kernel["launches"]]
+    found = [ran[tuple(one["folders"])] for one in kernel["launches"]]
     unread = next((one["error"] for one in found if "error" in one), "")
     if kernel["error"] or unread:
         stage = kernel["error"]["stage"] if kernel["error"] else UNREAD
         return {"error": _words(kernel["error"]) or unread, "stage": stage, "ran": []}
-    return {"error": "", "stage": "", "ran": found}
+    return {"error": "", "stage": "", "ran": [one for call in found for one in call["ran"]]}
 
 
 def _words(error: Mapping[str, Any] | None) -> str:

@@ -18,12 +18,14 @@ from builder.verify.launches import UNREAD, launch_request, wanted_launches
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from builder.ptx.findings import FoundRace, Run
     from builder.verify.launches import Launched, Replies, Reply
     from builder.verify.model import Status, VerifyTarget
 
+#: A tile may have rows that no token needs, which are multiplied all the same.
+UNWRITTEN = "read of what nobody wrote"
 EXPECTED = "every value within its bound in every schedule; no race, no deadlock, no bad access"
 #: What differs from the device.
 SIMULATED = (
@@ -83,9 +85,10 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     if found.words:
         return _check(one, "fail", "; ".join(found.words), where=where, simulated=simulated)
     values = sum(run.values for run in runs)
+    races = f"no race; {found.unset}" if found.unset else "no race"
     seen = (
         f"{values} values right, in {_many(len(reply.ran), 'launch', 'launches')} and "
-        f"{_many(len(runs) // len(reply.ran), 'schedule')} each; no race; {_coverage(reply)}; "
+        f"{_many(len(runs) // len(reply.ran), 'schedule')} each; {races}; {_coverage(reply)}; "
         f"{sum(run.instructions for run in runs)} warp instructions"
     )
     return _check(one, "pass", seen, where=where, simulated=simulated)
@@ -96,6 +99,8 @@ class Findings:
     """What is wrong in some runs of a kernel, in words."""
 
     words: tuple[str, ...]
+    #: shared memory that is read before anything is written there, though every value is right
+    unset: str = ""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Findings:
@@ -116,11 +121,15 @@ class Findings:
         for run in runs:
             for race in run.races:
                 by_kind.setdefault(race.kind, {}).setdefault(race.key, race)
-        for races in by_kind.values():
-            first = next(iter(races.values()))
-            others = f" (and {_many(len(races) - 1, 'more')})" if len(races) > 1 else ""
-            words.append(f"race, {first}{others}")
-        return cls(tuple(words))
+        unset = by_kind.pop(UNWRITTEN, {}) if not wrong and not faults else {}
+        words += [f"race, {_first(races.values())}" for races in by_kind.values()]
+        read = f"{_first(unset.values())}: NaN there changed no value" if unset else ""
+        return cls(tuple(words), read)
+
+
+def _first(races: Iterable[FoundRace]) -> str:
+    first, *more = races
+    return f"{first} (and {_many(len(more), 'more')})" if more else str(first)
 
 
 def _fault(run: Run) -> str:

@@ -95,6 +95,14 @@ M1 = 0xFFFFFFFF
         ("cvt.rzi.s32.f32 %r5, %r1;", (1e20,), 0x7FFFFFFF),
         ("cvt.rzi.s32.f32 %r5, %r1;", (math.nan,), 0),
         ("cvt.rzi.u32.f32 %r5, %r1;", (-5.0,), 0),
+        # E4M3 to f16: 1 and -448; the smallest subnormal and NaN
+        ("mov.b32 {%rs1, _}, %r1; cvt.rn.f16x2.e4m3x2 %r5, %rs1;", (0xFE38,), 0xDF003C00),
+        ("mov.b32 {%rs1, _}, %r1; cvt.rn.f16x2.e4m3x2 %r5, %rs1;", (0xFF01,), 0x7FFF1800),
+        # pairs of bfloat16, each rounded once: 1.5 * 2, and a tie to the even 1 + 2**-6
+        ("mul.rn.bf16x2 %r5, %r1, %r2;", (0x3FC03F83, 0x40003F83), 0x40403F86),
+        ("mul.bf16x2 %r5, %r1, %r2;", (0x7F80FFC0, 0x00003F80), 0x7FFF7FFF),
+        ("add.rn.bf16x2 %r5, %r1, %r2;", (0x43803F80, 0x3F803F80), 0x43804000),
+        ("sub.bf16x2 %r5, %r1, %r2;", (0x43803F80, 0x3F803F80), 0x437F0000),
     ],
 )  # fmt: skip
 def test_one_instruction(body: str, given: tuple[float, ...], wanted: int) -> None:
@@ -134,6 +142,40 @@ def test_one_instruction(body: str, given: tuple[float, ...], wanted: int) -> No
 def test_one_float(body: str, given: tuple[float, ...], wanted: float) -> None:
     found = one(body, *given)
     assert found == bits(wanted), struct.unpack("<f", struct.pack("<I", found))[0]
+
+
+def test_pairs_of_floats() -> None:
+    """``.f32x2``: the halves of 64 bits, each as the instruction of one float has it."""
+    packed = "mov.b64 %rd5, {{%r1, %r2}}; mov.b64 %rd6, {{%r2, %r3}}; {} mov.b64 {{{}}}, %rd7;"
+
+    def both(instruction: str, *given: float) -> tuple[int, int]:
+        low, high = (one(packed.format(instruction, to), *given) for to in ("%r5, _", "_, %r5"))
+        return low, high
+
+    assert both("add.rn.f32x2 %rd7, %rd5, %rd6;", 1.5, 2.0, 4.0) == (bits(3.5), bits(6.0))
+    assert both("sub.f32x2 %rd7, %rd5, %rd6;", 1.5, 2.0, 4.0) == (bits(-0.5), bits(-2.0))
+    assert both("mul.f32x2 %rd7, %rd5, %rd6;", 1.5, -2.0, 4.0) == (bits(-3.0), bits(-8.0))
+    assert both("fma.rn.f32x2 %rd7, %rd5, %rd6, %rd5;", 1.5, 2.0, 4.0) == (bits(4.5), bits(10.0))
+    tiny = (2.0**-120, 2.0**-20, math.nan)
+    assert both("mul.rn.ftz.f32x2 %rd7, %rd5, %rd6;", *tiny) == (0, 0x7FFFFFFF)
+    assert both("mul.f32x2 %rd7, %rd5, %rd6;", *tiny) == (bits(2.0**-140), 0x7FFFFFFF)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "max.f32x2 %rd5, %rd5, %rd5;",
+        "mul.rz.f32x2 %rd5, %rd5, %rd5;",
+        "fma.rn.bf16x2 %r5, %r1, %r2, %r3;",
+        "mul.ftz.bf16x2 %r5, %r1, %r2;",
+        "mul.f16x2 %r5, %r1, %r2;",
+        "cvt.rn.relu.f16x2.e4m3x2 %r5, %rs1;",
+        "cvt.rn.f16x2.e5m2x2 %r5, %rs1;",
+    ],
+)
+def test_forms_that_are_not_known_are_named(body: str) -> None:
+    with pytest.raises(PtxError, match=rf"unknown instruction {body.split(maxsplit=1)[0]}"):
+        one(body)
 
 
 def test_of_two_sources_the_first_is_the_upper_half() -> None:

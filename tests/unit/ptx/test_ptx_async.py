@@ -139,6 +139,16 @@ def test_many_warps_that_spin_are_a_deadlock_in_every_schedule() -> None:
             run(init + WAIT.format(at="dynamic", parity=0), threads=288, schedule=schedule)
 
 
+def test_the_state_that_an_arrival_returns_is_the_phase_before() -> None:
+    body = (
+        "mov.b32 %r9, dynamic; setp.eq.u32 %p1, %r0, 0; @!%p1 bra OUT;"
+        "mbarrier.init.shared.b64 [%r9], 1; mbarrier.arrive.shared.b64 %rd5, [%r9], 1;"
+        "mbarrier.arrive.expect_tx.shared.b64 %rd6, [%r9], 0; mov.b64 {%r5, _}, %rd5;"
+        "mov.b64 {%r6, _}, %rd6; OUT:"
+    )
+    assert run(body).out[0, :2].tolist() == [0, 1]
+
+
 def test_the_parity_names_the_phase() -> None:
     """Of an mbarrier whose first phase runs, that before counts as complete."""
     assert phases("", parity=1).kinds == {EARLY_READ}, "nobody waited"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.ptx.errors import Fault
+from builder.ptx.errors import Fault, PtxError
 from builder.ptx.grid import Schedule
 from builder.ptx.memory import Region
 from tests.unit.ptxworld import IN, run
@@ -87,6 +87,24 @@ def test_a_bf16_atomic_rounds_each_sum() -> None:
     body = "mov.b32 %r9, 0x3F803F80; red.relaxed.gpu.global.add.noftz.bf16x2 [%rd5], %r9;"
     assert atomics(body, 0x43804380)[1] == 0x43804380
     assert atomics(body, 0x00000000)[1] == 0x42004200, "32 ones are 32"
+
+
+def test_a_reduction_of_a_vector_is_one_of_each_element() -> None:
+    body = (
+        "mov.b32 %r9, 0x3F803F80; mov.b32 %r10, 0x40004000;"
+        "red.global.add.noftz.v4.bf16x2 [%rd5], {%r9, %r10, %r9, %r10};"
+    )
+    cell = np.zeros(16, np.uint8)
+    region = Region(0x200000, cell, True, "cell")
+    run(f"mov.b64 %rd5, 0x200000; {body}", memory=(region,))
+    assert cell.view(np.uint32).tolist() == [0x42004200, 0x42804280] * 2
+    with pytest.raises(Fault, match=r"0x200004 is not a multiple of 16"):
+        run(f"mov.b64 %rd5, 0x200004; {body}", memory=(region,))
+    for form in ("red.global.add.noftz.v4.bf16x2 [%rd5], {%r9, %r10};",
+                 "red.global.add.v8.f16x2 [%rd5], %r9;",
+                 "atom.global.add.v2.f32 %r5, [%rd5], %r9;"):  # fmt: skip
+        with pytest.raises(PtxError, match=rf"unknown instruction {form.split()[0]}"):
+            run(form)
 
 
 def test_lanes_read_apart_buffers() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 call_table = load("call_table")
 launch_host = load("launch_host")
+launch_probe = load("launch_probe")
 MACHINES = ("x86_64", "aarch64")
 NAMES = ["one", "three", "two"]
 
@@ -203,3 +206,32 @@ def test_source_files_are_named_as_they_are_imported() -> None:
     }.items():
         text = f'\t.file\t1 "{name}"\n// .file 2 "/tree/a"\n'
         assert launch_host.short_names(text, folders) == text.replace(name, short)
+
+
+@pytest.mark.parametrize("folder", ["lib", "cu13/lib"])
+def test_the_functions_of_the_runtime_library_wherever_a_release_has_it(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "nvidia_cutlass_dsl" / folder / "libcute_dsl_runtime.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    names = {"_cudaMalloc", "cuda_dialect_init_library_once", "memcpy"}
+    tables = {str(library): names}
+    monkeypatch.setattr(launch_probe.stub_driver, "defined_symbols", tables.__getitem__)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert launch_probe.runtime_functions() == {"_cudaMalloc", "cuda_dialect_init_library_once"}
+
+
+def test_a_release_that_puts_its_own_library_in_front_gets_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CuTe DSL 4.6 changes its variable when it is imported."""
+    own = types.SimpleNamespace(envar=types.SimpleNamespace(shared_libs="/own.so:/ours.so"))
+    module = types.ModuleType("cutlass.base_dsl.dsl")
+    module.DSLSingletonMeta = types.SimpleNamespace(_instances={"one": own})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cutlass.base_dsl.dsl", module)
+    monkeypatch.setitem(sys.modules, "cutlass.base_dsl", types.ModuleType("cutlass.base_dsl"))
+    monkeypatch.setitem(sys.modules, "cutlass", types.ModuleType("cutlass"))
+    monkeypatch.setenv("CUTE_DSL_LIBS", "/own.so:/ours.so")
+    launch_probe.use_library("/ours.so")
+    assert (own.envar.shared_libs, os.environ["CUTE_DSL_LIBS"]) == ("/ours.so", "/ours.so")

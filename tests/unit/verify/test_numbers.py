@@ -14,7 +14,7 @@ from builder.errors import SparkBuildError, UsageError
 from builder.ptx.findings import FoundRace, Line, Ran, Run
 from builder.ptx.formats import from_bf16, to_bf16
 from builder.ptx.launchfile import Judgement, Wanted, judge, read_launch
-from builder.ptx.runs import run_file
+from builder.ptx.runs import run_file, run_files
 from builder.util.documents import plain, read
 from builder.util.paths import cache_dir, package_file
 from builder.verify import launches
@@ -125,6 +125,45 @@ def test_a_race_and_its_wrong_values_are_in_the_runs(tmp_path: Path) -> None:
         str(race),
     )
     assert race.lines[0].text == "st.shared.b32 [%r5], %r2;"
+
+
+def then(folder: Path, **changes: Any) -> Path:
+    """A launch that doubles what :func:`write_launch`'s left, backwards again, in array 0x3000."""
+    memory = [
+        {"address": 0x2000, "file": "out.bin", "writable": True},
+        {"address": 0x3000, "file": "out.bin", "name": "more", "writable": True},
+    ]
+    words = [(place).to_bytes(8, "little").hex() for place in (0x2000, 0x3000)]
+    path = write_launch(folder, memory=memory, parameters=words, **changes)
+    document = json.loads(path.read_text())
+    document["result"]["address"] = 0x3000
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_launch_goes_on_with_what_those_before_it_left(tmp_path: Path) -> None:
+    first, second = write_launch(tmp_path / "first"), then(tmp_path / "second")
+    exact = np.arange(64, dtype=np.float64) * 4
+    (tmp_path / "second" / "exact.f64").write_bytes(exact.tobytes())
+    one, two = run_files([first, second])
+    assert [run.wrong for run in (*one.runs, *two.runs)] == [0] * 6
+    # alone it has the memory that the host left: NaN
+    assert [run.wrong for run in run_file(second).runs] == [64] * 3
+
+
+def test_what_the_host_changed_between_two_launches_stays_changed(tmp_path: Path) -> None:
+    first, second = write_launch(tmp_path / "first"), then(tmp_path / "second")
+    ones = np.full(32, 0x3F80, np.uint16).tobytes()
+    (tmp_path / "second" / "out.bin").write_bytes(ones + b"\xff" * 64)
+    exact = np.array([4.0 * n for n in range(32)] + [2.0] * 32)
+    (tmp_path / "second" / "exact.f64").write_bytes(exact.tobytes())
+    assert [run.wrong for run in run_files([first, second])[1].runs] == [0] * 3
+
+
+def test_nothing_follows_a_launch_that_did_not_end(tmp_path: Path) -> None:
+    first = write_launch(tmp_path / "first", block=[96, 1, 1])
+    one, two = run_files([first, then(tmp_path / "second")])
+    assert (len(one.runs), two.runs) == (3, ())
 
 
 def test_a_fault_is_a_result(tmp_path: Path) -> None:
@@ -251,6 +290,26 @@ def test_right_values_pass_with_what_was_run() -> None:
     assert any("executed on a CPU" in words for words in check.simulated)
 
 
+UNSET = tuple(
+    FoundRace("read of what nobody wrote", (line,), ("warp 0",), 0, 4) for line in (AT, OTHER)
+)
+EMPTY = Run(launch="random", schedule="eager", values=64, races=UNSET)
+
+
+def test_a_read_of_what_nobody_wrote_is_told_and_fails_where_it_may_matter() -> None:
+    check = first(GOOD, EMPTY)
+    assert check.status == "pass"
+    assert f"; no race; {UNSET[0]} (and 1 more): NaN there changed no value; 2 of" in check.seen
+    for other in (WRONG, STUCK):
+        check = first(GOOD, EMPTY, other)
+        assert (check.status, check.seen.endswith(f"race, {UNSET[0]} (and 1 more)")) == (
+            "fail",
+            True,
+        )
+    check = first(EMPTY, RACY)
+    assert (check.status, check.seen) == ("fail", f"race, {RACES[0]} (and 1 more)")
+
+
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
@@ -324,7 +383,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
         for number, kernel in enumerate(request["kernels"]):
             folder = Path(request["folder"]) / str(number)
             write_launch(folder, sync="bar.sync 0;" if kernel["kind"] != "new" else "frobnicate;")
-            launched = [{"name": "doubled", "folder": str(folder)}]
+            launched = [{"name": "doubled", "folders": [str(folder)]}]
             error = {"type": "OSError", "message": "no", "stage": "call"}
             bad = kernel["kind"] == "bad"
             kernels.append({"error": error if bad else None, "launches": [] if bad else launched})
