@@ -72,12 +72,12 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     try:
-        from builder.cli.root import app_for
+        from builder.cli.root import command_for
         from builder.util.console import console
 
         console.document = None
         running(words)
-        result = app_for(words)(args=words, prog_name="spark-build", standalone_mode=False)
+        result = command_for(words)(args=words, prog_name="spark-build", standalone_mode=False)
         if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
             return _interrupted(words)
         if console.document is not None:

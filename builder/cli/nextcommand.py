@@ -48,12 +48,10 @@ def _by_code(code: int) -> str:
 
 def _command(given: Sequence[str]) -> tuple[list[str], Any]:
     """The (sub)command that words name, and what typer knows of it."""
-    import typer.main
-
-    from builder.cli.root import app_for
+    from builder.cli.root import command_for
 
     path: list[str] = []
-    command: Any = typer.main.get_command(app_for(list(given)))
+    command: Any = command_for(list(given))
     for word in given:
         if word.startswith("-"):
             if path:

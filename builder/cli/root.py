@@ -3,8 +3,9 @@
 Each command's options are in a module of their own, and only that module is imported.
 """
 
+from functools import cache
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -100,9 +101,17 @@ def listed() -> App:
     return one
 
 
-def app_for(words: list[str]) -> App:
+def command_for(words: list[str]) -> Any:
     """As much of the program as these words need: one command, or all of them."""
-    named = next((word for word in words if word not in COMMON), "")
+    return _command(next((word for word in words if word not in COMMON), ""))
+
+
+@cache
+def _command(named: str) -> Any:
+    return typer.main.get_command(_app(named))
+
+
+def _app(named: str) -> App:
     if named in _WITHOUT_COMMAND:
         return listed()
     one = root()

@@ -35,6 +35,8 @@ CREATE TABLE unpacked (diff_id TEXT);
 """
 
 
+#: Entries, or whiteouts, of a layer that are few enough to be held in memory.
+_SMALL = 1000
 _SELECT = "SELECT path, kind, size, mode, uid, gid, link, sha256 FROM entry"
 
 
@@ -240,6 +242,10 @@ class LayerIndex:
         if version != VERSION:
             self._db.close()
             raise sqlite3.DatabaseError(f"version {version}")
+        hidden = self._db.execute("SELECT kind, path FROM hidden LIMIT ?", (_SMALL,)).fetchall()
+        self._hidden = set(hidden) if len(hidden) < _SMALL else None
+        self._is_small = self._count() < _SMALL
+        self._held: dict[str, Row] = {}
         self._sealed: dict[str, bool] = {"": self._has(OPAQUE, "")}
 
     def close(self) -> None:
@@ -256,6 +262,9 @@ class LayerIndex:
 
     def row(self, path: str) -> Row | None:
         """The entry at a path."""
+        if self._is_small:
+            self._held = self._held or {row.path: row for row in self._rows(_SELECT)}
+            return self._held.get(path)
         return next(self._rows(f"{_SELECT} WHERE path = ?", _key(path)), None)
 
     def implied(self) -> list[tuple[str, str]]:
@@ -321,7 +330,14 @@ class LayerIndex:
         row = (sha256, zlib.compress(data, 1))
         self._db.execute("INSERT OR IGNORE INTO content VALUES (?, ?)", row)
 
+    def _count(self) -> int:
+        """How many entries there are, up to ``_SMALL``."""
+        query = "SELECT count(*) FROM (SELECT 1 FROM entry LIMIT ?)"
+        return int(self._db.execute(query, (_SMALL,)).fetchone()[0])
+
     def _has(self, kind: str, path: str) -> bool:
+        if self._hidden is not None:
+            return (kind, _key(path)) in self._hidden
         query = "SELECT 1 FROM hidden WHERE path = ? AND kind = ?"
         return self._db.execute(query, (_key(path), kind)).fetchone() is not None
 

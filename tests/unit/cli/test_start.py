@@ -9,7 +9,7 @@ import typer
 
 from builder.cli.commands import COMMANDS, GROUPS
 from builder.cli.help import _kind
-from builder.cli.root import app_for
+from builder.cli.root import command_for
 from tests.unit.commandlines import root
 from tests.unit.fakes import layer_text, write_tree
 from tests.unit.startup import HEAVY, imported
@@ -92,7 +92,7 @@ def at(group: Any, words: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("words", commands(WHOLE), ids=" ".join)
 def test_a_command_alone_is_the_same_as_among_all(words: tuple[str, ...]) -> None:
-    alone: Any = typer.main.get_command(app_for(["-q", *words]))
+    alone: Any = command_for(["-q", *words])
     assert list(alone.commands) == [words[0]]
     one, same = at(alone, words), at(WHOLE, words)
     context = typer.Context(same, info_name="x", help_option_names=["-h", "--help"])
@@ -102,12 +102,12 @@ def test_a_command_alone_is_the_same_as_among_all(words: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("words", [[], ["nosuch"], ["--install-completion"]])
 def test_all_other_words_get_all_commands(words: list[str]) -> None:
-    some: Any = typer.main.get_command(app_for(words))
+    some: Any = command_for(words)
     assert list(some.commands) == list(WHOLE.commands)
 
 
 def test_the_list_of_commands_is_what_the_commands_say_of_themselves() -> None:
-    listed: Any = typer.main.get_command(app_for(["--help"]))
+    listed: Any = command_for(["--help"])
     context = typer.Context(WHOLE, info_name="spark-build", help_option_names=["-h", "--help"])
     assert listed.get_help(context) == WHOLE.get_help(context)
     for entry in (*COMMANDS, *GROUPS):

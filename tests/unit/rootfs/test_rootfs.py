@@ -318,7 +318,11 @@ def random_layer(dice: random.Random, number: int) -> list[Item]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_layers_are_what_unpacking_them_gives(tmp_path: Path, seed: int) -> None:
+def test_random_layers_are_what_unpacking_them_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    if seed % 2:  # as layers that have too many entries to be held in memory
+        monkeypatch.setattr("builder.rootfs.index._SMALL", 0)
     dice = random.Random(seed)
     layers = [random_layer(dice, number) for number in range(dice.randrange(1, 6))]
     wanted = unpack(layers)
