@@ -41,6 +41,7 @@ def ask(
 
     By default, with every choice that they offer, and with each profile.
     """
+    from builder.dispatch.documents import Records
     from builder.dispatch.record import RecordInputs, file_of, record_bytes, record_of
     from builder.layers.catalog import Catalog
     from builder.pipeline import bases
@@ -65,7 +66,7 @@ def ask(
         write_atomically(file_of(evidence, release), record_bytes(record))
         written.append(record)
     if json:
-        print_json({"schema": 1, "records": written})
+        print_json(Records(records=tuple(written)))
     else:
         print(f"{len(written)} records in {evidence}")
 
@@ -81,6 +82,7 @@ def table(
     json: opt.Json = False,
 ) -> None:
     """Write the release table from the records, or check it."""
+    from builder.dispatch.documents import TableFile
     from builder.dispatch.record import read_records, stale_records
     from builder.dispatch.table import render
     from builder.errors import Exit, SparkBuildError
@@ -92,7 +94,7 @@ def table(
     records = read_records(evidence)
     text = render(records, catalog)
     if json:
-        print_json({"schema": 1, "file": str(to), "releases": len(records), "written": not check})
+        print_json(TableFile(file=str(to), releases=len(records), written=not check))
     if not check:
         write_atomically(to, text.encode())
         if not json:

@@ -42,6 +42,13 @@ DOCUMENTS = {
         "`diagnose list --json` and `diagnose show ID --json`: entries of the catalogue",
         ("builder.diagnose.documents:Entries",),
     ),
+    "dispatch-ask": Entry(
+        "`dispatch ask --json`: what releases select, as it is kept in docs/evidence",
+        ("builder.dispatch.documents:Records",),
+    ),
+    "dispatch-table": Entry(
+        "`dispatch table --json`: the release table", ("builder.dispatch.documents:TableFile",)
+    ),
     "distribute": Entry(
         "`distribute --json`: what each node lacked, and what it fetched",
         ("builder.distribute.run:Deliveries",),
@@ -76,16 +83,16 @@ DOCUMENTS = {
         "`plan --json` and `image --dry-run --json`: the state of each layer on a base",
         ("builder.documents.plan:PlanDocument",),
     ),
-    "publish": Entry(
-        "`publish --json`: what went where",
-        ("builder.publish.results:Published",),
-    ),
     "ptx-races": Entry(
         "`ptx races --json`: each race of a kernel once", ("builder.ptx.owned:KernelRaces",)
     ),
     "ptx-run": Entry(
         "`ptx run --json`: what each schedule of a kernel showed",
         ("builder.ptx.owned:KernelRuns",),
+    ),
+    "publish": Entry(
+        "`publish --json`: what went where",
+        ("builder.publish.results:Published",),
     ),
     "rebuild": Entry(
         "`rebuild --json`: the image made again from what it carries",

@@ -15,6 +15,7 @@ from builder.plan.planner import make_plan
 from builder.plan.sources import IndexSources
 from builder.pypi.index import PackageIndex, vllm_releases
 from builder.util.console import console, print_json
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,13 +136,10 @@ def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Any]]:
 
     asked = by_itself(plan, base)
     return {
-        kind: {"": asked["default"][kind], **{c: _outcome(v) for c, v in found.items()}}
-        for kind, found in asked["choices"].items()
+        kind: {"": plain(asked.default[kind])}
+        | {name: plain(outcome) for name, outcome in asked.outcomes(kind).items()}
+        for kind in asked.choices
     }
-
-
-def _outcome(value: Any) -> dict[str, str]:
-    return {"selected": value} if isinstance(value, str) else dict(value)
 
 
 def _print_choices(rows: list[dict[str, Any]]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta, field
 
 from builder.runtime.dispatch_expect import headline
+from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,14 +19,17 @@ _LACKING = "ModuleNotFoundError"
 _KEPT = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of one question: a kernel, a refusal, or that it cannot be asked."""
+class Outcome(Part, frozen=True, kw_only=True):
+    """What came of one question to vLLM: a kernel, a refusal, or why it cannot be asked."""
 
-    selected: str = ""
-    line: str = ""
-    refused: str = ""
-    not_applicable: str = ""
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "oneOf": [{"required": [key]} for key in ("selected", "refused", "not-applicable")]
+    }
+
+    selected: Text = ""
+    line: Annotated[Text, Meta(description="the log line that says so")] = ""
+    refused: Text = ""
+    not_applicable: Text = field(default="", name="not-applicable")
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Outcome:
@@ -36,21 +41,6 @@ class Outcome:
             return cls(refused=said if len(said) <= _KEPT else f"{said[:_KEPT]}...")
         line = "" if said.startswith("selected ") else said.split(" out of ")[0]
         return cls(selected=str(answer["selected"]), line=line)
-
-    def as_json(self) -> dict[str, str]:
-        """The outcome in the evidence: what is empty is left out."""
-        named = {
-            "selected": self.selected,
-            "line": self.line,
-            "refused": self.refused,
-            "not-applicable": self.not_applicable,
-        }
-        return {name: text for name, text in named.items() if text}
-
-    @classmethod
-    def read(cls, value: Mapping[str, str]) -> Outcome:
-        """Back from the evidence."""
-        return cls(**{name.replace("-", "_"): text for name, text in value.items()})
 
     def as_answer(self) -> dict[str, Any]:
         """As the dispatch probe would answer, to be held against an expectation."""

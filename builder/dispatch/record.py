@@ -7,28 +7,31 @@ belongs to the profiles of this checkout is found without asking again.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import all_match
 from builder.dispatch import Outcome, setting
+from builder.dispatch.documents import Alone, AskedBase, Record, WithProfile
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.plan.planner import make_plan
 from builder.runtime.dispatch_expect import backends
+from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
 from builder.verify.targets import target_of_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from builder.bases.model import Base
+    from builder.documents.plan import State
     from builder.layers.catalog import Catalog, Selection
     from builder.model import BuildPlan
     from builder.plan.sources import IndexSources
 
-SCHEMA = 1
 #: What in a layer decides nothing: words for people.
 _PROSE = ("summary", "description", "provenance", "notes", "reason")
 
@@ -72,40 +75,43 @@ def _without_prose(value: Any) -> Any:
     return value
 
 
-def record_of(release: str, asking: RecordInputs) -> dict[str, Any]:
+def record_of(release: str, asking: RecordInputs) -> Record:
     """Everything that is asked of a release: by default, every choice, and with each profile.
 
     Raises:
         SparkBuildError: the release cannot be asked here.
     """
-    record: dict[str, Any] = {"schema": SCHEMA, "vllm": release, "profiles": {}}
-    simulated: dict[str, None] = {}
-    for name in asking.catalog.profile_files:
+    names = list(asking.catalog.profile_files)
+    selection = asking.catalog.select(names[:1])
+    with closing(asking.identify(release, selection)) as base:
+        asked = _base(base)
+        alone = by_itself(make_plan(base, selection, asking.sources), base)
+    simulated = dict.fromkeys(alone.simulated)
+    profiles: dict[str, WithProfile] = {}
+    for name in names:
         selection = asking.catalog.select([name])
-        base = asking.identify(release, selection)
-        try:
-            if "base" not in record:
-                plan = make_plan(base, selection, asking.sources)
-                alone = by_itself(plan, base)
-                simulated.update(dict.fromkeys(alone.pop("simulated")))
-                record |= {"base": _base(base), **alone}
-            record["profiles"][name] = _with_profile(base, selection, asking, simulated)
-        finally:
-            base.close()
-    record["simulated"] = list(simulated)
-    return record
+        with closing(asking.identify(release, selection)) as base:
+            profiles[name], parts = _with_profile(base, selection, asking)
+        simulated.update(dict.fromkeys(parts))
+    return Record(
+        vllm=release,
+        base=asked,
+        default=alone.default,
+        choices=alone.choices,
+        real=alone.real,
+        simulated=tuple(simulated),
+        profiles=profiles,
+    )
 
 
-def _base(base: Base) -> dict[str, Any]:
+def _base(base: Base) -> AskedBase:
     identity = base.identity
-    return {
-        "platform": identity.platform.oci,
-        "digest": identity.digest,
-        "packages": dict(sorted(identity.packages.items())),
-    }
+    return AskedBase(
+        platform=identity.platform.oci, digest=identity.digest, packages=dict(identity.packages)
+    )
 
 
-def by_itself(plan: BuildPlan, base: Base) -> dict[str, Any]:
+def by_itself(plan: BuildPlan, base: Base) -> Alone:
     """What an unpatched base does when nothing is set, and with each choice that it offers.
 
     Raises:
@@ -113,38 +119,39 @@ def by_itself(plan: BuildPlan, base: Base) -> dict[str, Any]:
     """
     request = {"ask": [{"kind": kind} for kind in KINDS], "choices": list(KINDS)}
     result = _ask(plan, base, request)
-    choices: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    choices: dict[str, dict[str, str | Outcome]] = {kind: {} for kind in KINDS}
     for answer in result["choices"]:
         outcome = Outcome.of(answer)  # a kernel as its name alone: there are a hundred choices
-        brief = outcome.selected or outcome.as_json()
-        choices[answer["kind"]][setting(answer["request"])] = brief
-    return {
-        "default": {a["kind"]: Outcome.of(a).as_json() for a in result["answers"]},
-        "choices": choices,
-        "real": result["real"],
-        "simulated": result["simulated"],
-    }
+        choices[answer["kind"]][setting(answer["request"])] = outcome.selected or outcome
+    return Alone(
+        default={a["kind"]: Outcome.of(a) for a in result["answers"]},
+        choices=choices,
+        real=tuple(result["real"]),
+        simulated=tuple(result["simulated"]),
+    )
 
 
 def _with_profile(
-    base: Base, selection: Selection, asking: RecordInputs, simulated: dict[str, None]
-) -> dict[str, Any]:
-    value: dict[str, Any] = {"inputs": inputs_digest(selection)}
+    base: Base, selection: Selection, asking: RecordInputs
+) -> tuple[WithProfile, Sequence[str]]:
+    """What a release selects with a profile, and which parts were simulated for that."""
+    inputs = inputs_digest(selection)
     for profile in selection.profiles:
         if not all_match(profile.needs, base.identity.packages):
-            return value | {"not-served": profile.needs_reason}
+            return WithProfile(inputs=inputs, not_served=profile.needs_reason), ()
     plan = make_plan(base, selection, asking.sources)
     body = plan.as_json()
     asks = [{"kind": kind, **backends(body, kind)} for kind in KINDS]
     result = _ask(plan, base, {"env": plan.env, "ask": asks}, patched=True)
-    simulated.update(dict.fromkeys(result["simulated"]))
-    value |= {
-        "layers": {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)},
-        "env": plan.env,
-        "flags": [*plan.serve_flags, *plan.moe_serve_flags],
-        "kinds": {a["kind"]: Outcome.of(a).as_json() for a in result["answers"]},
-    }
-    return value
+    states = {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)}
+    found = WithProfile(
+        inputs=inputs,
+        layers=cast("dict[str, State]", states),
+        env=dict(plan.env),
+        flags=(*plan.serve_flags, *plan.moe_serve_flags),
+        kinds={a["kind"]: Outcome.of(a) for a in result["answers"]},
+    )
+    return found, result["simulated"]
 
 
 def _ask(
@@ -171,40 +178,40 @@ def file_of(folder: Path, release: str) -> Path:
     return folder / f"vllm-{release}.json"
 
 
-def record_bytes(record: Mapping[str, Any]) -> bytes:
+def record_bytes(record: Record) -> bytes:
     """A record as it is kept: readable in a diff, and the same for the same answers."""
-    return json.dumps(record, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(plain(record), indent=1, sort_keys=True).encode() + b"\n"
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
+def read_records(folder: Path) -> list[Record]:
     """All records of a directory, oldest release first.
 
     Raises:
         UsageError: there is none, or one is malformed.
     """
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     records = []
     for path in folder.glob("vllm-*.json"):
         try:
-            record = json.loads(path.read_bytes())
-            Version(record["vllm"])
-        except (ValueError, TypeError, KeyError, InvalidVersion) as error:
+            record = read(json.loads(path.read_bytes()), Record)
+            Version(record.vllm)
+        except ValueError as error:
             raise UsageError(f"{path} is not a record of a release: {error}") from None
-        if record.get("schema") != SCHEMA or file_of(folder, record["vllm"]) != path:
-            raise UsageError(f"{path} is not a record of that release in the form of today")
+        if file_of(folder, record.vllm) != path:
+            raise UsageError(f"{path} is not a record of that release: it is of {record.vllm}")
         records.append(record)
     if not records:
         raise UsageError(f"no record of a release in {folder}", hint="spark-build dispatch ask")
-    return sorted(records, key=lambda record: Version(record["vllm"]))
+    return sorted(records, key=lambda record: Version(record.vllm))
 
 
-def stale_records(records: Iterable[Mapping[str, Any]], catalog: Catalog) -> list[str]:
+def stale_records(records: Iterable[Record], catalog: Catalog) -> list[str]:
     """What in the records was asked with other profiles than those of this checkout."""
     now = {name: inputs_digest(catalog.select([name])) for name in catalog.profile_files}
     return [
-        f"vllm {record['vllm']}: {name}"
+        f"vllm {record.vllm}: {name}"
         for record in records
-        for name in sorted({*now, *record["profiles"]})
-        if record["profiles"].get(name, {}).get("inputs") != now.get(name)
+        for name in sorted({*now, *record.profiles})
+        if name not in record.profiles or record.profiles[name].inputs != now.get(name)
     ]

@@ -6,20 +6,20 @@ Nothing but the records goes in, so the same records give the same text.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from builder.dispatch import Outcome
 from builder.runtime.dispatch_expect import describe, found, limit
 from builder.util.documents import plain
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from builder.dispatch import Outcome
+    from builder.dispatch.documents import Record, WithProfile
     from builder.layers.catalog import Catalog, Profile
 
-    Record = Mapping[str, Any]
 
 T = TypeVar("T")
 
@@ -40,14 +40,14 @@ def render(records: Sequence[Record], catalog: Catalog) -> str:
     )
     profiles = [catalog.profile(name) for name in catalog.profile_files]
     return environment.get_template(TEMPLATE).render(
-        first=records[0]["vllm"],
-        last=records[-1]["vllm"],
-        platforms=", ".join(sorted({r["base"]["platform"] for r in records})),
+        first=records[0].vllm,
+        last=records[-1].vllm,
+        platforms=", ".join(sorted({r.base.platform for r in records})),
         default=default_table(records),
         profiles=[(p.name, *profile_parts(records, p)) for p in profiles],
         choices=[(words, choices_table(records, kind)) for kind, words in KINDS.items()],
         simulated=simulated_parts(records),
-        real=ranges(records, [", ".join(record["real"]) for record in records]),
+        real=ranges(records, [", ".join(record.real) for record in records]),
     )
 
 
@@ -60,7 +60,7 @@ def rows(header: Iterable[str], body: Iterable[Iterable[str]]) -> str:
 
 def default_table(records: Sequence[Record]) -> str:
     """What releases do by themselves, a row for each run of equal ones."""
-    cells = [[Outcome.read(r["default"][kind]).kernel for kind in KINDS] for r in records]
+    cells = [[r.default[kind].kernel for kind in KINDS] for r in records]
     return _ranged(records, cells)
 
 
@@ -68,9 +68,9 @@ def profile_parts(
     records: Sequence[Record], profile: Profile
 ) -> tuple[str, list[str], list[tuple[str, str]]]:
     """A profile's table, its limits, and the settings that it uses over ranges of releases."""
-    served = [r for r in records if "kinds" in r["profiles"].get(profile.name, {})]
+    served = [r for r in records if r.kinds(profile.name) is not None]
     table = _ranged(served, [_cells(record, profile) for record in served])
-    settings = [_settings(record["profiles"].get(profile.name, {})) for record in records]
+    settings = [_settings(record.profiles.get(profile.name)) for record in records]
     return table, _limits(records, profile), ranges(records, settings)
 
 
@@ -82,14 +82,14 @@ def _ranged(records: Sequence[Record], cells: Sequence[list[str]]) -> str:
 
 def refused(record: Record, profile: Profile) -> set[str]:
     """Kinds that a release refuses with a profile, as the profile expects."""
-    expected = profile.expected(record["base"]["packages"])
+    expected = profile.expected(record.base.packages)
     return {e.kind for e in expected if e.refused} - set(unmet(record, profile))
 
 
 def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
     """Models that will not start with a profile, and in which releases."""
     kinds = [
-        refused(record, profile) if "kinds" in record["profiles"].get(profile.name, {}) else set()
+        refused(record, profile) if record.kinds(profile.name) is not None else set()
         for record in records
     ]
     found = []
@@ -103,22 +103,21 @@ def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
 
 def unmet(record: Record, profile: Profile) -> dict[str, str]:
     """Kinds that came out otherwise than the profile expects, and what it expects of them."""
-    kinds = record["profiles"][profile.name].get("kinds", {})
-    packages = record["base"]["packages"]
+    kinds = record.kinds(profile.name)
     return {
         e.kind: describe(plain(e.choice))
-        for e in profile.expected(packages)
-        if kinds and found(plain(e.choice), Outcome.read(kinds[e.kind]).as_answer()) is None
+        for e in profile.expected(record.base.packages)
+        if kinds and found(plain(e.choice), kinds[e.kind].as_answer()) is None
     }
 
 
 def _cells(record: Record, profile: Profile) -> list[str]:
-    kinds, wrong = record["profiles"][profile.name]["kinds"], unmet(record, profile)
-    expected = {e.kind for e in profile.expected(record["base"]["packages"])}
+    kinds, wrong = record.kinds(profile.name) or {}, unmet(record, profile)
+    expected = {e.kind for e in profile.expected(record.base.packages)}
     cells = []
     as_expected = refused(record, profile)
     for kind in KINDS:
-        kernel = Outcome.read(kinds[kind]).kernel
+        kernel = kinds[kind].kernel
         if kind in as_expected:
             kernel = "expected refusal"
         if kind in wrong:
@@ -127,24 +126,24 @@ def _cells(record: Record, profile: Profile) -> list[str]:
     return cells
 
 
-def _settings(value: Record) -> str:
+def _settings(asked: WithProfile | None) -> str:
     """Layers that change files, variables and flags of a profile on one release."""
-    if "kinds" not in value:
-        return f"not served: {value.get('not-served', 'not asked')}"
-    put_on = [name for name, state in value["layers"].items() if state == "needed"]
+    if asked is None or asked.kinds is None:
+        return f"not served: {(asked and asked.not_served) or 'not asked'}"
+    put_on = [name for name, state in (asked.layers or {}).items() if state == "needed"]
     parts = [f"layers {', '.join(put_on)}"] if put_on else []
-    parts += [f"`{name}={text}`" for name, text in sorted(value["env"].items())]
-    flags = value["flags"]
+    parts += [f"`{name}={text}`" for name, text in sorted((asked.env or {}).items())]
+    flags = asked.flags or ()
     parts += [f"`{' '.join(flags[i : i + 2])}`" for i in range(0, len(flags), 2)]
     return "; ".join(parts)
 
 
 def choices_table(records: Sequence[Record], kind: str) -> str:
     """Every choice of a kind, and what it gives over ranges of releases; equal ones in one row."""
-    known = dict.fromkeys(choice for r in records for choice in r["choices"][kind])
+    known = dict.fromkeys(choice for r in records for choice in r.choices[kind])
     alike: dict[str, list[str]] = {}
     for choice in sorted(known, key=_order):
-        results = [_result(record["choices"][kind].get(choice)) for record in records]
+        results = [_result(record.outcomes(kind).get(choice)) for record in records]
         cells = [f"{where}: {what}" for where, what in ranges(records, results) if what]
         alike.setdefault("<br>".join(cells), []).append(f"`{choice}`")
     body = [["<br>".join(named), found] for found, named in alike.items()]
@@ -155,10 +154,9 @@ def _order(choice: str) -> tuple[bool, bool, str]:
     return choice.startswith("--"), choice.startswith("a model"), choice
 
 
-def _result(value: Any) -> str:
-    if value is None:
+def _result(outcome: Outcome | None) -> str:
+    if outcome is None:
         return ""
-    outcome = Outcome(selected=value) if isinstance(value, str) else Outcome.read(value)
     return f"n/a ({outcome.not_applicable})" if outcome.not_applicable else outcome.kernel
 
 
@@ -167,7 +165,7 @@ def ranges(records: Sequence[Record], results: Sequence[T]) -> list[tuple[str, T
     runs = []
     pairs = zip(records, results, strict=True)
     for result, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
-        names = [record["vllm"] for record, _ in run]
+        names = [record.vllm for record, _ in run]
         runs.append((names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", result))
     return runs
 
@@ -175,7 +173,7 @@ def ranges(records: Sequence[Record], results: Sequence[T]) -> list[tuple[str, T
 def simulated_parts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Each simulated part, and the releases that it was simulated for."""
     found = []
-    for part in dict.fromkeys(part for record in records for part in record["simulated"]):
-        present = ranges(records, [part in record["simulated"] for record in records])
+    for part in dict.fromkeys(part for record in records for part in record.simulated):
+        present = ranges(records, [part in record.simulated for record in records])
         found.append((part, ", ".join(where for where, there in present if there)))
     return found

@@ -103,13 +103,14 @@ def test_the_table_of_releases_is_what_the_releases_say() -> None:
     ranges = [row for row in rows if f"| {row[0]} to {row[1]} | {row[2]} |" in table]
     assert len(ranges) == 5
     for record in read_records(ROOT / "docs" / "evidence"):
-        version = Version(record["vllm"])
+        version = Version(record.vllm)
         (verdict,) = [w for a, b, w in ranges if Version(a) <= version <= Version(b)]
-        assert "CUTLASS" in record["default"]["nvfp4-linear"]["line"].upper(), "by default"
-        layers = record["profiles"].get("b12x-full", {}).get("layers", {})
+        assert "CUTLASS" in record.default["nvfp4-linear"].line.upper(), "by default"
+        asked = record.profiles.get("b12x-full")
+        layers = (asked and asked.layers) or {}
         needed = {name for name, state in layers.items() if state == "needed"} - IDLE
         wanted = "**needed**" if needed else "settings do" if layers else "no help"
-        assert verdict.startswith(wanted), record["vllm"]
+        assert verdict.startswith(wanted), record.vllm
 
 
 def test_extras_are_those_that_there_are() -> None:

@@ -296,10 +296,10 @@ def test_a_release_still_says_what_the_evidence_has_of_it(planned: Planner) -> N
     """One release of the table, asked again by default and with each of its choices."""
     made = planned("pypi:vllm==0.20.1", "marlin")
     now = by_itself(made.plan, made.base)
-    (kept,) = (r for r in read_records(DOCS / "evidence") if r["vllm"] == "0.20.1")
-    assert now["default"] == kept["default"]
-    assert now["choices"] == kept["choices"]
-    assert kept["base"]["digest"] == made.base.identity.digest
+    (kept,) = (r for r in read_records(DOCS / "evidence") if r.vllm == "0.20.1")
+    assert now.default == kept.default
+    assert now.choices == kept.choices
+    assert kept.base.digest == made.base.identity.digest
 
 
 # -------------------------------------------------------------------------------- without a layer

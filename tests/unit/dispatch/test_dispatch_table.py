@@ -12,8 +12,8 @@ import pytest
 
 from builder.__main__ import run
 from builder.dispatch import Outcome, setting
+from builder.dispatch.documents import Record, Records
 from builder.dispatch.record import (
-    SCHEMA,
     file_of,
     inputs_digest,
     read_records,
@@ -31,17 +31,24 @@ from builder.dispatch.table import (
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.pypi.index import write_atomically
+from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
 from tests.documents import validated
 
 Checker = Callable[[Path], tuple[int, str]]
 
 CATALOG = Catalog.discover()
+DIGEST = f"sha256:{'0' * 64}"
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def record_of(release: str, **selected: str) -> dict[str, Any]:
+def record_of(release: str, **selected: str) -> Record:
     """A record in which every kind is served by a kernel of its own name."""
+    return read(written(release, **selected), Record)
+
+
+def written(release: str, **selected: str) -> dict[str, Any]:
+    """The same as it is in a file."""
     kinds = {kind: {"selected": selected.get(kind, f"{kind}LinearKernel")} for kind in KINDS}
     profile = {
         "layers": {"fix": "needed", "other": "upstream"},
@@ -50,9 +57,9 @@ def record_of(release: str, **selected: str) -> dict[str, Any]:
         "kinds": kinds,
     }
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "vllm": release,
-        "base": {"platform": "linux/arm64", "digest": "sha256:0", "packages": {"vllm": release}},
+        "base": {"platform": "linux/arm64", "digest": DIGEST, "packages": {"vllm": release}},
         "default": kinds,
         "choices": {kind: {"--linear-backend marlin": "Marlin"} for kind in KINDS},
         "profiles": {
@@ -107,7 +114,7 @@ def test_the_table_in_the_documentation_is_of_today() -> None:
 def test_every_profile_does_what_it_expects_in_every_release_of_the_table() -> None:
     profiles = [CATALOG.profile(name) for name in CATALOG.profile_files]
     wrong = {
-        (record["vllm"], profile.name): found
+        (record.vllm, profile.name): found
         for record in read_records(DOCS / "evidence")
         for profile in profiles
         if (found := unmet(record, profile))
@@ -117,8 +124,8 @@ def test_every_profile_does_what_it_expects_in_every_release_of_the_table() -> N
 
 def test_the_evidence_fits_its_schema_and_a_broken_record_does_not() -> None:
     records = read_records(DOCS / "evidence")
-    validated("dispatch-ask", {"schema": 1, "records": records})
-    broken = copy.deepcopy(records[0])
+    document = validated("dispatch-ask", plain(Records(records=tuple(records))))
+    broken = document["records"][0]
     broken["default"]["fp8-block"]["refused"] = "and yet it selected something"
     with pytest.raises(AssertionError, match="fp8-block"):
         validated("dispatch-ask", {"schema": 1, "records": [broken]})
@@ -152,9 +159,9 @@ def test_a_missing_table_is_stale(evidence: Path, check: Checker) -> None:
 
 
 def test_a_record_of_another_profile_is_stale(evidence: Path, check: Checker) -> None:
-    record = record_of("0.10.0")
+    record = written("0.10.0")
     record["profiles"]["marlin"]["inputs"] = "0" * 16
-    write_atomically(file_of(evidence, "0.10.0"), record_bytes(record))
+    write_atomically(file_of(evidence, "0.10.0"), record_bytes(read(record, Record)))
     code, said = check(evidence)
     assert code == 9
     assert "made with other profiles: vllm 0.10.0: marlin" in said
@@ -162,9 +169,9 @@ def test_a_record_of_another_profile_is_stale(evidence: Path, check: Checker) ->
 
 
 def test_a_record_without_a_profile_is_stale() -> None:
-    record = record_of("0.10.0")
+    record = written("0.10.0")
     del record["profiles"]["marlin"]
-    assert stale_records([record], CATALOG) == ["vllm 0.10.0: marlin"]
+    assert stale_records([read(record, Record)], CATALOG) == ["vllm 0.10.0: marlin"]
 
 
 def test_a_changed_record_makes_the_table_stale(evidence: Path, check: Checker) -> None:
@@ -193,7 +200,7 @@ def test_words_for_people_are_no_inputs() -> None:
 
 
 def test_records_come_oldest_first(evidence: Path) -> None:
-    assert [record["vllm"] for record in read_records(evidence)] == ["0.9.0", "0.10.0"]
+    assert [record.vllm for record in read_records(evidence)] == ["0.9.0", "0.10.0"]
 
 
 @pytest.mark.parametrize(
@@ -201,10 +208,10 @@ def test_records_come_oldest_first(evidence: Path) -> None:
     [
         ("vllm-0.9.0.json", "{", "is not a record of a release"),
         ("vllm-0.9.0.json", "[]", "is not a record of a release"),
-        ("vllm-0.9.0.json", "{}", "is not a record of a release: 'vllm'"),
-        ("vllm-0.9.0.json", json.dumps({"vllm": "?"}), "is not a record of a release"),
-        ("vllm-0.9.0.json", json.dumps({"vllm": "0.9.0", "schema": 0}), "in the form of today"),
-        ("vllm-0.8.json", json.dumps({"vllm": "0.9.0", "schema": SCHEMA}), "of that release"),
+        ("vllm-0.9.0.json", "{}", "is not a record of a release: Object missing"),
+        ("vllm-0.9.0.json", json.dumps({**written("0.9.0"), "vllm": "?"}), "Invalid version"),
+        ("vllm-0.9.0.json", json.dumps({"vllm": "0.9.0", "schema": 0}), r"at `\$\.schema`"),
+        ("vllm-0.8.json", json.dumps(written("0.9.0")), "of that release: it is of 0.9.0"),
     ],
 )
 def test_what_is_no_record_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
@@ -223,7 +230,7 @@ def test_no_record_at_all_is_refused(tmp_path: Path, check: Checker) -> None:
 
 
 def test_runs_of_equal_releases_are_put_together() -> None:
-    records = [{"vllm": f"0.{number}.0"} for number in range(1, 6)]
+    records = [record_of(f"0.{number}.0") for number in range(1, 6)]
     assert ranges(records, list("aabaa")) == [
         ("0.1.0 to 0.2.0", "a"),
         ("0.3.0", "b"),
@@ -242,11 +249,12 @@ def test_releases_that_are_alike_share_a_row_and_each_kind_has_its_column() -> N
 
 
 def test_a_refusal_that_is_expected_is_a_limit_and_another_is_not() -> None:
-    records = [record_of("0.20.1"), record_of("0.22.1"), record_of("0.24.0")]
-    for record in records:
+    found = [written("0.20.1"), written("0.22.1"), written("0.24.0")]
+    for record in found:
         kinds = record["profiles"]["b12x-full"]["kinds"]
         message = "ValueError: 'FLASHINFER_B12X' does not support this"
         kinds["w4a16-moe"] = {"refused": message}
+    records = [read(record, Record) for record in found]
     table, limits, _ = profile_parts(records, CATALOG.profile("b12x-full"))
     first, second = table.splitlines()[2:]
     assert first.startswith("| 0.20.1 to 0.22.1 |")
@@ -263,7 +271,7 @@ def test_the_documentation_has_few_rows() -> None:
 
 
 def test_choices_with_the_same_result_share_a_row() -> None:
-    first, second = record_of("0.9.0"), record_of("0.10.0")
+    first, second = written("0.9.0"), written("0.10.0")
     first["choices"]["fp8-block"] = {"--a 1": "MarlinKernel", "--b 2": "MarlinKernel", "X=1": "Y"}
     second["choices"]["fp8-block"] = {
         "--a 1": "MarlinKernel",
@@ -271,7 +279,8 @@ def test_choices_with_the_same_result_share_a_row() -> None:
         "X=1": {"refused": "ValueError: no"},
         "--c 3": {"not-applicable": "no such package"},
     }
-    assert choices_table([first, second], "fp8-block").splitlines()[2:] == [
+    records = [read(first, Record), read(second, Record)]
+    assert choices_table(records, "fp8-block").splitlines()[2:] == [
         "| `X=1` | 0.9.0: Y<br>0.10.0: refused |",
         "| `--a 1`<br>`--b 2` | 0.9.0 to 0.10.0: MarlinKernel |",
         "| `--c 3` | 0.10.0: n/a (no such package) |",
@@ -280,11 +289,12 @@ def test_choices_with_the_same_result_share_a_row() -> None:
 
 def test_what_a_profile_expects_is_marked_and_what_it_misses_is_said() -> None:
     profile = CATALOG.profile("marlin")
-    good = record_of("0.33.0")
-    good["profiles"]["marlin"]["kinds"]["nvfp4-linear"] = {
+    record = written("0.33.0")
+    record["profiles"]["marlin"]["kinds"]["nvfp4-linear"] = {
         "selected": "MarlinNvFp4LinearKernel",
         "line": "Using MarlinNvFp4LinearKernel for NVFP4 GEMM",
     }
+    good = read(record, Record)
     text = render([good], CATALOG)
     assert "**MarlinNvFp4**" in text
     wanted = "Using 'MARLIN' NvFp4 MoE backend"
@@ -293,9 +303,10 @@ def test_what_a_profile_expects_is_marked_and_what_it_misses_is_said() -> None:
 
 
 def test_a_release_that_a_profile_does_not_serve_says_why() -> None:
-    record = record_of("0.9.0")
-    inputs = record["profiles"]["b12x-full"]["inputs"]
-    record["profiles"]["b12x-full"] = {"inputs": inputs, "not-served": "nothing to select"}
+    value = written("0.9.0")
+    inputs = value["profiles"]["b12x-full"]["inputs"]
+    value["profiles"]["b12x-full"] = {"inputs": inputs, "not-served": "nothing to select"}
+    record = read(value, Record)
     assert "- 0.9.0: not served: nothing to select" in render([record], CATALOG)
     assert unmet(record, CATALOG.profile("b12x-full")) == {}
 
@@ -314,7 +325,7 @@ def test_a_release_that_a_profile_does_not_serve_says_why() -> None:
 )
 def test_names_in_the_table(outcome: Outcome, shown: str) -> None:
     assert outcome.kernel == shown
-    assert Outcome.read(outcome.as_json()) == outcome
+    assert read(plain(outcome), Outcome) == outcome
 
 
 def test_a_refusal_and_what_cannot_be_asked_are_never_a_kernel() -> None:

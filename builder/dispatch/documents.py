@@ -1,0 +1,75 @@
+"""What releases select, as ``dispatch ask`` prints it and docs/evidence keeps it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from builder.dispatch import Outcome
+from builder.documents.plan import State
+from builder.util.documents import Count, Digest, Document, Part, Text, always
+
+
+class AskedBase(Part, frozen=True, kw_only=True):
+    """The wheels that were asked."""
+
+    platform: Text
+    digest: Digest
+    packages: dict[str, Text]
+
+
+class WithProfile(Part, frozen=True, kw_only=True):
+    """What a release selects with a profile; without outcomes where the profile is not for it."""
+
+    inputs: Annotated[Text, Meta(description="identity of the profile's layers, pins and range")]
+    not_served: Text = field(default="", name="not-served")
+    layers: dict[str, State] | None = None
+    env: dict[str, str] | None = None
+    flags: tuple[Text, ...] | None = None
+    kinds: dict[str, Outcome] | None = None
+
+
+class Alone(Part, frozen=True, kw_only=True):
+    """What an unpatched release does when nothing is set, and with each choice that it offers."""
+
+    default: dict[str, Outcome]
+    choices: Annotated[
+        dict[str, dict[str, Text | Outcome]],
+        Meta(description="by kind of layer and choice; a kernel stands as its name alone"),
+    ]
+    simulated: tuple[Text, ...]
+    real: tuple[Text, ...]
+
+    def outcomes(self, kind: str) -> dict[str, Outcome]:
+        """What each choice of a kind gives."""
+        found = self.choices[kind].items()
+        return {c: Outcome(selected=o) if isinstance(o, str) else o for c, o in found}
+
+
+class Record(Alone, frozen=True, kw_only=True):
+    """Everything that one release was asked."""
+
+    schema: Literal[1] = always(1)
+    vllm: Text
+    base: AskedBase
+    profiles: dict[str, WithProfile]
+
+    def kinds(self, profile: str) -> dict[str, Outcome] | None:
+        """What each kind of layer came to with a profile; None where the profile is not for it."""
+        found = self.profiles.get(profile)
+        return found.kinds if found else None
+
+
+class Records(Document, frozen=True, kw_only=True):
+    """What releases select, as it is kept in docs/evidence."""
+
+    records: Annotated[tuple[Record, ...], Meta(min_length=1)]
+
+
+class TableFile(Document, frozen=True, kw_only=True):
+    """The release table that was written, or checked."""
+
+    file: Text
+    releases: Annotated[Count, Meta(description="rows of the table")]
+    written: Annotated[bool, Meta(description="false with --check")]
