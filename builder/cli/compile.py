@@ -10,12 +10,13 @@ from builder.compile.build import compile_units
 from builder.compile.changes import named_change, patched
 from builder.compile.compiler import find_compiler
 from builder.compile.cost import Cost, cost_of_units
+from builder.compile.documents import CompiledRelease, CompileRun
 from builder.compile.includes import Sources, touched
 from builder.compile.operatortable import operator_rows
-from builder.compile.outcome import outcome, runs_on_gb10, sm12x_units
+from builder.compile.outcome import UnitRow, outcome, runs_on_gb10, sm12x_units
 from builder.compile.source import SourceTree, source_of
 from builder.compile.toolchain import make_toolchain, pinned_torch, torch_headers
-from builder.compile.unitcheck import machine_code, shows_trap, unit_json
+from builder.compile.unitcheck import CompiledUnit
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.model import Platform
 from builder.pypi.index import PackageIndex
@@ -55,8 +56,8 @@ def show_command(
     result = outcome(source_tree(PackageIndex(), vllm, source), arch_list, cuda, changed)
     rows = operator_rows(result.source, result.recipe) if operators else []
     if json:
-        table = {"operators": [row.as_json() for row in rows]} if operators else {}
-        print_json({**result.as_json(), **table})
+        rebuild = map(UnitRow.of, result.units)
+        print_json(CompiledRelease.of(result, rebuild, operators=rows if operators else None))
         return
     if operators:
         _show_operators(result, rows)
@@ -76,15 +77,14 @@ def show_command(
 
 def _show_operators(result: Outcome, rows: list[Row]) -> None:
     for row in rows:
-        about = row.as_json()
-        print(f"{row.unit.extension}: {row.unit.path}")
-        for operator in about["operators"]:
-            print(f"    {operator['name']} for {operator['key']}")
-        for path in about["between"]:
+        print(f"{row.extension}: {row.path}")
+        for operator in row.operators:
+            print(f"    {operator.name} for {operator.key}")
+        for path in row.between:
             print(f"    along with {path}")
         if row.refused:
             print(f"    REFUSED: {row.refused}")
-    found = sum(row.behind is not None for row in rows)
+    found = sum(not row.refused for row in rows)
     print(
         f"vllm {result.source.version}: of {len(rows)} CUDA units {found} can be changed beside a "
         f"prebuilt vLLM, {len(rows) - found} take their whole extension"
@@ -153,18 +153,17 @@ def run_command(options: RunOptions) -> None:
     tools = make_toolchain(index, torch, compiler)
     with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
         built = compile_units(sources, found.recipe, units, change, tools, options.jobs)
-    rows = [(one, machine_code(one.object)) for one in built]
-    traps = [one.unit.path for one, codes in rows if shows_trap(codes)]
+    rows = tuple(map(CompiledUnit.of, built))
+    traps = [row.path for row in rows if row.shows_trap]
     if options.json:
-        table = [unit_json(one, codes) for one, codes in rows]
-        print_json({"schema": 1, "vllm": tree.version, "units": table, "passed": not traps})
+        print_json(CompileRun(vllm=tree.version, units=rows, passed=not traps))
     else:
-        for one, codes in rows:
-            print(f"{one.unit.path}  {one.seconds:.0f} s")
-            for code in codes:
+        for row in rows:
+            print(f"{row.path}  {row.seconds:.0f} s")
+            for code in row.code:
                 counted = ", ".join(f"{number} x {name}" for name, number in code.tensor.items())
                 print(f"    {code.target}: {code.verdict}{f': {counted}' if counted else ''}")
-            print(f"    {one.object}")
+            print(f"    {row.object}")
     if traps:
         raise SparkBuildError(
             f"{', '.join(traps)}: compiled for {options.arch_list}, every kernel is a trap",
@@ -195,7 +194,7 @@ def _units(
 
 def _say_plan(found: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> None:
     if json:
-        print_json({**found.as_json(), "rebuild": [u.path for u in units], "jobs": cost.jobs})
+        print_json(CompiledRelease.of(found, (unit.path for unit in units), jobs=cost.jobs))
         return
     for unit in units:
         print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
 from builder.bases.identify import identify
@@ -17,7 +17,7 @@ from builder.compile.cost import cost_of_units
 from builder.compile.cputorch import refuse_cpu_torch
 from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.includes import Sources
-from builder.compile.outcome import unit_json
+from builder.compile.wheeldocuments import PlannedWheel
 from builder.compile.wheelplan import plan_wheel
 from builder.compile.wheelrequest import request_for
 from builder.errors import EngineError, UsageError
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from builder.compile.compiler import Compiler
     from builder.compile.container import ToolkitChoice
     from builder.compile.source import SourceTree
+    from builder.compile.wheeldocuments import WheelReport
     from builder.compile.wheelplan import WheelPlan
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +156,7 @@ def _say_plan(
     paths = [unit.path for unit in (*plan.rebuilt, *plan.siblings)]
     cost = cost_of_units(paths, jobs=compiler.at_once(options.jobs))
     if options.json:
-        print_json(
-            {
-                "schema": SCHEMA,
-                "vllm": source.version,
-                "rebuild": [unit_json(unit) for unit in plan.rebuilt],
-                "between": [unit_json(unit) for unit in plan.siblings],
-                "operators": [operator.name for operator in plan.operators],
-                "units": len(plan.recipe.units),
-                "jobs": cost.jobs,
-            }
-        )
+        print_json(PlannedWheel.of(plan, source.version, cost.jobs))
         return
     print(f"operators: {', '.join(operator.name for operator in plan.operators)}")
     for unit in plan.rebuilt:
@@ -177,25 +166,20 @@ def _say_plan(
     print(cost.brief)
 
 
-def _say(report: dict[str, Any]) -> None:
-    about, abi = report["companion"], report["abi"]
-    counted = [f"{number} x {name}" for name, number in _instructions(about)]
-    if about["kernels"].get("writing"):
-        counted.append(f"{about['kernels']['writing']} write to memory")
-    if about["kernels"].get("from_ptx"):
-        counted.append(f"{about['kernels']['from_ptx']} from PTX")
-    as_released = about["kernels"].get("as_released")
+def _say(report: WheelReport) -> None:
+    about, abi, kernels = report.companion, report.abi, report.companion.kernels
+    counted = [f"{number} x {name}" for name, number in kernels.instructions.items()]
+    if kernels.writing:
+        counted.append(f"{kernels.writing} write to memory")
+    if kernels.from_ptx:
+        counted.append(f"{kernels.from_ptx} from PTX")
+    as_released = kernels.as_released
     counted.append(f"{len(as_released)} no more than as released" if as_released else "no trap")
-    kernels = ", ".join(counted) if about["kernels"]["by_target"] else "none"
-    print(f"{about['name']} for vllm {about['vllm']}, torch {about['torch']}")
-    print(f"  operators   {', '.join(row['name'] for row in about['operators'])}")
-    print(f"  kernels     {kernels}")
-    print(f"  runs on     {', '.join(f'{a}.{b}' for a, b in about['capabilities'])}")
-    symbols = ", ".join(f"{number} of {name}" for name, number in abi["symbols"].items())
+    print(f"{about.name} for vllm {about.vllm}, torch {about.torch}")
+    print(f"  operators   {', '.join(operator.name for operator in about.operators)}")
+    print(f"  kernels     {', '.join(counted) if kernels.by_target else 'none'}")
+    print(f"  runs on     {', '.join(f'{a}.{b}' for a, b in about.capabilities)}")
+    symbols = ", ".join(f"{number} of {name}" for name, number in abi.symbols.items())
     print(f"  symbols     {symbols}: all there")
-    versions = ", ".join(f"{name} {version}" for name, version in abi["newest_versions"].items())
-    print(f"  asks for    {versions}; CUDA runtime {about['cuda_runtime']}")
-
-
-def _instructions(about: dict[str, Any]) -> list[tuple[str, int]]:
-    return list(about["kernels"]["instructions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in abi.newest_versions.items())
+    print(f"  asks for    {versions}; CUDA runtime {about.cuda_runtime}")

@@ -32,6 +32,28 @@ DOCUMENTS = {
     "cache-show": Entry(
         "`cache show --json`: the contents of the cache", ("builder.cache.documents:CacheContents",)
     ),
+    "compile-run": Entry(
+        "`compile run --json`: compiled units and their machine code, or with --dry-run the plan",
+        (
+            "builder.compile.documents:CompileRun",
+            "builder.compile.documents:CompiledRelease",
+        ),
+    ),
+    "compile-show": Entry(
+        "`compile show --json`: what would be compiled for what",
+        ("builder.compile.documents:CompiledRelease",),
+    ),
+    "compile-wheel": Entry(
+        "`compile wheel --json`: the wheel and what was proven of it, or with --dry-run the plan",
+        (
+            "builder.compile.wheeldocuments:WheelReport",
+            "builder.compile.wheeldocuments:PlannedWheel",
+        ),
+    ),
+    "compile-wheel-plan": Entry(
+        "`compile wheel --dry-run --json`: what would be compiled",
+        ("builder.compile.wheeldocuments:PlannedWheel",),
+    ),
     "config-show": Entry(
         "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.runtime.stub_driver import DRIVER_FUNCTION
 
@@ -85,15 +85,6 @@ class AbiProof:
     faults: tuple[str, ...]
     #: symbols that nothing has
     open: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The proof in reports."""
-        return {
-            "symbols": dict(self.symbols),
-            "needed": list(self.needed),
-            "newest_versions": dict(self.versions),
-            "faults": list(self.faults),
-        }
 
 
 def check_abi(built: ElfFacts, base: AbiBase, *, own_runtime: bool = False) -> AbiProof:

@@ -13,7 +13,9 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.build import HOST_SUFFIXES, compile_units
@@ -22,7 +24,17 @@ from builder.compile.includes import Sources
 from builder.compile.kernelcheck import KernelProof, instructions_of, prove_kernels
 from builder.compile.link import link
 from builder.compile.outcome import runs_on
-from builder.compile.registration import registration_source
+from builder.compile.registration import OperatorName, registration_source
+from builder.compile.wheeldocuments import (
+    AbiFacts,
+    CompilerVersions,
+    KernelFacts,
+    ToolkitWheel,
+    WheelFacts,
+    WheelReport,
+    WheelTimes,
+    WheelUnit,
+)
 from builder.compile.wheelfile import WheelNames, wheel_bytes
 from builder.compile.wheelplan import plan_wheel, with_definers
 from builder.compile.wheelrequest import agreed_torch
@@ -30,6 +42,7 @@ from builder.compile.wheelsources import wheel_sources
 from builder.errors import Exit, SparkBuildError
 from builder.pypi.index import write_atomically
 from builder.util.console import console, counted
+from builder.util.documents import plain
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -40,7 +53,6 @@ if TYPE_CHECKING:
     from builder.compile.wheelplan import WheelPlan
     from builder.compile.wheelrequest import WheelRequest
 
-SCHEMA = 1
 #: Devices of the family: the desktop's and the GB10's.
 FAMILY = ((12, 0), (12, 1))
 _REGISTRATION = "csrc/spark_build_registration.cpp"
@@ -48,11 +60,10 @@ _REGISTRATION = "csrc/spark_build_registration.cpp"
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionWheel:
-    """A wheel.  ``report`` says what was done, in JSON; times in seconds, memory in gigabytes."""
+    """A wheel, and what was done."""
 
     path: Path
-    sha256: str
-    report: dict[str, Any]
+    report: WheelReport
 
 
 def build_extension_wheel(request: WheelRequest, out: Path) -> ExtensionWheel:
@@ -113,30 +124,31 @@ def build_extension_wheel(request: WheelRequest, out: Path) -> ExtensionWheel:
     names = WheelNames.of(
         request.change.name,
         source.version,
-        sha256_hex(canonical_json(about)),
+        sha256_hex(canonical_json(plain(about))),
         request.platform or request.base.wheel_platform(),
     )
-    data = _wheel(names, about, linked.data, source.version)
+    about = structs.replace(about, name=names.project)
+    data = _wheel(names, about, linked.data)
     target = out / names.filename
     write_atomically(target, data)
-    report: dict[str, Any] = {
-        "schema": SCHEMA,
-        "wheel": str(target),
-        "sha256": sha256_hex(data),
-        "size": len(data),
-        "companion": {**about, "name": names.project},
-        "abi": {**linked.proof.as_json(), "stand_ins": dict(linked.base.stand_ins)},
-        "units": [
-            {"path": one.unit.path, "seconds": round(one.seconds, 1)} for one in (*built, *between)
-        ],
-        "seconds": {
-            "compile": round(compiled - began, 1),
-            "link_and_proof": round(time.monotonic() - compiled, 1),
-        },
-        "peak_memory_gb": _peak_memory() if compiler.container is None else None,
-        "passed": True,
-    }
-    return ExtensionWheel(path=target, sha256=report["sha256"], report=report)
+    report = WheelReport(
+        wheel=str(target),
+        sha256=sha256_hex(data),
+        size=len(data),
+        companion=about,
+        abi=AbiFacts.of(linked),
+        units=tuple(
+            WheelUnit(path=one.unit.path, seconds=round(one.seconds, 1))
+            for one in (*built, *between)
+        ),
+        seconds=WheelTimes(
+            compile=round(compiled - began, 1),
+            link_and_proof=round(time.monotonic() - compiled, 1),
+        ),
+        peak_memory_gb=_peak_memory() if compiler.container is None else None,
+        passed=True,
+    )
+    return ExtensionWheel(path=target, report=report)
 
 
 def _peak_memory() -> float:
@@ -217,8 +229,8 @@ def _provenance(
     kernels: KernelProof,
     torch: str,
     mark: str,
-) -> dict[str, Any]:
-    """What goes into the wheel, and what its loader reads: nothing of this machine or moment."""
+) -> WheelFacts:
+    """What goes into the wheel, and what its loader reads."""
     from builder.compile.build import FLAGS
 
     targets = sorted({real for unit in plan.rebuilt for _, real in unit.gencodes})
@@ -226,44 +238,42 @@ def _provenance(
     capabilities = [
         row for row in FAMILY if all(any(runs_on(r, row) for _, r in u.gencodes) for u in device)
     ]
-    return {
-        "schema": SCHEMA,
-        "name": f"spark-build-companion {request.change.name}",
-        "mark": mark,
-        "vllm": request.source.version,
-        "source_sha256": request.source.sha256,
-        "change": request.change.name,
-        "changed": {path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
-        "torch": torch,
-        "cuda": request.tools.compiler.cuda,
-        "compilers": request.tools.compiler.versions,
-        "toolkit": list(request.tools.compiler.pins),
-        "cuda_runtime": linked.runtime,
-        "flags": [*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))],
-        "flags_between": list(_between_recipe(plan).flags),
-        "targets": targets,
-        "capabilities": [list(row) for row in capabilities],
-        "units": [unit.path for unit in (*plan.rebuilt, *plan.siblings)],
-        "modules": [plan.module.replace("/", ".")],
-        "operators": [{"name": op.name, "key": op.key} for op in plan.operators],
-        "library": "kernels.so",
-        "library_sha256": sha256_hex(linked.data),
-        "older_glibc": dict(sorted(linked.older.items())),
-        "kernels": kernels.as_json(),
-    }
+    return WheelFacts(
+        name=f"spark-build-companion {request.change.name}",
+        mark=mark,
+        vllm=request.source.version,
+        source_sha256=request.source.sha256,
+        change=request.change.name,
+        changed={path: sha256_hex(text) for path, text in sorted(request.change.texts.items())},
+        torch=torch,
+        cuda=request.tools.compiler.cuda,
+        compilers=CompilerVersions(**request.tools.compiler.versions),
+        toolkit=tuple(ToolkitWheel(**pin) for pin in request.tools.compiler.pins),
+        cuda_runtime=linked.runtime,
+        flags=(*FLAGS, *(f for f in plan.recipe.flags if f.startswith("-D"))),
+        flags_between=tuple(_between_recipe(plan).flags),
+        targets=tuple(targets),
+        capabilities=tuple(capabilities),
+        units=tuple(unit.path for unit in (*plan.rebuilt, *plan.siblings)),
+        modules=(plan.module.replace("/", "."),),
+        operators=tuple(map(OperatorName.of, plan.operators)),
+        library="kernels.so",
+        library_sha256=sha256_hex(linked.data),
+        older_glibc=dict(sorted(linked.older.items())),
+        kernels=KernelFacts.of(kernels),
+    )
 
 
-def _wheel(names: WheelNames, about: dict[str, Any], library: bytes, vllm: str) -> bytes:
+def _wheel(names: WheelNames, about: WheelFacts, library: bytes) -> bytes:
     loader = package_file("runtime", "wheel_loader.py").read_bytes()
-    named = {**about, "name": names.project}
     files = {
         "__init__.py": loader,
-        "companion.json": json.dumps(named, indent=1, sort_keys=True).encode() + b"\n",
+        "companion.json": json.dumps(plain(about), indent=1, sort_keys=True).encode() + b"\n",
         "kernels.so": library,
     }
     return wheel_bytes(
         names,
         files,
-        f"vllm=={vllm.partition('+')[0]}",
-        f"Kernels of vLLM {vllm} rebuilt with {about['change']}, registered in their place",
+        f"vllm=={about.vllm.partition('+')[0]}",
+        f"Kernels of vLLM {about.vllm} rebuilt with {about.change}, registered in their place",
     )

@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.machinecode.fatbin import code_of, images, telling
 from builder.machinecode.kernels import is_trap
@@ -47,14 +47,6 @@ class KernelProof:
     as_released: tuple[str, ...] = ()
     #: kernels that SM121 has no machine code of, and that its driver compiles
     from_ptx: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The proof in reports."""
-        told = {"by_target": dict(self.kernels), "instructions": dict(self.instructions)}
-        if self.writing is None:
-            return told
-        rest = {"writing": self.writing, "from_ptx": self.from_ptx}
-        return {**told, **rest, "as_released": list(self.as_released)}
 
 
 def instructions_of(file: Path, wanted: frozenset[str]) -> dict[str, dict[str, int]]:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from builder.compile.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
 from builder.compile.executor import LocalExecutor, Step
@@ -34,13 +34,16 @@ _EXPORTS = "{ local: *; };\n"
 _LINK = ("-s", "-z", "now", "-z", "noexecstack", "--build-id=sha1", "--as-needed")
 
 
+Runtime = Literal["shared", "static"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Linked:
     """The library, and what holding it against the base gave."""
 
     data: bytes
     #: ``shared``: the base's own CUDA runtime; ``static``: one of its own
-    runtime: str
+    runtime: Runtime
     proof: AbiProof
     base: AbiBase
     #: functions of the C library that are asked for in an older version than this machine's
@@ -90,7 +93,7 @@ def link(
         RemoteError: a wheel of the base cannot be read.
     """
     shared = f"libcudart.so.{cuda.partition('.')[0]}" in base.facts(module).needed
-    runtime = "shared" if shared else "static"
+    runtime: Runtime = "shared" if shared else "static"
     there = where or LocalExecutor()
     if isinstance(there, LocalExecutor) and shutil.which(there.host.command) is None:
         raise EngineError(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.compile.build import HOST_SUFFIXES
 from builder.compile.discovery import Discovery
 from builder.compile.includes import Sources
+from builder.compile.registration import OperatorName
 from builder.compile.wheelplan import find_operators
 from builder.errors import UsageError
+from builder.util.documents import Part, Text, always
 
 if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe, Unit
@@ -17,25 +20,30 @@ if TYPE_CHECKING:
     from builder.compile.source import SourceTree
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Part, frozen=True, kw_only=True):
     """One unit; either what stands behind it, or why that cannot be said."""
 
-    unit: Unit
-    behind: RelatedUnits | None
-    refused: str = ""
+    path: Text
+    extension: Text
+    operators: Annotated[
+        tuple[OperatorName, ...],
+        Meta(description="what is registered anew: an operator for a dispatch key"),
+    ] = always(())
+    between: Annotated[tuple[Text, ...], Meta(description="units that come along")] = always(())
+    refused: Annotated[
+        str,
+        Meta(description="why its whole extension has to be compiled; empty where it need not be"),
+    ] = always("")
 
-    def as_json(self) -> dict[str, Any]:
-        """The row in ``compile show --operators --json``."""
-        operators = self.behind.operators if self.behind else ()
-        siblings = self.behind.siblings if self.behind else ()
-        return {
-            "path": self.unit.path,
-            "extension": self.unit.extension,
-            "operators": [{"name": op.name, "key": op.key} for op in operators],
-            "between": [unit.path for unit in siblings],
-            "refused": self.refused,
-        }
+    @classmethod
+    def of(cls, unit: Unit, behind: RelatedUnits) -> Row:
+        """The row of a unit and what stands behind it."""
+        return cls(
+            path=unit.path,
+            extension=unit.extension,
+            operators=tuple(map(OperatorName.of, behind.operators)),
+            between=tuple(sibling.path for sibling in behind.siblings),
+        )
 
 
 def operator_rows(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
@@ -47,7 +55,7 @@ def operator_rows(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
         if path.endswith(HOST_SUFFIXES):
             continue
         try:
-            rows.append(Row(unit=unit, behind=find_operators([unit], discovery)))
+            rows.append(Row.of(unit, find_operators([unit], discovery)))
         except UsageError as error:
-            rows.append(Row(unit=unit, behind=None, refused=str(error)))
+            rows.append(Row(path=path, extension=unit.extension, refused=str(error)))
     return rows

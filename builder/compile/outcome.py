@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.compile.cmake import evaluate
 from builder.compile.includes import Sources, dead_guards, touched
 from builder.errors import UsageError, did_you_mean
 from builder.machinecode.fatbin import GB10, Arch
+from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.compile.cmake import BuildRecipe, Unit
     from builder.compile.source import SourceTree
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,39 +36,29 @@ class Outcome:
         """Extensions that the changed units belong to."""
         return sorted({unit.extension for unit in self.units})
 
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``spark-build compile show --json``."""
-        recipe = self.recipe
-        return {
-            "schema": SCHEMA,
-            "vllm": self.source.version,
-            "source_sha256": self.source.sha256,
-            "cuda": recipe.cuda,
-            "arch_list": recipe.arch_list,
-            "archs": list(recipe.archs),
-            "supported_archs": list(recipe.supported),
-            "sm12x_units": [unit_json(unit) for unit in sm12x_units(recipe)],
-            "dead": [
-                {"unit": path, "guard": guard, "where": where, "condition": condition}
-                for path, guards in self.dead.items()
-                for guard, where in guards.items()
-                for condition in [Sources(self.source.root).guards[guard]]
-            ],
-            "changed": list(self.changed),
-            "rebuild": [unit_json(unit) for unit in self.units],
-            "units": len(recipe.units),
-            "external_projects": list(recipe.external),
-        }
+
+class UnitRow(Part, frozen=True, kw_only=True):
+    """A unit, what it is compiled for, and whether a GB10 runs that."""
+
+    path: Text
+    extension: Text
+    gencode: Annotated[tuple[Text, ...], Meta(description="VIRTUAL,REAL of each target")]
+    runs_on_sm121: bool
+
+    @classmethod
+    def of(cls, unit: Unit) -> UnitRow:
+        """The row of a unit."""
+        return cls(
+            path=unit.path,
+            extension=unit.extension,
+            gencode=gencode_of(unit),
+            runs_on_sm121=any(runs_on_gb10(real) for _, real in unit.gencodes),
+        )
 
 
-def unit_json(unit: Unit) -> dict[str, Any]:
-    """A unit in JSON."""
-    return {
-        "path": unit.path,
-        "extension": unit.extension,
-        "gencode": [f"{virtual},{real}" for virtual, real in unit.gencodes],
-        "runs_on_sm121": any(runs_on_gb10(real) for _, real in unit.gencodes),
-    }
+def gencode_of(unit: Unit) -> tuple[str, ...]:
+    """``compute_121a,sm_121a`` for each target of a unit."""
+    return tuple(f"{virtual},{real}" for virtual, real in unit.gencodes)
 
 
 def runs_on_gb10(real: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from builder.errors import UsageError
+from builder.util.documents import Part, Text
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ _REGISTER = {
     "classic": ("torch/library.h", _CLASSIC),
     "stable": ("torch/csrc/stable/library.h", _STABLE),
 }
+
+
+class OperatorName(Part, frozen=True, kw_only=True):
+    """A torch operator for one dispatch key."""
+
+    name: Text
+    key: Text
+
+    @classmethod
+    def of(cls, operator: Operator) -> OperatorName:
+        """The name of an operator."""
+        return cls(name=operator.name, key=operator.key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.errors import BuildFailed
 from builder.machinecode.sass import disassemble, find_tool
+from builder.util.documents import Count, Part, Seconds, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from builder.compile.build import BuiltUnit
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineCode:
+class MachineCode(Part, frozen=True, kw_only=True):
     """One cubin of an object file, or of a library."""
 
     target: str
-    tensor: Mapping[str, int]
-    traps: int
+    tensor: Annotated[dict[str, Count], Meta(description="tensor-core instructions by name")]
+    traps: Count
 
     @property
     def verdict(self) -> str:
@@ -32,9 +31,38 @@ class MachineCode:
             return "real code" if not self.traps else f"real code and {self.traps} traps"
         return f"every kernel is a trap ({self.traps})" if self.traps else "no tensor-core code"
 
-    def as_json(self) -> dict[str, Any]:
-        """The cubin in the evidence."""
-        return {"target": self.target, "tensor": dict(self.tensor), "traps": self.traps}
+
+class CompiledUnit(Part, frozen=True, kw_only=True):
+    """A unit that was compiled, and what is in it."""
+
+    path: Text
+    extension: Text
+    object: Text
+    size: Annotated[Count, Meta(description="bytes")]
+    seconds: Seconds
+    code: tuple[MachineCode, ...]
+
+    @classmethod
+    def of(cls, built: BuiltUnit) -> CompiledUnit:
+        """What was built, with its machine code.
+
+        Raises:
+            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
+            BuildFailed: the object holds no machine code that can be read.
+        """
+        return cls(
+            path=built.unit.path,
+            extension=built.unit.extension,
+            object=str(built.object),
+            size=built.object.stat().st_size,
+            seconds=round(built.seconds, 1),
+            code=tuple(machine_code(built.object)),
+        )
+
+    @property
+    def shows_trap(self) -> bool:
+        """Whether a cubin holds nothing but traps."""
+        return any(code.traps and not code.tensor for code in self.code)
 
 
 def machine_code(file: Path) -> list[MachineCode]:
@@ -54,21 +82,7 @@ def machine_code(file: Path) -> list[MachineCode]:
             said = (done.stderr or done.stdout).strip()[:300]
             raise BuildFailed(f"{file} holds no machine code: {said}")
         codes = [disassemble(cubin.read_bytes()) for cubin in cubins]
-    return [MachineCode(target=code.target, tensor=code.tensor, traps=code.traps) for code in codes]
-
-
-def shows_trap(codes: list[MachineCode]) -> bool:
-    """Whether a cubin holds nothing but traps."""
-    return any(code.traps and not code.tensor for code in codes)
-
-
-def unit_json(built: BuiltUnit, codes: list[MachineCode]) -> dict[str, Any]:
-    """A compiled unit in JSON; sizes in bytes, times in seconds."""
-    return {
-        "path": built.unit.path,
-        "extension": built.unit.extension,
-        "object": str(built.object),
-        "size": built.object.stat().st_size,
-        "seconds": round(built.seconds, 1),
-        "code": [code.as_json() for code in codes],
-    }
+    return [
+        MachineCode(target=code.target, tensor=dict(code.tensor), traps=code.traps)
+        for code in codes
+    ]

@@ -20,12 +20,8 @@ _SHARED = "definitions"
 _REFERENCE = f"{_SHARED}.json#/$defs/"
 _LOCAL = "#/$defs/"
 _HEAD = ("$schema", "$id", "title")
-#: What a command prints in place of its own document, with --all-platforms or --dry-run.
-_INSTEAD = {
-    "image": "image-index",
-    "compile-run": "compile-show",
-    "compile-wheel": "compile-wheel-plan",
-}
+#: What a command prints in place of its own document, with --all-platforms.
+_INSTEAD = {"image": "image-index"}
 
 
 def names() -> list[str]:

@@ -28,6 +28,7 @@ from builder.compile.wheelplan import plan_wheel
 from builder.compile.wheelrequest import WheelRequest
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pypi.index import PackageIndex
+from builder.util.documents import plain
 from tests.documents import validated
 from tests.unit.images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
 
@@ -183,7 +184,7 @@ def shared(target: Path, text: str, *words: str, command: str = "g++") -> None:
 
 def test_from_sources_to_the_same_wheel_twice(request_of: WheelRequest, tmp_path: Path) -> None:
     made = build_extension_wheel(request_of, tmp_path / "out")
-    report = validated("compile-wheel", made.report)
+    report = validated("compile-wheel", plain(made.report))
     assert report["companion"]["cuda_runtime"] == "shared"
     assert report["companion"]["kernels"]["by_target"] == {"sm_121a": 1}
     assert report["abi"]["symbols"]["libc10.so"] == 1
@@ -291,7 +292,7 @@ def test_an_operator_that_no_table_knows_is_registered_anew(
     plan = plan_wheel(request.source, request.change, "12.1a", "13.0")
     assert [unit.path for unit in plan.siblings] == ["csrc/entry.cu", "csrc/host.cpp"]
     made = build_extension_wheel(request, tmp_path / "out")
-    about = validated("compile-wheel", made.report)["companion"]
+    about = validated("compile-wheel", plain(made.report))["companion"]
     assert about["operators"] == [{"name": "_C::answer", "key": "CUDA"}]
     assert about["kernels"]["by_target"] == {"sm_121a": 1}
     assert (about["kernels"]["writing"], about["kernels"]["as_released"]) == (1, [])
@@ -324,7 +325,7 @@ def test_a_unit_that_only_the_objects_ask_for_comes_along(
     plan = plan_wheel(request.source, request.change, "12.1a", "13.0")
     assert [unit.path for unit in plan.siblings] == ["csrc/entry.cu"]
     made = build_extension_wheel(request, tmp_path / "out")
-    assert "csrc/host.cpp" in made.report["companion"]["units"]
+    assert "csrc/host.cpp" in made.report.companion.units
 
 
 def test_a_unit_that_registers_its_operator_itself(
@@ -338,7 +339,7 @@ def test_a_unit_that_registers_its_operator_itself(
     )
     request = found(request_of, kernel_sm120=KERNEL + own)
     made = build_extension_wheel(request, tmp_path / "out")
-    names = [operator["name"] for operator in made.report["companion"]["operators"]]
+    names = [operator.name for operator in made.report.companion.operators]
     assert names == ["_C::own", "_C::answer"]
     with zipfile.ZipFile(made.path) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("kernels.so")]

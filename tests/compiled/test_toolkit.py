@@ -18,6 +18,7 @@ from builder.compile.container import ImageCompilers
 from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import find_nvcc
+from builder.util.documents import plain
 from tests.documents import validated
 from tests.unit.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
 
@@ -39,7 +40,7 @@ def test_the_same_wheel_as_here(
     """Scripts, folders and names are those of a container; the compilers are this machine's."""
     local = build_extension_wheel(request_of, tmp_path / "local")
     nvcc, cuda = find_nvcc()
-    versions = local.report["companion"]["compilers"]
+    versions = plain(local.report.companion.compilers)
     toolkit = ImageCompilers(nvcc=str(nvcc), cuda=cuda, versions=versions, library_headers=False)
     libraries = toolkit_libraries(nvcc)
     container = replace(contained(containers, libraries), toolkit=toolkit)
@@ -52,7 +53,7 @@ def test_the_same_wheel_as_here(
     )
     made = build_extension_wheel(there, tmp_path / "there")
     assert made.path.read_bytes() == local.path.read_bytes()
-    assert validated("compile-wheel", made.report)["peak_memory_gb"] is None
+    assert validated("compile-wheel", plain(made.report))["peak_memory_gb"] is None
     ran = len(containers.ran)
     assert [tasks for tasks in containers.ran if tasks[0] != "link"] == [
         ["unit0"], ["unit0"], ["unit0", "unit1"],

@@ -76,10 +76,10 @@ def test_the_wheel_is_the_one_of_this_machine(
     there = inside(request_of, container, tmp_path / "site")
     made = build_extension_wheel(there, tmp_path / "there")
     local = build_extension_wheel(request_of, tmp_path / "local")
-    one, other = made.report["companion"], local.report["companion"]
-    assert one["kernels"] == other["kernels"]
-    assert one["kernels"]["instructions"]
-    if one["compilers"] == other["compilers"]:
+    one, other = made.report.companion, local.report.companion
+    assert one.kernels == other.kernels
+    assert one.kernels.instructions
+    if one.compilers == other.compilers:
         assert made.path.read_bytes() == local.path.read_bytes()
     wrong = replace(
         there, change=SourceChange(name="cure", texts={KERNEL: b"int f() { return oops; }\n"})

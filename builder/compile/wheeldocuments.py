@@ -1,0 +1,205 @@
+"""What ``compile wheel`` prints of an extension wheel, and what the wheel says of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from builder.compile.link import Runtime
+from builder.compile.outcome import UnitRow
+from builder.compile.registration import OperatorName
+from builder.util.documents import Count, Document, Part, Seconds, Sha256, Text, always
+
+if TYPE_CHECKING:
+    from builder.compile.kernelcheck import KernelProof
+    from builder.compile.link import Linked
+    from builder.compile.wheelplan import WheelPlan
+
+
+Gigabytes = Annotated[float, Meta(ge=0)]
+
+
+class CompilerVersions(Part, frozen=True, kw_only=True):
+    """The versions of both compilers."""
+
+    nvcc: Text
+    host: Text
+
+
+class ToolkitWheel(Part, frozen=True, kw_only=True):
+    """A released wheel that nvcc comes from."""
+
+    distribution: Text
+    version: Text
+    filename: Text
+    sha256: Sha256
+
+
+class KernelFacts(Part, frozen=True, kw_only=True):
+    """The kernels of a library; all but the first two only where no instruction tells."""
+
+    by_target: Annotated[dict[str, Count], Meta(description="kernels by target")]
+    instructions: Annotated[dict[str, Count], Meta(description="tensor-core instructions by name")]
+    writing: Annotated[
+        Count | None,
+        Meta(description="kernels that write to memory; where no instruction is known to tell"),
+    ] = None
+    from_ptx: Annotated[
+        Count | None, Meta(description="kernels that the driver compiles on SM121")
+    ] = None
+    as_released: Annotated[
+        tuple[Text, ...] | None, Meta(description="kernels that do not, as those of the release")
+    ] = None
+
+    @classmethod
+    def of(cls, proof: KernelProof) -> KernelFacts:
+        """The facts that a proof found."""
+        told = proof.writing is not None
+        return cls(
+            by_target=dict(proof.kernels),
+            instructions=dict(proof.instructions),
+            writing=proof.writing,
+            from_ptx=proof.from_ptx if told else None,
+            as_released=proof.as_released if told else None,
+        )
+
+
+class WheelFacts(Part, frozen=True, kw_only=True):
+    """What is in the wheel, as its ``companion.json`` has it: nothing of a machine or moment."""
+
+    schema: Literal[1] = always(1)
+    name: Text
+    mark: Annotated[
+        Text,
+        Meta(description="what torch shows as the place where the operators were registered"),
+    ]
+    vllm: Text
+    source_sha256: Annotated[str, Meta(description="of the source archive; empty for a folder")]
+    change: Text
+    changed: Annotated[
+        dict[str, Sha256], Meta(description="changed source file -> sha256 of its new text")
+    ]
+    torch: Text
+    cuda: Text
+    compilers: CompilerVersions
+    toolkit: Annotated[
+        tuple[ToolkitWheel, ...],
+        Meta(description="the released wheels that nvcc comes from; empty where it was installed"),
+    ]
+    cuda_runtime: Annotated[
+        Runtime,
+        Meta(description="shared: the base's own; static: one of its own"),
+    ]
+    flags: tuple[Text, ...]
+    flags_between: Annotated[
+        tuple[Text, ...],
+        Meta(description="of the units between, instead of the release's own definitions"),
+    ]
+    targets: tuple[Text, ...]
+    capabilities: Annotated[
+        tuple[tuple[Count, Count], ...],
+        Meta(description="compute capabilities on which it is loaded"),
+    ]
+    units: tuple[Text, ...]
+    modules: Annotated[tuple[Text, ...], Meta(description="extensions that are loaded before it")]
+    operators: tuple[OperatorName, ...]
+    library: Text
+    library_sha256: Sha256
+    older_glibc: Annotated[
+        dict[str, Text],
+        Meta(
+            description="function of the C library -> the version that is asked for instead of "
+            "the newest"
+        ),
+    ]
+    kernels: KernelFacts
+
+
+class AbiFacts(Part, frozen=True, kw_only=True):
+    """What the library takes of the base that it was held against."""
+
+    symbols: Annotated[
+        dict[str, Count],
+        Meta(description="library of the base -> symbols that are taken from it"),
+    ]
+    needed: tuple[Text, ...]
+    newest_versions: Annotated[
+        dict[str, Text], Meta(description="family of versions -> the newest that is asked for")
+    ]
+    faults: tuple[Text, ...]
+    stand_ins: Annotated[
+        dict[str, Text],
+        Meta(description="library that the base lacks -> the file that was read instead"),
+    ]
+
+    @classmethod
+    def of(cls, linked: Linked) -> AbiFacts:
+        """The facts of a library that was linked."""
+        proof = linked.proof
+        return cls(
+            symbols=dict(proof.symbols),
+            needed=proof.needed,
+            newest_versions=dict(proof.versions),
+            faults=proof.faults,
+            stand_ins=dict(linked.base.stand_ins),
+        )
+
+
+class WheelUnit(Part, frozen=True, kw_only=True):
+    """A unit of the wheel."""
+
+    path: Text
+    seconds: Annotated[Seconds, Meta(description="of its compilation, whenever that was")]
+
+
+class WheelTimes(Part, frozen=True, kw_only=True):
+    """Seconds of this run."""
+
+    compile: Seconds
+    link_and_proof: Seconds
+
+
+class WheelReport(Document, frozen=True, kw_only=True):
+    """An extension wheel, and what was proven of it."""
+
+    wheel: Annotated[Text, Meta(description="its path")]
+    sha256: Sha256
+    size: Count
+    companion: WheelFacts
+    abi: AbiFacts
+    units: tuple[WheelUnit, ...]
+    seconds: WheelTimes
+    peak_memory_gb: Annotated[
+        Gigabytes | None,
+        Meta(
+            description="of the largest program that this run started; null where a toolkit "
+            "image compiled"
+        ),
+    ]
+    passed: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+class PlannedWheel(Document, frozen=True, kw_only=True):
+    """What would be compiled for an extension wheel."""
+
+    vllm: Text
+    rebuild: Annotated[tuple[UnitRow, ...], Meta(description="units that the change reaches")]
+    between: Annotated[
+        tuple[UnitRow, ...], Meta(description="units between these and their operators")
+    ]
+    operators: tuple[Text, ...]
+    units: Annotated[Count, Meta(description="of the whole release")]
+    jobs: Annotated[Count, Meta(description="units compiled at once")]
+
+    @classmethod
+    def of(cls, plan: WheelPlan, vllm: str, jobs: int) -> PlannedWheel:
+        """The document of a plan for a release."""
+        return cls(
+            vllm=vllm,
+            rebuild=tuple(map(UnitRow.of, plan.rebuilt)),
+            between=tuple(map(UnitRow.of, plan.siblings)),
+            operators=tuple(operator.name for operator in plan.operators),
+            units=len(plan.recipe.units),
+            jobs=jobs,
+        )
