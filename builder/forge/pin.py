@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from builder.documents.pulls import Pin
 from builder.errors import UsageError
 from builder.util.documents import read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def read_pin(value: object, where: str) -> Pin:
@@ -22,8 +17,3 @@ def read_pin(value: object, where: str) -> Pin:
         return read(value, Pin)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
-
-
-def read_pins(rows: Mapping[str, object], where: str) -> dict[str, Pin]:
-    """Pins by request."""
-    return {name: read_pin(row, f"{where}: {name}") for name, row in rows.items()}

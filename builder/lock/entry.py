@@ -7,41 +7,41 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.digests import sha256_hex
 from builder.applier.outcomes import layer_digest
 from builder.errors import Exit, SparkBuildError
+from builder.lock.document import LockedBase, LockedInput, LockedLayer, LockEntry
 from builder.pypi.index import WheelFile
-from builder.util.documents import plain
+from builder.util.documents import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from builder.lock.file import Entry, Request
+    from builder.lock.document import Request
     from builder.model import BuildPlan
     from builder.pypi.index import PackageIndex
 
 
 def entry_of(
     request: Request, plan: BuildPlan, folders: Mapping[str, Path], index: PackageIndex
-) -> Entry:
+) -> LockEntry:
     """What a plan rests on, as it is locked."""
     base = plan.base
-    entry: Entry = {
-        "request": request.as_json(),
-        "base": {
-            "kind": base.kind,
-            "digest": base.digest,
-            "platform": base.platform.oci,
-            "python": ".".join(map(str, base.platform.python_version)),
-            "packages": dict(sorted(base.packages.items())),
-        },
-        "layers": [
-            {"name": d.name, "digest": layer_digest(d.layer), "files": files_of(folders, d.name)}
-            for d in plan.decisions
-        ],
-        "inputs": list(_inputs(plan, index)),
-    }
-    if base.wheels:
-        entry["base"]["wheels"] = [_wheel(plain(row), index) for row in base.wheels]
-    return entry
+    layers = (
+        LockedLayer(name=d.name, digest=layer_digest(d.layer), files=files_of(folders, d.name))
+        for d in plan.decisions
+    )
+    return LockEntry(
+        request=request,
+        base=LockedBase(
+            kind=base.kind,
+            digest=base.digest,
+            platform=base.platform.oci,
+            python=".".join(map(str, base.platform.python_version)),
+            packages=dict(sorted(base.packages.items())),
+            wheels=tuple(_wheel(row.filename, row.sha256, index) for row in base.wheels),
+        ),
+        layers=tuple(layers),
+        inputs=tuple(_inputs(plan, index)),
+    )
 
 
 def files_of(folders: Mapping[str, Path], layer: str) -> dict[str, str]:
@@ -57,73 +57,69 @@ def files_of(folders: Mapping[str, Path], layer: str) -> dict[str, str]:
     }
 
 
-def _inputs(plan: BuildPlan, index: PackageIndex) -> Iterator[dict[str, Any]]:
+def _inputs(plan: BuildPlan, index: PackageIndex) -> Iterator[LockedInput]:
     """Wheels that layers take files out of, and the pull requests of the layers."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, LockedInput] = {}
     for decision in plan.decisions:
         for pin in decision.outcome.inputs:
-            rows[f"wheel {pin['filename']}"] = _wheel(pin, index)
+            wheel = _wheel(pin["filename"], pin["sha256"], index, pin.get("size"))
+            rows[f"wheel {wheel.filename}"] = wheel
         for variant in decision.layer["variants"]:
             for op in variant["ops"]:
                 if "pull" in op:
-                    rows[f"pull {op['file']}"] = {"request": op["file"], **op["pull"]}
+                    row = {"request": op["file"], **op["pull"]}
+                    rows[f"pull {op['file']}"] = read(row, LockedInput)
     yield from (rows[key] for key in sorted(rows))
 
 
-def _wheel(row: Mapping[str, Any], index: PackageIndex) -> dict[str, Any]:
-    file = WheelFile(filename=row["filename"], url="", sha256=row["sha256"])
+def _wheel(filename: str, sha256: str, index: PackageIndex, size: int | None = None) -> LockedInput:
+    file = WheelFile(filename=filename, url="", sha256=sha256)
     found = index.find(file.distribution, file.filename)
-    size = row.get("size") or (found.size if found else 0)
-    return {"filename": file.filename, "sha256": file.sha256, **({"size": size} if size else {})}
+    known = size or (found.size if found else 0)
+    return LockedInput(filename=file.filename, sha256=file.sha256, size=known or None)
 
 
-def wheels_of(entry: Mapping[str, Any]) -> list[WheelFile]:
+def wheels_of(entry: LockEntry) -> list[WheelFile]:
     """The wheels of an entry, which stand in for the package index's pages."""
-    rows = [*entry["base"].get("wheels", ()), *(r for r in entry["inputs"] if "filename" in r)]
+    rows = {row.filename: row for row in (*entry.base.wheels, *entry.inputs) if row.filename}
     return [
-        WheelFile(filename=r["filename"], url="", sha256=r["sha256"], size=r.get("size", 0))
-        for r in {row["filename"]: row for row in rows}.values()
+        WheelFile(filename=name, url="", sha256=row.sha256, size=row.size or 0)
+        for name, row in rows.items()
     ]
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differences(old: LockEntry, new: LockEntry) -> list[str]:
     """What is not as it was locked, in words; empty when the lock holds."""
     found = []
-    if old["base"]["digest"] != new["base"]["digest"]:
-        found.append(f"base: {old['base']['digest'][:19]} is {new['base']['digest'][:19]} now")
-    found += _changed("package", old["base"]["packages"], new["base"]["packages"])
-    found += layer_differences(old["layers"], new["layers"])
-    inputs = [{_subject(row): row["sha256"] for row in side["inputs"]} for side in (old, new)]
+    if old.base.digest != new.base.digest:
+        found.append(f"base: {old.base.digest[:19]} is {new.base.digest[:19]} now")
+    found += _changed("package", old.base.packages, new.base.packages)
+    found += layer_differences(old.layers, new.layers)
+    inputs = [{row.subject: row.sha256 for row in side.inputs} for side in (old, new)]
     return found + _changed("input", *inputs)
 
 
-def plan_differences(old: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def plan_differences(old: LockEntry, plan: Mapping[str, Any]) -> list[str]:
     """What of a plan's JSON, such as the one baked into an image, is not as it was locked."""
-    found = _changed("package", old["base"]["packages"], plan["base"]["packages"])
-    if old["base"]["digest"] != plan["base"]["digest"]:
-        digests = old["base"]["digest"][:19], plan["base"]["digest"][:19]
+    found = _changed("package", old.base.packages, plan["base"]["packages"])
+    if old.base.digest != plan["base"]["digest"]:
+        digests = old.base.digest[:19], plan["base"]["digest"][:19]
         found.insert(0, f"base: locked is {digests[0]}, the target was made of {digests[1]}")
-    made = [{"name": layer["name"], "digest": layer["digest"]} for layer in plan["layers"]]
-    return found + layer_differences(old["layers"], made)
+    made = [LockedLayer(name=row["name"], digest=row["digest"], files={}) for row in plan["layers"]]
+    return found + layer_differences(old.layers, made)
 
 
-def _subject(row: Mapping[str, Any]) -> str:
-    return str(row.get("filename") or row["request"])
-
-
-def layer_differences(
-    old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
-) -> list[str]:
+def layer_differences(old: Sequence[LockedLayer], new: Sequence[LockedLayer]) -> list[str]:
     """Which layers are others than those locked, and by which of their files."""
-    before = {layer["name"]: layer["digest"] for layer in old}
-    after = {layer["name"]: layer["digest"] for layer in new}
+    before = {layer.name: layer.digest for layer in old}
+    after = {layer.name: layer.digest for layer in new}
     found = _changed("layer", before, after)
-    files = {layer["name"]: layer.get("files", {}) for layer in new}
+    files = {layer.name: layer.files for layer in new}
     for layer in old:
-        name = layer["name"]
+        name = layer.name
         if name in after and before[name] != after[name] and files[name]:
             found += [
-                f"layer {name}: {line}" for line in _changed("file", layer["files"], files[name])
+                f"layer {name}: {line}" for line in _changed("file", layer.files, files[name])
             ]
     if not found and list(before) != list(after):
         found.append(f"layers: their order was {', '.join(before)}, it is {', '.join(after)}")

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.errors import Exit, SparkBuildError
-from builder.lock.file import FACTS_NAME, read_lock
+from builder.lock.document import FACTS_NAME, FactsPin
+from builder.lock.file import read_lock
 from builder.pypi.index import write_atomically
 from builder.rootfs.facts import RecordedFiles
 from builder.util.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from builder.lock.file import Entry, Lock
+    from builder.lock.document import LockEntry
+    from builder.lock.file import Lock
     from builder.registry.model import Descriptor
 
 #: Bytes of a file of facts, packed and unpacked; a vLLM image takes 1 MB and 8 MB.
@@ -40,10 +43,10 @@ def chain(layers: Iterable[str]) -> str:
     return sha256_hex("\n".join(layers).encode())
 
 
-def pins_of(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+def pins_of(entries: Iterable[LockEntry]) -> dict[str, FactsPin]:
     """The pins of some entries, by the name of their file."""
-    pins = (entry["base"].get("facts") for entry in entries)
-    return {pin["file"]: pin for pin in pins if pin}
+    pins = (entry.base.facts for entry in entries)
+    return {pin.file: pin for pin in pins if pin}
 
 
 def pack(facts: RecordedFiles) -> bytes:
@@ -51,26 +54,26 @@ def pack(facts: RecordedFiles) -> bytes:
     return gzip.compress(json.dumps(facts.as_json(), separators=(",", ":")).encode(), 9, mtime=0)
 
 
-def read_facts(lock: Path, pin: Mapping[str, Any]) -> RecordedFiles:
+def read_facts(lock: Path, pin: FactsPin) -> RecordedFiles:
     """The facts of a pin.
 
     Raises:
         SparkBuildError: the file is not there, is not what is pinned, or is about other layers
             (exit 9).
     """
-    path = folder_of(lock) / pin["file"]
+    path = folder_of(lock) / pin.file
     try:
         if path.stat().st_size > _PACKED:
             raise ValueError("it is too large")
         data = path.read_bytes()
-        if sha256_hex(data) != pin["sha256"]:
-            raise ValueError(f"sha256 is {sha256_hex(data)[:12]}, locked is {pin['sha256'][:12]}")
+        if sha256_hex(data) != pin.sha256:
+            raise ValueError(f"sha256 is {sha256_hex(data)[:12]}, locked is {pin.sha256[:12]}")
         unpack = zlib.decompressobj(wbits=31)
         text = unpack.decompress(data, _UNPACKED)
         if not unpack.eof:
             raise ValueError("it is cut off, or too large")
         facts = RecordedFiles.parse(json.loads(text))
-        if len(facts.layers) != pin["depth"] or chain(facts.layers) != pin["layers"]:
+        if len(facts.layers) != pin.depth or chain(facts.layers) != pin.layers:
             raise ValueError("it is about another image")
     except (OSError, ValueError, RecursionError, zlib.error) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
@@ -82,9 +85,7 @@ def read_facts(lock: Path, pin: Mapping[str, Any]) -> RecordedFiles:
     return facts
 
 
-def write_facts(
-    lock: Path, facts: RecordedFiles, old: Iterable[Mapping[str, Any]] = ()
-) -> dict[str, Any]:
+def write_facts(lock: Path, facts: RecordedFiles, old: Iterable[FactsPin] = ()) -> FactsPin:
     """Write a file of facts and give its pin; one of the old pins where its file says the same.
 
     Files are named by what they hold: until the lock is written, the one that it pins stays.
@@ -94,15 +95,15 @@ def write_facts(
     """
     data = pack(facts)
     for pin in old:
-        path = folder_of(lock) / pin["file"]
+        path = folder_of(lock) / pin.file
         held = path.read_bytes() if path.is_file() else b""
-        if sha256_hex(held) == pin["sha256"] and _text(held) == _text(data):
-            return dict(pin)  # also where another zlib has packed it
+        if sha256_hex(held) == pin.sha256 and _text(held) == _text(data):
+            return pin  # also where another zlib has packed it
     sha256 = sha256_hex(data)
     name = f"base-{sha256[:12]}.json.gz"
     write_atomically(folder_of(lock) / name, data)
     layers = chain(facts.layers)
-    return {"file": name, "sha256": sha256, "layers": layers, "depth": len(facts.layers)}
+    return FactsPin(file=name, sha256=sha256, layers=layers, depth=len(facts.layers))
 
 
 def _text(data: bytes) -> bytes:
@@ -117,7 +118,7 @@ def remove_unnamed(lock: Lock) -> None:
     named = pins_of(lock.entries.values())
     folder = folder_of(lock.path)
     for path in folder.iterdir() if folder.is_dir() else ():
-        if FACTS_NAME.fullmatch(path.name) and path.name not in named:
+        if re.fullmatch(FACTS_NAME, path.name) and path.name not in named:
             path.unlink()
             console.say(f"  {path} is gone: nothing in the lock names it")
 
@@ -151,13 +152,13 @@ class LockedFacts:
         digests = [layer.digest for layer in layers]
         pins = pins_of(self._lock.entries.values()) if self._lock else {}
         for pin in pins.values():
-            if chain(digests[: pin["depth"]]) == pin["layers"]:
+            if chain(digests[: pin.depth]) == pin.layers:
                 return self._facts(pin)
         return None
 
-    def _facts(self, pin: Mapping[str, Any]) -> RecordedFiles | None:
+    def _facts(self, pin: FactsPin) -> RecordedFiles | None:
         assert self._lock is not None
-        name = pin["file"]
+        name = pin.file
         if name not in self._read:
             self._read[name] = None
             try:

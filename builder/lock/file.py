@@ -8,67 +8,23 @@ each layer and of its files, and every input; pull requests are pinned once for 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from builder import settings
-from builder.errors import Exit, SparkBuildError, UsageError
-from builder.forge.pin import read_pins
+from builder.errors import Exit, SparkBuildError
+from builder.lock.document import LockFile
 from builder.pypi.index import write_atomically
-from builder.util.documents import plain
+from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from builder.documents.pulls import Pin
+    from builder.lock.document import LockEntry, Request
+
 
 NAME = "spark-build.lock"
-SCHEMA = 1
-#: What the files of facts beside the lock are called (``lockfacts.py``).
-FACTS_NAME = re.compile(r"base-[0-9a-f]{12}\.json\.gz")
-
-Entry = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What was asked for: the words of ``--layers`` and ``--with-pr``, and what they are for."""
-
-    layers: tuple[str, ...]
-    with_pr: tuple[str, ...]
-    base: str
-    platform: str
-    python: str
-
-    @property
-    def key(self) -> str:
-        """The request in one line; no two requests share it."""
-        what = " + ".join([*filter(None, [",".join(self.layers)]), *self.with_pr])
-        return f"{what} on {self.base} for {self.platform}, Python {self.python}"
-
-    def as_json(self) -> dict[str, Any]:
-        """The request as it stands in the lock."""
-        return {
-            "layers": list(self.layers),
-            "with-pr": list(self.with_pr),
-            "base": self.base,
-            "platform": self.platform,
-            "python": self.python,
-        }
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Request:
-        """The request of an entry."""
-        asked = entry["request"]
-        return cls(
-            layers=tuple(asked["layers"]),
-            with_pr=tuple(asked["with-pr"]),
-            base=asked["base"],
-            platform=asked["platform"],
-            python=asked["python"],
-        )
+SCHEMA: Literal[1] = 1
 
 
 @dataclass
@@ -77,16 +33,13 @@ class Lock:
 
     path: Path
     pulls: dict[str, Pin] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, LockEntry] = field(default_factory=dict)
 
     def data(self) -> bytes:
         """The bytes of the file: entries and pins that nothing asks for any more are gone."""
-        used = {name for entry in self.entries.values() for name in entry["request"]["with-pr"]}
-        value = {
-            "schema": SCHEMA,
-            "pulls": {name: plain(pin) for name, pin in self.pulls.items() if name in used},
-            "locked": self.entries,
-        }
+        used = {name for entry in self.entries.values() for name in entry.request.with_pr}
+        pulls = {name: pin for name, pin in self.pulls.items() if name in used}
+        value = plain(LockFile(schema=SCHEMA, pulls=pulls, locked=self.entries))
         return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
     def write(self) -> bool:
@@ -97,13 +50,12 @@ class Lock:
         write_atomically(self.path, data)
         return True
 
-    def of_layers(self, request: Request) -> list[Entry]:
+    def of_layers(self, request: Request) -> list[LockEntry]:
         """Entries with the layers and pull requests of a request, whatever the base."""
         return [
             entry
             for entry in self.entries.values()
-            if (Request.of(entry).layers, Request.of(entry).with_pr)
-            == (request.layers, request.with_pr)
+            if (entry.request.layers, entry.request.with_pr) == (request.layers, request.with_pr)
         ]
 
 
@@ -140,41 +92,21 @@ def read_lock(path: Path) -> Lock | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if isinstance(schema, int) and schema != SCHEMA:
+        raise SparkBuildError(
+            f"{path} has schema {schema}, this spark-build knows {SCHEMA}",
+            Exit.STALE,
+            hint="install a newer spark-build",
+        )
     try:
-        if raw["schema"] != SCHEMA:
-            raise SparkBuildError(
-                f"{path} has schema {raw['schema']}, this spark-build knows {SCHEMA}",
-                Exit.STALE,
-                hint="install a newer spark-build",
-            )
-        entries = dict(raw["locked"])
-        for key, entry in entries.items():
-            if Request.of(entry).key != key:
-                raise _damaged(path, f"the entry {key!r} is for {Request.of(entry).key!r}")
-            for wheel in (*entry["base"].get("wheels", ()), *entry["inputs"]):
-                wheel["sha256"]
-            _ = entry["base"]["kind"], entry["base"]["digest"]
-            dict(entry["base"]["packages"])
-            _check_facts(entry["base"].get("facts"))
-            [(layer["name"], layer["digest"], dict(layer["files"])) for layer in entry["layers"]]
-        return Lock(path, read_pins(raw["pulls"], "pulls"), entries)
-    except UsageError as error:
+        found = read(raw, LockFile)
+    except ValueError as error:
         raise _damaged(path, str(error)) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from None
-
-
-def _check_facts(pin: Mapping[str, Any] | None) -> None:
-    """Refuse a pin of facts of another form, such as one that names a file elsewhere."""
-    if pin is None:
-        return
-    if not FACTS_NAME.fullmatch(pin["file"]):
-        raise ValueError(f"{pin['file']!r} is no file of facts")
-    for key in ("sha256", "layers"):
-        if not re.fullmatch("[0-9a-f]{64}", pin[key]):
-            raise ValueError(f"{key} {pin[key]!r}")
-    if not isinstance(pin["depth"], int) or pin["depth"] < 1:
-        raise ValueError(f"depth {pin['depth']!r}")
+    for key, entry in found.locked.items():
+        if entry.request.key != key:
+            raise _damaged(path, f"the entry {key!r} is for {entry.request.key!r}")
+    return Lock(path, found.pulls, found.locked)
 
 
 def _damaged(path: Path, why: str) -> SparkBuildError:

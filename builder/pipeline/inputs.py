@@ -16,9 +16,10 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore
 from builder.layers.catalog import Catalog, Selection
+from builder.lock.document import LockEntry, Request
 from builder.lock.entry import differences, entry_of, layer_differences, stale, wheels_of
 from builder.lock.facts import LockedFacts
-from builder.lock.file import NAME, Entry, Lock, Request, lock_path, read_lock
+from builder.lock.file import NAME, Lock, lock_path, read_lock
 from builder.pipeline import bases
 from builder.plan.planner import make_plan
 from builder.plan.sources import IndexSources
@@ -72,7 +73,7 @@ class Inputs:
         self.with_pr = tuple(str(parse_pull(text)) for text in options.with_pr)
         self.locked = options.locked
         self.request: Request | None = None
-        self.entry: Entry | None = None
+        self.entry: LockEntry | None = None
         self.path = lock_path(Path.cwd())
         self.lock = None if options.upgrade else read_lock(self.path)
         self.facts = LockedFacts(self.lock, strict=self.locked)
@@ -132,7 +133,7 @@ class Inputs:
             asked = Request(
                 layers=self.layers, with_pr=self.with_pr, base="", platform="", python=""
             )
-            names = {Request.of(entry).base for entry in self.lock.of_layers(asked)}
+            names = {entry.request.base for entry in self.lock.of_layers(asked)}
             if len(names) > 1:
                 raise UsageError(
                     f"{self.path} locks several bases for these layers: {', '.join(sorted(names))}",
@@ -178,7 +179,7 @@ class Inputs:
         pins: Mapping[str, str] = {}
         if self.entry:
             self.index.hold(wheels_of(self.entry))
-            pins = self.entry["base"]["packages"]
+            pins = self.entry.base.packages
 
         def identified(name: str) -> Base:
             return bases.identify_base(
@@ -197,7 +198,7 @@ class Inputs:
 
         base = identified(ref)
         if self.entry and base.identity.kind == "image":
-            wanted = str(self.entry["base"]["digest"])
+            wanted = self.entry.base.digest
             if base.identity.digest != wanted:
                 if not (self.locked or locking):
                     console.warn(
@@ -311,7 +312,7 @@ class Inputs:
             hints=(*plan.hints, *told),
         )
 
-    def entry_for(self, plan: BuildPlan) -> Entry:
+    def entry_for(self, plan: BuildPlan) -> LockEntry:
         """What the lock would hold for a plan."""
         assert self.request is not None
         return entry_of(self.request, plan, self.catalog.folders, self.index)
@@ -321,8 +322,7 @@ class Inputs:
         made = self.entry_for(plan)
         if plan.base.kind == "dir":  # an installed environment is no input: its layers are
             found = [
-                layer_differences(entry["layers"], made["layers"])
-                for entry in lock.of_layers(request)
+                layer_differences(entry.layers, made.layers) for entry in lock.of_layers(request)
             ]
         else:
             entry = lock.entries.get(request.key)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from builder.applier.states import NEEDS_REBUILD
 from builder.engines.patched import check_writable_base
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.lock.entry import differences, stale
 from builder.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
-from builder.lock.file import NAME, Lock, Request, lock_path, read_lock
+from builder.lock.file import NAME, Lock, lock_path, read_lock
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
 from builder.plan.planner import refuse_nothing, refuse_plan
@@ -25,7 +25,7 @@ from builder.util.locks import locked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.lock.file import Entry
+    from builder.lock.document import FactsPin, LockEntry
     from builder.model import BuildPlan
     from builder.pipeline.options import PlanOptions
 
@@ -99,13 +99,13 @@ class FreshEntry:
     """An entry as it would be locked now, and what its base was asked for it."""
 
     inputs: Inputs
-    entry: Entry
+    entry: LockEntry
     facts: RecordedFiles | None
 
     @property
     def key(self) -> str:
         """The request in one line."""
-        return Request.of(self.entry).key
+        return self.entry.request.key
 
 
 def _write_facts(kept: Lock, fresh: Lock, made: Sequence[FreshEntry]) -> None:
@@ -116,29 +116,33 @@ def _write_facts(kept: Lock, fresh: Lock, made: Sequence[FreshEntry]) -> None:
     """
     asked = {one.key: one.facts for one in made if one.facts is not None}
     for one in made:
-        old = kept.entries.get(one.key, one.entry)["base"]
-        if one.facts is None and old["digest"] == one.entry["base"]["digest"] and "facts" in old:
-            one.entry["base"]["facts"] = old["facts"]
+        old = kept.entries.get(one.key, one.entry).base
+        if one.facts is None and old.digest == one.entry.base.digest:
+            fresh.entries[one.key] = _with_facts(one.entry, old.facts)
     of_base = {chain(facts.layers): RecordedFiles(facts.layers) for facts in asked.values()}
     others = [entry for key, entry in fresh.entries.items() if key not in asked]
     for pin in pins_of(others).values():
-        if pin["layers"] in of_base:
+        if pin.layers in of_base:
             try:
-                of_base[pin["layers"]].add(read_facts(kept.path, pin))
+                of_base[pin.layers].add(read_facts(kept.path, pin))
             except SparkBuildError as error:
                 console.warn(f"{error}")
     for facts in asked.values():
         of_base[chain(facts.layers)].add(facts)
     before = pins_of(kept.entries.values()).values()
     pins = {
-        layers: write_facts(fresh.path, facts, [pin for pin in before if pin["layers"] == layers])
+        layers: write_facts(fresh.path, facts, [pin for pin in before if pin.layers == layers])
         for layers, facts in of_base.items()
     }
     for key, entry in fresh.entries.items():
-        base = entry["base"]
-        layers = chain(asked[key].layers) if key in asked else base.get("facts", {}).get("layers")
+        held = entry.base.facts
+        layers = chain(asked[key].layers) if key in asked else held.layers if held else ""
         if layers in pins:
-            base["facts"] = pins[layers]
+            fresh.entries[key] = _with_facts(entry, pins[layers])
+
+
+def _with_facts(entry: LockEntry, facts: FactsPin | None) -> LockEntry:
+    return structs.replace(entry, base=structs.replace(entry.base, facts=facts))
 
 
 def _one(options: PlanOptions) -> FreshEntry:
@@ -174,13 +178,13 @@ def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
         console.warn(f"layer {decision.name} needs a rebuild: {decision.outcome.reason}")
 
 
-def _again(entry: Entry, options: PlanOptions) -> FreshEntry:
+def _again(entry: LockEntry, options: PlanOptions) -> FreshEntry:
     """An entry's request, locked once more."""
-    request = Request.of(entry)
+    request = entry.request
     again = replace(
         options,
-        layers=tuple(request.layers),
-        with_pr=tuple(request.with_pr),
+        layers=request.layers,
+        with_pr=request.with_pr,
         base=request.base,
         platform=None if request.platform == "own" else request.platform,
         python=None if request.python == "own" else request.python,
@@ -206,13 +210,13 @@ def _compare(kept: Lock, made: list[FreshEntry]) -> dict[str, list[str]]:
     return changes
 
 
-def _compare_facts(kept: Lock, old: Entry, one: FreshEntry) -> list[str]:
+def _compare_facts(kept: Lock, old: LockEntry, one: FreshEntry) -> list[str]:
     """What is wrong with what the lock holds of a base; a lock may hold nothing of it."""
-    pin = old["base"].get("facts")
+    pin = old.base.facts
     if pin is None or one.facts is None:
         return []
     try:
         lacking = read_facts(kept.path, pin).lacks(one.facts)
     except SparkBuildError as error:
         return [f"base: {error}"]
-    return [f"base: {pin['file']} lacks {lacking} answers of its layers"] if lacking else []
+    return [f"base: {pin.file} lacks {lacking} answers of its layers"] if lacking else []

@@ -7,9 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from builder.bases.model import Base
-from builder.errors import RemoteError, UsageError
+from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.lock.facts import read_facts, write_facts
 from builder.lock.file import NAME, lock_path, read_lock
 from builder.pipeline import bases
@@ -427,6 +428,37 @@ DAMAGED = {
 }
 
 
+def test_a_lock_is_written_as_it_was_read(tmp_path: Path) -> None:
+    digest = "0" * 64
+    wheel = {"filename": "vllm-1.whl", "sha256": digest, "size": 5}
+    pull = {"request": "o/r#1", "repository": "o/r", "number": 0, "commit": "c", "sha256": digest}
+    base = {"kind": "pypi", "digest": f"sha256:{digest}", "platform": "linux/arm64"}
+    facts = {"file": "base-0123456789ab.json.gz", "sha256": digest, "layers": digest, "depth": 2}
+    request = {"layers": ["fix"], "with-pr": ["o/r#1"], "base": "b", "platform": "own"}
+    entry = {
+        "request": {**request, "python": "own"},
+        "base": {**base, "python": "3.12", "packages": {"vllm": "1"}, "wheels": [wheel],
+                 "facts": facts},
+        "layers": [{"name": "fix", "digest": digest, "files": {"layer.toml": digest}},
+                   {"name": "pr", "digest": digest, "files": {}}],
+        "inputs": [wheel, {"filename": "b-1.whl", "sha256": digest}, pull],
+    }  # fmt: skip
+    pin = {"base": "a" * 40, "commit": "b" * 40, "date": "2026-01-01", "forge": "f", "size": 3,
+           "repository": "o/r", "request": "o/r#1", "sha256": digest, "title": "é"}  # fmt: skip
+    key = "fix + o/r#1 on b for own, Python own"
+    value: dict[str, Any] = {"schema": 1, "pulls": {"o/r#1": pin}, "locked": {key: entry}}
+    path = tmp_path / NAME
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(f"{text}\n", "utf-8")
+    lock = read_lock(path)
+    assert lock is not None
+    assert lock.data() == path.read_bytes()
+    value["locked"][key]["base"]["wheels"][0]["size"] = "5"
+    path.write_text(json.dumps(value))
+    with pytest.raises(SparkBuildError, match=r"wheels\[0\]\.size"):
+        read_lock(path)
+
+
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_lock_is_stale_and_can_be_made_anew(
     spark_build: Call, wheels: FakeIndex, fix: Path, project: Path, text: str
@@ -591,10 +623,12 @@ class TestFacts:
         lock = read_lock(project / NAME)
         assert lock is not None
         (entry,) = lock.entries.values()
-        facts = read_facts(lock.path, entry["base"]["facts"])
+        assert entry.base.facts is not None
+        facts = read_facts(lock.path, entry.base.facts)
         (name,) = (n for n, data in facts.contents.items() if data.startswith(b"Metadata"))
         del facts.contents[name]
-        entry["base"]["facts"] = write_facts(lock.path, facts)
+        lacking = replace(entry.base, facts=write_facts(lock.path, facts))
+        lock.entries[entry.request.key] = replace(entry, base=lacking)
         assert lock.write()
         assert spark_build("plan", *base, "--locked").code == 0, "the layers are there"
         result = spark_build("lock", "--check")

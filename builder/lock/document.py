@@ -1,0 +1,92 @@
+"""The lock's file as values: requests, and what the plan for each rests on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from builder.documents.pulls import Pin
+from builder.util.documents import Count, Part, Sha256, Text
+
+#: What the files of facts beside the lock are called (``facts.py``).
+FACTS_NAME = r"base-[0-9a-f]{12}\.json\.gz"
+
+
+class Request(Part, frozen=True, kw_only=True):
+    """What was asked for: the words of ``--layers`` and ``--with-pr``, and what they are for."""
+
+    layers: tuple[str, ...]
+    with_pr: tuple[str, ...] = field(name="with-pr")
+    base: str
+    platform: str
+    python: str
+
+    @property
+    def key(self) -> str:
+        """The request in one line; no two requests share it."""
+        what = " + ".join([*filter(None, [",".join(self.layers)]), *self.with_pr])
+        return f"{what} on {self.base} for {self.platform}, Python {self.python}"
+
+
+class FactsPin(Part, frozen=True, kw_only=True):
+    """A file of facts about a base; no other file can be named."""
+
+    file: Annotated[str, Meta(pattern=rf"^{FACTS_NAME}\Z")]
+    sha256: Sha256
+    layers: Annotated[Sha256, Meta(description="one sha256 for the digests of its layers")]
+    depth: Annotated[int, Meta(ge=1, description="how many layers those are")]
+
+
+class LockedInput(Part, frozen=True, kw_only=True):
+    """A wheel by its file name, or a pull request."""
+
+    sha256: Text
+    filename: Text | None = None
+    size: Count | None = None
+    request: Text | None = None
+    repository: Text | None = None
+    number: Count | None = None
+    commit: Text | None = None
+
+    @property
+    def subject(self) -> str:
+        """What it is, for people."""
+        return self.filename or self.request or ""
+
+
+class LockedBase(Part, frozen=True, kw_only=True):
+    """What is patched."""
+
+    kind: Text
+    digest: Text
+    platform: Text
+    python: Text
+    packages: dict[str, str]
+    wheels: tuple[LockedInput, ...] = ()
+    facts: FactsPin | None = None
+
+
+class LockedLayer(Part, frozen=True, kw_only=True):
+    """A layer by its digest, and those of its folder's files; a pull request has none."""
+
+    name: Text
+    digest: Text
+    files: dict[str, str]
+
+
+class LockEntry(Part, frozen=True, kw_only=True):
+    """What the plan for one request rests on."""
+
+    request: Request
+    base: LockedBase
+    layers: tuple[LockedLayer, ...]
+    inputs: tuple[LockedInput, ...]
+
+
+class LockFile(Part, frozen=True, kw_only=True):
+    """The whole file."""
+
+    schema: Literal[1]
+    pulls: dict[str, Pin]
+    locked: dict[str, LockEntry]
