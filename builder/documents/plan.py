@@ -77,6 +77,15 @@ class ExpectedChoice(Part, frozen=True, kw_only=True):
         Text | None, Meta(description="part of the message with which vLLM refuses")
     ] = None
 
+    def __post_init__(self) -> None:
+        """Refuse one that expects nothing, or several things.
+
+        Raises:
+            ValueError: it does.
+        """
+        if sum(bool(word) for word in (self.line, self.selected, self.refused)) != 1:
+            raise ValueError(f"{self.kind} must have one of line, selected and refused")
+
 
 class ImageInputs(Part, frozen=True, kw_only=True):
     """What an image's bytes depend on beside base and layers."""
@@ -109,6 +118,16 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     build: ImageInputs
     hints: Annotated[tuple[Text, ...], Meta(description="for people; not part of the digest")]
     pulls: tuple[PullReport, ...] = ()
+
+
+class BakedPlan(PlanDocument, frozen=True, kw_only=True):
+    """A plan as an image carries it; an older one does not say how its image was made."""
+
+    schema: Literal[1, 2]  # type: ignore[assignment]
+    name: Text = ""
+    profiles: tuple[Text, ...] = ()
+    build: ImageInputs | None = None  # type: ignore[assignment]
+    hints: tuple[Text, ...] = ()
 
 
 class AppliedPlan(PlanDocument, frozen=True, kw_only=True):

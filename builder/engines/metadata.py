@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import Content
+from builder.documents.plan import BakedPlan
 from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import APPLIER, programs
 from builder.errors import UsageError
 from builder.model import PLAN_SCHEMA
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
+from builder.util.documents import read
 from builder.util.paths import project_file
-from builder.util.schemas import schema_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,17 +99,8 @@ def placed(path: str, links: Mapping[str, str]) -> str:
     return path
 
 
-#: Without these, nothing can be held against a plan.
-_PLAN_KEYS = {
-    "schema",
-    "plan_digest",
-    "base",
-    "layers",
-    "env",
-    "serve_flags",
-    "moe_serve_flags",
-    "expect",
-}
+#: Times of images stay below this: the year 5138.
+_EPOCH_LIMIT = 10**11
 
 
 def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
@@ -117,7 +109,7 @@ def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
 
 
 def read_plan(data: bytes, where: str) -> dict[str, Any]:
-    """A plan as it was baked in.
+    """A plan as it was baked in, with keys of newer ones, which count in its digest.
 
     Raises:
         UsageError: it is not one.
@@ -126,25 +118,27 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
         plan = _document(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
-    missing = ", ".join(sorted(_PLAN_KEYS - set(plan if isinstance(plan, dict) else ())))
-    if missing:
-        raise UsageError(f"{where}: {SHARE}/plan.json is no plan: it lacks {missing}")
-    if plan["schema"] not in range(1, PLAN_SCHEMA + 1):
+    schema = plan.get("schema", 1) if isinstance(plan, dict) else 1
+    if schema not in range(1, PLAN_SCHEMA + 1):
         raise UsageError(
-            f"{where}: {SHARE}/plan.json has schema {plan['schema']!r}, and this spark-build reads "
+            f"{where}: {SHARE}/plan.json has schema {schema!r}, and this spark-build reads "
             f"1 to {PLAN_SCHEMA}: a newer one made it",
             hint="install a newer spark-build",
         )
-    if plan["schema"] > 1 and not _says_how(plan.get("build")):
-        raise UsageError(
-            f"{where}: {SHARE}/plan.json is no plan: build is {plan.get('build')!r:.80}"
-        )
-    wrong = schema_error(plan, "plan")
-    if not wrong and "vllm" not in plan["base"]["packages"]:
-        wrong = "base.packages lacks vllm"
+    try:
+        wrong = _plan_error(read(plan, BakedPlan))
+    except ValueError as error:
+        wrong = str(error)
     if wrong:
         raise UsageError(f"{where}: {SHARE}/plan.json is no plan: {wrong}")
     return dict(plan)
+
+
+def _plan_error(plan: BakedPlan) -> str:
+    """What types do not say of a plan; empty where it is one."""
+    if plan.schema > 1 and (plan.build is None or plan.build.epoch >= _EPOCH_LIMIT):
+        return f"build is {plan.build!r:.80}"
+    return "" if "vllm" in plan.base.packages else "base.packages lacks vllm"
 
 
 def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
@@ -174,14 +168,6 @@ def _document(data: bytes) -> Any:
     value = json.loads(data)
     json.dumps(value, ensure_ascii=False).encode()
     return value
-
-
-def _says_how(build: object) -> bool:
-    """Whether a plan's part about its image is one that an image can be made by."""
-    if not isinstance(build, dict):
-        return False
-    epoch, single = build.get("epoch"), build.get("single_layer")
-    return isinstance(epoch, int) and 0 <= epoch < 10**11 and isinstance(single, bool)
 
 
 def _json(value: object) -> bytes:

@@ -7,14 +7,13 @@ what several share.  What is published holds all it needs in itself.
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError, did_you_mean
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 _SHARED = "definitions"
 _REFERENCE = f"{_SHARED}.json#/$defs/"
@@ -87,59 +86,3 @@ def _localised(value: Any) -> Any:
             for key, item in value.items()
         }
     return [_localised(item) for item in value] if isinstance(value, list) else value
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
-    "number": (int, float), "boolean": (bool,), "null": (type(None),),
-}  # fmt: skip
-
-
-def schema_error(document: Mapping[str, object], definition: str) -> str:
-    """What in a document of somebody else's is not as a shared definition has it; empty if nothing.
-
-    Types, words, forms of text, and keys that must be there below the top are held against it.
-    More keys than it names are fine: a newer spark-build may write them.
-    """
-    shared: dict[str, Any] = _read(_SHARED)["$defs"]
-    forms = shared[definition]["properties"]
-    said = (_misfit(document[key], forms[key], shared, key) for key in forms if key in document)
-    return next(filter(None, said), "")
-
-
-def _misfit(value: object, form: dict[str, Any], shared: dict[str, Any], at: str) -> str:
-    parts = [*form.get("allOf", ())]
-    if "$ref" in form:
-        parts.append(shared[form["$ref"].rpartition("/")[2]])
-    for part in parts:
-        if found := _misfit(value, part, shared, at):
-            return found
-    for choice in (form.get("anyOf"), form.get("oneOf")):
-        if choice and all(_misfit(value, part, shared, at) for part in choice):
-            return f"{at} is {value!r:.60}"
-    if not _fits(value, form):
-        return f"{at} is {value!r:.60}"
-    if isinstance(value, dict):
-        missing = [key for key in form.get("required", ()) if key not in value]
-        if missing:
-            return f"{at} lacks {missing[0]}"
-        known, rest = form.get("properties", {}), form.get("additionalProperties")
-        inner = [(f"{at}.{key}", held, known.get(key, rest)) for key, held in value.items()]
-    else:
-        items = value if isinstance(value, list) else []
-        inner = [(f"{at}[{n}]", held, form.get("items")) for n, held in enumerate(items)]
-    said = (_misfit(held, part, shared, key) for key, held, part in inner if isinstance(part, dict))
-    return next(filter(None, said), "")
-
-
-def _fits(value: object, form: dict[str, Any]) -> bool:
-    names = form.get("type", [])
-    names = [names] if isinstance(names, str) else names
-    if names and not any(type(value) in _TYPES[name] for name in names):
-        return False
-    if "enum" in form and value not in form["enum"]:
-        return False
-    if isinstance(value, str):
-        pattern = form.get("pattern", "")
-        return len(value) >= form.get("minLength", 0) and bool(re.search(pattern, value))
-    return not isinstance(value, int) or bool(value >= form.get("minimum", value))
