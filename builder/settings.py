@@ -56,6 +56,9 @@ KEEP_CONTAINER = Variable(
 NVCC = Variable("SPARK_BUILD_NVCC", "the nvcc to compile with, or: wheels")
 TORCH = Variable("SPARK_BUILD_TORCH", "version of torch that verification imports")
 TORCH_INDEX = Variable("SPARK_BUILD_TORCH_INDEX", "package index with CPU builds of torch")
+KEEP_LAUNCHES = Variable(
+    "SPARK_BUILD_KEEP_LAUNCHES", "an empty directory: keep there what level numbers runs"
+)
 REAL_EXTENSIONS = Variable(
     "SPARK_BUILD_REAL_EXTENSIONS", "1: sandboxes load vLLM's real operator library"
 )
@@ -85,9 +88,9 @@ _OF_A_CHECKOUT = (
 VARIABLES = (
     *(
         CACHE, PATCHES, LOCK, TIME_LIMIT, EPOCH, DOCKER, DOCKER_HOST, BUILDER, KEEP_CONTAINER,
-        NVCC, TORCH, TORCH_INDEX, REAL_EXTENSIONS, REGISTRY, REGISTRY_USER, REGISTRY_PASSWORD,
-        PLAIN_HTTP, FORGE, FORGE_CLONE, FORGE_TOKEN, GITHUB_TOKEN, GH_TOKEN, GITHUB_API_URL,
-        GH_HOST,
+        NVCC, TORCH, TORCH_INDEX, KEEP_LAUNCHES, REAL_EXTENSIONS, REGISTRY, REGISTRY_USER,
+        REGISTRY_PASSWORD, PLAIN_HTTP, FORGE, FORGE_CLONE, FORGE_TOKEN, GITHUB_TOKEN, GH_TOKEN,
+        GITHUB_API_URL, GH_HOST,
     ),
     *_OF_A_CHECKOUT,
 )  # fmt: skip

@@ -10,11 +10,15 @@ import os
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder import settings
 from builder.applier.trees import versions
+from builder.errors import UsageError
 from builder.ptx.findings import Ran
 from builder.runtime import LAUNCH_PROBE
 from builder.util.documents import Part, read
@@ -27,7 +31,7 @@ from builder.verify.torchfolder import torch_folder, wanted_torch
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from builder.applier.trees import Tree
 
@@ -165,10 +169,10 @@ def sandbox_launcher(
         torch = torch_folder(wanted_torch(tree, current))
         # these four are named by their contents
         inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
-        kept = results().get(inputs)
+        kept = None if settings.KEEP_LAUNCHES.value else results().get(inputs)
         if kept is not None:
             return read(kept, Replies)
-        with tempfile.TemporaryDirectory(prefix="spark-build-launches-") as folder:
+        with _folder() as folder:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
             recorded = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
@@ -179,6 +183,31 @@ def sandbox_launcher(
         return read(document, Replies)
 
     return launch
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Where launches are written: a directory that goes away, or the one to keep them in.
+
+    Raises:
+        UsageError: the directory to keep them in is in use, or cannot be made.
+    """
+    wanted = settings.KEEP_LAUNCHES.value
+    if not wanted:
+        with tempfile.TemporaryDirectory(prefix="spark-build-launches-") as folder:
+            yield folder
+        return
+    path, name = Path(wanted).absolute(), settings.KEEP_LAUNCHES.name
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        used = any(path.iterdir())
+    except OSError as error:
+        raise UsageError(
+            f"{name}: {path}: {error.strerror}", hint=f"{name}=DIR, a directory to make"
+        ) from None
+    if used:
+        raise UsageError(f"{name}: {path} is not empty", hint=f"{name}=DIR, an empty directory")
+    yield str(path)
 
 
 def _run_all(recorded: Mapping[str, Any], jobs: int) -> dict[str, Any]:

@@ -430,6 +430,23 @@ def test_what_ran_is_kept_for_the_same_request(recorded: list[Mapping[str, Any]]
     assert len(recorded) == 2
 
 
+def test_launches_are_kept_where_the_user_wants_them(
+    recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    request = launch_request({}, "sm_121a", LAUNCHED[:1])
+    launch(request)
+    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "keep"))
+    assert not launch(request).kept, "a result of before has no launches"
+    assert run_file(tmp_path / "keep" / "0" / "launch.json").runs
+    with pytest.raises(UsageError, match="keep is not empty"):
+        launch(request)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="SPARK_BUILD_KEEP_LAUNCHES"):
+        launch(request)
+
+
 def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
     launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "bad"}]}

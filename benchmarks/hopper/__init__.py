@@ -1,0 +1,1 @@
+"""The kernels of level ``numbers`` on a Hopper GPU: docs/hopper.md."""

@@ -1,0 +1,177 @@
+"""Kept launches for a machine with a Hopper GPU: ``python -m benchmarks.hopper.pack FROM INTO``.
+
+FROM is the directory that ``SPARK_BUILD_KEEP_LAUNCHES`` named.  INTO gets a folder for each launch:
+the kernel, compiled for ``sm_90a``, its memory, its parameters, and what the executor makes of it.
+``run.py`` goes beside them; it needs only numpy and the driver there.
+
+``--late odd`` (``even``, ``high``, ``low``) lets these of the four MMA warps of a MoE kernel wait
+before they store a part of the output, and ``--rolled`` slows the MMA down: other schedules of the
+same kernel.  ``--without`` takes out lines of the PTX, such as a barrier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.hopper.translate import for_hopper, functions_of
+from builder.ptx.grid import Schedule
+from builder.ptx.launchfile import read_launch
+from builder.ptx.runs import program_of, run_once
+from builder.ptx.tensormap import TensorMap
+
+if TYPE_CHECKING:
+    from builder.ptx.launchfile import LaunchFile
+
+ARCH = "-arch=sm_90a"
+#: Bytes of a tensor map (CUDA driver API, CUtensorMap).
+MAP = 128
+#: CUtensorMapDataType by the bits of an element: UINT8 and UINT16; copies do not care for more.
+_TYPES = {8: 0, 16: 1}
+#: Which bit of the thread's number, and what it is in the warps that wait.
+_LATE = {"odd": (32, "ne"), "even": (32, "eq"), "high": (64, "ne"), "low": (64, "eq")}
+_WAIT = (
+    "{{ .reg .pred late; .reg .b32 thread; mov.u32 thread, %tid.x; and.b32 thread, thread, {bit}; "
+    "setp.{test}.u32 late, thread, 0; @late nanosleep.u32 20000; }}"
+)
+#: The end of the stores of one part of the output.
+_FENCE = "fence.proxy.async.shared::cta;"
+
+
+def late(ptx: str, warps: str) -> str:
+    """The kernel with some warps waiting before each run of stores that a fence ends.
+
+    Raises:
+        ValueError: it has no such stores.
+    """
+    bit, test = _LATE[warps]
+    lines = ptx.split("\n")
+    first: list[int] = []
+    for end in (n for n, line in enumerate(lines) if line.strip() == _FENCE):
+        stores = end
+        while stores and not lines[stores].strip().startswith(("st.shared.b32", "bar.", "bra")):
+            stores -= 1
+        while lines[stores - 1].strip().startswith("st.shared.b32"):
+            stores -= 1
+        if lines[stores].strip().startswith("st.shared.b32"):
+            first.append(stores)
+    if not first:
+        raise ValueError("it does not store its output to shared memory by st.shared.b32")
+    for at in reversed(first):
+        lines.insert(at, _WAIT.format(bit=bit, test=test))
+    return "\n".join(lines)
+
+
+def without(ptx: str, pattern: str) -> str:
+    """The kernel without the lines that match.
+
+    Raises:
+        ValueError: there are none.
+    """
+    text, count = re.subn(rf"(?m)^.*{pattern}.*$", "", ptx)
+    if not count:
+        raise ValueError(f"no line matches {pattern!r}")
+    return text
+
+
+def pack(file: LaunchFile, source: Path, into: Path, nvcc: str, functions: str, ptx: str) -> None:
+    """Write one launch; ``ptx`` is its kernel, maybe changed."""
+    into.mkdir(parents=True)
+    maps = {n: TensorMap.of(raw) for n, raw in enumerate(file.parameters) if len(raw) == MAP}
+    text = for_hopper(ptx, functions, {n for n, one in maps.items() if one.bits == 4})
+    (into / "kernel.ptx").write_text(text)
+    command = [nvcc, ARCH, "-cubin", "-o", str(into / "kernel.cubin"), str(into / "kernel.ptx")]
+    subprocess.run(command, check=True)
+    for number, array in enumerate(file.memory):
+        (into / f"memory-{number}.bin").write_bytes(bytes(array.data))
+    assert file.wanted is not None, "a launch of the level has a result"
+    np.save(into / "exact.npy", file.wanted.exact)
+    np.save(into / "bound.npy", file.wanted.bound)
+    program = program_of(file, source)
+    memory = run_once(file, program, Schedule("eager"), watch=False).memory
+    place = _place(file, file.wanted.address)
+    size = 2 * int(np.prod(file.wanted.shape))
+    left = memory.regions[place["memory"]].data[place["offset"] :][:size]
+    (into / "executor.bin").write_bytes(left.tobytes())
+    document = {
+        "name": file.name,
+        "entry": program.kernel.name,
+        "grid": file.grid,
+        "block": file.block,
+        "shared": file.shared,
+        "parameters": [_parameter(file, raw, maps.get(n)) for n, raw in enumerate(file.parameters)],
+        "memories": len(file.memory),
+        "result": place,
+    }
+    (into / "launch.json").write_text(json.dumps(document, indent=1))
+
+
+def _place(file: LaunchFile, address: int) -> dict[str, int]:
+    """Where an address of the launch lies; empty where it is in no array of it."""
+    for number, array in enumerate(file.memory):
+        if array.address <= address < array.address + len(array.data):
+            return {"memory": number, "offset": address - array.address}
+    return {}
+
+
+def _parameter(file: LaunchFile, raw: bytes, tensor: TensorMap | None) -> dict[str, Any]:
+    if tensor is None:
+        place = _place(file, int.from_bytes(raw, "little")) if len(raw) == 8 else {}
+        return place or {"hex": raw.hex()}
+    share = 2 if tensor.bits == 4 else 1
+    return {
+        **_place(file, tensor.address),
+        "type": _TYPES[tensor.bits * share],
+        "swizzle": tensor.swizzle,
+        "dims": [tensor.dims[0] // share, *tensor.dims[1:]],
+        "strides": list(tensor.strides),
+        "box": [tensor.box[0] // share, *tensor.box[1:]],
+    }
+
+
+def software(nvcc: str, *, rolled: bool) -> str:
+    """The functions that stand for what Hopper lacks, as PTX."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "software.ptx"
+        source = Path(__file__).with_name("software.cu")
+        command = [nvcc, ARCH, "-ptx", "-rdc=true", "-o", str(made), str(source)]
+        command += ["-DROLLED"] if rolled else []
+        subprocess.run(command, check=True)
+        return functions_of(made.read_text())
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("source", type=Path)
+    parser.add_argument("into", type=Path)
+    parser.add_argument("--nvcc", default="nvcc", help="of CUDA 13.0 or later")
+    parser.add_argument("--late", choices=_LATE, default="", help="warps that wait")
+    parser.add_argument("--rolled", action="store_true", help="a slower MMA")
+    parser.add_argument("--without", default="", help="a regular expression for lines to take out")
+    parser.add_argument("--only", default="", help="a regular expression for the launches' names")
+    given = parser.parse_args()
+    functions = software(given.nvcc, rolled=given.rolled)
+    for path in sorted(given.source.glob("*/*/launch.json")):
+        file = read_launch(path)
+        name = f"{path.parent.parent.name}-{path.parent.name}"
+        if re.search(given.only, file.name):
+            ptx = late(file.ptx, given.late) if given.late else file.ptx
+            ptx = without(ptx, given.without) if given.without else ptx
+            pack(file, path, given.into / name, given.nvcc, functions, ptx)
+            print(f"{name}: {file.name}", flush=True)
+    shutil.copy(Path(__file__).with_name("run.py"), given.into)
+
+
+if __name__ == "__main__":
+    main()
