@@ -139,6 +139,10 @@ DOCUMENTS = {
             "builder.publish.prune:Retention",
         ),
     ),
+    "verify": Entry(
+        "`verify --json`, and the evidence that `matrix --evidence` keeps",
+        ("builder.verify.model:ReportDocument",),
+    ),
     "verify-signature": Entry(
         "`verify-signature --json`",
         ("builder.publish.cosign:SignatureCheck",),

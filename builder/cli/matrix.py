@@ -113,9 +113,9 @@ def _dispatch(
     if evidence is not None:
         from builder.pypi.index import write_atomically
 
-        data = dumps(report.as_json(), indent=1, sort_keys=True).encode() + b"\n"
+        data = dumps(plain(report.document()), indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)
-    return [check.as_json() for check in report.checks]
+    return [plain(check) for check in report.checks]
 
 
 def _print_dispatch(rows: list[dict[str, Any]]) -> None:

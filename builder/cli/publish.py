@@ -19,6 +19,7 @@ from builder.publish.run import PublishRequest, publish
 from builder.publish.sources import EngineImage, open_source
 from builder.registry.locations import Locations
 from builder.util.console import console, counted, megabytes, print_json
+from builder.util.documents import plain
 from builder.verify.levels import parse_levels
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
             show_report(report)
     finally:
         target.close()
-    return Evidence(document=report.as_json(), origin="verify, run now")
+    return Evidence(document=plain(report.document()), origin="verify, run now")
 
 
 def _each(

@@ -18,7 +18,7 @@ def verify_command(options: VerifyOptions, *, json: bool) -> None:
     """Verify a target; exit 5 when a check failed or a level that was named did not run."""
     done = verify_target(options, None if json else CheckLines())
     if json:
-        print_json(done.report.as_json(done.required))
+        print_json(done.report.document(done.required))
     else:
         show_report(done.report)
     verdict = done.report.verdict(done.required)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.errors import Exit, SparkBuildError
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ class BuildResult:
             "plan_digest": plan.digest,
             **image,
             "layers": layer_rows(plan, self.built),
-            "verify": self.reports[0].as_json()
+            "verify": plain(self.reports[0].document())
             if self.reports
             else {"passed": False, "checks": [], "not_run": 1},
         }
@@ -95,7 +96,7 @@ class BuildResult:
 
     def _index_json(self) -> dict[str, Any]:
         verdicts = {
-            entry.platform: report.verdict().as_json()
+            entry.platform: plain(report.verdict())
             for entry, report in zip(self.entries, self.reports, strict=False)
         }
         return {
@@ -108,7 +109,7 @@ class BuildResult:
             ],
             "verify": {
                 "passed": self.passed,
-                "checks": [c.as_json() for report in self.reports for c in report.checks],
+                "checks": [plain(c) for report in self.reports for c in report.checks],
                 "verdicts": verdicts,
             },
         }

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.model import BuildPlan, LayerDecision
-    from builder.verify.model import Check, Report
-    from builder.verify.necessity import Necessity
+    from builder.verify.model import Check, Necessity, Report
     from builder.verify.verdict import Verdict
 
 _STATE_STYLE = {
@@ -203,10 +202,9 @@ def _show_necessity(verdicts: list[Necessity]) -> None:
     for verdict in verdicts:
         word, style = _VERDICT[verdict.necessary]
         console.say(f"  {console.style(f'{word:<15}', style)}{verdict.layer}")
-        check = verdict.check
-        if check is None:
+        if not verdict.check:
             console.say(console.style(f"  {'':<15}{verdict.reason}", "dim"))
             continue
-        console.say(f"  {'':<15}{check.level} {check.name} fails without it")
-        console.say(console.style(f"  {'':<15}expected: {check.expected}", "dim"))
-        console.say(console.style(f"  {'':<15}seen:     {check.seen}", "dim"))
+        console.say(f"  {'':<15}{verdict.level} {verdict.check} fails without it")
+        console.say(console.style(f"  {'':<15}expected: {verdict.expected}", "dim"))
+        console.say(console.style(f"  {'':<15}seen:     {verdict.seen}", "dim"))

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.verify.levels import Level
+
 MEDIA_TYPE = "application/vnd.spark-build.evidence.v1+json"
 #: Annotation of attached evidence: ``true`` or ``false``.
 PASSED = f"{LABEL_PREFIX}.passed"
 #: Annotation: the levels that passed, comma-separated.
 PASSED_LEVELS = f"{LABEL_PREFIX}.levels"
 #: What must have run before an image is published, where there is anything to check.
-REQUIRED = ("static", "imports", "dispatch")
+REQUIRED: tuple[Level, ...] = ("static", "imports", "dispatch")
 _FILE_LIMIT = 32 << 20
 
 

@@ -10,8 +10,10 @@ import base64
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from builder.applier.trees import versions
 from builder.errors import SparkBuildError

@@ -6,8 +6,9 @@ The log lines are vLLM's own.  Which parts were simulated stands in the evidence
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from builder.applier.receipts import receipts_of
 from builder.errors import SparkBuildError

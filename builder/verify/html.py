@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from builder.verify.model import Check, Report, Status
-    from builder.verify.necessity import Necessity
+    from builder.verify.model import Check, Necessity, Report, Status
 #: What each level looks at, for the heading of its checks.
 ABOUT = {
     "static": "The files: receipts, settings, syntax, and every file against its RECORD.",

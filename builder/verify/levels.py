@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from builder.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+Level = Literal[
+    "static", "imports", "dispatch", "codegen", "numbers", "binaries", "device", "serve"
+]
 #: Levels that this version has, cheapest first.
-LEVELS = ("static", "imports", "dispatch", "codegen", "numbers", "binaries", "device", "serve")
+LEVELS: tuple[Level, ...] = get_args(Level)
 #: Those that run when none is named: ``codegen`` downloads a CuTe DSL and takes half a minute,
 #: ``numbers`` takes minutes of processor time,
 #: ``binaries`` reads tens of megabytes of extension modules, ``device`` and ``serve`` need a GPU.
-DEFAULT_LEVELS = ("static", "imports", "dispatch")
+DEFAULT_LEVELS: tuple[Level, ...] = ("static", "imports", "dispatch")
 #: Those that can show a layer to be necessary, and run by default when that is asked for.
-PROOF_LEVELS = ("static", "imports", "dispatch", "codegen")
+PROOF_LEVELS: tuple[Level, ...] = ("static", "imports", "dispatch", "codegen")
 
 
-def parse_levels(words: Sequence[str], default: Sequence[str] = DEFAULT_LEVELS) -> tuple[str, ...]:
+def parse_levels(
+    words: Sequence[str], default: Sequence[Level] = DEFAULT_LEVELS
+) -> tuple[Level, ...]:
     """``--level`` values, in order of cost.
 
     Raises:

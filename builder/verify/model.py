@@ -2,74 +2,168 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from builder.verify.verdict import verdict_of
+from msgspec import Meta
+
+from builder.documents.plan import State
+from builder.util.documents import Count, Digest, Document, Part, Text, always
+from builder.verify.levels import Level
+from builder.verify.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from builder.applier.trees import Tree
     from builder.verify.launches import Replies
-    from builder.verify.necessity import Necessity
     from builder.verify.parts import Parts
     from builder.verify.unrecorded import Unrecorded
-    from builder.verify.verdict import Verdict
 
-SCHEMA = 1
 Status = Literal["pass", "fail", "not-run"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+def _status_rule(given: dict[str, Any], status: Status) -> dict[str, Any]:
+    return {"if": given, "then": {"properties": {"status": {"const": status}}}}
+
+
+class Check(Part, frozen=True, kw_only=True):
     """One check and its evidence."""
 
-    level: str
-    name: str
-    status: Status
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "allOf": [
+            _status_rule({"required": ["moot"]}, "not-run"),
+            _status_rule({"required": ["refusal"]}, "pass"),
+            {"properties": {"moot": {"const": True}}},
+            {
+                "if": {"properties": {"status": {"const": "not-run"}}},
+                "then": {"properties": {"reason": {"minLength": 1}}},
+            },
+        ]
+    }
+
+    level: Level
+    name: Annotated[Text, Meta(description="unique within its level")]
+    status: Annotated[Status, Meta(description="a check that could not run is never a pass")]
     expected: str
     seen: str
-    where: str = ""
-    reason: str = ""
-    #: not run because there is nothing to check in this target, not because it could not run
-    moot: bool = False
-    #: parts that were simulated, for levels that simulate
-    simulated: tuple[str, ...] = ()
-    #: numbers worth drawing, such as instruction counts by mnemonic
-    figures: Mapping[str, float] = field(default_factory=dict)
-    #: of a pass that is vLLM's refusal, as expected: what it means to a user
-    refusal: str = ""
-    #: files that no RECORD and no receipt speaks of
-    unrecorded: tuple[str, ...] = ()
+    where: Annotated[str, Meta(description="a file, a log, a compiler")] = always("")
+    reason: str = always("")
+    moot: Annotated[
+        bool,
+        Meta(
+            description="not run because there is nothing to check in this target, "
+            "not because it could not run"
+        ),
+    ] = False
+    simulated: Annotated[
+        tuple[Text, ...], Meta(description="parts that were put in place of real ones")
+    ] = ()
+    figures: Annotated[
+        Mapping[str, int | float],
+        Meta(description="numbers worth drawing, such as instruction counts by name"),
+    ] = {}
+    refusal: Annotated[
+        Text,
+        Meta(
+            description="of a pass that is vLLM's refusal, as expected: which models will not start"
+        ),
+    ] = ""
+    unrecorded: Annotated[
+        tuple[Text, ...],
+        Meta(
+            min_length=1,
+            description="of startup hooks: files that no RECORD and no receipt speaks of, "
+            "below site-packages or absolute; a folder ends with /",
+        ),
+    ] = ()
 
     @property
     def idle(self) -> bool:
         """Whether it had nothing to do; a line to expect is what ``dispatch`` cannot do without."""
         return self.moot and self.level != "dispatch"
 
-    def as_json(self) -> dict[str, Any]:
-        """The check in the evidence."""
-        value: dict[str, Any] = {
-            "level": self.level,
-            "name": self.name,
-            "status": self.status,
-            "expected": self.expected,
-            "seen": self.seen,
-            "where": self.where,
-            "reason": self.reason,
-        }
-        if self.moot:
-            value["moot"] = True
-        if self.simulated:
-            value["simulated"] = list(self.simulated)
-        if self.figures:
-            value["figures"] = dict(self.figures)
-        if self.refusal:
-            value["refusal"] = self.refusal
-        if self.unrecorded:
-            value["unrecorded"] = list(self.unrecorded)
-        return value
+
+class Necessity(Part, frozen=True, kw_only=True):
+    """Whether a layer is necessary, and the check that fails without it."""
+
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "if": {"properties": {"necessary": {"const": True}}},
+        "then": {"properties": {key: {"minLength": 1} for key in ("check", "level", "seen")}},
+        "else": {
+            "properties": {
+                "check": {"const": ""},
+                "level": {"const": ""},
+                "reason": {"minLength": 1},
+            }
+        },
+    }
+
+    layer: Text
+    state: Annotated[State, Meta(description="the layer's state in the plan")]
+    necessary: Annotated[
+        bool | Literal["unknown"],
+        Meta(description="unknown: a level that could tell did not run"),
+    ]
+    check: Annotated[
+        str,
+        Meta(description="the check that fails without the layer; empty unless it is necessary"),
+    ] = always("")
+    level: Level | Literal[""] = always("")
+    expected: str = always("")
+    seen: str = always("")
+    where: str = always("")
+    reason: str
+    also: Annotated[
+        tuple[Text, ...], Meta(description="other checks of that level that fail without it")
+    ] = always(())
+
+    @classmethod
+    def by(cls, layer: str, state: State, failed: Check, also: Sequence[Check] = ()) -> Necessity:
+        """A layer is necessary, because checks fail without it."""
+        return cls(
+            layer=layer,
+            state=state,
+            necessary=True,
+            check=failed.name,
+            level=failed.level,
+            expected=failed.expected,
+            seen=failed.seen,
+            where=failed.where,
+            reason=failed.reason,
+            also=tuple(check.name for check in also),
+        )
+
+
+class ReportDocument(Document, frozen=True, kw_only=True):
+    """The evidence of one verification."""
+
+    target: Text
+    digests: Annotated[
+        tuple[Digest, ...],
+        Meta(
+            description="of the image that was verified, under every name; "
+            "none for what is no image"
+        ),
+    ]
+    plan_digest: Digest
+    passed: Annotated[
+        bool,
+        Meta(
+            description="no check failed, at least one passed, and no required level was left out"
+        ),
+    ]
+    not_run: Count
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    necessity: Annotated[
+        tuple[Necessity, ...] | None,
+        Meta(
+            description="a verdict on each layer, in order of application; "
+            "only when it was asked for"
+        ),
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -108,21 +202,18 @@ class Report:
         """What it says as a whole; ``require`` are the levels that had to run."""
         return verdict_of(self, self.plan, require)
 
-    def as_json(self, require: Sequence[str] = ()) -> dict[str, Any]:
+    def document(self, require: Sequence[str] = ()) -> ReportDocument:
         """The evidence."""
-        value = {
-            "schema": SCHEMA,
-            "target": self.target,
-            "digests": list(self.digests),
-            "plan_digest": self.plan_digest,
-            "passed": self.passed(require),
-            "not_run": len(self.of("not-run")),
-            "verdict": self.verdict(require).as_json(),
-            "checks": [check.as_json() for check in self.checks],
-        }
-        if self.necessity is not None:
-            value["necessity"] = [verdict.as_json() for verdict in self.necessity]
-        return value
+        return ReportDocument(
+            target=self.target,
+            digests=self.digests,
+            plan_digest=self.plan_digest,
+            passed=self.passed(require),
+            not_run=len(self.of("not-run")),
+            verdict=self.verdict(require),
+            checks=tuple(self.checks),
+            necessity=None if self.necessity is None else tuple(self.necessity),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
 from builder.applier.receipts import receipts_of
@@ -18,50 +18,17 @@ from builder.errors import SparkBuildError
 from builder.util.console import console
 from builder.verify.kernels import wanted_kernels
 from builder.verify.levels import PROOF_LEVELS
-from builder.verify.model import Check, Report
+from builder.verify.model import Check, Necessity
 from builder.verify.parts import difference
 from builder.verify.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.verify.model import VerifyTarget
+    from builder.verify.model import Report, VerifyTarget
     from builder.verify.parts import Parts
 
 _IN_FORCE = (NEEDED, APPLIED)
-
-Verdict = Literal[True, False, "unknown"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Necessity:
-    """Whether a layer is necessary, and the check that fails without it."""
-
-    layer: str
-    #: the layer's state in the plan
-    state: str
-    necessary: Verdict
-    reason: str
-    #: None unless it is necessary
-    check: Check | None = None
-    #: other checks that fail at the same level
-    also: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The verdict in the evidence; without a failing check its fields are empty."""
-        check = self.check
-        return {
-            "layer": self.layer,
-            "state": self.state,
-            "necessary": self.necessary,
-            "check": check.name if check else "",
-            "level": check.level if check else "",
-            "expected": check.expected if check else "",
-            "seen": check.seen if check else "",
-            "where": check.where if check else "",
-            "reason": self.reason,
-            "also": list(self.also),
-        }
 
 
 @contextmanager
@@ -176,14 +143,7 @@ class _Removal:
             failed = [check for check in of_level if self._counts(check)]
             if failed:
                 first, *more = failed
-                return Necessity(
-                    layer=layer["name"],
-                    state=layer["state"],
-                    necessary=True,
-                    reason=first.reason,
-                    check=first,
-                    also=tuple(check.name for check in more),
-                )
+                return Necessity.by(layer["name"], layer["state"], first, more)
             ran.append(level)
             left_out += [_said(c) for c in of_level if c.status == "not-run" and self._ran(c)]
         left_out += self._never_asked(layer)

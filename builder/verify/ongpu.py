@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from builder import settings
 from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import programs
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
+from builder.util.documents import read
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
+    from builder.verify.levels import Level
     from builder.verify.model import VerifyTarget
 
 #: Where the verifier is put into a container.
@@ -225,7 +229,7 @@ def run_beside(
 # --- checks ------------------------------------------------------------------------------------
 
 
-def check_on_gpu(target: VerifyTarget, level: str) -> Iterator[Check]:
+def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
     """The checks of one level, as the verifier gave them."""
     here = target.name.startswith(("oci:", "pypi:", "dir:"))
     name = target.runs_as or ("IMAGE" if here else target.name.removeprefix("docker://"))
@@ -249,23 +253,16 @@ def check_on_gpu(target: VerifyTarget, level: str) -> Iterator[Check]:
 
 
 def _check(item: Mapping[str, Any], level: str) -> Check:
-    if item["status"] not in STATUSES or item["level"] != level:
-        raise LookupError(f"check {item['name']!r} of level {item['level']!r}: {item['status']!r}")
-    return Check(
-        level=level,
-        name=str(item["name"]),
-        status=item["status"],
-        expected=str(item["expected"]),
-        seen=str(item["seen"]),
-        where=str(item.get("where", "")),
-        reason=_root(str(item.get("reason", "")), item),
-        figures={str(k): float(v) for k, v in item.get("figures", {}).items()},
-    )
+    found = read(item, Check)
+    if found.level != level:
+        raise ValueError(f"check {found.name!r} is of level {found.level}")
+    return replace(found, reason=_root(found))
 
 
-def _root(reason: str, item: Mapping[str, Any]) -> str:
+def _root(check: Check) -> str:
     """A failed server's log with its root cause in front, as ``spark-build diagnose`` reads it."""
-    if item["status"] != "fail" or item["level"] != "serve" or "\n" not in reason:
+    reason = check.reason
+    if check.status != "fail" or check.level != "serve" or "\n" not in reason:
         return reason
     from builder.diagnose.judging import diagnose
 
@@ -278,7 +275,7 @@ def _root(reason: str, item: Mapping[str, Any]) -> str:
     return "\n".join([told, *reason.splitlines()[-20:]])
 
 
-def _not_run(level: str, reason: str) -> Check:
+def _not_run(level: Level, reason: str) -> Check:
     what = "the expected kernels on a GPU" if level == "device" else "vllm serve on a GPU"
     return Check(
         level=level, name=what, status="not-run", expected="a GB10", seen="", reason=reason

@@ -9,8 +9,7 @@ from builder.verify.verdict import layer_words, verdict_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.verify.model import Check, Report, Status
-    from builder.verify.necessity import Necessity
+    from builder.verify.model import Check, Necessity, Report, Status
     from builder.verify.verdict import Verdict
 
 #: Each status has a word of its own, so that it can be read without colour or pictures.
@@ -67,8 +66,8 @@ def _row(check: Check) -> str:
 
 
 def _verdict(verdict: Necessity) -> str:
-    check = verdict.check
-    seen = f"{check.level} {check.name} fails: {check.seen}" if check else verdict.reason
+    seen = f"{verdict.level} {verdict.check} fails: {verdict.seen}"
+    seen = seen if verdict.check else verdict.reason
     return f"| `{verdict.layer}` | {_NECESSARY[verdict.necessary]} | {_cell(seen)} |"
 
 

@@ -6,8 +6,11 @@ Text, JSON, the page and the Markdown summary all say this one value.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
+
+from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,32 +50,24 @@ _SHOWN = 3
 Status = Literal["proven", "not-proven", "failed"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What a report says as a whole."""
+class Verdict(Part, frozen=True, kw_only=True):
+    """What is proven, what is not, and what to do about it."""
 
-    status: Status
-    #: all of it in a few words
-    sentence: str
-    #: kind of layer -> the kernel that vLLM selected for it
-    kernels: Mapping[str, str]
-    #: models that will not start, and how vLLM refuses them
-    limits: tuple[str, ...]
-    #: command lines of a server: for every model, then for MoE models, where they differ
-    serve: tuple[str, ...]
-    #: what proves the rest
-    todo: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The verdict in the evidence."""
-        return {
-            "status": self.status,
-            "sentence": self.sentence,
-            "kernels": dict(self.kernels),
-            "limits": list(self.limits),
-            "serve": list(self.serve),
-            "todo": list(self.todo),
-        }
+    status: Annotated[
+        Status, Meta(description="not-proven: nothing failed, and something did not run")
+    ]
+    sentence: Annotated[Text, Meta(description="all of it in a few words")]
+    kernels: Annotated[
+        dict[str, Text], Meta(description="kind of layer: the kernel that vLLM selected")
+    ]
+    limits: Annotated[
+        tuple[Text, ...], Meta(description="models that will not start with this profile")
+    ]
+    serve: Annotated[
+        tuple[Text, ...],
+        Meta(description="command lines of a server: for every model, then for MoE models"),
+    ]
+    todo: Annotated[tuple[Text, ...], Meta(description="commands that prove the rest")]
 
 
 def verdict_of(report: Report, plan: Mapping[str, Any], require: Sequence[str] = ()) -> Verdict:
@@ -147,8 +142,8 @@ def _unproven(missing: Sequence[Check], absent: Sequence[str]) -> Iterator[str]:
         reasons = dict.fromkeys(_brief(_why(check)[0]) for check in of_level)
         what = _UNKNOWN.get(level, f"what level {level} proves")
         yield f"{what}, because {level} did not run: {'; '.join(list(reasons)[:_SHOWN])}"
-    for level in absent:
-        yield f"{_UNKNOWN.get(level, level)}, because {level} did not run"
+    for name in absent:
+        yield f"{_UNKNOWN.get(name, name)}, because {name} did not run"
 
 
 def _brief(reason: str, limit: int = 240) -> str:

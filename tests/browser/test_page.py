@@ -9,8 +9,7 @@ import pytest
 
 from builder.verify.html import render_html
 from builder.verify.levels import LEVELS
-from builder.verify.model import Check, Report
-from builder.verify.necessity import Necessity
+from builder.verify.model import Check, Necessity, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ WIDTHS = (320, 390, 768, 1280)
 SCHEMES = ("light", "dark")
 
 
-def check(level: str, name: str, status: Any = "pass", **more: Any) -> Check:
+def check(level: Any, name: str, status: Any = "pass", **more: Any) -> Check:
     """A check with all of its fields."""
     reason = "" if status == "pass" else "there is no GB10 here"
     values = {"expected": f"{name} as expected", "seen": "" if status == "not-run" else "seen"}
@@ -72,13 +71,11 @@ PLAN: dict[str, Any] = {
     "layers": LAYERS,
 }
 VERDICTS = [
-    Necessity(
-        layer="fix",
-        state="needed",
-        necessary=True,
-        reason="",
-        check=check("codegen", "GEMM", "fail", seen="OpError: expects arch to be one of"),
-        also=("MoE",),
+    Necessity.by(
+        "fix",
+        "needed",
+        check("codegen", "GEMM", "fail", seen="OpError: expects arch to be one of"),
+        [check("codegen", "MoE", "fail", seen="")],
     ),
     Necessity(layer="late", state="upstream", necessary=False, reason="it changes nothing here"),
     Necessity(layer="odd", state="drift", necessary="unknown", reason="the full set fails"),

@@ -538,9 +538,8 @@ def test_machine_code_shows_that_it_is_necessary(
     with whole(target) as (full, apart):
         (verdict,) = prove(full, apart, verify(full, ["static", "binaries"]))
         assert verdict.necessary is True
-        assert verdict.check is not None
-        assert (verdict.check.level, verdict.check.status) == ("binaries", "fail")
-        assert "1 not loadable (sm_120a)" in verdict.check.seen
+        assert verdict.level == "binaries"
+        assert "1 not loadable (sm_120a)" in verdict.seen
         (verdict,) = prove(full, apart, verify(full, ["static"]))
         assert verdict.necessary == "unknown", "no other level can tell"
 

@@ -16,8 +16,10 @@ from tests.unit.verify.test_verify import LAYER, target_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builder.verify.levels import Level
 
-def check(level: str, name: str, status: Status = "pass") -> Check:
+
+def check(level: Level, name: str, status: Status = "pass") -> Check:
     return Check(level=level, name=name, status=status, expected="E", seen="S", reason="R")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,13 @@ from builder.verify.html import (
     tag_of,
 )
 from builder.verify.levels import LEVELS
-from builder.verify.model import Check, Report, Status
-from builder.verify.necessity import Necessity
+from builder.verify.model import Check, Necessity, Report, Status
 from builder.verify.summary import render_summary
 from builder.verify.verdict import layer_words
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
 
 
-def check(status: Status, level: str = "codegen", **figures: float) -> Check:
+def check(status: Status, level: Any = "codegen", **figures: float) -> Check:
     return Check(
         level=level, name="x", status=status, expected="", seen="", reason="r", figures=figures
     )
@@ -153,7 +153,7 @@ def test_the_markdown_summary_says_what_fails_without_each_layer() -> None:
     report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])
     assert "necessary" not in render_summary(report, plan)
     report.necessity = [
-        Necessity(layer="fix", state="needed", necessary=True, reason="", check=failed),
+        Necessity.by("fix", "needed", failed),
         Necessity(layer="idle", state="not-applicable", necessary=False, reason="idle here"),
         Necessity(layer="late", state="needed", necessary="unknown", reason="not asked"),
     ]

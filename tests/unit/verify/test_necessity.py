@@ -17,6 +17,7 @@ from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.bases.model import Base
 from builder.errors import SparkBuildError
+from builder.util.documents import plain
 from builder.verify import sandbox
 from builder.verify.interpreters import (
     Probes,
@@ -27,8 +28,8 @@ from builder.verify.interpreters import (
     write_tar,
 )
 from builder.verify.levels import LEVELS, PROOF_LEVELS
-from builder.verify.model import VerifyTarget
-from builder.verify.necessity import Necessity, prove, whole
+from builder.verify.model import Necessity, VerifyTarget
+from builder.verify.necessity import prove, whole
 from builder.verify.parts import CannotTakeApart, Parts, of_backup, of_tree, without_layers
 from builder.verify.run import verify
 from tests.unit.fakes import (
@@ -128,8 +129,7 @@ def proven(
 
 def words(verdict: Necessity) -> tuple[Any, str, str]:
     """The verdict and the check that proves it."""
-    check = verdict.check
-    return verdict.necessary, check.level if check else "", check.name if check else ""
+    return verdict.necessary, verdict.level, verdict.check
 
 
 # --------------------------------------------------------------------------------------- verdicts
@@ -142,7 +142,7 @@ def test_each_layer_that_something_hangs_on_is_necessary(patched: bool) -> None:
     assert words(verdicts["patch"]) == (True, "dispatch", "nvfp4-linear")
     assert words(verdicts["set"]) == (True, "dispatch", "nvfp4-linear")
     assert words(verdicts["idle"]) == (False, "", "")
-    shown = verdicts["patch"].as_json()
+    shown = plain(verdicts["patch"])
     assert (shown["expected"], shown["seen"]) == (LINE, "Using cutlass")
     assert shown["where"].endswith("without patch")
     assert verdicts["idle"].reason == "nothing fails without it (static, imports, dispatch)"
@@ -243,7 +243,7 @@ def test_a_layer_that_a_necessary_one_builds_on_is_necessary() -> None:
     verdicts = proven(target_of(FIRST, SECOND, asking=looks_at))
     assert words(verdicts["second"]) == (True, "dispatch", "nvfp4-linear")
     assert words(verdicts["first"]) == (True, "static", "layer second")
-    assert verdicts["first"].as_json()["seen"].startswith("drift: ")
+    assert verdicts["first"].seen.startswith("drift: ")
     assert verdicts["first"].reason == "layer second builds on it"
 
 
@@ -267,7 +267,7 @@ def test_a_layer_whose_package_another_one_brings() -> None:
     verdicts = proven(target_of(brings, edits, asking=asking, wheels=[wheel]))
     assert words(verdicts["edits"]) == (True, "dispatch", "nvfp4-linear")
     assert words(verdicts["brings"]) == (True, "static", "layer edits")
-    assert "not-applicable: lib is not in the base" in verdicts["brings"].as_json()["seen"]
+    assert "not-applicable: lib is not in the base" in verdicts["brings"].seen
 
 
 # ------------------------------------------------------------------------------- what is in the way
@@ -329,9 +329,9 @@ def test_the_report_carries_the_verdicts() -> None:
     target = target_of(PATCH, SET)
     with whole(target) as (full, apart):
         report = verify(full, ("static", "dispatch"))
-        assert "necessity" not in report.as_json()
+        assert "necessity" not in plain(report.document())
         report.necessity = prove(full, apart, report)
-    value = report.as_json()
+    value = plain(report.document())
     assert value["passed"] is True
     assert [(n["layer"], n["necessary"]) for n in value["necessity"]] == [
         ("patch", True),

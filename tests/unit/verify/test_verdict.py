@@ -8,6 +8,7 @@ import pytest
 
 from builder.pipeline.show import CheckLines
 from builder.runtime.dispatch_expect import limit
+from builder.util.documents import plain
 from builder.verify.html import render_html
 from builder.verify.model import Check, Report
 from builder.verify.summary import render_summary
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from builder.verify.levels import Level
+
 DIGEST = f"sha256:{'0' * 64}"
 LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
 MOE = "Using 'FLASHINFER_B12X' NvFp4 MoE backend out of potential backends: ['MARLIN']"
@@ -33,11 +36,11 @@ PLAN: dict[str, Any] = {
 }
 
 
-def check(level: str, name: str = "x", status: Any = "pass", **more: Any) -> Check:
+def check(level: Level, name: str = "x", status: Any = "pass", **more: Any) -> Check:
     return Check(level=level, name=name, status=status, **{"expected": "e", "seen": "s", **more})
 
 
-def idle(level: str, name: str = "x", reason: str = REASON, **more: Any) -> Check:
+def idle(level: Level, name: str = "x", reason: str = REASON, **more: Any) -> Check:
     return check(level, name, "not-run", seen="", reason=reason, **more)
 
 
@@ -192,7 +195,7 @@ def test_the_page_and_the_summary_say_it_first() -> None:
         assert verdict.sentence in page
         assert all(limit in page for limit in verdict.limits)
         assert ("expected refusal" in page) is bool(verdict.limits)
-        validated("verify", report.as_json())
+        validated("verify", plain(report.document()))
 
 
 @pytest.fixture
@@ -234,7 +237,7 @@ def test_the_last_word_of_image(
             assert "warning: NOT PROVEN: which kernels vLLM selects" in done.err
             assert done.err.splitlines()[-1].endswith(verdict.todo[-1])
         if json:
-            assert done.json["verify"]["verdict"] == verdict.as_json()
+            assert done.json["verify"]["verdict"] == plain(verdict)
             validated("image", done.json)
 
 

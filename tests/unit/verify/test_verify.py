@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from builder.applier.receipts import RECEIPTS
 from builder.applier.trees import OverlayTree
 from builder.engines.metadata import read_layers, read_plan
 from builder.errors import SparkBuildError, UsageError
+from builder.util.documents import plain
 from builder.verify.dispatch import check_dispatch, make_request
 from builder.verify.levels import parse_levels
 from builder.verify.model import Check, Report, Status, VerifyTarget
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.verify.levels import Level
+
 # ------------------------------------------------------------------------------------- the report
 
 
 def report_of(**checks: Status) -> Report:
     made = [
-        Check(level=level, name="x", status=status, expected="", seen="")
+        Check(level=cast("Level", level), name="x", status=status, expected="", seen="")
         for level, status in checks.items()
     ]
     return Report(target="t", plan_digest="sha256:0", checks=made)
@@ -69,13 +72,13 @@ def test_what_counts_as_passed(
 ) -> None:
     report = report_of(**checks)
     assert report.passed(require) is passed
-    value = report.as_json(require)
+    value = plain(report.document(require))
     assert value["passed"] is passed
     assert value["not_run"] == list(checks.values()).count("not-run")
 
 
 @pytest.mark.parametrize(("level", "passed"), [("imports", True), ("dispatch", False)])
-def test_a_required_level_with_nothing_to_check(level: str, passed: bool) -> None:
+def test_a_required_level_with_nothing_to_check(level: Level, passed: bool) -> None:
     """No edited module to follow is fine; no line to expect leaves the kernels unproven."""
     report = report_of(static="pass")
     report.checks.append(
