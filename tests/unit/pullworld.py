@@ -226,8 +226,8 @@ def _open_pulls(maker: _Maker) -> None:
     )
     maker.world.pulls[UPPER].base = f"pr-{LOWER}"
     maker.pull(CONFLICTING, "Another delta", {"vllm/kernels.py": module(delta="value - 1")})
-    rows = "".join(f"    {n}: 'value number {n:08}',\n" for n in range(150_000))
-    maker.pull(HUGE, "A table", {"vllm/table.py": f"TABLE = {{\n{rows}}}\n"})
+    rows = "".join(f'    "{n}": "value number {n:08}",\n' for n in range(150_000))
+    maker.pull(HUGE, "A table", {"vllm/table.json": f"{{\n{rows}}}\n"})
     maker.pull(EMPTY, "Nothing", {})
     maker.pull(TESTS_ONLY, "More tests", {"tests/test_more.py": TEST, "docs/guide.md": "# Tests\n"})
     _submodule(maker)

@@ -460,8 +460,9 @@ def base_of_many(root: Path, count: int) -> Base:
 
 
 def test_a_base_with_all_layers_that_there_can_be_is_refused_before_anything_is_made(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "LAYERS", 12)
     base = base_of_many(tmp_path / "base", limits.LAYERS)
     plan = make_plan_of(base, LAYERS[0])
     for attempt in (
@@ -475,8 +476,9 @@ def test_a_base_with_all_layers_that_there_can_be_is_refused_before_anything_is_
 
 
 def test_what_dockers_classic_store_does_not_take_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "LAYERS", 130)
     base = base_of_many(tmp_path / "base", limits.LAYERS - 1)
     build(base, tmp_path / "out", make_plan_of(base, LAYERS[0], LAYERS[2]))
     assert len(manifest_of(tmp_path / "out")["layers"]) == limits.LAYERS, "ours is one"
