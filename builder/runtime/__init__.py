@@ -31,6 +31,10 @@ LAUNCH_PROBE = (
     "device_cases.py",
     "device_experts.py",
     "launch_cases.py",
+    *DISPATCH_PROBE[1:],
+    "device_layers.py",
+    "device_probe.py",
+    "launch_layers.py",
     "launch_probe.py",
 )
 #: What the verifier inside an image is made of, besides the applier.

@@ -9,12 +9,14 @@ The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kerne
 
     {"kind": "dense-b12x", "tile": [128, 128], "shapes": [[200, 384, 512]], "sms": 2,
      "inputs": "random" | "degenerate", "seed": 0}
+    {"kind": "vllm-linear", "shapes": [[64, 200, 320]]}
     {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128}
 
-``sms`` is the number of SMs that the host code is told of: with few, one block takes several tiles.
-The functions that vLLM calls are called with tensors in ordinary memory that say they are on the
-device.  They check, compile and launch as they would; each launch is written below ``folder``: the
-PTX, the parameters, and the memory that these point into, before the kernel runs.
+``vllm-linear`` goes through vLLM's own layer (``launch_layers.py``), the others call FlashInfer's
+functions as vLLM does.  ``sms`` is the number of SMs that the host code is told of: with few, one
+block takes several tiles.  The functions are called with tensors in ordinary memory that say they
+are on the device.  They check, compile and launch as they would; each launch is written below
+``folder``: the PTX, the parameters, and the memory that these point into, before the kernel runs.
 
 Result::
 
@@ -45,6 +47,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from builder.runtime import (
         call_table,
         codegen_child,
@@ -63,6 +67,8 @@ else:
 
 SCHEMA = 1
 Json = dict[str, Any]
+#: vLLM's own layer in front of the kernel.
+LAYER = "vllm-linear"
 
 
 #: The DSL's variable for the libraries that host code is linked against.
@@ -207,6 +213,14 @@ def use_library(path: str) -> None:
             dsl.envar.shared_libs = path
 
 
+def cases_of(ask: Json, probe: Any) -> Iterator[Any]:
+    """The calls that a request stands for."""
+    if ask["kind"] == LAYER:
+        yield from importlib.import_module("launch_layers").linear_cases(ask, probe)
+    else:
+        yield from importlib.import_module("launch_cases").KINDS[ask["kind"]](ask)
+
+
 def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
     """Make every launch of one request, in a child of its own."""
     begun = time.monotonic()
@@ -220,7 +234,7 @@ def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
         if "sms" in ask:
             codegen_device.SM_COUNT = int(ask["sms"])
             codegen_device.answer_for_flashinfer(probe)
-        for case in importlib.import_module("launch_cases").KINDS[ask["kind"]](ask):
+        for case in cases_of(ask, probe):
             recorder.case = case
             case.call()
             if runtime.errors:
@@ -230,11 +244,12 @@ def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
     except Exception as error:
         traceback.print_exc()
         first = runtime.errors[0] if runtime.errors else error
-        reply["error"] = codegen_child.describe(first, "call")
+        reply["error"] = codegen_child.describe(first, getattr(first, "stage", "call"))
         if runtime.refused:
             names = ", ".join(dict.fromkeys(runtime.refused))
             reply["error"]["message"] += f"; functions that are not simulated: {names}"
     reply["launches"] = recorder.launches
+    reply["simulated"] = probe.simulated
     reply["seconds"] = round(time.monotonic() - begun, 2)
     return reply
 
@@ -255,7 +270,10 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
 
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         jobs = int(request.get("jobs", 2))
-        return codegen_child.in_children(asks, jobs, Path(scratch), work, crashed)
+        replies = codegen_child.in_children(asks, jobs, Path(scratch), work, crashed)
+    for words in (words for reply in replies for words in reply.pop("simulated", ())):
+        probe.note(words)
+    return replies
 
 
 def run(request: Json) -> Json:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.errors import SparkBuildError
+from builder.runtime.dispatch_expect import backends
 from builder.verify.codegen import ARCH
 from builder.verify.dslmirror import NoDsl
 from builder.verify.kernels import headline
-from builder.verify.launches import UNREAD, launch_request, wanted_launches
+from builder.verify.launches import NO_LAYER, UNREAD, launch_request, wanted_launches
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def check_numbers(target: VerifyTarget) -> Iterator[Check]:
         yield from (_check(one, "not-run", reason=reason) for one in wanted)
         return
     try:
-        replies = target.launch(launch_request(target.plan["env"], arch, wanted))
+        settings = backends(target.plan, "nvfp4-linear")
+        replies = target.launch(launch_request(target.plan["env"], arch, wanted, settings))
     except NoDsl as error:
         yield from (_check(one, "fail", str(error), where=target.name) for one in wanted)
         return
@@ -69,8 +71,9 @@ def check_numbers(target: VerifyTarget) -> Iterator[Check]:
 def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check:
     simulated = (*replies.simulated, *SIMULATED)
     where = _where(reply, replies, target)
-    if reply.stage == UNREAD:
-        return _check(one, "not-run", where=where, reason=reply.error)
+    if reply.stage in (UNREAD, NO_LAYER):
+        said = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
+        return _check(one, "not-run", where=where, reason=f"{said}{reply.error}")
     if reply.error:
         kind = reply.error.partition(":")[0]
         seen = f"{kind}: {headline(reply.error.partition(': ')[2], kind)}"

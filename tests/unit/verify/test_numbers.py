@@ -23,6 +23,8 @@ from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import Bubblewrap
 from builder.verify.launches import (
     LAUNCHED,
+    LAYER,
+    NO_LAYER,
     Replies,
     Reply,
     launch_request,
@@ -250,13 +252,21 @@ def target_of(
             raise answer
         assert answer is not None
         assert len(request["kernels"]) == len(answer)
+        backends = {k["linear_backend"] for k in request["kernels"] if k["kind"] == LAYER}
+        assert backends <= {"b12x"}, "as the profile's flags have it"
         versions = {"flashinfer-python": "0.6.9", "nvidia-cutlass-dsl": "4.4.2"}
         return Replies(replies=tuple(answer), versions=versions, simulated=("torch",))
 
     return VerifyTarget(
         name="t",
         kind="pypi",
-        plan={"plan_digest": "sha256:0", "expect": list(expect), "env": {}},
+        plan={
+            "plan_digest": "sha256:0",
+            "expect": list(expect),
+            "env": {},
+            "serve_flags": ["--linear-backend", "b12x"],
+            "moe_serve_flags": [],
+        },
         layers=(),
         tree=fake_base(vllm_files()).tree,
         env={},
@@ -338,6 +348,12 @@ def test_a_kernel_that_cannot_be_launched_fails_with_its_own_words() -> None:
 def test_what_cannot_run_is_not_run() -> None:
     for check in check_numbers(target_of(SparkBuildError("no index", hint="look"), LINEAR)):
         assert (check.status, check.reason) == ("not-run", "no index; try: look")
+    other = Reply(error="ImportError: no such layer", stage=NO_LAYER, ran=())
+    for check in check_numbers(target_of([other] * len(wanted_launches([LINEAR])), LINEAR)):
+        assert check.status == "not-run"
+        assert check.reason == (
+            "vLLM's layer cannot be run on a CPU here: ImportError: no such layer"
+        )
     for check in check_numbers(target_of(None, MOE)):
         assert check.status == "not-run"
         assert "released wheels" in check.reason
@@ -351,6 +367,10 @@ def test_each_kind_of_layer_has_its_kernels() -> None:
     linear, moe = wanted_launches([LINEAR]), wanted_launches([MOE])
     assert [*linear, *moe] == list(LAUNCHED)
     assert wanted_launches([MARLIN]) == []
+    (layer,) = (one for one in linear if one.request["kind"] == LAYER)
+    request = launch_request({}, "sm_121a", [layer, linear[0]], {"linear_backend": "b12x"})
+    assert [one.get("linear_backend") for one in request["kernels"]] == ["b12x", None]
+    linear.remove(layer)
     tiles = {tuple(one.request["tile"]) for one in linear if "tile" in one.request}
     assert tiles == {(128, 128), (64, 128), (128, 64), (64, 64)}
     for one in linear:
@@ -384,8 +404,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
             folder = Path(request["folder"]) / str(number)
             write_launch(folder, sync="bar.sync 0;" if kernel["kind"] != "new" else "frobnicate;")
             launched = [{"name": "doubled", "folders": [str(folder)]}]
-            error = {"type": "OSError", "message": "no", "stage": "call"}
-            bad = kernel["kind"] == "bad"
+            bad = kernel["kind"] in ("bad", "no layer")
+            stage = NO_LAYER if kernel["kind"] == "no layer" else "call"
+            error = {"type": "OSError", "message": "no", "stage": stage}
             kernels.append({"error": error if bad else None, "launches": [] if bad else launched})
         return {"kernels": kernels, "fatal": None, "versions": {}, "simulated": ["it"]}
 
@@ -445,6 +466,14 @@ def test_launches_are_kept_where_the_user_wants_them(
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="SPARK_BUILD_KEEP_LAUNCHES"):
         launch(request)
+
+
+def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[str, Any]]) -> None:
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "no layer"}]}
+    first = launch(request).replies
+    assert first == (Reply(error="OSError: no", stage=NO_LAYER, ran=()),)
+    assert (launch(request).replies, len(recorded)) == (first, 1)
 
 
 def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
