@@ -97,6 +97,9 @@ DOCUMENTS = {
     "lock": Entry(
         "`lock --json`: what is locked, and what changed", ("builder.pipeline.locking:Locked",)
     ),
+    "matrix": Entry(
+        "`matrix --json`: every layer on every release", ("builder.dispatch.documents:Matrix",)
+    ),
     "mods-export": Entry(
         "`mods export --json`: the mods that were written, or are up to date",
         ("builder.layers.documents:ExportedMods",),

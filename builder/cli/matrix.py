@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from json import dumps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
+from builder.dispatch.documents import Matrix, MatrixRow
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog
 from builder.pipeline import bases
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.bases.model import Base
+    from builder.dispatch import Outcome
+    from builder.documents.plan import State
     from builder.model import BuildPlan
+    from builder.verify.model import Check
 
 _SHORT = {
     "needed": "needed",
@@ -56,25 +60,26 @@ def matrix_command(
     selection = without_pulls(Catalog.discover(patches or ()).select(layers))
     index = PackageIndex(refresh=refresh)
     sources = IndexSources(index)
-    rows: list[dict[str, Any]] = []
+    rows: list[MatrixRow] = []
     for release in vllm_releases(index, releases):
         console.say(f"  vllm {release}")
         base = bases.identify_base(f"pypi:vllm=={release}", selection, index, platform=platform)
         plan = make_plan(base, selection, sources)
-        row: dict[str, Any] = {
-            "vllm": release,
-            "states": {d.name: d.outcome.state for d in plan.decisions},
-            "reasons": {d.name: d.outcome.reason for d in plan.decisions},
-        }
-        row["served"] = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)
-        if dispatch and row["served"]:
-            row["dispatch"] = _dispatch(plan, base, release, evidence)
-        if choices:
-            row["choices"] = _choices(plan, base)
+        states = {d.name: d.outcome.state for d in plan.decisions}
+        served = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)
+        asked = _dispatch(plan, base, release, evidence) if dispatch and served else None
+        row = MatrixRow(
+            vllm=release,
+            states=cast("dict[str, State]", states),
+            reasons={d.name: d.outcome.reason for d in plan.decisions},
+            served=served,
+            dispatch=asked,
+            choices=_choices(plan, base) if choices else None,
+        )
         rows.append(row)
     names = [str(layer["name"]) for layer in selection.layers]
     if json:
-        print_json({"schema": 1, "layers": names, "rows": rows})
+        print_json(Matrix(layers=tuple(names), rows=tuple(rows)))
     else:
         _print_table(names, rows)
         if dispatch:
@@ -82,20 +87,20 @@ def matrix_command(
         if choices:
             _print_choices(rows)
     drifted = [
-        f"{name} on vllm {row['vllm']}: {row['reasons'][name]}"
+        f"{name} on vllm {row.vllm}: {row.reasons[name]}"
         for row in rows
         for name in names
-        if row["states"][name] in _DRIFTED
+        if row.states[name] in _DRIFTED
     ]
     if drifted:
-        name = next(n for n in names if any(row["states"][n] in _DRIFTED for row in rows))
+        name = next(n for n in names if any(row.states[n] in _DRIFTED for row in rows))
         hint = f"spark-build layers show {name}"
         raise SparkBuildError("\n  ".join(drifted), Exit.DRIFT, hint=hint)
     failed = [
-        f"vllm {row['vllm']}: {check['name']}: {check['seen']}"
+        f"vllm {row.vllm}: {check.name}: {check.seen}"
         for row in rows
-        for check in row.get("dispatch", ())
-        if check["status"] == "fail"
+        for check in row.dispatch or ()
+        if check.status == "fail"
     ]
     if failed:
         raise SparkBuildError("\n  ".join(failed), Exit.VERIFY_FAILED)
@@ -103,7 +108,7 @@ def matrix_command(
 
 def _dispatch(
     plan: BuildPlan, base: Base, release: str, evidence: Path | None
-) -> list[dict[str, Any]]:
+) -> tuple[Check, ...]:
     """What this release selects by default and with the plan; the evidence goes to a file."""
     from builder.verify.run import verify
     from builder.verify.targets import target_of_plan
@@ -115,50 +120,46 @@ def _dispatch(
 
         data = dumps(plain(report.document()), indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)
-    return [plain(check) for check in report.checks]
+    return tuple(report.checks)
 
 
-def _print_dispatch(rows: list[dict[str, Any]]) -> None:
+def _print_dispatch(rows: list[MatrixRow]) -> None:
     print(f"\n{'vllm':<10}{'':<18}{'kind':<15}{'by default':<40}as planned")
     for row in rows:
-        if not row["served"]:
-            print(f"{row['vllm']:<10}the profile does not serve this release")
-        for check in row.get("dispatch", ()):
-            default = check["reason"].rpartition(": ")[2]
-            line = check["seen"].split(" out of ")[0]
-            word = "expected refusal" if "refusal" in check else check["status"]
-            print(f"{row['vllm']:<10}{word:<18}{check['name']:<15}{default:<40}{line}")
+        if not row.served:
+            print(f"{row.vllm:<10}the profile does not serve this release")
+        for check in row.dispatch or ():
+            default = check.reason.rpartition(": ")[2]
+            line = check.seen.split(" out of ")[0]
+            word = "expected refusal" if check.refusal else check.status
+            print(f"{row.vllm:<10}{word:<18}{check.name:<15}{default:<40}{line}")
 
 
-def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Any]]:
+def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
     """What the unpatched release gives by default and for each choice that it offers, by kind."""
     from builder.dispatch.record import by_itself
 
     asked = by_itself(plan, base)
-    return {
-        kind: {"": plain(asked.default[kind])}
-        | {name: plain(outcome) for name, outcome in asked.outcomes(kind).items()}
-        for kind in asked.choices
-    }
+    return {kind: {"": asked.default[kind], **asked.outcomes(kind)} for kind in asked.choices}
 
 
-def _print_choices(rows: list[dict[str, Any]]) -> None:
+def _print_choices(rows: list[MatrixRow]) -> None:
     print(f"\n{'vllm':<10}{'kind':<15}{'choice':<66}unpatched")
     for row in rows:
-        for kind, found in row["choices"].items():
+        for kind, found in (row.choices or {}).items():
             for choice, outcome in found.items():
-                what, text = next(iter(outcome.items()))
+                what, text = next(iter(plain(outcome).items()))
                 shown = text if what == "selected" else f"{what}: {text}"
-                print(f"{row['vllm']:<10}{kind:<15}{choice or '(nothing set)':<66}{shown}")
+                print(f"{row.vllm:<10}{kind:<15}{choice or '(nothing set)':<66}{shown}")
 
 
-def _print_table(names: list[str], rows: list[dict[str, Any]]) -> None:
+def _print_table(names: list[str], rows: list[MatrixRow]) -> None:
     widths = [max(len(name), 9) for name in names]
     print("vllm      " + "  ".join(f"{n:<{w}}" for n, w in zip(names, widths, strict=True)))
     for row in rows:
         cells = [
-            f"{_SHORT[row['states'][name]]:<{width}}"
+            f"{_SHORT[row.states[name]]:<{width}}"
             for name, width in zip(names, widths, strict=True)
         ]
-        served = "" if row["served"] else "  (not served by the profile)"
-        print(f"{row['vllm']:<10}" + "  ".join(cells) + served)
+        served = "" if row.served else "  (not served by the profile)"
+        print(f"{row.vllm:<10}" + "  ".join(cells) + served)

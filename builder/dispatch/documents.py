@@ -9,6 +9,7 @@ from msgspec import Meta, field
 from builder.dispatch import Outcome
 from builder.documents.plan import State
 from builder.util.documents import Count, Digest, Document, Part, Text, always
+from builder.verify.model import Check
 
 
 class AskedBase(Part, frozen=True, kw_only=True):
@@ -73,3 +74,29 @@ class TableFile(Document, frozen=True, kw_only=True):
     file: Text
     releases: Annotated[Count, Meta(description="rows of the table")]
     written: Annotated[bool, Meta(description="false with --check")]
+
+
+class MatrixRow(Part, frozen=True, kw_only=True):
+    """What becomes of each layer on one release."""
+
+    vllm: Text
+    states: dict[str, State]
+    reasons: dict[str, str]
+    served: Annotated[bool, Meta(description="whether the profile is for this release")]
+    dispatch: Annotated[
+        tuple[Check, ...] | None, Meta(description="with --dispatch: what it selects on SM121")
+    ] = None
+    choices: Annotated[
+        dict[str, dict[str, Outcome]] | None,
+        Meta(
+            description="with --choices: what the unpatched release does by kind of layer and "
+            "choice; the empty choice is nothing set"
+        ),
+    ] = None
+
+
+class Matrix(Document, frozen=True, kw_only=True):
+    """Layers x releases."""
+
+    layers: tuple[Text, ...]
+    rows: tuple[MatrixRow, ...]

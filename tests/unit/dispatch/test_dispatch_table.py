@@ -12,7 +12,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.dispatch import Outcome, setting
-from builder.dispatch.documents import Record, Records
+from builder.dispatch.documents import Matrix, MatrixRow, Record, Records
 from builder.dispatch.record import (
     file_of,
     inputs_digest,
@@ -33,7 +33,8 @@ from builder.layers.catalog import Catalog
 from builder.pypi.index import write_atomically
 from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
-from tests.documents import validated
+from builder.verify.model import Check
+from tests.documents import validated, validator
 
 Checker = Callable[[Path], tuple[int, str]]
 
@@ -351,3 +352,41 @@ def test_a_refusal_and_what_cannot_be_asked_are_never_a_kernel() -> None:
 )
 def test_a_choice_as_a_user_would_write_it(request_: dict[str, Any], words: str) -> None:
     assert setting({"kind": "x", **request_}) == words
+
+
+# ------------------------------------------------------------------------------------------ matrix
+
+CHECK = Check(level="dispatch", name="nvfp4-moe", status="pass", expected="e", seen="Using 'B12X'")
+ROW = MatrixRow(
+    vllm="0.9.0",
+    states={"fix": "needed"},
+    reasons={"fix": ""},
+    served=True,
+    dispatch=(CHECK,),
+    choices={"nvfp4-moe": {"": Outcome(refused="ValueError: no")}},
+)
+
+
+def test_a_row_of_the_matrix_has_only_what_was_asked_for() -> None:
+    bare = MatrixRow(vllm="0.9.0", states={}, reasons={}, served=False)
+    document = validated("matrix", plain(Matrix(layers=("fix",), rows=(ROW, bare))))
+    assert document["rows"][1] == {"vllm": "0.9.0", "states": {}, "reasons": {}, "served": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"states": {"fix": "done"}},
+        {"served": None},
+        {"dispatch": [{"level": "dispatch"}]},
+        {"choices": {"nvfp4-moe": {"": {}}}},
+        {"choices": {"nvfp4-moe": {"": {"selected": "A", "refused": "B"}}}},
+        {"choices": {"nvfp4-moe": {"": {"selected": ""}}}},
+        {"colour": "green"},
+    ],
+    ids=str,
+)
+def test_a_broken_row_of_the_matrix_is_refused(change: dict[str, Any]) -> None:
+    document = plain(Matrix(layers=("fix",), rows=(ROW,)))
+    document["rows"][0] |= change
+    assert not validator("matrix").is_valid(document)
