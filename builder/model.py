@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Outcome, Target, layer_digest
 from builder.applier.states import NEEDED
-from builder.documents.compiled import Input
+from builder.documents.compiled import Input, StageRequest
 from builder.documents.plan import ImageInputs, PlanDocument, PlannedBase, PlannedFile, PlannedLayer
 from builder.errors import UsageError
 from builder.util.documents import plain, read
@@ -220,6 +220,11 @@ class BuildPlan:
     def pending(self) -> list[LayerDecision]:
         """Layers whose change has yet to be compiled; a build needs what that makes."""
         return [d for d in self.decisions if d.outcome.pending]
+
+    @property
+    def stages(self) -> list[StageRequest]:
+        """What has yet to be compiled, one for each pending layer."""
+        return [read(d.outcome.compiled["stage"], StageRequest) for d in self.pending]
 
     @property
     def env(self) -> dict[str, str]:

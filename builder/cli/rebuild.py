@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder import __version__, settings
 from builder.cli.confirm import confirm
@@ -25,11 +25,12 @@ from builder.registry.locations import Locations
 from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from builder.bases.model import Base
     from builder.compile.container import ToolkitChoice
+    from builder.documents.plan import PlannedLayer
     from builder.publish.sources import Opened
     from builder.rebuild.replan import BaseLookup
 
@@ -76,11 +77,11 @@ def rebuild_command(
         results = []
         for original in _originals(opened, image):
             baked = with_own_hooks(original.baked, image, patches, agreed)
-            said = [layer.get("compile", {}) for layer in original.baked.plan["layers"]]
-            compiled = any({"stage", "sources"} & row.keys() for row in said)
-            made = [row["stage"] for row in said if "stage" in row]
-            nvcc = WHEELS if any(map(of_wheels, made)) else None
-            toolkit = _toolkit(original.baked.plan)
+            said = [row.compile for row in original.baked.planned.layers if row.compile]
+            compiled = any(row.stage or row.sources for row in said)
+            made = [row.stage for row in said if row.stage]
+            nvcc = WHEELS if any(of_wheels(stage.inputs) for stage in made) else None
+            toolkit = _toolkit(original.baked.planned.layers)
             stages = stages_of(index, nvcc=nvcc, toolkit=toolkit) if compiled else None
             sources = IndexSources(index, stages)
             with console.step(f"rebuild {original.digest}"):
@@ -96,11 +97,11 @@ def rebuild_command(
         _report(image, results, json=json)
 
 
-def _toolkit(plan: Mapping[str, Any]) -> ToolkitChoice | None:
+def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:
     """The image that the plan was compiled in, exactly."""
-    for layer in plan["layers"]:
+    for layer in layers:
         if found := toolkit_of_layer(layer):
-            image = f"{found['image']}@{found['digest']}"
+            image = f"{found.image}@{found.digest}"
             return toolkit_choice(image, settings.BUILDER.value or None)
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.applier.outcomes import Target
@@ -21,11 +21,12 @@ from builder.compile.toolkit import released_toolkit
 from builder.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
     from builder.compile.container import ContainerExecutor, ToolkitChoice
     from builder.compile.executor import Executor
     from builder.compile.toolkit import WheelToolkit
+    from builder.documents.compiled import Input
     from builder.pypi.index import PackageIndex
 
 #: What ``--nvcc`` and ``SPARK_BUILD_NVCC`` say for the compiler out of released wheels.
@@ -80,9 +81,9 @@ class Compiler:
         return jobs or (1 if self.where.alone else None)
 
     @property
-    def pins(self) -> list[dict[str, str]]:
+    def pins(self) -> tuple[Input, ...]:
         """The wheels that it comes from, by file name and sha256; none where it is installed."""
-        return self.toolkit.pins if self.toolkit else []
+        return self.toolkit.pins if self.toolkit else ()
 
     def ready(self, index: PackageIndex) -> None:
         """Have it on disk: one of wheels is fetched now, about 105 MB, and kept in the cache.
@@ -97,9 +98,9 @@ class Compiler:
             find_nvcc(self.nvcc)
 
 
-def of_wheels(stage: Mapping[str, Any]) -> bool:
-    """Whether a stage of a plan is compiled with the compiler out of released wheels."""
-    return any(row.get("member") == MEMBER for row in stage["inputs"])
+def of_wheels(inputs: Iterable[Input]) -> bool:
+    """Whether a stage with these inputs is compiled with the compiler out of released wheels."""
+    return any(row.member == MEMBER for row in inputs)
 
 
 def find_compiler(

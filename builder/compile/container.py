@@ -19,6 +19,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.executor import SOURCE, Compilation, failed, refused
 from builder.compile.host import NATIVE
 from builder.compile.toolchain import release_in, version_in
+from builder.documents.compiled import ToolkitImage
 from builder.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError
 from builder.pypi.index import write_atomically
@@ -82,9 +83,10 @@ class ContainerExecutor:
     def alone(self) -> bool:
         return self.containers.elsewhere
 
-    def as_json(self) -> dict[str, str]:
+    @property
+    def planned(self) -> ToolkitImage:
         """What a plan says of it: nothing of where it runs."""
-        return {"image": self.image.name, "digest": self.image.digest}
+        return ToolkitImage(image=self.image.name, digest=self.image.digest)
 
     def source(self, work: Path) -> Path:
         del work

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
@@ -35,16 +36,19 @@ from builder.compile.compiler import MEMBER, find_compiler
 from builder.compile.cost import cost_of_units, free_here, refuse_machine
 from builder.compile.cputorch import refuse_cpu_torch
 from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.outcome import gencode_of
 from builder.compile.patchedsource import SourceBuild
 from builder.compile.source import source_of
 from builder.compile.stageplan import AlreadyPresent, CompileWork, plan_changes
 from builder.compile.toolchain import header_wheels, pinned_torch
 from builder.compile.wheelrequest import request_for
+from builder.documents.compiled import CompiledPull, Input, SourceUnit, StageRequest
 from builder.errors import UsageError
 from builder.model import Platform
 from builder.pypi.index import write_atomically
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console
+from builder.util.documents import plain, read
 from builder.util.locks import locked
 from builder.util.paths import cache_dir, package_file
 
@@ -55,7 +59,6 @@ if TYPE_CHECKING:
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
     from builder.bases.model import Base
-    from builder.compile.cmake import Unit
     from builder.compile.compiler import Compiler
     from builder.compile.container import ToolkitChoice
     from builder.compile.cost import Cost
@@ -137,9 +140,9 @@ class Stages:
             reason = f"the base has no {decided.plan.module} for it to go beside"
             return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
         request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
-        self._work[_digest(request)] = decided, compiler
+        self._work[_folder(request).name] = decided, compiler
         sources = {} if "change" in ops[-1] else decided.sources  # what it is, the layer says
-        return Stage(request, self._made(request), sources, decided.refusal)
+        return Stage(plain(request), self._made(request), sources, decided.refusal)
 
     def _compiler(self, platform: str) -> Compiler:
         """Found once: it asks compilers for their versions, or where the tag of an image leads."""
@@ -211,88 +214,87 @@ class Stages:
         torch: str,
         target: Target,
         module: str,
-    ) -> dict[str, Any]:
+    ) -> StageRequest:
         release, plan = work.source.version, work.plan
         if not torch:  # a base of released wheels has the torch that it would be installed with
             torch = pinned_torch(work.source.root)
             refuse_cpu_torch(self._index, torch, target, release)
-        inputs = [
-            {
-                "distribution": "vllm",
-                "version": release,
-                "filename": work.source.origin,
-                "sha256": work.source.sha256,
-                "member": "sources to compile",
-            },
-            *(
-                {**pin, "member": "headers"}
-                for pin in header_wheels(self._index, compiler, Version(torch).public)
+        sources = Input(
+            distribution="vllm",
+            version=release,
+            filename=work.source.origin,
+            sha256=work.source.sha256,
+            member="sources to compile",
+        )
+        headers = header_wheels(self._index, compiler, Version(torch).public)
+        pulls = [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]
+        return StageRequest(
+            change=work.change.name,
+            arch=ops[-1]["arch"],
+            platform=target.platform,
+            vllm=release,
+            torch=torch,
+            module=module,
+            compilers=compiler.versions,
+            operators=tuple(operator.name for operator in plan.operators),
+            files=work.files,
+            units=tuple(
+                SourceUnit(path=unit.path, extension=unit.extension, gencode=gencode_of(unit))
+                for unit in (*plan.rebuilt, *plan.siblings)
             ),
-            *({**pin, "member": MEMBER} for pin in compiler.pins),
-        ]
-        request = {
-            "change": work.change.name,
-            "arch": ops[-1]["arch"],
-            "platform": target.platform,
-            "vllm": release,
-            "torch": torch,
-            "module": module,
-            "compilers": compiler.versions,
-            "operators": [operator.name for operator in plan.operators],
-            "files": work.files,
-            "units": [unit_json(unit) for unit in (*plan.rebuilt, *plan.siblings)],
-            "inputs": inputs,
-        }
-        if compiler.container is not None:
-            request["toolkit"] = compiler.container.as_json()
-        if pulls := [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]:
-            request["pulls"] = pulls
-        return request
+            inputs=(
+                sources,
+                *(structs.replace(pin, member="headers") for pin in headers),
+                *(structs.replace(pin, member=MEMBER) for pin in compiler.pins),
+            ),
+            toolkit=compiler.container.planned if compiler.container else None,
+            pulls=read(pulls, tuple[CompiledPull, ...]) if pulls else None,
+        )
 
     @property
     def elsewhere(self) -> bool:
         """Whether units are compiled on another machine, whose memory and disk are not known."""
         return self._toolkit is not None and self._toolkit.containers.elsewhere
 
-    def refuse_small(self, request: Mapping[str, Any]) -> Cost:
+    def refuse_small(self, request: StageRequest) -> Cost:
         """What a stage takes; refused where this machine compiles and is clearly too small.
 
         Raises:
             EngineError: memory or disk is too short.
         """
-        paths = [unit["path"] for unit in request["units"]]
+        paths = [unit.path for unit in request.units]
         if self.elsewhere:
             return cost_of_units(paths, jobs=1)
         cost = cost_of_units(paths)
         refuse_machine(cost, *free_here())
         return cost
 
-    def _made(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _made(self, request: StageRequest) -> dict[str, Any] | None:
         """The pin of the wheel that a stage made, where it is in the cache and whole."""
         folder = _folder(request)
         try:
-            pin: dict[str, Any] = json.loads((folder / "wheel.json").read_bytes())
-            data = (folder / pin["filename"]).read_bytes()
-        except (OSError, ValueError, KeyError):
+            pin = read(json.loads((folder / "wheel.json").read_bytes()), Input)
+            data = (folder / pin.filename).read_bytes()
+        except (OSError, ValueError):
             return None
-        if sha256_hex(data) != pin["sha256"]:
+        if sha256_hex(data) != pin.sha256:
             return None
-        self.wheels[pin["filename"]] = folder / pin["filename"]
-        return pin
+        self.wheels[pin.filename] = folder / pin.filename
+        return plain(pin)
 
-    def dockerfile(self, request: Mapping[str, Any]) -> str:
+    def dockerfile(self, request: StageRequest) -> str:
         """What compiles a stage's units in a toolkit image, as text for people; else empty."""
-        container = self._work[_digest(request)][1].container
+        container = self._work[_folder(request).name][1].container
         if container is None:
             return ""
-        units = [unit["path"] for unit in request["units"]]
-        said = f"# {request['change']}: {', '.join(units)}; folders of headers are mounted too"
+        units = [unit.path for unit in request.units]
+        said = f"# {request.change}: {', '.join(units)}; folders of headers are mounted too"
         return f"{said}\n{container.render(units)}\n"
 
     # -- running
 
-    def run(self, request: Mapping[str, Any], base: Base) -> dict[str, Any]:
-        """Compile a stage and keep its wheel; gives the wheel's pin.
+    def run(self, request: StageRequest, base: Base) -> None:
+        """Compile a stage and keep its wheel.
 
         Raises:
             EngineError: this machine is too small, or lacks a tool.
@@ -302,21 +304,19 @@ class Stages:
         cost = self.refuse_small(request)
         folder = _folder(request)
         with locked(f"extension wheel {folder.name}"):
-            made = self._made(request)
-            if made is not None:
-                return made
-            console.say(f"  {request['change']} for {request['arch']}: {cost}")
-            wheel = build(request, *self._work[_digest(request)], base, self._index)
+            if self._made(request) is not None:
+                return
+            console.say(f"  {request.change} for {request.arch}: {cost}")
+            wheel = build(request, *self._work[folder.name], base, self._index)
             name, version, _, _ = parse_wheel_filename(wheel.name)
-            pin = {
-                "distribution": normalize(name),
-                "version": str(version),
-                "filename": wheel.name,
-                "sha256": sha256_hex(wheel.read_bytes()),
-            }
-            write_atomically(folder / "wheel.json", json.dumps(pin).encode())
+            pin = Input(
+                distribution=normalize(name),
+                version=str(version),
+                filename=wheel.name,
+                sha256=sha256_hex(wheel.read_bytes()),
+            )
+            write_atomically(folder / "wheel.json", json.dumps(plain(pin)).encode())
         self.wheels[wheel.name] = wheel
-        return pin
 
     # -- what came out, as a wheel on an index would give it
 
@@ -335,24 +335,15 @@ def _digest(value: object) -> str:
     return sha256_hex(canonical_json(value))
 
 
-def _folder(request: Mapping[str, Any]) -> Path:
+def _folder(request: StageRequest) -> Path:
     """The cache folder of its wheel: keyed by the request, our version and our loader."""
     loader = package_file("runtime", "wheel_loader.py").read_bytes()
-    key = [dict(request), __version__, sha256_hex(loader)]
+    key = [plain(request), __version__, sha256_hex(loader)]
     return cache_dir() / "companions" / sha256_hex(canonical_json(key))[:32]
 
 
-def unit_json(unit: Unit) -> dict[str, Any]:
-    """A unit as a plan names it."""
-    return {
-        "path": unit.path,
-        "extension": unit.extension,
-        "gencode": [f"{virtual},{real}" for virtual, real in unit.gencodes],
-    }
-
-
 def build(
-    request: Mapping[str, Any],
+    request: StageRequest,
     work: CompileWork,
     compiler: Compiler,
     base: Base,
@@ -366,7 +357,7 @@ def build(
             work.source,
             work.change,
             compiler,
-            arch_list=request["arch"],
+            arch_list=request.arch,
             plan=work.plan,
         )
         return build_extension_wheel(wanted, _folder(request)).path

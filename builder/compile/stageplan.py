@@ -16,6 +16,7 @@ from builder.compile.affected import affected_units, is_build_file
 from builder.compile.changes import SourceChange, op_name, stage_name
 from builder.compile.patchedsource import JudgedFile, PatchedSource, verdict
 from builder.compile.wheelplan import plan_wheel
+from builder.documents.compiled import SourceFile
 from builder.errors import Exit, SparkBuildError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class CompileWork:
     change: SourceChange
     plan: WheelPlan
     #: changed files, with the sha256 before and after; None where there is no such file
-    files: list[dict[str, Any]]
+    files: tuple[SourceFile, ...]
     #: what was found of the last change in the sources
     sources: Mapping[str, Any]
     #: why nothing would come of it, where no later change helps
@@ -135,14 +136,14 @@ def _work(
         recipe=after.recipe,
     )
     pristine = DirTree(before.source.root)
-    files = [
-        {
-            "path": path,
-            "before": pristine.digest(path),
-            "after": None if text is None else sha256_hex(text),
-        }
+    files = tuple(
+        SourceFile(
+            path=path,
+            before=pristine.digest(path),
+            after=None if text is None else sha256_hex(text),
+        )
         for path, text in counted.items()
-    ]
+    )
     traps = _refused(found.traps[0], facts, found.traps[1]) if found.traps[0] else None
     return CompileWork(after.source, change, plan, files, facts, traps)
 

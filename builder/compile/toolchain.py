@@ -19,6 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from builder.compile.host import NATIVE
 from builder.compile.toolkit import toolkit_parts
+from builder.documents.compiled import Input
 from builder.errors import EngineError, UsageError
 from builder.model import Platform
 from builder.pypi.wheels import RemoteWheel
@@ -202,7 +203,7 @@ def _own_headers() -> Path:
     return folder
 
 
-def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[dict[str, str]]:
+def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[Input]:
     """The wheels whose headers units are compiled with, by file name and sha256.
 
     Args:
@@ -216,8 +217,9 @@ def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[d
     pins = []
     for project, version in wanted:
         file = _wheel(index, project, version).file
-        pin = {"distribution": project, "version": version}
-        pins.append({**pin, "filename": file.filename, "sha256": file.sha256})
+        pins.append(
+            Input(distribution=project, version=version, filename=file.filename, sha256=file.sha256)
+        )
     return pins
 
 

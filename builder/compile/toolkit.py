@@ -18,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.host import TARGETS
+from builder.documents.compiled import Input
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.model import Platform
 from builder.pypi.download import download
@@ -75,18 +76,18 @@ class WheelToolkit:
     parts: tuple[_Part, ...]
 
     @property
-    def pins(self) -> list[dict[str, str]]:
+    def pins(self) -> tuple[Input, ...]:
         """The wheels that it is made of, by file name and sha256."""
         files = {part.file.filename: part.file for part in self.parts}
-        return [
-            {
-                "distribution": file.distribution,
-                "version": file.version,
-                "filename": name,
-                "sha256": file.sha256,
-            }
+        return tuple(
+            Input(
+                distribution=file.distribution,
+                version=file.version,
+                filename=name,
+                sha256=file.sha256,
+            )
             for name, file in sorted(files.items())
-        ]
+        )
 
     @property
     def cuda(self) -> str:

@@ -9,6 +9,7 @@ from msgspec import Meta
 from builder.compile.link import Runtime
 from builder.compile.outcome import UnitRow
 from builder.compile.registration import OperatorName
+from builder.documents.compiled import Input
 from builder.util.documents import Count, Document, Part, Seconds, Sha256, Text, always
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ class CompilerVersions(Part, frozen=True, kw_only=True):
 
     nvcc: Text
     host: Text
-
-
-class ToolkitWheel(Part, frozen=True, kw_only=True):
-    """A released wheel that nvcc comes from."""
-
-    distribution: Text
-    version: Text
-    filename: Text
-    sha256: Sha256
 
 
 class KernelFacts(Part, frozen=True, kw_only=True):
@@ -84,7 +76,7 @@ class WheelFacts(Part, frozen=True, kw_only=True):
     cuda: Text
     compilers: CompilerVersions
     toolkit: Annotated[
-        tuple[ToolkitWheel, ...],
+        tuple[Input, ...],
         Meta(description="the released wheels that nvcc comes from; empty where it was installed"),
     ]
     cuda_runtime: Annotated[

@@ -242,9 +242,9 @@ class Inputs:
         Raises:
             EngineError: memory or disk is too short (exit 6).
         """
-        for decision in plan.pending:
+        for stage in plan.stages:
             assert self.stages is not None
-            self.stages.refuse_small(decision.outcome.compiled["stage"])
+            self.stages.refuse_small(stage)
 
     def plan(self, base: Base) -> BuildPlan:
         """The plan, with a report on each pull request, held against the lock.
@@ -272,16 +272,15 @@ class Inputs:
             return plan
         assert self.stages is not None
         with console.step("compile"):
-            for decision in plan.pending:
-                self.stages.run(decision.outcome.compiled["stage"], base)
+            for stage in plan.stages:
+                self.stages.run(stage, base)
         return self.plan(base)
 
     def stage_dockerfiles(self, plan: BuildPlan) -> str:
         """What would be given to a builder for what is yet to be compiled, as text."""
         if self.stages is None:
             return ""
-        stages = [decision.outcome.compiled["stage"] for decision in plan.pending]
-        return "".join(map(self.stages.dockerfile, stages))
+        return "".join(map(self.stages.dockerfile, plan.stages))
 
     def rebuild_command(self, command: str, base: str) -> str:
         """The command line that would build this with a compile stage.

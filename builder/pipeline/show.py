@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from builder.documents.compiled import StageRequest
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted
-from builder.util.documents import plain
+from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from builder.model import BuildPlan, LayerDecision
     from builder.verify.model import Check, Necessity, Report
     from builder.verify.verdict import Verdict
@@ -68,19 +67,21 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
         for note in decision.outcome.notes:
             console.say(console.style(_wrapped(f"note: {note}"), "dim"))
     if decision.outcome.pending:
-        show_stage(decision.outcome.compiled["stage"], elsewhere=elsewhere)
+        stage = read(decision.outcome.compiled["stage"], StageRequest)
+        show_stage(stage, elsewhere=elsewhere)
 
 
-def show_stage(stage: Mapping[str, Any], *, elsewhere: bool = False) -> None:
+def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
     """What is yet to be compiled, out of what and with what, and what that takes."""
     from builder.compile.compiler import of_wheels
     from builder.compile.cost import cost_of_units
 
-    paths = [unit["path"] for unit in stage["units"]]
-    source = stage["inputs"][0]["filename"]
-    nvcc = f"nvcc {stage['compilers']['nvcc']}{' of released wheels' if of_wheels(stage) else ''}"
-    if toolkit := stage.get("toolkit"):
-        nvcc += f" of {toolkit['image']} ({toolkit['digest'][:19]})"
+    paths = [unit.path for unit in stage.units]
+    source = stage.inputs[0].filename
+    wheels = " of released wheels" if of_wheels(stage.inputs) else ""
+    nvcc = f"nvcc {stage.compilers['nvcc']}{wheels}"
+    if stage.toolkit:
+        nvcc += f" of {stage.toolkit.image} ({stage.toolkit.digest[:19]})"
     cost = cost_of_units(paths, jobs=1 if elsewhere else None)
     said = f"compile: of {source}, with {nvcc}: {cost}"
     console.say(console.style(_wrapped(said), "dim"))

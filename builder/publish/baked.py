@@ -6,12 +6,15 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from builder.documents.plan import BakedPlan
 from builder.engines.metadata import SHARE, read_plan
 from builder.errors import UsageError
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
+from builder.util.documents import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +35,7 @@ _FILE_LIMIT = 64 << 20
 class Baked:
     """The plan and the rendered layers of an image, and what lies in the same layer.
 
+    ``plan`` has every key that the image carries, because all of them count in its digest;
     ``files`` maps absolute paths to the sha256 of every regular file in it; ``version`` is that of
     the spark-build that made it.
     """
@@ -40,6 +44,11 @@ class Baked:
     plan: Mapping[str, Any]
     layers: tuple[Mapping[str, Any], ...]
     files: Mapping[str, str]
+
+    @cached_property
+    def planned(self) -> BakedPlan:
+        """The plan, typed."""
+        return read(self.plan, BakedPlan)
 
 
 def read_baked(source: ImageSource, image: Image) -> Baked:

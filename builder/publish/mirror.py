@@ -21,6 +21,7 @@ from builder.registry.reference import is_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from builder.documents.plan import PlannedBase
     from builder.publish.protocols import PublishTarget
     from builder.publish.sources import StoredImage
     from builder.publish.subject import Image, Subject
@@ -48,14 +49,14 @@ def mirrors_of(
     mirrors: dict[str, Mirror] = {}
     notes: dict[str, list[Attachment]] = {}
     for image in stored.subject.ours:
-        base = stored.baked[image.digest].plan["base"]
-        if base["kind"] != "image":
+        base = stored.baked[image.digest].planned.base
+        if base.kind != "image":
             raise UsageError(
-                f"{image.digest} is an overlay of {base['ref']}: there is no base image to mirror",
+                f"{image.digest} is an overlay of {base.ref}: there is no base image to mirror",
                 hint="leave --mirror-base out",
             )
-        location = places.open(f"{_name(base['ref'])}@{base['digest']}")
-        whole = read_subject(location.image, base["digest"])
+        location = places.open(f"{_name(base.ref)}@{base.digest}")
+        whole = read_subject(location.image, base.digest)
         chosen = _entry(whole, image)
         tag = mirror_tag(chosen.digest)
         one = read_subject(location.image, chosen.digest)
@@ -80,11 +81,11 @@ def _entry(whole: Subject, image: Image) -> Image:
     return found[0]
 
 
-def _note(base: Mapping[str, str], whole: Subject, chosen: Image, tag: str) -> Attachment:
+def _note(base: PlannedBase, whole: Subject, chosen: Image, tag: str) -> Attachment:
     document = {
         "schema": 1,
-        "name": base["ref"],
-        "digest": base["digest"],
+        "name": base.ref,
+        "digest": base.digest,
         "manifest": chosen.digest,
         "tag": tag,
     }

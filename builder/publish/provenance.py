@@ -21,8 +21,9 @@ from builder.publish.sbom import inputs_of, purl, toolkit_of_layer
 from builder.util.paths import in_checkout, package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from builder.documents.plan import BakedPlan
     from builder.publish.baked import Baked
     from builder.publish.subject import Image
 
@@ -36,28 +37,28 @@ LOCAL_BUILDER = "https://spark-build.github.io/builders/local/v1"
 
 def provenance(image: Image, baked: Baked) -> bytes:
     """The statement about one image, as canonical JSON; the same in every repository."""
-    plan = baked.plan
-    base = plan["base"]
-    run = {"builder": _builder(baked), "metadata": _metadata(str(plan["plan_digest"]))}
+    plan = baked.planned
+    base = plan.base
+    run = {"builder": _builder(baked), "metadata": _metadata(plan.plan_digest)}
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": plan["name"], "digest": _digest(image.digest)}],
+        "subject": [{"name": plan.name, "digest": _digest(image.digest)}],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": {
-                    "name": plan["name"],
-                    "profiles": plan["profiles"],
-                    "layers": [layer["name"] for layer in plan["layers"]],
-                    "base": base["ref"],
-                    "platform": base["platform"],
-                    "python": base["python"],
-                    "site_packages": base["site_packages"],
+                    "name": plan.name,
+                    "profiles": plan.profiles,
+                    "layers": [layer.name for layer in plan.layers],
+                    "base": base.ref,
+                    "platform": base.platform,
+                    "python": base.python,
+                    "site_packages": base.site_packages,
                 },
                 "internalParameters": {
-                    "plan_digest": plan["plan_digest"],
-                    "states": {layer["name"]: layer["state"] for layer in plan["layers"]},
+                    "plan_digest": plan.plan_digest,
+                    "states": {layer.name: layer.state for layer in plan.layers},
                     "created": image.created,
                 },
                 "resolvedDependencies": list(_dependencies(plan)),
@@ -72,30 +73,25 @@ def _digest(digest: str) -> dict[str, str]:
     return {"sha256": digest.removeprefix("sha256:")}
 
 
-def _dependencies(plan: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _dependencies(plan: BakedPlan) -> Iterable[dict[str, Any]]:
     """The base, its wheels, every wheel that a layer took from, the image that one was compiled
     in, and the layers' own definitions."""
-    base = plan["base"]
-    if base["kind"] == "image":
-        uri = f"docker://{base['ref'].removeprefix('docker://')}"
-        yield {"name": "base", "uri": uri, "digest": _digest(base["digest"])}
-    for wheel in base.get("wheels", ()):
-        yield {
-            "name": "base",
-            "uri": _wheel_uri(wheel["filename"]),
-            "digest": _digest(wheel["sha256"]),
-        }
+    if plan.base.kind == "image":
+        uri = f"docker://{plan.base.ref.removeprefix('docker://')}"
+        yield {"name": "base", "uri": uri, "digest": _digest(plan.base.digest)}
+    for wheel in plan.base.wheels:
+        yield {"name": "base", "uri": _wheel_uri(wheel.filename), "digest": _digest(wheel.sha256)}
     for item in inputs_of(plan):
         yield {
             "name": "input",
-            "uri": purl(item["distribution"], item["version"], item["filename"]),
-            "digest": _digest(item["sha256"]),
+            "uri": purl(item.distribution, item.version, item.filename),
+            "digest": _digest(item.sha256),
         }
-    for layer in plan["layers"]:
+    for layer in plan.layers:
         if toolkit := toolkit_of_layer(layer):
-            uri = f"docker://{toolkit['image']}"
-            yield {"name": "toolkit", "uri": uri, "digest": _digest(toolkit["digest"])}
-        yield {"name": f"layer {layer['name']}", "digest": _digest(layer["digest"])}
+            uri = f"docker://{toolkit.image}"
+            yield {"name": "toolkit", "uri": uri, "digest": _digest(toolkit.digest)}
+        yield {"name": f"layer {layer.name}", "digest": _digest(layer.digest)}
 
 
 def _wheel_uri(filename: str) -> str:

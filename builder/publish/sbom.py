@@ -18,6 +18,8 @@ from builder.engines.metadata import LABEL_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from builder.documents.compiled import Input, ToolkitImage
+    from builder.documents.plan import BakedPlan, PlannedLayer
     from builder.publish.baked import Baked
     from builder.publish.subject import Image
 
@@ -27,7 +29,7 @@ SPEC_VERSION = "1.6"
 
 def bill_of_materials(image: Image, baked: Baked) -> bytes:
     """The document, as canonical JSON: released wheels that files came from, then the files."""
-    plan = baked.plan
+    plan = baked.planned
     parts = [*_wheels(plan), *_files(plan, baked.files)]
     root = f"image:{image.digest}"
     document = {
@@ -47,15 +49,15 @@ def bill_of_materials(image: Image, baked: Baked) -> bytes:
             "component": {
                 "type": "container",
                 "bom-ref": root,
-                "name": str(plan["name"]),
+                "name": plan.name,
                 "version": image.digest,
                 "hashes": [_hash(image.digest)],
                 "properties": _properties(
                     {
-                        "plan": plan["plan_digest"],
-                        "base": plan["base"]["ref"],
-                        "base-digest": plan["base"]["digest"],
-                        "platform": plan["base"]["platform"],
+                        "plan": plan.plan_digest,
+                        "base": plan.base.ref,
+                        "base-digest": plan.base.digest,
+                        "platform": plan.base.platform,
                     }
                 ),
             },
@@ -86,66 +88,65 @@ def purl(distribution: str, version: str, filename: str = "") -> str:
     return f"{name}?{kind}={quote(filename, safe='')}" if filename else name
 
 
-def inputs_of_layer(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def inputs_of_layer(layer: PlannedLayer) -> list[Input]:
     """What a layer took something from: wheels, and what its compile stage was made of."""
-    stage = layer.get("compile", {}).get("stage", {})
-    return [*layer.get("inputs", ()), *stage.get("inputs", ())]
+    stage = layer.compile.stage if layer.compile else None
+    return [*layer.inputs, *(stage.inputs if stage else ())]
 
 
-def toolkit_of_layer(layer: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The image that a layer's change was compiled in: ``image`` and ``digest``."""
-    found: Mapping[str, str] | None = layer.get("compile", {}).get("stage", {}).get("toolkit")
-    return found
+def toolkit_of_layer(layer: PlannedLayer) -> ToolkitImage | None:
+    """The image that a layer's change was compiled in."""
+    return layer.compile.stage.toolkit if layer.compile and layer.compile.stage else None
 
 
-def inputs_of(plan: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def inputs_of(plan: BakedPlan) -> Iterable[Input]:
     """Every wheel that the plan took something from, once, in order of file name."""
     seen = {
-        str(item["filename"]): item
-        for layer in plan["layers"]
-        if layer["state"] == "needed"
+        item.filename: item
+        for layer in plan.layers
+        if layer.state == "needed"
         for item in inputs_of_layer(layer)
     }
     return [seen[name] for name in sorted(seen)]
 
 
-def _wheels(plan: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _wheels(plan: BakedPlan) -> Iterable[dict[str, Any]]:
     """Releases that files were taken from, and which, where it was not the whole wheel."""
     taken: dict[str, set[str]] = {}
-    for layer in plan["layers"]:
+    for layer in plan.layers:
         for item in inputs_of_layer(layer):
-            taken.setdefault(item["filename"], set()).add(item.get("member", "the whole wheel"))
+            taken.setdefault(item.filename, set()).add(item.member or "the whole wheel")
     for item in inputs_of(plan):
         yield {
             "type": "library",
-            "bom-ref": f"wheel:{item['filename']}",
-            "name": item["distribution"],
-            "version": item["version"],
-            "purl": purl(item["distribution"], item["version"], item["filename"]),
-            "hashes": [_hash(item["sha256"])],
+            "bom-ref": f"wheel:{item.filename}",
+            "name": item.distribution,
+            "version": item.version,
+            "purl": purl(item.distribution, item.version, item.filename),
+            "hashes": [_hash(item.sha256)],
             "properties": [
                 {"name": f"{LABEL_PREFIX}:taken", "value": member}
-                for member in sorted(taken[item["filename"]])
+                for member in sorted(taken[item.filename])
             ],
         }
 
 
-def _files(plan: Mapping[str, Any], baked: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+def _files(plan: BakedPlan, baked: Mapping[str, str]) -> Iterable[dict[str, Any]]:
     """Patched files as the last layer leaves them (one that goes away is not in the image), and
     what spark-build adds of its own."""
-    site = plan["base"]["site_packages"]
+    site = plan.base.site_packages
     last: dict[str, tuple[str, str | None]] = {
         path: ("spark-build", digest) for path, digest in baked.items()
     }
-    for layer in plan["layers"]:
-        for entry in layer["files"]:
-            last[f"{site}/{entry['path']}"] = (layer["name"], entry["after"])
-    for path, (layer, digest) in sorted(last.items()):
+    for layer in plan.layers:
+        for entry in layer.files:
+            last[f"{site}/{entry.path}"] = (layer.name, entry.after)
+    for path, (name, digest) in sorted(last.items()):
         if digest is not None:
             yield {
                 "type": "file",
                 "bom-ref": f"file:{path}",
                 "name": path,
                 "hashes": [_hash(digest)],
-                "properties": _properties({"layer": layer}),
+                "properties": _properties({"layer": name}),
             }

@@ -8,7 +8,8 @@ layer that was improved, changes nothing here.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from builder.bases.model import Base
 from builder.errors import UsageError
@@ -20,8 +21,9 @@ from builder.util.documents import read
 from builder.verify.targets import exact_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from builder.documents.plan import ImageInputs
     from builder.model import BuildPlan
     from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
 
 def baked_selection(baked: Baked) -> Selection:
     """What ``--layers`` came to when the image was made."""
-    plan = baked.plan
-    expect = tuple(read({**entry, "when": {}}, Expectation) for entry in plan["expect"])
+    plan = baked.planned
+    expect = tuple(read({**entry, "when": {}}, Expectation) for entry in baked.plan["expect"])
     profiles = tuple(
         Profile(
-            name=str(name),
+            name=name,
             summary="",
             layers=(),
             image="",
@@ -44,24 +46,24 @@ def baked_selection(baked: Baked) -> Selection:
             needs_reason="",
             expect=() if number else expect,
         )
-        for number, name in enumerate(plan["profiles"])
+        for number, name in enumerate(plan.profiles)
     )
     return Selection(tuple(baked.layers), profiles)
 
 
-def base_reference(plan: Mapping[str, Any]) -> str:
+def base_reference(baked: Baked) -> str:
     """The base with everything that may float named: every package, or the image's digest."""
-    base = plan["base"]
-    if base["kind"] == "pypi":
-        return exact_ref(plan)
-    if base["kind"] == "image":
-        if base["ref"].startswith("oci:"):
+    base = baked.planned.base
+    if base.kind == "pypi":
+        return exact_ref(baked.plan)
+    if base.kind == "image":
+        if base.ref.startswith("oci:"):
             raise UsageError(
-                f"the base {base['digest']} was an OCI layout on some disk",
+                f"the base {base.digest} was an OCI layout on some disk",
                 hint="name it with --base oci:DIR",
             )
-        return f"docker://{base['ref'].partition('@')[0]}@{base['digest']}"
-    raise UsageError(f"an image cannot stand on a {base['kind']} base: its plan is damaged")
+        return f"docker://{base.ref.partition('@')[0]}@{base.digest}"
+    raise UsageError(f"an image cannot stand on a {base.kind} base: its plan is damaged")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,57 +91,55 @@ def replan(
         RemoteError: the base, or an input, is no longer there.
         UsageError: the base is another one by now.
     """
-    plan = baked.plan
-    _refuse_older(baked)
-    base, build = plan["base"], plan["build"]
+    base, build = baked.planned.base, _build_of(baked)
     selection = baked_selection(baked)
-    of_wheels = base["kind"] == "pypi"
+    of_wheels = base.kind == "pypi"
     found = identify(
         BaseLookup(
-            reference=reference or base_reference(plan),
+            reference=reference or base_reference(baked),
             selection=selection,
-            platform=base["platform"],
-            python=base["python"] if of_wheels else None,
-            site_packages=base["site_packages"] if of_wheels else None,
+            platform=base.platform,
+            python=base.python if of_wheels else None,
+            site_packages=base.site_packages if of_wheels else None,
         )
     )
     try:
-        if reference is None and found.identity.digest != base["digest"]:
+        if reference is None and found.identity.digest != base.digest:
             raise UsageError(
-                f"the base is {base['ref']} with digest {base['digest']}, and what is there now "
+                f"the base is {base.ref} with digest {base.digest}, and what is there now "
                 f"is {found.identity.digest}: it was replaced since"
             )
-        identity = dataclasses.replace(found.identity, ref=base["ref"], digest=base["digest"])
+        identity = dataclasses.replace(found.identity, ref=base.ref, digest=base.digest)
         same = Base(identity, found.tree, found.close)
-        form = {"epoch": build["epoch"], "single_layer": build["single_layer"]}
-        again = make_plan(same, selection, sources, **form)
+        make = partial(make_plan, epoch=build.epoch, single_layer=build.single_layer)
+        again = make(same, selection, sources)
         if again.pending and sources.stages is not None:
-            for decision in again.pending:
-                sources.stages.run(decision.outcome.compiled["stage"], same)
-            again = make_plan(same, selection, sources, **form)
-        again = dataclasses.replace(again, name=plan["name"], hints=())
+            for stage in again.stages:
+                sources.stages.run(stage, same)
+            again = make(same, selection, sources)
+        again = dataclasses.replace(again, name=baked.planned.name, hints=())
     except BaseException:
         found.close()
         raise
     return again, found
 
 
-def _refuse_older(baked: Baked) -> None:
-    """Refuse a plan that does not say how its image was made.
+def _build_of(baked: Baked) -> ImageInputs:
+    """How the image was made, as its plan says.
 
     Raises:
         UsageError: it is of an older schema.
     """
-    plan, schema = baked.plan, baked.plan["schema"]
-    if schema >= PLAN_SCHEMA:
-        return
+    plan = baked.planned
+    if plan.build is not None:
+        return plan.build
     by = f"spark-build {baked.version}" if baked.version else "an older spark-build"
-    names = plan["profiles"] or [layer["name"] for layer in plan["layers"]]
+    names = plan.profiles or [layer.name for layer in plan.layers]
     raise UsageError(
-        f"the image was made by {by} with a plan of schema {schema}, which does not say all that "
-        f"its bytes depend on; this spark-build makes plans of schema {PLAN_SCHEMA}, so it cannot "
-        "make the same image again",
-        hint=f"spark-build image --layers {','.join(names)} --base {plan['base']['ref']}",
+        f"the image was made by {by} with a plan of schema {plan.schema}, which does not say "
+        f"all that its bytes depend on; this spark-build makes plans of schema {PLAN_SCHEMA}, "
+        "so it cannot make the same image again",
+        hint=f"spark-build image --layers {','.join(names)} --base {plan.base.ref}",
     )
 
 

@@ -20,6 +20,7 @@ from builder.applier.trees import DirTree, OverlayTree
 from builder.compile.changes import rendered_change
 from builder.compile.cost import cost_of_units, refuse_machine
 from builder.dispatch.record import decides
+from builder.documents.plan import BakedPlan
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
 from builder.machinecode.facts import read_module
@@ -29,6 +30,7 @@ from builder.machinecode.sass import ToolMissing
 from builder.model import digest_of
 from builder.plan.planner import hints, refuse_plan
 from builder.publish.sbom import inputs_of
+from builder.util.documents import read
 from builder.util.paths import data_dir
 from builder.verify.interpreters import Probes
 from builder.verify.model import VerifyTarget
@@ -545,5 +547,5 @@ def test_machine_code_shows_that_it_is_necessary(
 
 
 def test_a_bill_of_materials_names_what_went_into_a_stage() -> None:
-    plan = planned(MADE).as_json()
-    assert [item["filename"] for item in inputs_of(plan)] == ["vllm-0.20.1.tar.gz"]
+    plan = read(planned(MADE).as_json(), BakedPlan)
+    assert [item.filename for item in inputs_of(plan)] == ["vllm-0.20.1.tar.gz"]

@@ -119,7 +119,13 @@ def test_provenance_names_the_image_that_something_was_compiled_in(
     image, baked = made
     toolkit = {"image": "nvidia/cuda:13", "digest": "sha256:" + "ab" * 32}
     first, *others = baked.plan["layers"]
-    compiled = {**first, "compile": {"stage": {"toolkit": toolkit}}}
+    stage = {
+        "change": "c", "arch": "12.1a", "platform": "linux/arm64", "vllm": "1", "torch": "2",
+        "module": "0" * 64, "compilers": {"nvcc": "13.0.88"}, "operators": ["_C::f"],
+        "files": [], "units": [{"path": "f.cu", "extension": "_C", "gencode": []}], "inputs": [],
+        "toolkit": toolkit,
+    }  # fmt: skip
+    compiled = {**first, "compile": {"wheel": None, "stage": stage}}
     plan = {**baked.plan, "layers": [compiled, *others]}
     document = json.loads(provenance(image, dataclasses.replace(baked, plan=plan)))
     rows = document["predicate"]["buildDefinition"]["resolvedDependencies"]

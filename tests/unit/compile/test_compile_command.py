@@ -11,8 +11,11 @@ import pytest
 from builder.__main__ import run
 from builder.applier.outcomes import Target
 from builder.compile.container import ContainerExecutor, ImageCompilers, ToolkitChoice
+from builder.documents.compiled import StageRequest
+from builder.documents.plan import PlannedLayer
 from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
+from builder.util.documents import plain, read
 from tests.unit.applier.test_compile_op import (
     BASE,
     MODULE,
@@ -25,7 +28,7 @@ from tests.unit.applier.test_compile_op import (
 from tests.unit.fakes import fake_base, snapshot, vllm_files, write_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     Call = Callable[..., "Result"]
@@ -84,11 +87,11 @@ def room(monkeypatch: pytest.MonkeyPatch, memory: float, disk: float, path: Path
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[StageRequest]:
     """The requests that were compiled: each gives a tiny wheel."""
     from builder.compile import stage
 
-    ran: list[Mapping[str, Any]] = []
+    ran: list[StageRequest] = []
 
     def opened(choice: ToolkitChoice, _platform: str) -> ContainerExecutor:
         found = REQUEST["toolkit"]
@@ -99,7 +102,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, 
         where = choice.containers
         return ContainerExecutor(containers=where, image=image, toolkit=toolkit, libraries=tmp_path)
 
-    def build(request: Mapping[str, Any], *_: object) -> Path:
+    def build(request: StageRequest, *_: object) -> Path:
         ran.append(request)
         wheel = stage._folder(request) / WHEEL.filename
         wheel.parent.mkdir(parents=True, exist_ok=True)
@@ -108,13 +111,13 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, 
 
     decided = SimpleNamespace(plan=SimpleNamespace(module="vllm/_C"), sources={}, refusal=None)
     monkeypatch.setattr(stage.Stages, "_decide", lambda *_: decided)
-    monkeypatch.setattr(stage.Stages, "_request", lambda *_: dict(REQUEST))
+    monkeypatch.setattr(stage.Stages, "_request", lambda *_: read(REQUEST, StageRequest))
     monkeypatch.setattr(ToolkitChoice, "open", opened)
     monkeypatch.setattr(stage, "build", build)
     return ran
 
 
-Built = list[dict[str, Any]]
+Built = list[StageRequest]
 
 
 # ------------------------------------------------------------------------------------- exit codes
@@ -201,19 +204,28 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
     assert built == []
     ended = call("image", *words, "--engine", "oci", "-o", "oci:out", "--no-verify")
     assert (ended.code, ended.err) == (0, ended.err)
-    assert [request["toolkit"] for request in built] == [toolkit]
+    assert [plain(request)["toolkit"] for request in built] == [toolkit]
 
 
 def test_a_plan_rebuilds_in_the_image_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     from builder.cli.rebuild import _toolkit
 
     toolkit = {"image": "cuda:13", "digest": "sha256:" + "ab" * 32}
-    layers = [{"name": "a"}, {"name": "b", "compile": {"stage": {"toolkit": toolkit}}}]
+    compiled = {"wheel": None, "stage": {**REQUEST, "toolkit": toolkit}}
+    row: dict[str, Any] = {
+        "state": "needed",
+        "reason": "r",
+        "variant": None,
+        "digest": "0" * 64,
+        "files": [],
+    }
+    named = [{"name": "a", **row}, {"name": "b", **row, "compile": compiled}]
+    layers = read(named, list[PlannedLayer])
     monkeypatch.setenv("SPARK_BUILD_BUILDER", "spark")
-    choice = _toolkit({"layers": layers})
+    choice = _toolkit(layers)
     assert choice is not None
     assert (choice.image, choice.containers.builder) == (f"cuda:13@{toolkit['digest']}", "spark")
-    assert _toolkit({"layers": layers[:1]}) is None
+    assert _toolkit(layers[:1]) is None
 
 
 def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from builder.applier.outcomes import Target
 from builder.compile.compiler import find_compiler, of_wheels
 from builder.compile.host import NATIVE, TARGETS, where_to_compile
 from builder.compile.toolkit import RELEASE
+from builder.documents.compiled import Input
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.pypi.index import PackageIndex
 from tests.unit.fakes import fake_base, vllm_files
@@ -94,8 +96,8 @@ def test_without_an_nvcc_the_released_one_is_laid_out(index: FakeIndex) -> None:
     publish(index)
     found = find_compiler(PackageIndex(), HERE)
     assert (found.cuda, found.versions) == ("13.0", {"nvcc": "13.0.88", "host": "12.2.0"})
-    assert {pin["distribution"]: pin["version"] for pin in found.pins} == VERSIONS
-    assert all(pin["sha256"] == index.sha256(pin["filename"]) for pin in found.pins)
+    assert {pin.distribution: pin.version for pin in found.pins} == VERSIONS
+    assert all(pin.sha256 == index.sha256(pin.filename) for pin in found.pins)
     assert not found.nvcc.exists(), "a plan fetches no compiler"
     found.ready(PackageIndex())
     root = found.nvcc.parent.parent
@@ -116,7 +118,7 @@ def test_an_installed_nvcc_comes_first(index: FakeIndex, tools: Path) -> None:
     publish(index)
     program(tools, "nvcc", NVCC.format("12.9", "12.9.86").encode())
     found = find_compiler(PackageIndex(), HERE)
-    assert (found.nvcc, found.cuda, found.pins) == (tools / "nvcc", "12.9", [])
+    assert (found.nvcc, found.cuda, found.pins) == (tools / "nvcc", "12.9", ())
     assert index.requests == []
     assert find_compiler(PackageIndex(), HERE, "wheels").versions["nvcc"] == "13.0.88"
 
@@ -172,7 +174,7 @@ def test_6_a_wheel_that_lacks_a_file(index: FakeIndex, name: str) -> None:
 def test_8_a_wheel_that_is_another_file(index: FakeIndex) -> None:
     publish(index)
     found = find_compiler(PackageIndex(), HERE)
-    name = next(pin["filename"] for pin in found.pins if "nvvm" in pin["filename"])
+    name = next(pin.filename for pin in found.pins if "nvvm" in pin.filename)
     index.faults.swap[name] = index.files[name][:-1] + b"x"
     with pytest.raises(RemoteError, match=r"sha256 is .*, pinned is"):
         found.ready(PackageIndex())
@@ -249,15 +251,16 @@ def test_an_installed_toolkit_for_both_comes_first(
     said = f"{asks} echo '#$ LIBRARIES= \"-L{runtime}\"' >&2\n"
     program(tools, "nvcc", (NVCC.format("13.1", "13.1.80") + said).encode())
     found = find_compiler(PackageIndex(), OTHER)
-    assert (found.nvcc, found.cuda, found.pins) == (tools / "nvcc", "13.1", [])
+    assert (found.nvcc, found.cuda, found.pins) == (tools / "nvcc", "13.1", ())
     assert found.host.command == CROSS
     assert index.requests == []
 
 
 def test_a_stage_says_whose_compiler_it_is() -> None:
-    rows: list[dict[str, Any]] = [{"member": "headers"}, {"member": "sources to compile"}]
-    assert not of_wheels({"inputs": rows})
-    assert of_wheels({"inputs": [*rows, {"member": "compiler"}]})
+    pin = Input(distribution="a", version="1", filename="a.whl", sha256="0" * 64)
+    rows = [structs.replace(pin, member=name) for name in ("headers", "sources to compile")]
+    assert not of_wheels([pin, *rows])
+    assert of_wheels([*rows, structs.replace(pin, member="compiler")])
 
 
 def test_the_cache_knows_where_it_is(index: FakeIndex, tools: Path) -> None:

@@ -20,6 +20,7 @@ from builder.compile.host import NATIVE
 from builder.engines import docker
 from builder.engines.containers import ROOT, Containers, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
+from builder.util.documents import plain
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_what_an_image_is_called_there_and_in_a_plan() -> None:
     image = replace(IMAGE, ref=f"host/cuda:13@{DIGEST}")
     assert (image.name, image.exact) == ("host/cuda:13", f"host/cuda:13@{DIGEST}")
     container = replace(contained(Containers()), image=image)
-    assert container.as_json() == {"image": "host/cuda:13", "digest": DIGEST}
+    assert plain(container.planned) == {"image": "host/cuda:13", "digest": DIGEST}
 
 
 # -------------------------------------------------------------------------- what an image must have

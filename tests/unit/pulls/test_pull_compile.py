@@ -12,15 +12,17 @@ from builder.applier.outcomes import Target
 from builder.compile.compiler import Compiler
 from builder.forge.normalize import read_sections
 from builder.pulls.render import ops_of, parts_of
+from builder.util.documents import plain
 from tests.unit import cudaworld as cw
 from tests.unit.applier.test_compile_op import NOT_LOADED, TEXT
 from tests.unit.fakes import dist_files, make_wheel, snapshot, write_tree
 from tests.wheels.fakeindex import FakeIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from builder.documents.compiled import StageRequest
     from tests.forge import LocalForge
     from tests.unit.conftest import Called
 
@@ -67,17 +69,17 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     ran: list[Any] = []
 
-    def build(request: Mapping[str, Any], work: Any, *_: object) -> Path:
+    def build(request: StageRequest, work: Any, *_: object) -> Path:
         ran.append((request, dict(work.plan.sources.texts)))
-        package = f"spark_build_companion_{request['change'].replace('-', '_')}"
-        about = {"operators": [{"name": name} for name in request["operators"]]}
+        package = f"spark_build_companion_{request.change.replace('-', '_')}"
+        about = {"operators": [{"name": name} for name in request.operators]}
         wheel = make_wheel(
             package.replace("_", "-"),
             f"{cw.RELEASE}+abc",
             {
                 f"{package}/__init__.py": "def load():\n    pass\n",
                 f"{package}/companion.json": json.dumps(about),
-                f"{package}/kernels.so": sha256_hex(json.dumps(request).encode()),
+                f"{package}/kernels.so": sha256_hex(json.dumps(plain(request)).encode()),
             },
         )
         file = stage._folder(request) / wheel.filename
@@ -473,7 +475,7 @@ def test_with_a_change_that_is_known_by_name(spark_build: Call, built: list[Any]
     ((request, sources),) = built
     text = sources[cw.DISPATCH].decode()
     assert (cw.FAMILY_LINE in text, "a tile of 64" in text) == (True, True)
-    assert request["files"][0]["after"] == sha256_hex(text.encode())
+    assert request.files[0].after == sha256_hex(text.encode())
     result = spark_build("plan", "-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile")
     assert result.code == 0, "both are the same change"
 
