@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-EXIT_USAGE, EXIT_NOTHING, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 3, 4, 6, 8, 10
+EXIT_USAGE, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 4, 6, 8, 10
 
 
 class ApplyError(Exception):

@@ -1,5 +1,6 @@
 """The options of ``apply`` and ``revert``; what they do is imported when they run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -46,11 +47,8 @@ def apply(
     from builder.cli.apply import apply_command
     from builder.pipeline.options import PlanOptions, toolkit_choice
 
-    options = PlanOptions(
-        layers=tuple(layers or ()),
-        with_pr=tuple(with_pr or ()),
-        forge_clone=tuple(forge_clone or ()),
-        patches=tuple(patches or ()),
+    options = replace(
+        PlanOptions.selecting(layers, with_pr, forge_clone, patches),
         locked=locked,
         compile_here=compile_here,
         toolkit=toolkit_choice(toolkit, builder, compiling=compile_here),

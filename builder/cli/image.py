@@ -58,7 +58,7 @@ def _print_plan(planned: PlannedBuild, options: ImageOptions) -> None:
                 "schema": 1,
                 "plan_digest": plans_digest(entries),
                 "plans": [entry.plan.as_json() for entry in entries],
-                "timings": {"plan": round(planned.seconds, 3)},
+                "timings": {step: round(took, 3) for step, took in planned.timings.items()},
             }
         )
     else:

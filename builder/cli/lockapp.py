@@ -1,5 +1,6 @@
 """The options of ``spark-build lock``; what it does is imported when it runs."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -46,11 +47,8 @@ def lock(
     from builder.cli.lock import lock_command
     from builder.pipeline.options import PlanOptions
 
-    options = PlanOptions(
-        layers=tuple(layers or ()),
-        with_pr=tuple(with_pr or ()),
-        forge_clone=tuple(forge_clone or ()),
-        patches=tuple(patches or ()),
+    options = replace(
+        PlanOptions.selecting(layers, with_pr, forge_clone, patches),
         base=base,
         platform=platform,
         python=python,

@@ -4,6 +4,7 @@ Here and in the other modules of options annotations are no strings: typer would
 them at every start, which takes a tenth of ``--help``.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -47,11 +48,8 @@ def plan(
     from builder.cli.plan import plan_command
     from builder.pipeline.options import PlanOptions, toolkit_choice
 
-    options = PlanOptions(
-        layers=tuple(layers or ()),
-        with_pr=tuple(with_pr or ()),
-        forge_clone=tuple(forge_clone or ()),
-        patches=tuple(patches or ()),
+    options = replace(
+        PlanOptions.selecting(layers, with_pr, forge_clone, patches),
         base=base,
         platform=platform,
         python=python,
@@ -170,11 +168,8 @@ def image(
     from builder.cli.image import image_command
     from builder.pipeline.options import ImageOptions, PlanOptions, toolkit_choice
 
-    options = PlanOptions(
-        layers=tuple(layers or ()),
-        with_pr=tuple(with_pr or ()),
-        forge_clone=tuple(forge_clone or ()),
-        patches=tuple(patches or ()),
+    options = replace(
+        PlanOptions.selecting(layers, with_pr, forge_clone, patches),
         base=base,
         platform=platform,
         python=python,
@@ -284,11 +279,8 @@ def verify(
     from builder.pipeline.options import PlanOptions, VerifyOptions
     from builder.verify.ongpu import GpuOptions
 
-    options = PlanOptions(
-        layers=tuple(layers or ()),
-        with_pr=tuple(with_pr or ()),
-        forge_clone=tuple(forge_clone or ()),
-        patches=tuple(patches or ()),
+    options = replace(
+        PlanOptions.selecting(layers, with_pr, forge_clone, patches),
         platform=platform,
         locked=locked,
         refresh=refresh,

@@ -188,11 +188,6 @@ class Reader:
             text.detach()
 
 
-def read_lines(stream: BinaryIO) -> Iterator[Line]:
-    """Every non-empty line of a log, cleaned.  UTF-8 or UTF-16; repeated lines are passed over."""
-    return iter(Reader(stream))
-
-
 class _Raw(io.RawIOBase):
     """Any object with ``read``, as what ``BufferedReader`` wants (standard input in tests)."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from builder.diagnose.reading import Line
 
 #: Lines of a message that are kept.
@@ -260,8 +258,3 @@ def _credible(head: re.Match[str], bare: str) -> bool:
 
 def _is_wrapper_of_more(ended: LoggedException) -> bool:
     return "terminated with the following error" in ended.message
-
-
-def frames_outwards(found: LoggedException) -> Iterator[Frame]:
-    """Its frames, the innermost first."""
-    return reversed(found.frames)

@@ -43,11 +43,6 @@ class Section:
         return self.new or self.old or ""
 
     @property
-    def hunk_count(self) -> int:
-        """How many hunks there are."""
-        return sum(line.startswith(b"@@") for line in self.hunks)
-
-    @property
     def special(self) -> str:
         """Why the applier cannot take it, in words; empty for text."""
         modes = (self.old_mode, self.new_mode)

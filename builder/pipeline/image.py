@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,14 +21,16 @@ from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.util.background import in_background
 from builder.util.console import console
 from builder.util.diskspace import check_room
+from builder.util.timing import timed
 from builder.verify.insandbox import sandbox_maker
 from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from builder.engines.model import Engine
     from builder.pipeline.options import ImageOptions
+    from builder.util.diskspace import Need
     from builder.verify.model import Report
 
 ENGINES = ("auto", "buildkit", "oci")
@@ -41,8 +42,8 @@ class PlannedBuild:
 
     entries: tuple[PlatformPlan, ...]
     inputs: Inputs
-    #: seconds that planning took
-    seconds: float
+    #: seconds by step
+    timings: Mapping[str, float]
     #: the base as it was named
     ref: str
 
@@ -73,8 +74,8 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
         SparkBuildError: there is nothing to do, or a layer cannot be applied.
     """
     inputs = Inputs(options.plan)
-    began = time.monotonic()
-    with console.step("base"):
+    timings: dict[str, float] = {}
+    with timed(timings, "plan"), console.step("base"):
         engine = wanted_engine(options.engine, options.output)
         check_docker_host(engine, options.plan.base, options.builder)
         pull = not (options.dry_run or options.builder)
@@ -83,16 +84,15 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
         with of_registry(ref, options.builder):
             base = inputs.identify(ref, engine="oci" if options.builder else engine)
     try:
-        with console.step("plan"):
+        with timed(timings, "plan"), console.step("plan"):
             plan = inputs.plan(base)
             if not options.json or not options.dry_run:
                 show_plan(plan, elsewhere=inputs.elsewhere)
-        seconds = time.monotonic() - began
         refuse_nothing(plan, inputs.selection, building=True)
         refuse_plan(plan, inputs.rebuild_command("image", ref))
         inputs.refuse_stages(plan)
         entry = PlatformPlan(plan.base.platform.oci, base, plan)
-        yield PlannedBuild(entries=(entry,), inputs=inputs, seconds=seconds, ref=ref)
+        yield PlannedBuild(entries=(entry,), inputs=inputs, timings=timings, ref=ref)
     finally:
         base.close()
 
@@ -111,41 +111,35 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
         EngineError: no engine can build this plan.
         BuildFailed: the build, or a compiler, failed.
     """
-    timings = {"plan": planned.seconds}
+    timings = dict(planned.timings)
     entry = planned.entries[0]
     base = entry.base
     engine, why = engine_for(entry.plan, base, options.engine, options.output, options.builder)
     if entry.plan.pending:  # what cannot be built is not compiled for
-        began = time.monotonic()
-        entry = replace(entry, plan=planned.inputs.compiled(entry.plan, base))
-        timings["compile"] = time.monotonic() - began
-        engine, why = engine_for(entry.plan, base, options.engine, options.output, options.builder)
+        with timed(timings, "compile"):
+            entry = replace(entry, plan=planned.inputs.compiled(entry.plan, base))
     plan = entry.plan
     if why:
         console.say(f"engine  {engine.name}, because {why}")
     request = _request(entry, options, engine)
-    check_room(
-        [
-            *engine.needs(request),
-            *(sandbox_needs(plan.base.packages, base.tree) if options.verify else ()),
-        ]
-    )
+    check_room([*engine.needs(request), *verification_needs(entry, options)])
     reports: tuple[Report, ...] = ()
     with in_background(_sandbox_for(entry, options, request)):
-        began = time.monotonic()
-        with console.step(f"build with {engine.name}"):
+        with timed(timings, "build"), console.step(f"build with {engine.name}"):
             built = engine.build(request)
-        timings["build"] = time.monotonic() - began
         if options.verify:
-            began = time.monotonic()
-            with console.step("verify"):
+            with timed(timings, "verify"), console.step("verify"):
                 name = built.target or built.ref
                 reports = (verify_built(name, planned.inputs, plan, options),)
-            timings["verify"] = time.monotonic() - began
     started = run_commands(plan, built, write_dockerfile(plan, built))
     return BuildResult(
         entries=(entry,), built=built, reports=reports, timings=timings, started=started
     )
+
+
+def verification_needs(entry: PlatformPlan, options: ImageOptions) -> list[Need]:
+    """The disk space that verifying an image takes."""
+    return sandbox_needs(entry.plan.base.packages, entry.base.tree) if options.verify else []
 
 
 def _request(entry: PlatformPlan, options: ImageOptions, engine: Engine) -> BuildRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from builder.engines.oci import OciEngine
 from builder.engines.runcommands import run_commands
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.pipeline.destination import Destination, destination_of
-from builder.pipeline.image import PlannedBuild
+from builder.pipeline.image import PlannedBuild, verification_needs
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.result import BuildResult, PlatformPlan, plans_digest
 from builder.pipeline.show import show_plan
@@ -26,8 +25,8 @@ from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
 from builder.util.background import in_background
 from builder.util.console import console
 from builder.util.diskspace import check_room
+from builder.util.timing import timed
 from builder.verify.insandbox import sandbox_maker
-from builder.verify.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,21 +49,21 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
     """
     ref = _check(options)
     inputs = Inputs(options.plan)
-    began = time.monotonic()
+    timings: dict[str, float] = {}
     with ExitStack() as opened:
         entries: list[PlatformPlan] = []
-        for platform in _platforms(ref, options):
-            found = _plan(ref, platform, options, inputs)
-            if found is not None:
-                opened.callback(found.base.close)
-                entries.append(found)
+        with timed(timings, "plan"):
+            for platform in _platforms(ref, options):
+                found = _plan(ref, platform, options, inputs)
+                if found is not None:
+                    opened.callback(found.base.close)
+                    entries.append(found)
         if not entries:
             raise SparkBuildError(
                 f"nothing to do: no image of {ref} is one that this profile serves",
                 Exit.NOTHING_TO_DO,
             )
-        seconds = time.monotonic() - began
-        yield PlannedBuild(entries=tuple(entries), inputs=inputs, seconds=seconds, ref=ref)
+        yield PlannedBuild(entries=tuple(entries), inputs=inputs, timings=timings, ref=ref)
 
 
 def _check(options: ImageOptions) -> str:
@@ -139,23 +138,16 @@ def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     entries, first = planned.entries, planned.entries[0]
     request = _request(options, entries)
     needs = [need for single in request.requests for need in OciEngine().needs(single)]
-    if options.verify:
-        needs += sandbox_needs(first.plan.base.packages, first.base.tree)
-    check_room(needs)
-    timings = {"plan": planned.seconds}
+    check_room([*needs, *verification_needs(first, options)])
+    timings = dict(planned.timings)
     reports: list[Report] = []
     with in_background(sandbox_maker(first.plan, first.base.tree) if options.verify else None):
-        began = time.monotonic()
-        with console.step("build with oci"):
+        with timed(timings, "build"), console.step("build with oci"):
             built = build_index(request)
-        timings["build"] = time.monotonic() - began
-        if options.verify:
-            began = time.monotonic()
-            for entry in entries:
-                with console.step(f"verify {entry.platform}"):
-                    name = _name_of(entry, built)
-                    reports.append(verify_built(name, planned.inputs, entry.plan, options))
-            timings["verify"] = time.monotonic() - began
+        for entry in entries if options.verify else ():
+            with timed(timings, "verify"), console.step(f"verify {entry.platform}"):
+                name = _name_of(entry, built)
+                reports.append(verify_built(name, planned.inputs, entry.plan, options))
     return BuildResult(
         entries=entries,
         built=built.image,

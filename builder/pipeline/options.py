@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from builder import settings
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from builder.compile.container import ToolkitChoice
@@ -43,6 +44,22 @@ class PlanOptions:
     toolkit: ToolkitChoice | None = None
     #: one image layer for all patches
     single_layer: bool = False
+
+    @classmethod
+    def selecting(
+        cls,
+        layers: Sequence[str] | None,
+        with_pr: Sequence[str] | None,
+        forge_clone: Sequence[str] | None,
+        patches: Sequence[Path] | None,
+    ) -> Self:
+        """What a command line selects; None is an option that it does not have."""
+        return cls(
+            layers=tuple(layers or ()),
+            with_pr=tuple(with_pr or ()),
+            forge_clone=tuple(forge_clone or ()),
+            patches=tuple(patches or ()),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -45,10 +45,6 @@ class Array:
     type: str
     shape: tuple[int, ...]
 
-    def decoded(self, data: bytes) -> NDArray[Any]:
-        """Bytes of this array as numpy has them; bfloat16 by its bits."""
-        return np.frombuffer(data, TYPES[self.type]).reshape(self.shape)
-
 
 def fields(value: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
     """A JSON object that has no other keys than these.

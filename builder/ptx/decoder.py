@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,10 +43,7 @@ PARAMETERS = 1 << 60
 #: Where shared memory lies in the generic address space.
 SHARED_WINDOW = 1 << 56
 
-View = Literal["u16", "s16", "u32", "s32", "f32", "u64", "s64", "f64", "pred"]
-#: Views of registers, in the order of ``Warp.views``.
-VIEWS: tuple[View, ...] = ("u16", "s16", "u32", "s32", "f32", "u64", "s64", "f64", "pred")
-#: A view's number, for closures.
+#: A view of registers, by its place in ``Warp.views``.
 U16, S16, U32, S32, F32, U64, S64, F64, PRED = range(9)
 _WIDTHS: dict[int, tuple[int, ...]] = {16: (U16, S16), 32: (U32, S32, F32), 64: (U64, S64, F64)}
 

@@ -8,7 +8,7 @@ from builder.errors import UsageError
 from builder.net import sockets
 from builder.registry import listing, tagging
 from builder.registry.auth import AccessDenied, scope_of
-from builder.registry.client import Registry, Repository, separator
+from builder.registry.client import Repository, separator
 from builder.registry.reference import parse_reference
 from builder.registry.responses import drain
 
@@ -79,8 +79,3 @@ def parse_target(text: str) -> Reference:
             hint=f"{reference.name}, and --move-tag {reference.tag or 'latest'} for another name",
         )
     return reference
-
-
-def open_repository(reference: Reference) -> PublishRepository:
-    """The repository of a reference; nothing is asked yet."""
-    return PublishRepository(Registry(reference.host), reference.repository)

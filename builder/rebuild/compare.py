@@ -138,9 +138,6 @@ def _compare_layer(
     return found
 
 
-Rows = "dict[str, tuple[str, int, int, int, str, str]]"
-
-
 def compare_rows(
     old: Mapping[str, tuple[Any, ...]], new: Mapping[str, tuple[Any, ...]], blob: str
 ) -> tuple[list[Difference], list[str]]:

@@ -14,7 +14,6 @@ from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
 from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs
 from builder.registry.presence import refuse_missing
 from builder.rootfs.image import open_image
@@ -41,10 +40,9 @@ def open_layered(text: str, opening: Opening) -> VerifyTarget:
     """
     image = open_image(text, opening.platform)
     target = target_of_layers(image, text, opening)
-    if not text.startswith("oci:") or target.runs_as:
+    if not isinstance(image.source, LayoutDirectory) or target.runs_as:
         return target
-    layout = LayoutDirectory(layout_place(text)[0])
-    return dataclasses.replace(target, runs_as=layout.name_of(image.top.digest))
+    return dataclasses.replace(target, runs_as=image.source.name_of(image.top.digest))
 
 
 def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
@@ -55,7 +53,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
     try:  # what is known of a layer from an earlier run does not say that it is still there
-        refuse_missing(image.source, _needed(image, text), "push or copy the image again")
+        refuse_missing(image.source, _needed(image), "push or copy the image again")
     except BaseException:
         image.close()
         raise
@@ -69,11 +67,11 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         raise
 
 
-def _needed(image: Image, text: str) -> list[Descriptor]:
+def _needed(image: Image) -> list[Descriptor]:
     """The blobs that must be there: a thin layout (``image --thin``) lacks the base's layers."""
     config, *layers = blobs(image.manifest)
-    if text.startswith("oci:"):
-        layout = LayoutDirectory(layout_place(text)[0])
+    layout = image.source
+    if isinstance(layout, LayoutDirectory):
         base = list(itertools.takewhile(lambda layer: not layout.has(layer.digest), layers[:-1]))
         layers = layers[len(base) :]
     return [config, *layers]

@@ -18,7 +18,7 @@ from builder.diagnose.catalog import load_catalog, load_entry
 from builder.diagnose.dispatch import FORMS, LABELS
 from builder.diagnose.judging import diagnose
 from builder.diagnose.literals import MINIMUM, fixed_text
-from builder.diagnose.reading import LONGEST, REPEATS, Reader, clean, read_lines
+from builder.diagnose.reading import LONGEST, REPEATS, Reader, clean
 from builder.diagnose.scan import scan
 from builder.diagnose.settings import settings_in
 from builder.errors import SparkBuildError, UsageError
@@ -201,7 +201,7 @@ def test_fixed_text(pattern: str, text: str) -> None:
 def test_what_a_pattern_matches_holds_its_fixed_text() -> None:
     for entry in CATALOG:
         for example in entry.examples:
-            for line in read_lines(io.BytesIO(example.log.encode())):
+            for line in Reader(io.BytesIO(example.log.encode())):
                 for pattern in entry.patterns:
                     if pattern.regex.search(line.text):
                         assert pattern.needle in line.text
