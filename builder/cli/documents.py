@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from builder.errors import UsageError, did_you_mean
-from builder.util import schemas
 
 
 class Entry(NamedTuple):
@@ -78,6 +77,23 @@ DOCUMENTS = {
     "error": Entry(
         "What every command prints with `--json` when it fails before it has a result",
         ("builder.util.documents:Failed",),
+    ),
+    "image": Entry(
+        "`image --json`: what was built, and its verification; or with --dry-run the plan, with "
+        "--print-dockerfile the text",
+        (
+            "builder.pipeline.documents:VerifiedImage",
+            "builder.pipeline.documents:UnverifiedImage",
+            "builder.documents.plan:PlanDocument",
+            "builder.pipeline.documents:DockerfileText",
+            "builder.pipeline.documents:IndexDocument",
+            "builder.pipeline.documents:IndexPlans",
+        ),
+    ),
+    "image-index": Entry(
+        "`image --all-platforms --json`: an index, each entry planned by itself; with --dry-run "
+        "only the plans",
+        ("builder.pipeline.documents:IndexDocument", "builder.pipeline.documents:IndexPlans"),
     ),
     "layers-check": Entry("`layers check --json`", ("builder.layers.documents:CheckedLayers",)),
     "layers-list": Entry("`layers list --json`", ("builder.layers.documents:LayerList",)),
@@ -155,7 +171,7 @@ DOCUMENTS = {
 
 def names() -> list[str]:
     """The documents that have a schema."""
-    return sorted({*DOCUMENTS, *schemas.names()})
+    return sorted(DOCUMENTS)
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -169,8 +185,6 @@ def schema(name: str) -> dict[str, Any]:
         raise UsageError(
             f"no schema {name!r}{did_you_mean(name, known)}", hint=f"schemas: {', '.join(known)}"
         )
-    if name not in DOCUMENTS:
-        return schemas.schema(name)
     from builder.util.documents import json_schema
 
     entry = DOCUMENTS[name]

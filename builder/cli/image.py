@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.cli.units import seconds_of
 from builder.errors import UsageError
+from builder.pipeline.documents import DockerfileText, IndexPlans
 from builder.pipeline.image import build_image, check_options, dockerfile_of, planned_image
 from builder.pipeline.result import plans_digest
 from builder.pipeline.show import show_verdict
@@ -51,15 +52,14 @@ def _print_plan(planned: PlannedBuild, options: ImageOptions) -> None:
     entries = planned.entries
     if not options.is_index:
         plan = entries[0].plan
-        print_json(plan.as_json()) if options.json else print(plan.digest)
+        print_json(plan.document) if options.json else print(plan.digest)
     elif options.json:
         print_json(
-            {
-                "schema": 1,
-                "plan_digest": plans_digest(entries),
-                "plans": [entry.plan.as_json() for entry in entries],
-                "timings": {step: round(took, 3) for step, took in planned.timings.items()},
-            }
+            IndexPlans(
+                plan_digest=plans_digest(entries),
+                plans=tuple(entry.plan.document for entry in entries),
+                timings={step: round(took, 3) for step, took in planned.timings.items()},
+            )
         )
     else:
         print(plans_digest(entries), flush=True)
@@ -69,7 +69,7 @@ def _print_dockerfile(planned: PlannedBuild, options: ImageOptions) -> None:
     text = dockerfile_of(options, planned)
     if options.json:
         digest = planned.entries[0].plan.digest
-        print_json({"schema": 1, "plan_digest": digest, "dockerfile": text})
+        print_json(DockerfileText(plan_digest=digest, dockerfile=text))
     else:
         print(text, end="")
 
@@ -77,7 +77,7 @@ def _print_dockerfile(planned: PlannedBuild, options: ImageOptions) -> None:
 def _print_result(result: BuildResult, options: ImageOptions) -> None:
     """The image, how to run it, and what is proven; then exit 5 where verification failed."""
     if options.json:
-        print_json(result.as_json())
+        print_json(result.document())
     else:
         if not result.failed:
             console.say(f"\n{result.started.text()}\n")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.engines.overlay import Overlay, overlay_of
+from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from builder.engines.model import BuiltImage
@@ -22,53 +24,53 @@ RUN = (
 )
 
 
+class RunBlock(Part, frozen=True, kw_only=True):
+    """What starts vLLM with what was built: ``before`` once, then ``command``."""
+
+    before: Annotated[
+        tuple[Text, ...], Meta(description="commands that make or fetch the image first")
+    ]
+    command: Text
+    serve: Annotated[
+        Text, Meta(description="the same inside a container, or where vLLM is installed")
+    ]
+    moe_flags: Annotated[
+        tuple[Text, ...],
+        Meta(description="what MoE models that the profile supports take besides"),
+    ]
+    env: Annotated[dict[str, str], Meta(description="what the image sets")]
+    dockerfile: Annotated[
+        Text,
+        Meta(description="where the Dockerfile that puts an overlay onto its image was written"),
+    ] = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunCommands:
-    """What a new owner types, in this order: ``before`` once, then ``command``."""
+    """What a new owner types, and what it is about."""
 
-    #: commands that make or fetch the image, where ``docker run`` cannot take what was built
-    before: tuple[str, ...]
-    command: str
-    #: the same inside a container, or where vLLM is installed
-    serve: str
-    #: what MoE models that the profile supports take besides
-    moe_flags: tuple[str, ...]
-    #: variables that the image sets for this release
-    env: Mapping[str, str] = field(default_factory=dict)
+    block: RunBlock
     overlay: Overlay | None = None
-    dockerfile: Path | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The block in the document of ``image``."""
-        value: dict[str, Any] = {
-            "before": list(self.before),
-            "command": self.command,
-            "serve": self.serve,
-            "moe_flags": list(self.moe_flags),
-            "env": dict(self.env),
-        }
-        if self.dockerfile is not None:
-            value["dockerfile"] = str(self.dockerfile)
-        return value
 
     def text(self) -> str:
         """The block for people."""
         lines: list[str] = []
+        block = self.block
         if self.overlay is not None:
             lines += [
                 "This is an overlay: the changed files alone. It does not run by itself.",
                 f"The image is made of {self.overlay.base} and the overlay:",
-                *(f"    {command}" for command in self.before),
+                *(f"    {command}" for command in block.before),
             ]
-            if self.dockerfile is None:
+            if not block.dockerfile:
                 lines += ["", *(f"    {line}" for line in self.overlay.dockerfile.splitlines())]
-        elif self.before:
-            lines += ["Bring it to the Spark:", *(f"    {command}" for command in self.before)]
-        lines += ["Run it:", f"    {self.command}"]
-        if self.moe_flags:
-            lines.append(f"  MoE models that the profile supports: add {' '.join(self.moe_flags)}")
-        if self.env:
-            settings = " ".join(f"{name}={value}" for name, value in sorted(self.env.items()))
+        elif block.before:
+            lines += ["Bring it to the Spark:", *(f"    {command}" for command in block.before)]
+        lines += ["Run it:", f"    {block.command}"]
+        if block.moe_flags:
+            lines.append(f"  MoE models that the profile supports: add {' '.join(block.moe_flags)}")
+        if block.env:
+            settings = " ".join(f"{name}={value}" for name, value in sorted(block.env.items()))
             lines.append(f"  The image sets: {settings}")
         return "\n".join(lines)
 
@@ -91,12 +93,12 @@ def run_commands(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = N
         brought = ["spark-build", "distribute", built.pinned, "SPARK", "--tag", image]
         before = (shlex.join(brought),)
     serve = serve_line(plan)
-    return RunCommands(
+    block = RunBlock(
         before=before,
         command=f"{RUN} {shlex.quote(image)} {serve.removeprefix('vllm ')}",
         serve=serve,
         moe_flags=tuple(plan.moe_serve_flags),
-        env=plan.env,
-        overlay=overlay,
-        dockerfile=dockerfile,
+        env=dict(plan.env),
+        dockerfile=str(dockerfile or ""),
     )
+    return RunCommands(block=block, overlay=overlay)

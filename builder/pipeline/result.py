@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
+
+from msgspec.structs import asdict
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.errors import Exit, SparkBuildError
-from builder.util.documents import plain
+from builder.pipeline.documents import (
+    Built,
+    BuiltLayer,
+    IndexDocument,
+    NotVerified,
+    PlatformLayer,
+    PlatformsVerified,
+    UnverifiedImage,
+    VerifiedImage,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from builder.bases.model import Base
+    from builder.documents.plan import State
     from builder.engines.model import BuiltImage
     from builder.engines.runcommands import RunCommands
     from builder.model import BuildPlan
@@ -35,14 +47,13 @@ def plans_digest(entries: Sequence[PlatformPlan]) -> str:
     return f"sha256:{sha256_hex(canonical_json(plans))}"
 
 
-def layer_rows(plan: BuildPlan, built: BuiltImage) -> list[dict[str, Any]]:
+def _layers(entry: PlatformPlan, built: BuiltImage) -> Iterator[BuiltLayer]:
     """Name and state of each layer; of one that was applied, whether it was made anew."""
-    rows: list[dict[str, Any]] = []
-    for decision in plan.decisions:
-        row: dict[str, Any] = {"name": decision.name, "state": decision.outcome.state}
-        cached = built.cached.get((plan.base.platform.oci, decision.name))
-        rows.append(row if cached is None else {**row, "cached": cached})
-    return rows
+    platform = entry.plan.base.platform.oci
+    for decision in entry.plan.decisions:
+        state = cast("State", decision.outcome.state)
+        cached = built.cached.get((platform, decision.name))
+        yield BuiltLayer(name=decision.name, state=state, cached=cached)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,49 +81,44 @@ class BuildResult:
         """Every platform was verified, and passed."""
         return bool(self.reports) and not self.failed
 
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``image --json``."""
-        image = {
-            "image": self.built.ref,
-            "digest": self.built.digest,
-            "engine": self.built.engine,
-            "added_bytes": self.built.added_bytes,
-            "timings": {name: round(seconds, 3) for name, seconds in self.timings.items()},
-            "run": self.started.as_json(),
-        }
-        if self.is_index:
-            return {"schema": 1, **self._index_json(), **image}
+    def document(self) -> VerifiedImage | UnverifiedImage | IndexDocument:
+        """What ``image --json`` prints."""
         plan = self.entries[0].plan
-        value = {
-            "schema": 1,
-            "plan_digest": plan.digest,
-            **image,
-            "layers": layer_rows(plan, self.built),
-            "verify": plain(self.reports[0].document())
-            if self.reports
-            else {"passed": False, "checks": [], "not_run": 1},
-        }
-        return {**value, "overlay": True} if plan.base.kind == "pypi" else value
+        image = Built(
+            plan_digest=plans_digest(self.entries) if self.is_index else plan.digest,
+            image=self.built.ref,
+            digest=self.built.digest,
+            engine=self.built.engine,
+            added_bytes=self.built.added_bytes,
+            timings={name: round(seconds, 3) for name, seconds in self.timings.items()},
+            run=self.started.block,
+        )
+        common = asdict(image)
+        if self.is_index:
+            return IndexDocument(
+                **common,
+                plans=tuple(entry.plan.document for entry in self.entries),
+                layers=tuple(
+                    PlatformLayer(**asdict(layer), platform=entry.platform)
+                    for entry in self.entries
+                    for layer in _layers(entry, self.built)
+                ),
+                verify=self._platforms(),
+            )
+        overlay = plan.base.kind == "pypi"
+        layers = tuple(_layers(self.entries[0], self.built))
+        if not self.reports:
+            return UnverifiedImage(**common, layers=layers, overlay=overlay, verify=NotVerified())
+        report = self.reports[0].document()
+        return VerifiedImage(**common, layers=layers, overlay=overlay, verify=report)
 
-    def _index_json(self) -> dict[str, Any]:
-        verdicts = {
-            entry.platform: plain(report.verdict())
-            for entry, report in zip(self.entries, self.reports, strict=False)
-        }
-        return {
-            "plan_digest": plans_digest(self.entries),
-            "plans": [entry.plan.as_json() for entry in self.entries],
-            "layers": [
-                {**row, "platform": entry.platform}
-                for entry in self.entries
-                for row in layer_rows(entry.plan, self.built)
-            ],
-            "verify": {
-                "passed": self.passed,
-                "checks": [plain(c) for report in self.reports for c in report.checks],
-                "verdicts": verdicts,
-            },
-        }
+    def _platforms(self) -> PlatformsVerified:
+        pairs = zip(self.entries, self.reports, strict=False)
+        return PlatformsVerified(
+            passed=self.passed,
+            checks=tuple(check for report in self.reports for check in report.checks),
+            verdicts={entry.platform: report.verdict() for entry, report in pairs},
+        )
 
     def refuse_failed(self) -> None:
         """Raise where verification failed.

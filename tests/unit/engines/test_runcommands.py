@@ -45,35 +45,35 @@ def test_the_flags_are_those_of_the_release() -> None:
 
 def test_an_image_in_a_docker_engine_runs_by_its_name() -> None:
     found = run_commands(plan_of(), built(NAME))
-    assert found.before == ()
-    assert words_after(found.command, "--entrypoint") == [
+    assert found.block.before == ()
+    assert words_after(found.block.command, "--entrypoint") == [
         *("vllm", NAME, "serve", "MODEL", "--linear-backend", "marlin")
     ]
-    assert "--gpus all" in found.command
-    assert found.env == {"VLLM_NVFP4_GEMM_BACKEND": "marlin"}
+    assert "--gpus all" in found.block.command
+    assert found.block.env == {"VLLM_NVFP4_GEMM_BACKEND": "marlin"}
     assert "The image sets: VLLM_NVFP4_GEMM_BACKEND=marlin" in found.text()
 
 
 def test_a_pushed_image_runs_by_its_digest() -> None:
     made = built("h.example/me/x:1", target=f"docker://h.example/me/x:1@{DIGEST}")
     found = run_commands(plan_of(), made)
-    assert words_after(found.command, "vllm")[0] == f"h.example/me/x:1@{DIGEST}"
+    assert words_after(found.block.command, "vllm")[0] == f"h.example/me/x:1@{DIGEST}"
 
 
 def test_an_image_in_a_layout_is_brought_to_the_spark_first() -> None:
     found = run_commands(plan_of(), built("oci:my out", name=NAME, target=f"oci:my out@{DIGEST}"))
-    assert shlex.split(found.before[0]) == [
+    assert shlex.split(found.block.before[0]) == [
         *("spark-build", "distribute", f"oci:my out@{DIGEST}", "SPARK", "--tag", NAME)
     ]
-    assert words_after(found.command, "vllm")[0] == NAME
-    assert "oci:" not in found.command, "Docker knows no layouts"
+    assert words_after(found.block.command, "vllm")[0] == NAME
+    assert "oci:" not in found.block.command, "Docker knows no layouts"
 
 
 def test_moe_models_take_more_flags() -> None:
     found = run_commands(
         plan_of(variant={"moe-serve-flags": ["--moe-backend", "marlin"]}), built(NAME)
     )
-    assert found.moe_flags == ("--moe-backend", "marlin")
+    assert found.block.moe_flags == ("--moe-backend", "marlin")
     assert "add --moe-backend marlin" in found.text()
     assert "MoE" not in run_commands(plan_of(), built(NAME)).text()
 
@@ -85,16 +85,16 @@ def test_an_overlay_becomes_an_image_first(tmp_path: Path, name: str) -> None:
     path = write_dockerfile(plan, made)
     assert path == tmp_path / "my out.Dockerfile"
     found = run_commands(plan, made, path)
-    (build,) = found.before
+    (build,) = found.block.before
     words = shlex.split(build)
     context = f"overlay=oci-layout://{out}:overlay@{made.digest}"
     assert words[words.index("--build-context") + 1] == context
     assert words[words.index("--platform") + 1] == "linux/arm64"
     assert words[-1] == f"<{path}"
-    assert words[words.index("-t") + 1] == words_after(found.command, "vllm")[0]
+    assert words[words.index("-t") + 1] == words_after(found.block.command, "vllm")[0]
     assert "overlay: the changed files alone" in found.text()
     assert "COPY --from=overlay / /" in path.read_text()
-    assert found.as_json()["dockerfile"] == str(path)
+    assert found.block.dockerfile == str(path)
 
 
 def test_an_overlay_in_a_docker_engine_or_registry_shows_its_dockerfile() -> None:

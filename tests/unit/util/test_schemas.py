@@ -57,7 +57,6 @@ def test_a_schema_is_one_and_complete_in_itself(name: str) -> None:
     value = schema(name)
     jsonschema.Draft202012Validator.check_schema(value)
     assert value["$id"] == f"urn:spark-build:schema:{name}:{VERSIONS.get(name, 1)}"
-    assert "definitions.json" not in json.dumps(value)
     for reference in references(value):
         assert reference.removeprefix("#/$defs/") in value["$defs"]
     assert set(value["$defs"]) == {r.removeprefix("#/$defs/") for r in references(value)}
@@ -100,8 +99,8 @@ def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> 
     assert value["names"] == names()
     assert run(["schema", "verfy"]) == 2
     assert "did you mean 'verify'?" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="no schema 'definitions'"):
-        schema("definitions")
+    with pytest.raises(UsageError, match="no schema 'plans'; did you mean 'plan'"):
+        schema("plans")
 
 
 # --------------------------------------------------------------------------------- true documents
@@ -162,7 +161,12 @@ def test_errors_are_as_every_schema_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("compile-run", "compile-show"), ("compile-wheel", "compile-wheel-plan")]
+    ("name", "other"),
+    [
+        ("image", "image-index"),
+        ("compile-run", "compile-show"),
+        ("compile-wheel", "compile-wheel-plan"),
+    ],
 )
 def test_the_schema_of_a_command_takes_all_that_it_prints(name: str, other: str) -> None:
     assert document_of([*name.split("-"), "--dry-run", "--json"]) == name
@@ -171,17 +175,71 @@ def test_the_schema_of_a_command_takes_all_that_it_prints(name: str, other: str)
     assert instead["$defs"].items() <= whole["$defs"].items()
 
 
-def test_the_schema_of_image_takes_an_index() -> None:
-    own, instead = schema("image")["anyOf"]
-    assert instead == {k: v for k, v in schema("image-index").items() if k in instead}
-    assert own != instead
-
-
 def test_what_image_prints_without_building_is_in_its_schema() -> None:
     validated("image", plan())
     validated("image", {"schema": 1, "plan_digest": DIGEST, "dockerfile": "FROM scratch\n"})
     assert not validator("image").is_valid({**plan(), "colour": "green"})
     assert not validator("image").is_valid({**plan(), "image": "oci:out"}), "half of what was built"
+
+
+def built(**more: Any) -> dict[str, Any]:
+    """What ``image --json`` prints of an image, besides its evidence."""
+    run = {"before": [], "command": "docker run x", "serve": "vllm serve", "moe_flags": []}
+    return {
+        "schema": 1,
+        "plan_digest": DIGEST,
+        "image": "oci:out",
+        "digest": DIGEST,
+        "engine": "oci",
+        "added_bytes": 1,
+        "timings": {"plan": 0.1},
+        "run": {**run, "env": {}},
+        "layers": [{"name": "fix", "state": "needed", "cached": False}],
+        **more,
+    }
+
+
+UNVERIFIED = {"passed": False, "checks": [], "not_run": 1}
+
+
+def test_an_image_with_and_without_evidence_is_in_its_schema() -> None:
+    validated("image", built(verify=UNVERIFIED))
+    validated("image", built(verify=UNVERIFIED, overlay=True))
+    validated("image", built(verify=plain(report().document())))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verify": {**UNVERIFIED, "passed": True}},
+        {"verify": {**UNVERIFIED, "checks": [{}]}},
+        {"verify": {"passed": True, "checks": [], "verdicts": {}}},
+        {"verify": None},
+        {"overlay": False},
+        {"layers": [{"name": "fix", "state": "done"}]},
+        {"run": {}},
+        {"timings": {"plan": -1}},
+        {"plans": []},
+    ],
+    ids=str,
+)
+def test_a_broken_image_is_refused(change: dict[str, Any]) -> None:
+    assert not validator("image").is_valid(built(**{"verify": UNVERIFIED, **change}))
+
+
+def test_an_index_names_the_platform_of_each_layer_and_plan() -> None:
+    row = {"name": "fix", "state": "needed", "platform": "linux/arm64"}
+    verify = {"passed": False, "checks": [], "verdicts": {}}
+    index = built(plans=[plan()], layers=[row], verify=verify)
+    for name in ("image", "image-index"):
+        validated(name, index)
+        validated(name, {key: index[key] for key in ("schema", "plan_digest", "plans", "timings")})
+        for broken in (
+            {**index, "plans": []},
+            {**index, "layers": [{"name": "fix", "state": "needed"}]},
+            {key: value for key, value in index.items() if key != "digest"},
+        ):
+            assert not validator(name).is_valid(broken)
 
 
 # ------------------------------------------------------------------------------ broken documents

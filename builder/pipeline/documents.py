@@ -1,0 +1,113 @@
+"""What ``image`` prints with ``--json``: what was built, or with --dry-run what would be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from builder.documents.plan import PlanDocument, State
+from builder.engines.runcommands import RunBlock
+from builder.util.documents import Count, Digest, Document, Part, Seconds, Text, always
+from builder.verify.model import Check, ReportDocument
+from builder.verify.verdict import Verdict
+
+Timings = Annotated[dict[str, Seconds], Meta(description="seconds by step")]
+Plans = Annotated[tuple[PlanDocument, ...], Meta(min_length=1, description="one plan a platform")]
+
+
+class BuiltLayer(Part, frozen=True, kw_only=True):
+    """A layer of the plan."""
+
+    name: Text
+    state: State
+    cached: Annotated[
+        bool | None,
+        Meta(description="of a layer that was applied: whether an earlier build's was taken"),
+    ] = None
+
+
+class PlatformLayer(BuiltLayer, frozen=True, kw_only=True):
+    """A layer of the plan for one platform."""
+
+    platform: Text
+
+
+class NotVerified(Part, frozen=True, kw_only=True):
+    """What stands for the evidence where none was asked for."""
+
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "allOf": [{"properties": {"passed": {"const": False}, "checks": {"maxItems": 0}}}]
+    }
+
+    passed: bool = always(False)
+    checks: tuple[Check, ...] = always(())
+    not_run: Count = always(1)
+
+
+class PlatformsVerified(Part, frozen=True, kw_only=True):
+    """The evidence on each platform."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+    verdicts: Annotated[dict[str, Verdict], Meta(description="one a platform")]
+
+
+class Built(Document, frozen=True, kw_only=True):
+    """What was built."""
+
+    plan_digest: Digest
+    image: Text
+    digest: Digest
+    engine: Text
+    added_bytes: Count
+    timings: Timings
+    run: RunBlock
+
+
+class ImageDocument(Built, frozen=True, kw_only=True):
+    """An image that was built."""
+
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "allOf": [{"properties": {"overlay": {"const": True}}}]
+    }
+
+    layers: tuple[BuiltLayer, ...]
+    overlay: Annotated[
+        bool, Meta(description="the changed files alone, which are no image that runs")
+    ] = False
+
+
+class VerifiedImage(ImageDocument, frozen=True, kw_only=True):
+    """An image that was built and verified."""
+
+    verify: ReportDocument
+
+
+class UnverifiedImage(ImageDocument, frozen=True, kw_only=True):
+    """An image that was built and not verified."""
+
+    verify: NotVerified
+
+
+class IndexDocument(Built, frozen=True, kw_only=True):
+    """An index that was built, each entry planned by itself."""
+
+    plans: Plans
+    layers: tuple[PlatformLayer, ...]
+    verify: PlatformsVerified
+
+
+class IndexPlans(Document, frozen=True, kw_only=True):
+    """The plans of an index, with --dry-run."""
+
+    plan_digest: Digest
+    plans: Plans
+    timings: Timings
+
+
+class DockerfileText(Document, frozen=True, kw_only=True):
+    """What ``image --print-dockerfile`` prints."""
+
+    plan_digest: Digest
+    dockerfile: Text
