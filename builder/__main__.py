@@ -98,13 +98,13 @@ def _interrupted(words: list[str]) -> int:
     from builder.util.deadline import limit_over
 
     if said := limit_over():
-        hint = "a longer --time-limit; what was read and finished so far is kept in the cache"
+        hint = "use a longer --time-limit; completed work is reused from the cache"
         return _report(words, Exit.BUILD_FAILED, said, hint)
     by = shutdown.ended_by()
     name = by.name if by else ""
     what = f"ended by {name}" if name in _ENDED else "interrupted"
     code = _ENDED.get(name, Exit.INTERRUPTED)
-    return _report(words, code, f"{what}; nothing half-written was left", again())
+    return _report(words, code, f"{what}; no partial output was left", again())
 
 
 def _is_interruption(error: BaseException | None) -> bool:
@@ -142,7 +142,7 @@ def _unexpected(words: list[str], error: Exception) -> int:
         return _report(words, Exit.USAGE, *said)
     kind = type(error).__name__
     return _report(
-        words, Exit.BUG, f"a bug of spark-build: {kind}: {error}", "the same with --debug"
+        words, Exit.BUG, f"internal error: {kind}: {error}", "run the same command with --debug"
     )
 
 
@@ -150,8 +150,9 @@ def main() -> None:
     """Console entry point."""
     shutdown.handle_signals()
     if streams.watch():
-        hint = shlex.join(["spark-build", *sys.argv[1:]]) + " > /dev/null, if nobody reads it"
-        sys.exit(_report([], Exit.USAGE, "stdout is closed, and the result goes there", hint))
+        command = shlex.join(["spark-build", *sys.argv[1:]])
+        hint = f"{command} > /dev/null, if the result is not needed"
+        sys.exit(_report([], Exit.USAGE, "stdout is closed, so the result cannot be printed", hint))
     with shutdown.own_temporary_folder():
         code = run()
         shutdown.end_what_we_started()

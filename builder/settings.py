@@ -40,21 +40,19 @@ class Variable(NamedTuple):
         return self.name in _now()
 
 
-CACHE = Variable("SPARK_BUILD_CACHE", "where wheels, sandboxes and index pages are kept")
+CACHE = Variable("SPARK_BUILD_CACHE", "cache directory (wheels, sandboxes, index pages)")
 PATCHES = Variable("SPARK_BUILD_PATCHES", "more directories of layer folders")
-LOCK = Variable("SPARK_BUILD_LOCK", "the lock file, instead of the project's")
-TIME_LIMIT = Variable("SPARK_BUILD_TIME_LIMIT", "how long 'image' may take")
-EPOCH = Variable("SOURCE_DATE_EPOCH", "time stamp of everything in an image; part of the plan")
+LOCK = Variable("SPARK_BUILD_LOCK", "lock file to use instead of the project's")
+TIME_LIMIT = Variable("SPARK_BUILD_TIME_LIMIT", "time limit of 'image'")
+EPOCH = Variable("SOURCE_DATE_EPOCH", "time stamp of all files in an image; part of the plan")
 
 DOCKER = Variable("SPARK_BUILD_DOCKER", "the docker client to build with")
 DOCKER_HOST = Variable("DOCKER_HOST", "the Docker Engine")
 BUILDER = Variable("SPARK_BUILD_BUILDER", "the buildx builder or BuildKit daemon to build on")
-KEEP_CONTAINER = Variable(
-    "SPARK_BUILD_KEEP_CONTAINER", "set: containers are not removed, to look inside"
-)
+KEEP_CONTAINER = Variable("SPARK_BUILD_KEEP_CONTAINER", "if set, keep containers for inspection")
 
 NVCC = Variable("SPARK_BUILD_NVCC", "the nvcc to compile with, or: wheels")
-TORCH = Variable("SPARK_BUILD_TORCH", "version of torch that verification imports")
+TORCH = Variable("SPARK_BUILD_TORCH", "torch version used for verification")
 TORCH_INDEX = Variable("SPARK_BUILD_TORCH_INDEX", "package index with CPU builds of torch")
 KEEP_LAUNCHES = Variable(
     "SPARK_BUILD_KEEP_LAUNCHES", "an empty directory: keep there what level numbers runs"
@@ -63,7 +61,7 @@ REAL_EXTENSIONS = Variable(
     "SPARK_BUILD_REAL_EXTENSIONS", "1: sandboxes load vLLM's real operator library"
 )
 
-REGISTRY = Variable("SPARK_BUILD_REGISTRY", "host that the user name and password are for")
+REGISTRY = Variable("SPARK_BUILD_REGISTRY", "registry host for the user name and password")
 REGISTRY_USER = Variable("SPARK_BUILD_REGISTRY_USER", "user name for SPARK_BUILD_REGISTRY")
 REGISTRY_PASSWORD = Variable(
     "SPARK_BUILD_REGISTRY_PASSWORD", "password or token for SPARK_BUILD_REGISTRY", secret=True
@@ -71,12 +69,14 @@ REGISTRY_PASSWORD = Variable(
 PLAIN_HTTP = Variable("SPARK_BUILD_PLAIN_HTTP", "registries to reach over plain http")
 
 FORGE = Variable("SPARK_BUILD_FORGE", "host or API address of the forge (default: GitHub)")
-FORGE_CLONE = Variable("SPARK_BUILD_FORGE_CLONE", "local clones that answer for their repositories")
+FORGE_CLONE = Variable("SPARK_BUILD_FORGE_CLONE", "local clones to use instead of the forge")
 FORGE_TOKEN = Variable("SPARK_BUILD_FORGE_TOKEN", "token for SPARK_BUILD_FORGE", secret=True)
 GITHUB_TOKEN = Variable("GITHUB_TOKEN", "token for GitHub", secret=True)
 GH_TOKEN = Variable("GH_TOKEN", "token for GitHub", secret=True)
-GITHUB_API_URL = Variable("GITHUB_API_URL", "another server that GITHUB_TOKEN and GH_TOKEN are for")
-GH_HOST = Variable("GH_HOST", "another server that GITHUB_TOKEN and GH_TOKEN are for")
+GITHUB_API_URL = Variable(
+    "GITHUB_API_URL", "another server that may receive GITHUB_TOKEN and GH_TOKEN"
+)
+GH_HOST = Variable("GH_HOST", "another server that may receive GITHUB_TOKEN and GH_TOKEN")
 
 #: Read by ``bootstrap.py``, which cannot import this, and by the tests.
 _OF_A_CHECKOUT = (

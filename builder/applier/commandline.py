@@ -39,7 +39,7 @@ def find_site_packages() -> Path:
     raise ApplyError(
         f"vllm is not installed for {sys.executable}",
         EXIT_MISSING,
-        "set VLLM_SITE_PACKAGES to the directory that holds it",
+        "set VLLM_SITE_PACKAGES to the directory with vllm",
     )
 
 
@@ -63,7 +63,10 @@ def _apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Path) -
     outcomes = apply_layers(root, layers, sources, Target.here(), report)
     for name, value in env_of(DirTree(root)).items():
         if os.environ.get(name, value) != value:
-            say(f"warning: {name}={os.environ[name]} is set here and wins over {value}")
+            say(
+                f"warning: {name}={os.environ[name]} is set in this environment and overrides "
+                f"{value}"
+            )
         say(f"  default        {name}={value}  (by {ENV_PTH}, for every Python that starts here)")
     flags = [flag for outcome in outcomes for flag in outcome.serve_flags]
     moe = [flag for outcome in outcomes for flag in outcome.moe_serve_flags]
@@ -99,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = Path(options.root) if options.root else find_site_packages()
         if options.command == "finish":
             removed = finish(root, Path(options.owners) if options.owners else None)
-            say(f"spark-build: {len(removed)} files taken away, the others are as recorded")
+            say(f"spark-build: {len(removed)} files removed, the others match their records")
             return 0
         bundle = _read_bundle(options.layers) if options.command != "status" else {}
         if options.command == "apply":

@@ -41,7 +41,7 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
     tree = DirTree(root)
     receipts = receipts_of(tree)
     if not receipts:
-        raise ApplyError(f"{root} holds no receipts: nothing was copied here", EXIT_USAGE)
+        raise ApplyError(f"{root} has no receipts, so no layer was copied here", EXIT_USAGE)
     final = final_digests(receipts)
     removed = []
     for path in leftovers(tree, final):
@@ -53,7 +53,7 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
     _true_records(root, receipts, [path for path in removed if path.endswith(".pyc")])
     wrong = [path for path, digest in final.items() if tree.digest(path) != digest]
     if wrong:
-        raise ApplyError(f"{len(wrong)} files are not what their receipt says: {wrong[0]}")
+        raise ApplyError(f"{len(wrong)} files do not match their receipts: {wrong[0]}")
     if owners is not None:
         _restore_owners(owners)
     return removed

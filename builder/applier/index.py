@@ -108,7 +108,9 @@ class IndexSources:
             with urllib.request.urlopen(request, timeout=120) as response:
                 data: bytes = response.read()
             if response.status != 206 or len(data) != stop - start:
-                raise ApplyError(f"{pin['filename']}: the index does not serve ranges", EXIT_REMOTE)
+                raise ApplyError(
+                    f"{pin['filename']}: the index does not support range requests", EXIT_REMOTE
+                )
             return data
 
         head = urllib.request.Request(url, method="HEAD")

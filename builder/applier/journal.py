@@ -43,7 +43,7 @@ class Journal:
             ) from error
         if not taken:
             raise ApplyError(
-                f"{self.root}: another spark-build is writing here",
+                f"{self.root}: another spark-build is writing to it",
                 EXIT_USAGE,
                 "wait for it to end, then run the same command again",
             )
@@ -203,7 +203,7 @@ class Journal:
                 raise ApplyError(
                     f"{path} of an interrupted change is damaged",
                     EXIT_DRIFT,
-                    f"remove {self.state}, and install the packages again",
+                    f"remove {self.state}, then reinstall the packages",
                 )
         entries: list[dict[str, Any]] = journal
         return entries

@@ -43,7 +43,7 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     tool = shutil.which("cuobjdump") or (str(beside) if os.access(beside, os.X_OK) else None)
     if tool is None:
         raise ApplyError(
-            f"what {file} is compiled for cannot be read: there is no cuobjdump here",
+            f"the architectures of {file} cannot be read: cuobjdump is not installed",
             EXIT_MISSING,
             "pip install nvidia-cuda-cuobjdump",
         )
@@ -59,7 +59,7 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if done.returncode:
         raise ApplyError(f"cuobjdump cannot read {file}: {done.stderr.strip()[-300:]}")
     if "FUNC" in done.stdout and not _CODE_KERNEL.search(done.stdout):
-        raise ApplyError(f"what {tool} lists of {file} is in no form that is known")
+        raise ApplyError(f"what {tool} lists of {file} is in an unknown format")
     parts = _CODE_IMAGE.split(done.stdout)
     pattern = re.compile(wanted["symbol"])
     found: dict[str, set[str]] = {}

@@ -52,7 +52,7 @@ def receipts_of(tree: Tree) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise ApplyError(
                 f"receipt {RECEIPTS}/{name} is damaged: {error}",
-                hint="install the packages that it is about again",
+                hint="reinstall the affected packages",
             ) from None
     return sorted(found, key=lambda receipt: (receipt["sequence"], receipt["layer"]))
 
@@ -62,7 +62,7 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
     held = receipt if isinstance(receipt, dict) else {}
     wrong = [key for key, kind in _FIELDS.items() if not isinstance(held.get(key, ...), kind)]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is missing, or of another type")
+        raise ValueError(f"{wrong[0]!r} is missing or has the wrong type")
     if f"{held['layer']}.json" != name:
         raise ValueError(f"it is of layer {held['layer']!r}")
     texts = [*held["env"].values(), *held["serve_flags"], *held["moe_serve_flags"]]
@@ -77,7 +77,7 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
         if not _RECORD.fullmatch(path) or not _is_record_entry(entry):
             raise ValueError(f"what it says of {path!r} cannot be")
     if records and not isinstance(held.get("package"), str):
-        raise ValueError("'package' is missing, or of another type")
+        raise ValueError("'package' is missing or has the wrong type")
     return held
 
 

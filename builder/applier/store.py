@@ -131,9 +131,9 @@ class Store(Journal):
             if edited:
                 raise ApplyError(
                     f"{edited[0]} was changed after layer {receipt['layer']} was applied; "
-                    "reverting would lose that",
+                    f"reverting would lose that edit",
                     EXIT_DRIFT,
-                    "look at the file, then use --force to put the original back all the same",
+                    "check the file, then use --force to restore the original anyway",
                 )
 
     def _refuse_lost(self, going: Sequence[Any]) -> None:
@@ -144,7 +144,7 @@ class Store(Journal):
                 needed = before is not None and tree.digest(path) != before
                 if needed and backup.digest(before) != before:
                     raise ApplyError(
-                        f"the original of {path} is lost or damaged in {backup.root}",
+                        f"the original of {path} is missing or damaged in {backup.root}",
                         EXIT_DRIFT,
                         f"install {path.split('/')[0]} again",
                     )

@@ -30,7 +30,7 @@ def version_matches(version: str, specifier: str) -> bool:
             from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[assignment]
         except ImportError:
             raise ApplyError(
-                "this interpreter has neither 'packaging' nor pip, so versions cannot be compared",
+                "this Python has neither 'packaging' nor pip, so versions cannot be compared",
                 EXIT_MISSING,
                 f"{sys.executable} -m ensurepip",
             ) from None

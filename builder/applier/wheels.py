@@ -37,7 +37,7 @@ def wheel_members(archive: zipfile.ZipFile) -> list[Member]:
     for info in names:
         path = info.filename
         if path.startswith("/") or ".." in path.split("/"):
-            raise ApplyError(f"wheel member {path!r} points out of the tree", EXIT_REMOTE)
+            raise ApplyError(f"wheel member {path!r} points outside of the tree", EXIT_REMOTE)
         digest = hashes.get(path)
         if digest is None:
             if path.endswith((".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):

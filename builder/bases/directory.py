@@ -27,7 +27,7 @@ def find_site_packages(path: Path) -> Path:
         if any(candidate.glob("vllm-*.dist-info/METADATA")):
             return candidate.resolve()
     raise UsageError(
-        f"{path} holds no vllm (no vllm-*.dist-info in it or in its lib/python3*/site-packages)",
+        f"{path} has no vllm (no vllm-*.dist-info in it or in its lib/python3*/site-packages)",
         hint="name the directory that 'python -c \"import vllm; print(vllm.__path__)\"' lies in",
     )
 

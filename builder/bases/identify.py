@@ -43,7 +43,8 @@ def identify(request: BaseRequest) -> Base:
             raise  # nobody meant a Docker Engine
         more = f"; {error.hint}" if error.hint else ""
         raise RemoteError(
-            f"no Docker Engine answers that could have {rest}, and its registry did not give it: "
+            f"no Docker Engine is running that could have {rest}, and it could not be read from "
+            f"its registry: "
             f"{error}",
             hint=f"start the engine, or name the registry: docker://HOST/{rest}{more}",
         ) from None

@@ -94,7 +94,7 @@ def _ask(client: Any, ref: str, request: BaseRequest) -> dict[str, Any]:
         output = engine.run(client, ref, ["/bin/sh", "-c", _FIND_PYTHON], env=env, user="0")
     except BuildFailed as error:
         if "exited 97" in str(error):
-            raise UsageError(f"image {ref} holds no Python that has vllm") from None
+            raise UsageError(f"image {ref} has no Python with vllm") from None
         raise
     answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return answer

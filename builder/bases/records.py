@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
 
 _SHA256 = 64
-_REINSTALL = "use a base in which pip or uv has installed vllm as a wheel"
+_REINSTALL = "use a base where pip or uv installed vllm from a wheel"
 
 
 def recorded(data: bytes | None, where: str) -> list[str]:
@@ -31,7 +31,7 @@ def recorded(data: bytes | None, where: str) -> list[str]:
     ours = dist is not None and dist.name == "vllm"
     if data is None:
         if ours:
-            raise UsageError(f"{where} has no RECORD, so nobody knows its files", hint=_REINSTALL)
+            raise UsageError(f"{where} has no RECORD, so its files are unknown", hint=_REINSTALL)
         return []
     try:
         rows = parse_record(data)

@@ -131,7 +131,7 @@ class ReleasedFiles:
                 assert wheel is not None
                 console.detail(f"{file.filename}: {len(wheel.members)} files")
             except (SparkBuildError, ApplyError) as error:
-                console.detail(f"{name} is not to be had from the package index: {error}")
+                console.detail(f"{name} is not available from the package index: {error}")
                 wheel = None
             self._wheels[name] = wheel
         return self._wheels[name]

@@ -87,7 +87,7 @@ def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[st
         if "vllm" in found:
             break
     else:
-        raise UsageError(f"image {ref} holds no Python that has vllm")
+        raise UsageError(f"image {ref} has no Python with vllm")
     site = found["vllm"][0]
     tops: dict[str, bool] = {}
     for name, (root, _, owned) in found.items():

@@ -27,7 +27,7 @@ class KindRow(Part, frozen=True, kw_only=True):
     entries: Count
     bytes: Count
     oldest_use: Annotated[
-        Moment | None, Meta(description="last use of the entry that was unused the longest")
+        Moment | None, Meta(description="last use of the least recently used entry")
     ]
     last_use: Moment | None
     prunable: bool
@@ -73,9 +73,9 @@ class Removal(Document, frozen=True, kw_only=True):
     dry_run: bool
     removed: Annotated[tuple[RemovedEntry, ...], Meta(min_length=1)]
     freed_bytes: Count
-    kept_bytes: Annotated[Count, Meta(description="bytes of the same kinds that stay")]
+    kept_bytes: Annotated[Count, Meta(description="bytes of the same kinds that are kept")]
     in_use: Annotated[
-        Count, Meta(description="entries that stay because other runs may be using them")
+        Count, Meta(description="entries that were kept because other runs may be using them")
     ]
 
     @classmethod

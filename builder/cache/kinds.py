@@ -36,31 +36,38 @@ class CacheKind:
 KINDS = (
     CacheKind("wheels", ("wheels",), "released wheels, and files read out of them"),
     CacheKind("index", ("index",), "pages of the package index", _PAGE),
-    CacheKind("pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and what they were at"),
-    CacheKind("layers", ("layers",), "what the layers of base images hold"),
-    CacheKind("blobs", ("blobs",), "finished layers of ours"),
-    CacheKind("sandboxes", ("sandbox",), "environments that verification runs in"),
-    CacheKind("trees", ("trees",), "Python files of targets, laid out"),
-    CacheKind("dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, for this machine"),
-    CacheKind("codegen", ("codegen",), "results of compiled kernels"),
-    CacheKind("numbers", ("numbers",), "results of kernels run without a device"),
-    CacheKind("binaries", ("binaries",), "what compiled modules hold"),
-    CacheKind("operators", ("operators",), "operator libraries out of wheels"),
-    CacheKind("sources", ("sources",), "source archives of releases"),
-    CacheKind("headers", ("headers",), "headers to compile with", _HEADERS),
     CacheKind(
-        "toolkits", ("toolkits",), "CUDA compilers out of wheels, and what images have of one"
+        "pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and their state when fetched"
+    ),
+    CacheKind("layers", ("layers",), "indexes of base image layers"),
+    CacheKind("blobs", ("blobs",), "finished image layers"),
+    CacheKind("sandboxes", ("sandbox",), "environments for verification"),
+    CacheKind("trees", ("trees",), "extracted Python files of targets"),
+    CacheKind(
+        "dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, adapted to this machine"
+    ),
+    CacheKind("codegen", ("codegen",), "results of compiled kernels"),
+    CacheKind("numbers", ("numbers",), "results of kernels run without a GPU"),
+    CacheKind("binaries", ("binaries",), "summaries of compiled modules"),
+    CacheKind("operators", ("operators",), "operator libraries from wheels"),
+    CacheKind("sources", ("sources",), "source archives of releases"),
+    CacheKind("headers", ("headers",), "headers for compiling", _HEADERS),
+    CacheKind(
+        "toolkits", ("toolkits",), "CUDA compilers from wheels, and facts about toolkit images"
     ),
     CacheKind("objects", ("objects",), "compiled units"),
     CacheKind("companions", ("companions",), "wheels with rebuilt kernels"),
     CacheKind(
-        "elf", ("elf",), "symbols of libraries that extension wheels are held against", _VERSIONED
+        "elf",
+        ("elf",),
+        "symbols of libraries that extension wheels are checked against",
+        _VERSIONED,
     ),
     CacheKind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
 )
 #: Below the cache, and no entries.
 LOCKS = "locks"
-OTHER = CacheKind("other", (), "nothing that spark-build knows", None)
+OTHER = CacheKind("other", (), "unknown files", None)
 
 
 def kinds_named(names: Sequence[str]) -> tuple[CacheKind, ...]:
@@ -79,7 +86,7 @@ def kinds_named(names: Sequence[str]) -> tuple[CacheKind, ...]:
             )
         if not known[name].prunable:
             raise UsageError(
-                f"{name} are not removed by spark-build: a Docker Engine may be running on them",
+                f"{name} are not removed by spark-build because a Docker Engine may be using them",
                 hint="end the tests, then remove the folder that 'cache show' names by hand",
             )
     return tuple(known[name] for name in names or prunable)

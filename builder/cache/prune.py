@@ -59,7 +59,7 @@ def check_ours(cache: Path) -> None:
     """
     if not cache.is_dir():
         raise UsageError(
-            f"there is no cache at {cache}", hint="spark-build config show says where it is"
+            f"there is no cache at {cache}", hint="spark-build config show prints its path"
         )
     locks = cache / "locks"
     ours = not locks.is_symlink() and any(
@@ -67,8 +67,8 @@ def check_ours(cache: Path) -> None:
     )
     if not ours:
         raise UsageError(
-            f"{cache} is not a cache of spark-build (it has no locks of its), so nothing in it is "
-            "removed",
+            f"{cache} is not a cache of spark-build (it has no locks folder), so nothing was "
+            f"removed",
             hint="unset SPARK_BUILD_CACHE, or set it to the right directory",
         )
 

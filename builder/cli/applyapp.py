@@ -13,7 +13,7 @@ from builder.cli.help import App, examples
 apply_app = App()
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Say what would change; write nothing.")
+    bool, typer.Option("--dry-run", "-n", help="Show what would change, without writing anything.")
 ]
 Directory = Annotated[
     Path, typer.Argument(help="site-packages, or a virtual environment.", metavar="DIR")
@@ -42,7 +42,7 @@ def apply(
 ) -> None:
     """Apply layers to an installed environment.
 
-    Each layer is applied as a whole, or not at all.
+    A layer is applied completely or not at all.
     """
     from builder.cli.apply import apply_command
     from builder.pipeline.options import PlanOptions, toolkit_choice
@@ -68,14 +68,15 @@ def revert(
     layers: opt.OptionalLayers = None,
     patches: opt.Patches = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Put originals back over later edits too.")
+        bool,
+        typer.Option("--force", help="Restore the original files even if they were edited later."),
     ] = False,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Put back the exact bytes from before the layers.
+    """Remove layers, and restore the original files.
 
-    All layers, unless some are named.
+    Removes all layers unless some are named.
     """
     from builder.cli.apply import revert_command
 

@@ -67,7 +67,7 @@ def prune_command(
     if older_than is not None:
         nothing = f"nothing in it was unused for {older_than}{kept}"
     else:
-        nothing = f"it holds no more than {keep_bytes} of what can be removed"
+        nothing = f"it is already below {keep_bytes} of removable entries"
     _tell(done, nothing, "spark-build cache clean", dry_run=dry_run, json=json)
 
 
@@ -85,7 +85,7 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
         if not yes:
             action = f"remove {megabytes(done.freed)} of {cache}"
             confirm(
-                action, "; what is needed again is fetched or made again", "nothing was removed"
+                action, "; needed entries will be fetched or built again", "nothing was removed"
             )
         done = prune(cache, wish)
     _tell(done, "it is empty", "spark-build cache show", dry_run=dry_run, json=json)
@@ -98,7 +98,7 @@ def _tell(done: Pruned, nothing: str, hint: str, *, dry_run: bool, json: bool) -
         SparkBuildError: nothing was.
     """
     cache = cache_dir()
-    busy = f"{done.in_use} stay because other runs may be using them" if done.in_use else ""
+    busy = f"{done.in_use} were kept because other runs may be using them" if done.in_use else ""
     if not done.removed:
         raise SparkBuildError(
             f"nothing to remove in {cache}: {busy or nothing}", Exit.NOTHING_TO_DO, hint=hint

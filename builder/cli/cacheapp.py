@@ -9,14 +9,14 @@ from builder.cli import options as opt
 from builder.cli.help import App, examples
 
 cache_app = App(
-    help="What is kept on this machine, and less of it.",
+    help="Show the local cache, or free space in it.",
     epilog=examples("spark-build cache show", "spark-build cache prune --dry-run"),
 )
 
 
 @cache_app.command(epilog=examples("spark-build cache show", "spark-build cache show --json"))
 def show(json: opt.Json = False) -> None:
-    """Show what is kept: kinds, entries, bytes, and last use."""
+    """Show the cache by kind: entries, bytes and last use."""
     from builder.cli.cache import show_command
 
     show_command(json)
@@ -26,12 +26,12 @@ Kinds = Annotated[
     list[str] | None,
     typer.Option(
         "--kind",
-        help="Only this kind; may be repeated.",
+        help="Only this kind of entry; may be repeated.",
         metavar="KIND",
         autocompletion=complete.kinds,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be removed.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed.")]
 
 
 @cache_app.command(
@@ -45,15 +45,14 @@ def prune(
     older_than: Annotated[
         str | None,
         typer.Option(
-            help="What was not used for so long: 90m, 12h, 2w (default, without --keep-bytes: "
-            "30d).",
+            help="Entries unused for this long: 90m, 12h, 2w (default without --keep-bytes: 30d).",
             metavar="AGE",
         ),
     ] = None,
     keep_bytes: Annotated[
         str | None,
         typer.Option(
-            help="Down to so many bytes, the longest unused first: 500MB, 5GB, 2GiB.",
+            help="Shrink the cache to this size, least recently used first: 500MB, 5GB, 2GiB.",
             metavar="SIZE",
         ),
     ] = None,
@@ -61,9 +60,9 @@ def prune(
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Remove what was not used for 30 days, or another time.
+    """Remove entries unused for 30 days, or another time.
 
-    Safe beside other runs: while there are any, what was used in the last day stays.
+    Safe during other runs: entries used in the last day are then kept.
     """
     from builder.cli.cache import prune_command
 
@@ -82,9 +81,9 @@ def clean(
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Remove all that is kept, after a question.
+    """Remove the whole cache, after confirmation.
 
-    Safe beside other runs: while there are any, what was used in the last day stays.
+    Safe during other runs: entries used in the last day are then kept.
     """
     from builder.cli.cache import clean_command
 

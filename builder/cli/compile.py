@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
     """The released source, that of the commit in the version, or a folder that the user names."""
     if source is not None and not (source / "CMakeLists.txt").is_file():
-        raise UsageError(f"{source} holds no CMakeLists.txt: it is not vLLM's source")
+        raise UsageError(f"{source} has no CMakeLists.txt, so it is not vLLM's source")
     if source is not None:
         return SourceTree(root=source, version=vllm)
     with console.step(f"source of vllm {vllm}"):
@@ -128,7 +128,7 @@ def run_command(options: RunOptions) -> None:
     """Compile what a change reaches, and read the machine code; exit 5 when it is a trap."""
     if sum(map(bool, (options.change, options.patch, options.units))) != 1:
         raise UsageError(
-            "name what is compiled: one of --change, --patch and --unit",
+            "give one of --change, --patch or --unit",
             hint="spark-build compile run --vllm 0.19.1 --change sm120-family --dry-run",
         )
     index = PackageIndex()
@@ -198,4 +198,4 @@ def _say_plan(found: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> N
         return
     for unit in units:
         print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")
-    print(cost.brief if units else "no unit is compiled from the files that change")
+    print(cost.brief if units else "the changed files affect no compiled unit")

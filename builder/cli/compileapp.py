@@ -10,27 +10,27 @@ from builder.cli import options as opt
 from builder.cli.help import App, examples
 
 compile_app = App(
-    help="Compile what a prebuilt release lacks on SM121.",
+    help="Compile kernels that a prebuilt release lacks on SM121.",
     epilog=examples("spark-build compile show --vllm 0.19.1"),
 )
 
 Change = Annotated[
     str | None,
     typer.Option(
-        help="A change that is known by name: sm120-family.",
+        help="A built-in change: sm120-family.",
         metavar="NAME",
         autocompletion=complete.one_of("sm120-family"),
     ),
 ]
 Patch = Annotated[
-    Path | None, typer.Option(help="A unified diff on the source tree.", metavar="FILE")
+    Path | None, typer.Option(help="A unified diff against the source tree.", metavar="FILE")
 ]
 Release = Annotated[
     str, typer.Option("--vllm", help="Release, or VERSION.devN+gCOMMIT.", metavar="VERSION")
 ]
 SourceTree = Annotated[
     Path | None,
-    typer.Option(help="A source tree of your own instead of the released one.", metavar="DIR"),
+    typer.Option(help="Use this source tree instead of the released one.", metavar="DIR"),
 ]
 ArchList = Annotated[
     str, typer.Option(help="TORCH_CUDA_ARCH_LIST of the build.", metavar="ARCH[;ARCH...]")
@@ -39,7 +39,7 @@ Nvcc = Annotated[
     str | None,
     typer.Option(
         metavar="PATH|wheels",
-        help="The compiler; default: the installed one, else the one of released wheels.",
+        help="The nvcc to use (default: the installed one, else the one from released wheels).",
     ),
 ]
 Platform = Annotated[
@@ -52,10 +52,12 @@ Platform = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Units at once; default: by memory.", metavar="N"),
+    typer.Option(
+        "--jobs", "-j", min=1, help="Units compiled in parallel (default: by memory).", metavar="N"
+    ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Say which units, how long, how much memory.")
+    bool, typer.Option("--dry-run", "-n", help="Show the units, the time and the memory needed.")
 ]
 
 
@@ -75,16 +77,16 @@ def compile_show(
     ] = "13.0",
     changed: Annotated[
         list[str] | None,
-        typer.Option(help="A source file that changes; may be repeated.", metavar="FILE"),
+        typer.Option(help="A changed source file; may be repeated.", metavar="FILE"),
     ] = None,
     operators: Annotated[
-        bool, typer.Option("--operators", help="Which torch operators stand behind each unit.")
+        bool, typer.Option("--operators", help="Show which torch operators each unit implements.")
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Show what a build of the sources would give on SM121.
+    """Show what a build of the sources would contain for SM121.
 
-    Which architectures it keeps, what runs there, and what a change rebuilds.
+    Lists the architectures it keeps, what runs there, and what a change rebuilds.
     """
     from builder.cli.compile import show_command
 
@@ -112,13 +114,15 @@ def compile_run(
     patch: Patch = None,
     unit: Annotated[
         list[str] | None,
-        typer.Option(help="A unit to compile as it is; may be repeated.", metavar="FILE"),
+        typer.Option(help="A unit to compile unchanged; may be repeated.", metavar="FILE"),
     ] = None,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     torch: Annotated[
         Path | None,
-        typer.Option(help="site-packages with torch; default: what vLLM pins.", metavar="DIR"),
+        typer.Option(
+            help="site-packages with torch (default: the version that vLLM pins).", metavar="DIR"
+        ),
     ] = None,
     nvcc: Nvcc = None,
     toolkit: opt.Toolkit = None,
@@ -128,7 +132,7 @@ def compile_run(
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Compile what a source change reaches; read the machine code.
+    """Compile the units that a change affects, and read their machine code.
 
     No GPU is needed.
     """
@@ -168,19 +172,21 @@ def compile_wheel(
     base: Annotated[
         str | None,
         typer.Option(
-            help="Where it will be installed; default: the released wheels.", metavar="BASE"
+            help="The base that the wheel is for (default: the released wheels).", metavar="BASE"
         ),
     ] = None,
     source: SourceTree = None,
     arch_list: ArchList = "12.1a",
     cuda: Annotated[
         str | None,
-        typer.Option(help="CUDA version that nvcc must be of; default: any.", metavar="VERSION"),
+        typer.Option(
+            help="The CUDA version that nvcc must have (default: any).", metavar="VERSION"
+        ),
     ] = None,
     torch: Annotated[
         Path | None,
         typer.Option(
-            help="site-packages with torch's headers; default: the base's.", metavar="DIR"
+            help="site-packages with torch's headers (default: the base's).", metavar="DIR"
         ),
     ] = None,
     nvcc: Nvcc = None,
@@ -189,13 +195,13 @@ def compile_wheel(
     platform: Platform = None,
     out: Annotated[
         Path,
-        typer.Option("--output", "-o", help="Folder that the wheel is written to.", metavar="DIR"),
+        typer.Option("--output", "-o", help="Output folder for the wheel.", metavar="DIR"),
     ] = Path("dist"),
     jobs: Jobs = None,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Compile what a change reaches, as a wheel beside vLLM."""
+    """Compile a change into a wheel to install next to vLLM."""
     from builder.cli.compilewheel import WheelOptions, wheel_command
     from builder.pipeline.options import toolkit_choice
 

@@ -62,7 +62,7 @@ def wheel_command(options: WheelOptions) -> None:
     """Build the wheel; its path is the last line of stdout."""
     if bool(options.change) == bool(options.patch):
         raise UsageError(
-            "name what is changed: --change or --patch",
+            "give --change or --patch",
             hint="spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
         )
     if not options.dry_run:
@@ -125,7 +125,7 @@ def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
     is_for = identity.platform.oci
     if is_for != platform:
         raise UsageError(
-            f"{identity.ref} is for {is_for}, and what is compiled would be for {platform}",
+            f"{identity.ref} is for {is_for}, but the compiled code would be for {platform}",
             hint=f"--platform {is_for}",
         )
     packages = identity.packages
@@ -138,7 +138,7 @@ def _must_be_writable(out: Path) -> None:
     """Said before minutes are spent on compiling; nothing is made yet."""
     above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not above.is_dir():
-        raise UsageError(f"{out} cannot be a folder: {above} is a file")
+        raise UsageError(f"{out} cannot be a folder because {above} is a file")
     if not os.access(above, os.W_OK):
         raise UsageError(f"{above} cannot be written to", hint="name another folder with -o")
 

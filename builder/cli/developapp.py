@@ -12,11 +12,11 @@ from builder.cli.help import App, examples
 
 develop_app = App()
 mods_app = App(
-    help="Layers as mods for sparkrun and spark-vllm-docker.",
+    help="Export layers as mods for sparkrun and spark-vllm-docker.",
     epilog=examples("spark-build mods export"),
 )
 config_app = App(
-    help="What spark-build would use, and where from.",
+    help="Show the settings in use.",
     epilog=examples("spark-build config show"),
 )
 
@@ -32,10 +32,11 @@ def matrix(
     layers: opt.Layers,
     releases: opt.Releases = None,
     dispatch: Annotated[
-        bool, typer.Option("--dispatch", help="Also ask each release what it selects on SM121.")
+        bool,
+        typer.Option("--dispatch", help="Also record which kernels each release selects on SM121."),
     ] = False,
     choices: Annotated[
-        bool, typer.Option("--choices", help="Also ask for every choice that a release offers.")
+        bool, typer.Option("--choices", help="Also try every backend that a release offers.")
     ] = False,
     evidence: Annotated[
         Path | None,
@@ -78,7 +79,9 @@ def mods_export(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--in", help="Where mods go (default: mods/ of the checkout, or here).", metavar="DIR"
+            "--in",
+            help="Output directory (default: mods/ of the checkout, or the current directory).",
+            metavar="DIR",
         ),
     ] = None,
     layers: opt.OptionalLayers = None,
@@ -86,7 +89,8 @@ def mods_export(
     patches: opt.Patches = None,
     forge_clone: opt.ForgeClone = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether they are stale (exit 9).")
+        bool,
+        typer.Option("--check", help="Only check whether they are up to date (exit 9 if not)."),
     ] = False,
     json: opt.Json = False,
 ) -> None:
@@ -116,7 +120,7 @@ def schema(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A document (default: list those that there are).",
+            help="Name of a document (default: list all).",
             metavar="NAME",
             autocompletion=complete.schemas,
         ),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from builder.diagnose.findings import Diagnosis, Finding
 
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
-_AGAIN = "when the server runs again, read its log again: " + _PIPE
+_AGAIN = "when the server runs again, check its log: " + _PIPE
 #: First words that are no logs; a file of such a name is ./list.
 WORDS = ("list", "show", "check", "table")
 
@@ -107,7 +107,7 @@ def _end(results: Sequence[Diagnosis]) -> None:
         what = "the log shows" if len(results) == 1 else "the logs show"
         raise SparkBuildError(f"{what} {', '.join(wrong)}", Exit.VERIFY_FAILED, hint)
     if any(result.failed for result in results):
-        raise SparkBuildError("the server is not seen ready", Exit.VERIFY_FAILED, _AGAIN)
+        raise SparkBuildError("the server did not become ready", Exit.VERIFY_FAILED, _AGAIN)
 
 
 def _show(results: Sequence[Diagnosis]) -> None:
@@ -117,7 +117,7 @@ def _show(results: Sequence[Diagnosis]) -> None:
     for result in results:
         if len(result.releases) > 1:
             others = ", ".join(v for v in result.releases if v != result.vllm)
-            console.warn(f"the log also names vLLM {others}; judged as {result.vllm}")
+            console.warn(f"the log also mentions vLLM {others}; judged as {result.vllm}")
 
 
 def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
@@ -152,9 +152,9 @@ def _check(names: Sequence[str]) -> None:
         print(f"{entry}: {f'example {example}: ' if example else ''}{why}")
     if wrong:
         raise SparkBuildError(
-            f"{len(wrong)} examples of {len(entries)} entries do not hold",
+            f"{len(wrong)} examples of {len(entries)} entries fail",
             Exit.VERIFY_FAILED,
-            "mend the entry, and run it again: spark-build diagnose check FILE.toml",
+            "fix the entry, then run: spark-build diagnose check FILE.toml",
         )
     count = sum(len(entry.examples) for entry in entries)
     print(f"{len(entries)} entries, {count} examples: all hold")

@@ -11,14 +11,14 @@ from builder.cli.help import App, examples
 from builder.util.console import console, counted
 
 app = App(
-    help="What each vLLM release selects on SM121.",
+    help="Record the kernels that vLLM releases select.",
     epilog=examples("spark-build dispatch ask --releases 0.33.0", "spark-build dispatch table"),
 )
 
 _DOCS = Path("docs")
 
 Evidence = Annotated[
-    Path, typer.Option(help="Directory of the records, one a release.", metavar="DIR")
+    Path, typer.Option(help="Directory of the records, one file per release.", metavar="DIR")
 ]
 
 
@@ -30,16 +30,16 @@ def ask(
         bool,
         typer.Option(
             "--real-extensions",
-            help="Load each release's operator library too (from 0.20.0; 7 to 90 MB a release).",
+            help="Also load each release's operator library (from 0.20.0; 7 to 90 MB each).",
         ),
     ] = False,
     platform: opt.PlatformName = None,
     refresh: opt.Refresh = False,
     json: opt.Json = False,
 ) -> None:
-    """Ask releases what they select, and keep their answers.
+    """Record which kernels releases select.
 
-    By default, with every choice that they offer, and with each profile.
+    Covers every backend that they offer, and each profile.
     """
     from builder.dispatch.documents import Records
     from builder.dispatch.record import RecordInputs, file_of, record_bytes, record_of
@@ -77,11 +77,12 @@ def table(
     to: Annotated[Path, typer.Option(help="The file to write.", metavar="FILE")] = _DOCS
     / "dispatch.md",
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether anything is stale (exit 9).")
+        bool,
+        typer.Option("--check", help="Only check whether the file is up to date (exit 9 if not)."),
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Write the release table from the records, or check it."""
+    """Write the release table from the records, or check that it is up to date."""
     from builder.dispatch.documents import TableFile
     from builder.dispatch.record import read_records, stale_records
     from builder.dispatch.table import render
@@ -110,7 +111,7 @@ def table(
         )
     if not to.is_file() or to.read_text("utf-8") != text:
         raise SparkBuildError(
-            f"{to} is not what the records in {evidence} say",
+            f"{to} does not match the records in {evidence} say",
             Exit.STALE,
             hint="spark-build dispatch table",
         )

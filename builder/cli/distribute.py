@@ -38,13 +38,13 @@ def distribute_command(
     with Locations() as places, open_source(image, places) as opened:
         if isinstance(opened, EngineImage):
             raise UsageError(
-                f"{image} is in a Docker Engine, which gives its layers only all together",
-                hint="publish it and name it by its registry, or build it with --output oci:DIR",
+                f"{image} is in a Docker Engine, which cannot export single layers",
+                hint="publish it and use its registry name, or build it with --output oci:DIR",
             )
         name = name_on_nodes(opened, image, tag)
         if opened.overlay:
             said, _ = how_to_run(opened)
-            console.warn(f"{image} is an overlay, which does not run alone.\n{said}")
+            console.warn(f"{image} is an overlay, which cannot run alone.\n{said}")
         with console.step(f"distribute {opened.subject.digest} as {name}"):
             done = Distribution(opened, name, dry_run=dry_run).run(nodes, jobs)
     if json:
@@ -63,7 +63,7 @@ def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
     if tag:
         reference = parse_reference(tag)
         if reference.digest:
-            raise UsageError(f"--tag {tag}: a name has no digest; it follows from the image")
+            raise UsageError(f"--tag {tag}: do not give a digest here; it is taken from the image")
         return tag
     if not text.startswith("oci:"):
         reference = parse_reference(text)

@@ -26,7 +26,7 @@ def image_command(options: ImageOptions, limit: str = "") -> None:
         return
     seconds = seconds_of(limit)
     if not seconds:
-        raise UsageError("--time-limit 0 leaves no time at all")
+        raise UsageError("--time-limit must be more than 0")
     with time_limit(seconds, limit):
         _image(options)
 

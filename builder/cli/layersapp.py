@@ -10,14 +10,14 @@ from builder.cli import options as opt
 from builder.cli.help import App, examples
 
 layers_app = App(
-    help="Look at layers, check them, start a new one.",
+    help="List, check and create layers.",
     epilog=examples("spark-build layers list", "spark-build layers show b12x-full"),
 )
 
 
 @layers_app.command("list", epilog=examples("spark-build layers list"))
 def layers_list(patches: opt.Patches = None, json: opt.Json = False) -> None:
-    """List profiles and layers, a line each."""
+    """List profiles and layers, one line each."""
     from builder.cli.layers import list_command
 
     list_command(patches, json)
@@ -39,7 +39,7 @@ def layers_show(
     name: LayerName,
     patches: opt.Patches = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask the forge what its pull requests are today.")
+        bool, typer.Option("--refresh", help="Also look up the current state of its pull requests.")
     ] = False,
     json: opt.Json = False,
 ) -> None:
@@ -82,20 +82,18 @@ def layers_new(
     name: Annotated[
         str, typer.Argument(help="Name of the new layer; also its folder.", metavar="NAME")
     ],
-    directory: Annotated[
-        Path, typer.Option("--in", help="Where to make it.", metavar="DIR")
-    ] = Path(),
+    directory: Annotated[Path, typer.Option("--in", help="Parent folder.", metavar="DIR")] = Path(),
     package: Annotated[
-        str, typer.Option(help="The distribution it changes.", metavar="PACKAGE")
+        str, typer.Option(help="The Python distribution that it changes.", metavar="PACKAGE")
     ] = "vllm",
     from_pr: Annotated[
         str | None,
-        typer.Option(help="Make it of a pull request or commit, pinned.", metavar="PULL"),
+        typer.Option(help="Create it from a pull request or commit, pinned.", metavar="PULL"),
     ] = None,
     forge_clone: opt.ForgeClone = None,
     json: opt.Json = False,
 ) -> None:
-    """Start a layer folder of your own."""
+    """Create a layer folder."""
     from builder.cli.layers import new_command
 
     new_command(name, directory, package, from_pr, forge_clone, json=json)
@@ -109,9 +107,9 @@ def layers_pin(
     forge_clone: opt.ForgeClone = None,
     json: opt.Json = False,
 ) -> None:
-    """Write a layer's pins.toml: sha256 of what it can need.
+    """Write a layer's pins.toml with the sha256 of its inputs.
 
-    Of every wheel, donor file and pull request.
+    Inputs are wheels, donor files and pull requests.
     """
     from builder.cli.layers import pin_command
 

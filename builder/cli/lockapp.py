@@ -30,19 +30,21 @@ def lock(
     patches: opt.Patches = None,
     forge_clone: opt.ForgeClone = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether the lock holds (exit 9).")
+        bool,
+        typer.Option("--check", help="Only check whether the lock is up to date (exit 9 if not)."),
     ] = False,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Ask for everything again, and lock what it is now.")
+        bool,
+        typer.Option("--upgrade", help="Look everything up again, and lock the current state."),
     ] = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Pin everything that a build is made of.
+    """Pin every input of a build.
 
     Writes spark-build.lock: base digest, versions, and sha256 of every input.
 
-    Without --layers and --with-pr, what the lock has is locked once more.
+    Without --layers and --with-pr, the entries of the lock are locked again.
     """
     from builder.cli.lock import lock_command
     from builder.pipeline.options import PlanOptions

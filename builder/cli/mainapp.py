@@ -44,7 +44,7 @@ def plan(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Show what each layer would do to a base; change nothing."""
+    """Show what each layer would do to a base."""
     from builder.cli.plan import plan_command
     from builder.pipeline.options import PlanOptions, toolkit_choice
 
@@ -93,7 +93,7 @@ def image(
     cache_from: Annotated[
         list[str] | None,
         typer.Option(
-            help="Take finished steps from this cache: HOST/NAME:TAG, or as BuildKit writes it, "
+            help="Import finished steps from this cache: HOST/NAME:TAG, or in BuildKit's form, "
             "type=registry,ref=...; may be repeated (buildkit engine).",
             metavar="CACHE",
         ),
@@ -101,7 +101,7 @@ def image(
     cache_to: Annotated[
         list[str] | None,
         typer.Option(
-            help="Leave every finished step in this cache; may be repeated (buildkit engine).",
+            help="Export every finished step to this cache; may be repeated (buildkit engine).",
             metavar="CACHE",
         ),
     ] = None,
@@ -114,31 +114,31 @@ def image(
         typer.Option(
             "--output",
             "-o",
-            help="Where the image goes: a Docker Engine, an OCI layout, or its registry.",
+            help="Where the image is written: a Docker Engine, an OCI layout, or its registry.",
             metavar="docker|oci:DIR|registry",
             autocompletion=complete.one_of("docker", "oci:", "registry"),
         ),
     ] = None,
     push: Annotated[bool, typer.Option("--push", help="Push the image after it is built.")] = False,
     thin: Annotated[
-        bool, typer.Option("--thin", help="Leave the base's own blobs out of oci:DIR.")
+        bool, typer.Option("--thin", help="Leave the base image's blobs out of oci:DIR.")
     ] = False,
     single_layer: Annotated[
         bool, typer.Option("--single-layer", help="One layer for all patches (oci engine).")
     ] = False,
     all_platforms: Annotated[
-        bool, typer.Option("--all-platforms", help="Patch every entry of the base's index.")
+        bool, typer.Option("--all-platforms", help="Patch every platform of the base's index.")
     ] = False,
     others: Annotated[
         str,
         typer.Option(
             metavar="keep|drop",
-            help="Entries of the base's index that are not patched.",
+            help="What to do with platforms of the index that are not patched.",
             autocompletion=complete.one_of("keep", "drop"),
         ),
     ] = "drop",
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not verify the image at the end.")
+        bool, typer.Option("--no-verify", help="Skip verification of the built image.")
     ] = False,
     trust_image: opt.TrustImage = False,
     compile_here: opt.Compile = False,
@@ -148,12 +148,12 @@ def image(
         typer.Option(
             envvar=settings.TIME_LIMIT.name,
             metavar="TIME",
-            help="Give up, with exit 7 and nothing half-made, after 90s, 45m or 2h.",
+            help="Stop after this time (90s, 45m, 2h) with exit 7, leaving nothing half-written.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Stop at the plan.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
     print_dockerfile: Annotated[
-        bool, typer.Option("--print-dockerfile", help="Print what would be built, and stop.")
+        bool, typer.Option("--print-dockerfile", help="Print the Dockerfile, and stop.")
     ] = False,
     forge_clone: opt.ForgeClone = None,
     locked: opt.Locked = False,
@@ -161,9 +161,9 @@ def image(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Build the patched image, and verify it.
+    """Build a patched image and verify it.
 
-    The last line of stdout names the image by digest.
+    The last line of stdout is the image's name with its digest.
     """
     from builder.cli.image import image_command
     from builder.pipeline.options import ImageOptions, PlanOptions, toolkit_choice
@@ -226,43 +226,44 @@ def verify(
         list[str] | None,
         typer.Option(
             "--require",
-            help="Run these levels too, and they must run.",
+            help="Also run these levels; they must run.",
             metavar="LEVEL[,LEVEL...]",
             autocompletion=complete.levels,
         ),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write the evidence as one self-contained page too.", metavar="FILE"),
+        typer.Option(help="Also write the evidence as a self-contained HTML page.", metavar="FILE"),
     ] = None,
     summary: Annotated[
         Path | None,
-        typer.Option(
-            help="Append the evidence as Markdown, as CI summaries show it.", metavar="FILE"
-        ),
+        typer.Option(help="Append the evidence as Markdown, for CI summaries.", metavar="FILE"),
     ] = None,
     prove_necessary: Annotated[
         bool,
         typer.Option(
             "--prove-necessary",
-            help="Take each layer away in turn and show the check that then fails (adds codegen).",
+            help="Remove each layer in turn and show which check then fails (adds codegen).",
         ),
     ] = False,
     bench: Annotated[
-        bool, typer.Option("--bench", help="Level serve: measure tokens/s and first token too.")
+        bool,
+        typer.Option("--bench", help="Level serve: also measure tokens/s and time to first token."),
     ] = False,
     against: Annotated[
         Path | None,
-        typer.Option(help="Evidence (JSON) with a bench to compare this one with.", metavar="FILE"),
+        typer.Option(help="Evidence (JSON) with a benchmark to compare with.", metavar="FILE"),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Level serve: this model, not the tiny generated ones.", metavar="MODEL"),
+        typer.Option(
+            help="Level serve: use this model instead of the tiny generated ones.", metavar="MODEL"
+        ),
     ] = None,
     serve_args: Annotated[
         str,
         typer.Option(
-            help="Level serve: more arguments for vllm serve, as one text.", metavar="ARGS"
+            help="Level serve: extra arguments for vllm serve, as one string.", metavar="ARGS"
         ),
     ] = "",
     trust_image: opt.TrustImage = False,
@@ -274,7 +275,7 @@ def verify(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Prove what an image is, and which kernels it selects."""
+    """Check an image's contents and the kernels it selects."""
     from builder.cli.verify import verify_command
     from builder.pipeline.options import PlanOptions, VerifyOptions
     from builder.verify.ongpu import GpuOptions
@@ -308,7 +309,7 @@ def verify(
         "spark-build diagnose server.log --vllm 0.25.0",
         "spark-build diagnose head.log worker.log",
         "spark-build diagnose show no-kernel-image",
-        note="Exit 5: the log shows a failure, or a start that does not finish; else 0.",
+        note="Exit 5: the log shows a failure, or the server never became ready; else 0.",
     ),
 )
 def diagnose(
@@ -323,21 +324,22 @@ def diagnose(
     vllm: Annotated[
         str | None,
         typer.Option(
-            help="The vLLM release that wrote it (default: what the log says).", metavar="VERSION"
+            help="The vLLM release that wrote the log (default: as the log says).",
+            metavar="VERSION",
         ),
     ] = None,
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Read a file while it grows, until the server is ready or dead."
+            "--watch", help="Follow a growing log until the server is ready or has failed."
         ),
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Say what a server log shows, what killed the server, what to do.
+    """Explain a server log: selected kernels, failures, fixes.
 
-    Which kernels were selected, and the cure in the release that wrote the log. A failure that
-    no entry of the catalogue knows is told with its line, its frame and what to search for.
+    Shows the selected kernels, and the fix for the release that wrote the log. For a failure that
+    is not in the catalogue it shows the line, the frame and a search phrase.
     """
     from builder.cli.diagnose import diagnose_command
 

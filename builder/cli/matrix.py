@@ -54,9 +54,7 @@ def matrix_command(
 ) -> None:
     """Print the table; exit 4 when a layer drifted anywhere, 5 when a kernel is not selected."""
     if evidence is not None and not dispatch:
-        raise UsageError(
-            "--evidence keeps what dispatch answers, and none is asked for", hint="--dispatch"
-        )
+        raise UsageError("--evidence needs --dispatch", hint="--dispatch")
     selection = without_pulls(Catalog.discover(patches or ()).select(layers))
     index = PackageIndex(refresh=refresh)
     sources = IndexSources(index)

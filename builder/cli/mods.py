@@ -38,7 +38,9 @@ def export_command(
     catalog = Catalog.discover(patches or ())
     if layers or with_pr:
         if len(names) != 1:
-            raise UsageError("--layers makes one mod: name it", hint="mods export NAME --layers L")
+            raise UsageError(
+                "--layers exports one mod and needs its name", hint="mods export NAME --layers L"
+            )
         wanted = {names[0]: layers or []}
     else:
         ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}

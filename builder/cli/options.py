@@ -45,8 +45,8 @@ WithPr = Annotated[
     list[str] | None,
     typer.Option(
         "--with-pr",
-        help="A pull request or commit to apply too: OWNER/REPO#NUMBER[@COMMIT], "
-        "OWNER/REPO@COMMIT or its page; may be repeated, and keeps its order.",
+        help="An extra pull request or commit to apply: OWNER/REPO#NUMBER[@COMMIT], "
+        "OWNER/REPO@COMMIT or its page; may be repeated; the order is kept.",
         metavar="PULL",
     ),
 ]
@@ -54,20 +54,22 @@ ForgeClone = Annotated[
     list[str] | None,
     typer.Option(
         "--forge-clone",
-        help="A local git clone that answers for its repository instead of the forge.",
+        help="A local git clone to use instead of the forge.",
         metavar="[OWNER/REPO=]DIR",
     ),
 ]
 Locked = Annotated[
     bool,
-    typer.Option("--locked", help="Fail (exit 9) unless spark-build.lock is there and holds."),
+    typer.Option(
+        "--locked", help="Fail (exit 9) unless spark-build.lock exists and is up to date."
+    ),
 ]
 OptionalLayers = Annotated[
     list[str] | None,
     typer.Option(
         "--layers",
         "-l",
-        help="Profiles and layers that the target should have (default: what its plan says).",
+        help="Profiles and layers that the target should have (default: those of its plan).",
         autocompletion=complete.layers,
         metavar="L[,L...]",
     ),
@@ -96,13 +98,15 @@ PythonVersion = Annotated[
 ]
 SitePackages = Annotated[
     str | None,
-    typer.Option(help="Where the overlay's files go in the image it is meant for.", metavar="DIR"),
+    typer.Option(
+        help="The site-packages path in the image that the overlay is for.", metavar="DIR"
+    ),
 ]
 Level = Annotated[
     list[str] | None,
     typer.Option(
         help="static, imports, dispatch (by default), codegen, numbers, binaries, device, serve. "
-        "One that is named must run.",
+        "Named levels must run.",
         metavar="LEVEL[,LEVEL...]",
         autocompletion=complete.levels,
     ),
@@ -138,7 +142,8 @@ PlainHttp = Annotated[
     typer.Option(
         "--plain-http",
         callback=_plain_http,
-        help="A registry to speak to without TLS; may be repeated (also: SPARK_BUILD_PLAIN_HTTP).",
+        help="A registry to contact over plain HTTP; may be repeated (also: "
+        "SPARK_BUILD_PLAIN_HTTP).",
         metavar="HOST[:PORT]",
     ),
 ]
@@ -147,13 +152,14 @@ Compile = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Compile here what a prebuilt base lacks (needs g++, minutes and memory).",
+        help="Compile kernels that a prebuilt base lacks (needs g++, several minutes and memory).",
     ),
 ]
 Toolkit = Annotated[
     str | None,
     typer.Option(
-        help="Compile in containers of this image, which has nvcc 13 and g++, in place of here.",
+        help="Compile in containers of this image (with nvcc 13 and g++) instead of on this "
+        "machine.",
         metavar="IMAGE",
     ),
 ]
@@ -168,12 +174,14 @@ Builder = Annotated[
     ),
 ]
 Refresh = Annotated[
-    bool, typer.Option("--refresh", help="Ask the package index again instead of the cache.")
+    bool,
+    typer.Option("--refresh", help="Query the package index again instead of using the cache."),
 ]
 TrustImage = Annotated[
     bool,
     typer.Option(
         "--trust-image",
-        help="Run the image's own Python here, as you, where it is not known and not isolated.",
+        help="Run the image's Python on this machine without isolation, even if its files are "
+        "unknown.",
     ),
 ]

@@ -47,7 +47,7 @@ def ptx_run(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Run a kernel in several schedules, and say what each showed.
+    """Run a kernel in several schedules and report each result.
 
     No GPU is needed. Exit 5: a race, deadlock, fault or wrong value.
     """

@@ -139,7 +139,7 @@ def _refuse_with_rollback(options: PublishOptions) -> None:
     extra = [name for name, value in given.items() if value]
     if extra:
         raise UsageError(
-            f"--rollback gives a tag back and takes no {', '.join(extra)}",
+            f"--rollback cannot be combined with {', '.join(extra)}",
             hint="spark-build publish --rollback latest --to HOST/REPO",
         )
 

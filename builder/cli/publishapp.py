@@ -35,14 +35,14 @@ def publish(
     move_tag: Annotated[
         list[str] | None,
         typer.Option(
-            help="A moving tag to give to this image, such as latest; may be repeated.",
+            help="A moving tag to set to this image, such as latest; may be repeated.",
             metavar="TAG",
         ),
     ] = None,
     evidence: Annotated[
         list[Path] | None,
         typer.Option(
-            help="What 'verify --json' wrote about this image (default: find, or verify).",
+            help="Evidence from 'verify --json' (default: find it, or verify now).",
             metavar="FILE",
         ),
     ] = None,
@@ -55,30 +55,31 @@ def publish(
         ),
     ] = None,
     mirror_base: Annotated[
-        bool, typer.Option("--mirror-base", help="Keep a copy of the base image beside it.")
+        bool, typer.Option("--mirror-base", help="Also store a copy of the base image.")
     ] = False,
     rollback: Annotated[
         str | None,
-        typer.Option(help="Give this moving tag back to its previous image.", metavar="TAG"),
+        typer.Option(help="Set this moving tag back to its previous image.", metavar="TAG"),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Publish what is not verified, with that in its tag."),
+        typer.Option("--force", help="Publish an unverified image; its tag says so."),
     ] = False,
     overlay: Annotated[
         bool,
-        typer.Option("--overlay", help="Publish an overlay, which is no image that runs, as one."),
+        typer.Option("--overlay", help="Publish an overlay, which cannot run alone."),
     ] = False,
     trust_image: opt.TrustImage = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say what would be done; write nothing.")
+        bool,
+        typer.Option("--dry-run", "-n", help="Show what would be done, without writing anything."),
     ] = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Publish a verified image, with what proves it.
+    """Publish a verified image together with its evidence.
 
-    It gets a tag that never moves, evidence, provenance and a bill of materials.
+    The image gets an immutable tag, evidence, provenance and a bill of materials.
     """
     from builder.cli.publish import PublishOptions, publish_command
 
@@ -111,21 +112,21 @@ def tags(
     repository: Annotated[str, typer.Argument(help="HOST/REPO", metavar="HOST/REPO")],
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Delete what is older; never what another tag names."),
+        typer.Option("--prune", help="Delete older images, but never one that another tag names."),
     ] = False,
     keep: Annotated[
         int | None,
-        typer.Option(help="Images of each profile that stay, the newest first.", metavar="N"),
+        typer.Option(help="Number of newest images to keep for each profile.", metavar="N"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say what would be deleted.")
+        bool, typer.Option("--dry-run", "-n", help="Show what would be deleted.")
     ] = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """List what was published, and delete what is old.
+    """List published images, and delete old ones.
 
-    Of each image: plan, base, layers, date, proof and size.
+    Shows plan, base, layers, date, proof and size of each image.
     """
     from builder.cli.tags import tags_command
 
@@ -138,7 +139,7 @@ Key = Annotated[
 ]
 Log = Annotated[
     bool,
-    typer.Option("--log", help="Use the public transparency log with a key, too."),
+    typer.Option("--log", help="Use the public transparency log even with a key."),
 ]
 Published = Annotated[
     str, typer.Argument(help="HOST/NAME:TAG or HOST/NAME@sha256:...", metavar="IMAGE")
@@ -175,10 +176,12 @@ def verify_signature(
     key: Key = None,
     identity: Annotated[
         str | None,
-        typer.Option(help="Keyless: who signed, such as a workflow's address.", metavar="IDENTITY"),
+        typer.Option(
+            help="Keyless: the signer's identity, such as a workflow URL.", metavar="IDENTITY"
+        ),
     ] = None,
     issuer: Annotated[
-        str | None, typer.Option(help="Keyless: who vouches for that identity.", metavar="URL")
+        str | None, typer.Option(help="Keyless: the issuer of that identity.", metavar="URL")
     ] = None,
     log: Log = False,
     _plain_http: opt.PlainHttp = None,
@@ -200,7 +203,7 @@ def verify_signature(
     epilog=examples(
         "spark-build rebuild oci:out",
         "spark-build rebuild ghcr.io/me/vllm@sha256:...",
-        note="Exit 0: the same digest; 5: it differs.",
+        note="Exit 0: same digest; 5: different.",
     ),
 )
 def rebuild(
@@ -213,7 +216,7 @@ def rebuild(
     engine: Annotated[
         str,
         typer.Option(
-            help="oci, the one that gives the same bytes.",
+            help="oci, the only engine with reproducible bytes.",
             metavar="oci",
             autocompletion=complete.one_of("oci"),
         ),
@@ -221,21 +224,21 @@ def rebuild(
     base: Annotated[
         str | None,
         typer.Option(
-            help="Where the base image is kept now (default: where the plan had it).",
+            help="Where the base image is now (default: as in the plan).",
             metavar="BASE",
         ),
     ] = None,
     patches: opt.Patches = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Run hooks of your own layers without asking.")
+        bool, typer.Option("--yes", "-y", help="Run hooks of your own layers without confirmation.")
     ] = False,
     refresh: opt.Refresh = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Make an image again from what it carries, and compare.
+    """Rebuild an image from its own metadata, and compare.
 
-    Byte for byte, from the plan and layers that are baked in.
+    Uses the plan and layers inside the image, and compares byte for byte.
     """
     from builder.cli.rebuild import rebuild_command
 
@@ -262,24 +265,24 @@ def distribute(
         str,
         typer.Argument(help="oci:DIR (--thin, too), or HOST/NAME@sha256:...", metavar="IMAGE"),
     ],
-    hosts: Annotated[list[str], typer.Argument(help="Nodes, as SSH knows them.", metavar="HOST")],
+    hosts: Annotated[list[str], typer.Argument(help="Hosts, as for ssh.", metavar="HOST")],
     tag: Annotated[
         str | None,
-        typer.Option("--tag", "-t", help="What to call it on the nodes.", metavar="NAME[:TAG]"),
+        typer.Option("--tag", "-t", help="Image name on the hosts.", metavar="NAME[:TAG]"),
     ] = None,
     ssh: Annotated[
-        str, typer.Option(help="The SSH program, with options of yours.", metavar="COMMAND")
+        str, typer.Option(help="The SSH command, with options.", metavar="COMMAND")
     ] = "ssh",
-    jobs: Annotated[int, typer.Option(help="Nodes served at once.", metavar="N")] = 4,
+    jobs: Annotated[int, typer.Option(help="Hosts served in parallel.", metavar="N")] = 4,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only ask each node what it lacks.")
+        bool, typer.Option("--dry-run", "-n", help="Only show what each host lacks.")
     ] = False,
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Bring an image to machines over SSH.
+    """Copy an image to machines over SSH.
 
-    Each fetches only the layers that it lacks.
+    Each machine fetches only the layers that it lacks.
     """
     from builder.cli.distribute import distribute_command
 

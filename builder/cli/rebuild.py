@@ -51,7 +51,7 @@ def rebuild_command(
     """Rebuild an image from what it carries; exit 5 when the result is not the same image."""
     if engine != "oci":
         raise UsageError(
-            f"--engine {engine} does not give the same bytes every time; rebuild uses oci",
+            f"--engine {engine} is not reproducible; rebuild uses oci",
             hint=f"spark-build rebuild {shlex.quote(image)}",
         )
     index = PackageIndex(refresh=refresh)
@@ -91,7 +91,7 @@ def rebuild_command(
                     mirror = None if base else _mirror(original)
                     if mirror is None:
                         raise
-                    console.say(f"  {error}\n  using the copy that is kept: {mirror}")
+                    console.say(f"  {error}\n  using the mirrored copy: {mirror}")
                     again = rebuild(original, baked, identify, sources, mirror)
                 results.append(again)
         _report(image, results, json=json)
@@ -116,7 +116,7 @@ def _originals(opened: Opened, text: str) -> list[Original]:
         for image in opened.subject.ours
     ]
     if not found:
-        raise UsageError(f"{text} was not made by spark-build: there is no plan to rebuild from")
+        raise UsageError(f"{text} was not made by spark-build, so it has no plan to rebuild from")
     return found
 
 
@@ -144,7 +144,7 @@ def _report(text: str, results: list[Rebuilt], *, json: bool) -> None:
     first = wrong.differences[0]
     count = len(wrong.differences)
     raise SparkBuildError(
-        f"{wrong.digest} is not what its plan makes: rebuilt, it is {wrong.rebuilt}; "
+        f"{wrong.digest} does not match its plan: the rebuilt image is {wrong.rebuilt}; "
         f"{count} {'difference' if count == 1 else 'differences'}, "
         f"first {first.blob} {first.where}: {first.what}",
         Exit.VERIFY_FAILED,
@@ -155,7 +155,7 @@ def _report(text: str, results: list[Rebuilt], *, json: bool) -> None:
 def _hint(wrong: Rebuilt) -> str:
     """Another spark-build puts other files of its own into an image."""
     if wrong.made_by != __version__:
-        return f"rebuild it with spark-build {wrong.made_by}, which made it; this is {__version__}"
+        return f"rebuild it with spark-build {wrong.made_by}, not {__version__}"
     if any((d.blob, d.where) == ("plan", "build.files") for d in wrong.differences):
-        return f"another state of spark-build {__version__} made it: its own files differ"
+        return f"another build of spark-build {__version__} made it: its files differ"
     return ""

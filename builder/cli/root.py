@@ -39,7 +39,7 @@ def common(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every detail.")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Tracebacks for unexpected errors.")
+        bool, typer.Option("--debug", help="Show a traceback on unexpected errors.")
     ] = False,
     version: Annotated[
         bool,

@@ -19,7 +19,7 @@ def seconds_of(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+)([smhdw])", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no time like 90s, 45m, 12h, 30d or 2w")
+        raise UsageError(f"{text!r} is not a duration such as 90s, 45m, 12h, 30d or 2w")
     return int(match[1]) * _SECONDS[match[2]]
 
 
@@ -31,5 +31,5 @@ def bytes_of(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     if match is None or match[2].upper() not in _BYTES:
-        raise UsageError(f"{text!r} is no size like 500MB, 5GB or 2GiB")
+        raise UsageError(f"{text!r} is not a size such as 500MB, 5GB or 2GiB")
     return int(float(match[1]) * _BYTES[match[2].upper()])

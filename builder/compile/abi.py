@@ -118,12 +118,12 @@ def _faults(built: ElfFacts, base: AbiBase, *, own_runtime: bool) -> Iterator[st
     yield from _library_faults(built, base)
     for symbol, (library, version) in sorted(built.undefined.items()):
         if _PYTHON.fullmatch(symbol):
-            yield f"it uses {symbol} of CPython, and so fits one version of Python only"
+            yield f"it uses {symbol} of CPython, so it works with one Python version only"
         elif own_runtime and _LAYOUT.search(symbol):
-            yield f"it takes a cudaDeviceProp from {symbol}, of another CUDA than its own"
+            yield f"it uses a cudaDeviceProp from {symbol}, which belongs to another CUDA version"
         elif not SYSTEM.fullmatch(library) and not base.source_of(symbol):
             asked = f" (of {library}, {version})" if library else ""
-            yield f"it uses {symbol}{asked}, which no library that the base's extension needs has"
+            yield f"it uses {symbol}{asked}, which no library of the base's extension provides"
     for library, versions in sorted(built.versions.items()):
         for version in versions:
             yield from _version_fault(base, library, version)

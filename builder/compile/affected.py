@@ -66,7 +66,8 @@ def affected_units(
     ]
     refusal = _fetched(before, after, paths) or _declaring(before, after, rebuilt, paths)
     if not refusal and gone and not rebuilt:
-        refusal = f"it takes {', '.join(gone)} out of the build, and nothing leaves a built library"
+        names = ", ".join(gone)
+        refusal = f"it removes {names} from the build, but a built library keeps its code"
     return AffectedUnits(
         rebuilt=tuple(rebuilt),
         unreached=tuple(unreached),
@@ -93,11 +94,11 @@ def _fetched(before: SourceBuild, after: SourceBuild, paths: set[str]) -> str:
     for path in sorted(filter(is_build_file, paths)):
         texts = [_text(built, path) for built in (before, after)]
         if "external_projects/" in path and texts[0] != texts[1]:
-            return f"{path} builds of sources that the release's archive does not hold"
+            return f"{path} builds sources that are not in the release's archive"
         rows = [{line.strip() for line in _FETCHED.findall(text)} for text in texts]
         if rows[0] != rows[1]:
             said = min(rows[0] ^ rows[1]).decode("utf-8", "replace")
-            return f"{path} takes other sources that the release's archive does not hold ({said})"
+            return f"{path} fetches other sources that are not in the release's archive ({said})"
     return ""
 
 
@@ -115,7 +116,7 @@ def _declaring(
         why = f"it changes {unit.path}" if unit.path in paths else f"it reaches {unit.path}"
         why += f" through {', '.join(through)}" if through and unit.path not in paths else ""
         names = b", ".join(fresh[:6]).decode()
-        said = f"new are {names}" if fresh else "what they take may be another"
+        said = f"new are {names}" if fresh else "their parameters may have changed"
         return (
             f"{why}, which declares the operators of {unit.extension} ({said}); an extension wheel "
             "registers kernels for operators that the base declares, and no others"

@@ -72,7 +72,7 @@ class InstalledLibraries:
         data = self._tree.read(f"{found.info_dir}/WHEEL") if found else None
         tag = re.search(rb"^Tag: \S+-(\w+)\s*$", data or b"", re.MULTILINE)
         if tag is None:
-            raise UsageError("the base's vllm does not say which platform it was built for")
+            raise UsageError("the base's vllm has no wheel tag, so its platform is unknown")
         return tag[1].decode()
 
     def facts(self, path: str) -> ElfFacts:
@@ -163,7 +163,9 @@ class InstalledLibraries:
         for name in self._tree.children(folder):
             if PurePosixPath(name).name.partition(".")[0] == stem and name.endswith(".so"):
                 return f"{folder}/{name}"
-        raise UsageError(f"the base has no extension {pattern}: is vllm in it, and compiled?")
+        raise UsageError(
+            f"the base has no extension {pattern}: is vllm installed there, with its compiled code?"
+        )
 
 
 def _rank(soname: str) -> tuple[int, str]:

@@ -64,10 +64,10 @@ def compile_units(
         BuildFailed: the compiler refuses a unit; its first error is in the message.
     """
     if not units:
-        raise UsageError("no unit is compiled from the files that change")
+        raise UsageError("the changed files affect no compiled unit")
     host = [unit.path for unit in units if not unit.gencodes]
     if host and not with_host:
-        raise UsageError(f"{', '.join(host)} is host code, which is not compiled for a GPU")
+        raise UsageError(f"{', '.join(host)} is host code, not GPU code")
     where = tools.compiler.where
     texts = dict(change.texts) if change else {}
     # a header that the build generates counts where one of the units includes it

@@ -65,7 +65,7 @@ def _known(name: str) -> dict[str, Any]:
     changes = known_changes()
     if name not in changes:
         raise UsageError(
-            f"no source change is named {name!r}{did_you_mean(name, changes)}",
+            f"unknown source change {name!r}{did_you_mean(name, changes)}",
             hint=f"known: {', '.join(changes)}; or give a diff with --patch",
         )
     return changes[name]
@@ -84,7 +84,8 @@ def estimate_of(name: str) -> str:
     largest = max(gigabytes for _, gigabytes in costs)
     count = f"{len(costs)} unit{'s' if len(costs) != 1 else ''}"
     return (
-        f"{count}, about {minutes} min where each has to wait for the last, {largest:.0f} GB of "
+        f"{count}, about {minutes} min if the units are compiled one after another, "
+        f"{largest:.0f} GB of "
         "memory, and g++"
     )
 
@@ -154,16 +155,14 @@ def patched(sources: Sources, patch: Path) -> SourceChange:
     for file in files:
         path = file.path
         if file.old != file.new or path not in sources.texts:
-            raise UsageError(
-                f"{patch}: {path} is no source file of this tree, and only such are changed"
-            )
+            raise UsageError(f"{patch}: {path} is not a source file of this tree")
         text = sources.texts[path].decode("utf-8")
         state, changed, _ = apply_hunks(text, file.hunks)
         if state in (DRIFT, AMBIGUOUS):
             raise SparkBuildError(
                 f"{patch}: {path}: {state}: {changed}",
                 Exit.DRIFT,
-                hint="make the diff against this release's source archive",
+                hint="create the diff against this release's source archive",
             )
         if changed != text:
             texts[path] = changed.encode()

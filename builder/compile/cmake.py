@@ -103,7 +103,7 @@ def cmake_program() -> str:
     found = shutil.which("cmake") or (str(beside) if beside.is_file() else None)
     if found is None:
         raise EngineError(
-            "no cmake here, and a release's own build files decide what is compiled",
+            "cmake is not installed; it is needed to read a release's build files",
             hint="pip install 'spark-build[compile]'",
         )
     return found

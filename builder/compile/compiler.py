@@ -128,7 +128,9 @@ def find_compiler(
     """
     if image is not None:
         if named:
-            raise UsageError(f"--nvcc {named} is on this machine, and --toolkit is an image")
+            raise UsageError(
+                f"--nvcc {named} is a path on this machine, but --toolkit names an image"
+            )
         inside = image.open(platform)
         return Compiler(
             nvcc=inside.nvcc,
@@ -145,15 +147,15 @@ def find_compiler(
             return Compiler(nvcc=nvcc, cuda=cuda, versions=versions, host=host)
         if named:
             raise EngineError(
-                f"{nvcc} does not compile for {platform}: its toolkit has no targets/{host.target}",
-                hint="--nvcc wheels takes one that does out of released wheels",
+                f"{nvcc} cannot compile for {platform}: its toolkit has no targets/{host.target}",
+                hint="--nvcc wheels uses one from released wheels that can",
             )
     try:
         toolkit = released_toolkit(index, Target.here().platform, platform)
     except UsageError as error:
         missing = "" if named else f"no nvcc for {platform} on PATH or in /usr/local/cuda, and "
         raise EngineError(
-            f"{missing}the package index does not have the wheels of one: {error}",
+            f"{missing}the package index has no wheels of nvcc: {error}",
             hint="install the CUDA toolkit 13, name its compiler with --nvcc, or an image that has "
             "it with --toolkit",
         ) from None

@@ -205,7 +205,7 @@ def _ask(containers: Containers, image: PinnedImage, probe: str, folder: Path) -
             containers.run(image, [Task(name="probe", script=probe)], {}, Path(scratch))
         except TaskFailed as error:
             raise EngineError(
-                f"{image.name} cannot be asked what it has: {error.said[-400:] or error}",
+                f"{image.name} could not be inspected: {error.said[-400:] or error}",
                 hint=_NEEDED,
             ) from None
         answers = Path(scratch) / "probe"
@@ -233,9 +233,9 @@ def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
     if not nvcc:
         lacks = "has no nvcc, on PATH or at /usr/local/cuda/bin/nvcc"
     elif not cuda:
-        lacks = f"has an nvcc that does not say its release: {said[:200]!r}"
+        lacks = f"has an nvcc that prints no release: {said[:200]!r}"
     elif cuda.partition(".")[0] != CUDA:
-        lacks = f"has nvcc of CUDA {cuda}, and kernels for SM121 are compiled with CUDA {CUDA}"
+        lacks = f"has nvcc of CUDA {cuda}, but kernels for SM121 need CUDA {CUDA}"
     elif not answer("host"):
         lacks = "has no g++, which nvcc calls"
     for name in ("libc.so.6", "libcudart.so", f"libcudart.so.{CUDA}"):

@@ -106,7 +106,7 @@ def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:
         raise EngineError(
             f"compiling takes {cost.least:.1f} GB of memory for one unit, and {memory:.1f} GB of "
             "memory and swap are free here",
-            hint="end what else runs, add swap, or run the same command on a larger machine",
+            hint="stop other programs, add swap, or use a machine with more memory",
         )
     if disk < cost.disk:
         raise EngineError(

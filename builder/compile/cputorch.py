@@ -24,8 +24,8 @@ def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: s
     wheel = RemoteWheel(index.choose("torch", torch, platform), index)
     if "torch/lib/libtorch_cuda.so" not in wheel.members:
         raise SparkBuildError(
-            f"torch {torch} for {target.platform} on the package index is a CPU build, and what is "
-            "compiled has to be held against the libraries of one for CUDA",
+            f"torch {torch} for {target.platform} on the package index is a CPU build, but "
+            f"compiled code must be checked against the libraries of a CUDA build",
             Exit.NEEDS_REBUILD,
-            hint=f"name the image or the environment that it is for: --base {image_of(release)}",
+            hint=f"name the target image or environment: --base {image_of(release)}",
         )

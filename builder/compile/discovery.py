@@ -241,7 +241,7 @@ class Discovery:
             )
         if not row.function or not row.key or (row.defines and not unit.binds):
             raise OperatorsUnknown(
-                f"{row.name} is registered in {unit.path} in a form that cannot be repeated"
+                f"{row.name} is registered in {unit.path} in an unsupported form"
             )
 
     def _operator(self, unit: _Unit, row: Registered, home: str, extension: str) -> Operator:
@@ -295,23 +295,23 @@ class Discovery:
         if len(extensions) != 1:
             raise OperatorsUnknown(
                 f"the change reaches units of {len(extensions)} extensions "
-                f"({', '.join(extensions)}), and an extension wheel goes beside one"
+                f"({', '.join(extensions)}), but an extension wheel extends only one"
             )
         (extension,) = extensions
         first = [unit.path for unit in rebuilt]
         for path in first:
             if self.unit(path).binds:
                 raise OperatorsUnknown(
-                    f"{path} registers the extension's operators, and what is registered cannot be "
-                    "taken back"
+                    f"{path} registers the extension's operators, and operators cannot be "
+                    f"registered twice"
                 )
         upward = self._closure(first, self.callers)
         every = self._closure(upward, self.callees)
         for path in every:
             if self.unit(path).broken:
                 raise OperatorsUnknown(
-                    f"{self.unit(path).broken}, which {path} includes, cannot be read: its "
-                    "brackets do not match"
+                    f"{self.unit(path).broken}, which {path} includes, cannot be parsed: its "
+                    f"brackets do not match"
                 )
         self._must_be_understood(upward, extension)
         for path in first:
@@ -335,8 +335,8 @@ class Discovery:
         total = sum(unit.extension == extension for unit in self.recipe.units.values())
         if len(paths) > max(FEW, total * SHARE):
             raise OperatorsUnknown(
-                f"{_named(changed)}: with what calls it, and what that calls, {len(paths)} of the "
-                f"{total} units of {extension} would be compiled, more than a third"
+                f"{_named(changed)}: with its callers and callees, {len(paths)} of the "
+                f"{total} units of {extension} would be compiled, more than one third"
             )
 
     def _must_lead_somewhere(self, path: str, extension: str) -> None:
@@ -345,11 +345,11 @@ class Discovery:
         defined = sorted("::".join(name) for name in self.unit(path).defined)
         shown = ", ".join(defined[:4]) + (", ..." if len(defined) > 4 else "")
         raise OperatorsUnknown(
-            f"{path}: which torch operator of vllm {self.release} calls it is not known: "
+            f"{path}: which torch operator of vllm {self.release} calls it is unknown: "
             + (
-                f"no unit of {extension} that is registered calls what it defines ({shown})"
+                f"no unit of {extension} that registers an operator calls its functions ({shown})"
                 if defined
-                else "it defines no function that another unit could call"
+                else "it defines no function that other units can call"
             )
         )
 
@@ -360,7 +360,7 @@ class Discovery:
             if about.extension != extension or not unit.blocks[0]:
                 continue
             if unit.blocks[0] != unit.blocks[1] or unit.broken:
-                raise OperatorsUnknown(f"{path} registers operators in a form that is not known")
+                raise OperatorsUnknown(f"{path} registers operators in an unsupported form")
             if not unit.binds:
                 continue
             read_there = {row.function[-1] for row in unit.rows if row.function}
@@ -368,7 +368,7 @@ class Discovery:
                 left = {n[-1] for n in unit.calls(self.unit(other))} - read_there
                 if left:
                     raise OperatorsUnknown(
-                        f"{path} names {min(left)} of {other} in a form that is not known"
+                        f"{path} names {min(left)} of {other} in an unsupported form"
                     )
 
     @staticmethod

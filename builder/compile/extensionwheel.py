@@ -106,7 +106,7 @@ def build_extension_wheel(request: WheelRequest, out: Path) -> ExtensionWheel:
             )
         between = _compile_between(plan, inner, mark)
         compiled = time.monotonic()
-        with console.step("link, and hold the library against the base"):
+        with console.step("link, and check the library against the base"):
             objects = [one.object for one in (*built, *between)]
             linked = link(objects, request.base, path, compiler.nvcc, compiler.cuda, compiler.where)
         wider = with_definers(plan, request.change, source.version, linked.proof.open)
@@ -179,7 +179,7 @@ def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[
     change, tools, jobs = request.change, request.tools, request.jobs
     made = []
     between = counted(len(plan.siblings), "unit")
-    with console.step(f"compile {between} between operator and kernels"):
+    with console.step(f"compile {between} that connect operator and kernels"):
         # apart from the host's, and those that are asked for later: these take minutes, and stay
         for group in (
             [unit for unit in device if unit not in plan.added],
@@ -217,7 +217,7 @@ def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
         raise SparkBuildError(
             f"some kernels of the wheel, compiled for {arch_list}, are not real:\n  {shown}",
             Exit.VERIFY_FAILED,
-            hint="spark-build compile show says which guards the sources have",
+            hint="spark-build compile show lists the guards in the sources",
         )
 
 

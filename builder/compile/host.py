@@ -41,7 +41,7 @@ def host_compiler(platform: str) -> HostCompiler:
     if shutil.which(found.command):
         return found
     if found == NATIVE:
-        raise EngineError("no g++ on PATH, and nvcc calls it", hint="apt-get install g++")
+        raise EngineError("g++ is not on PATH; nvcc needs it", hint="apt-get install g++")
     spark = ": the Spark itself, say" if platform == "linux/arm64" else ""
     raise EngineError(
         f"the base is for {platform} and this machine is {Target.here().platform}: compiling for "

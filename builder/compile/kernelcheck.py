@@ -102,7 +102,7 @@ def prove_kernels(
         mine = {name: counts for name, counts in code.items() if pattern.search(name)}
         proven.update(mine)
         if not mine:
-            faults.append(f"{operator.name}: the library has no kernel of it")
+            faults.append(f"{operator.name}: the library has no kernel for it")
         for name, counts in sorted(mine.items()):
             held = {n: c for n, c in counts.items() if n.startswith(operator.holds)}
             total.update(held)
@@ -120,7 +120,7 @@ def prove_kernels(
             f"a trap in the PTX of {n[:120]}" for n in sorted(jit) if any(map(is_trap, jit[n]))
         ]
         missing = {name for image in every for name in image.kernels} - set(code) - set(jit)
-        faults += [f"{name[:120]} has no code that SM121 loads" for name in sorted(missing)]
+        faults += [f"{name[:120]} has no code that SM121 can load" for name in sorted(missing)]
         faults += _lost(objects, found)
     unreal = {name: reason for name, counts in rest.items() if (reason := _unreal(counts))}
     same = _as_released(unreal, released)

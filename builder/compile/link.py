@@ -63,7 +63,7 @@ def toolkit_libraries(nvcc: Path, host: HostCompiler = NATIVE) -> Path:
             if any(Path(folder).glob("libcudart*")):
                 return Path(folder).resolve()
     raise EngineError(
-        f"{nvcc} names no folder that has libcudart: the toolkit is incomplete",
+        f"{nvcc} has no libcudart in its toolkit, so the toolkit is incomplete",
         hint="install the CUDA runtime's development files of the same version",
     )
 
@@ -97,7 +97,7 @@ def link(
     there = where or LocalExecutor()
     if isinstance(there, LocalExecutor) and shutil.which(there.host.command) is None:
         raise EngineError(
-            f"no host compiler ({there.host.command}) here: objects are linked with it"
+            f"no host compiler ({there.host.command}) on this machine; it is needed for linking"
         )
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
         run = _Linker(nvcc=str(nvcc), folder=Path(scratch), runtime=runtime, where=there)

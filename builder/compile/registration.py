@@ -104,7 +104,7 @@ def operators_behind(
         if not behind:
             names = ", ".join(sorted({row for op in fitting for row in op.rebuilt})) or "none"
             raise UsageError(
-                f"{unit.path}: which torch operator of vllm {vllm} calls it is not known; units "
+                f"{unit.path}: which torch operator of vllm {vllm} calls it is unknown; units "
                 f"that are: {names}"
             )
         found.update({op.name: op for op in behind})

@@ -73,7 +73,7 @@ def source_of(index: PackageIndex, version: str, forges: Forges | None = None) -
         parsed = Version(version)
     except InvalidVersion:
         raise UsageError(
-            f"{version!r} is no version of vllm",
+            f"{version!r} is not a vLLM version",
             hint="a release like 0.19.1, or 0.19.2.dev3+gCOMMIT",
         ) from None
     named = next((m[1] for s in str(parsed.local).split(".") if (m := _COMMIT.fullmatch(s))), "")
@@ -81,8 +81,9 @@ def source_of(index: PackageIndex, version: str, forges: Forges | None = None) -
         return commit_source(parsed.public, named, forges or Forges())
     if parsed.is_devrelease:
         raise UsageError(
-            f"vllm {version} is no release, and its version names no commit: its source is unknown",
-            hint=f"install it from its repository, which gives {parsed.public}+gCOMMIT",
+            f"vllm {version} is not a release, and its version names no commit, so its source is "
+            f"unknown",
+            hint=f"install it from its repository to get {parsed.public}+gCOMMIT",
         )
     return release_source(index, parsed.public)
 
@@ -148,9 +149,9 @@ def _lay_out(archive: IO[bytes], name: str, final: Path) -> None:
             with closing(tarfile.open(fileobj=archive)) as tar:
                 tar.extractall(work, members=_wanted(tar), filter="data")
         except (tarfile.TarError, EOFError) as error:
-            raise RemoteError(f"{name} is no archive: {error}") from None
+            raise RemoteError(f"{name} is not an archive: {error}") from None
         if not (work / "CMakeLists.txt").is_file():
-            raise UsageError(f"{name} holds no CMakeLists.txt: it is not vLLM's source")
+            raise UsageError(f"{name} has no CMakeLists.txt, so it is not vLLM's source")
         work.rename(final)
 
 

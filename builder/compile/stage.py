@@ -137,7 +137,7 @@ class Stages:
             return self._present(decided, release, target, module)
         beside = module(decided.plan.module)
         if not beside:
-            reason = f"the base has no {decided.plan.module} for it to go beside"
+            reason = f"the base has no {decided.plan.module} for it to extend"
             return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
         request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
         self._work[_folder(request).name] = decided, compiler
@@ -157,7 +157,7 @@ class Stages:
         archs = sorted({op["arch"] for op in ops})
         if len(archs) != 1:
             raise UsageError(
-                f"{stage_name(ops)} are compiled together, and name {' and '.join(archs)}",
+                f"{stage_name(ops)} are compiled together, but name {' and '.join(archs)}",
                 hint="give the ops of your layers the same 'arch'",
             )
         if (vllm, archs[0], cuda) not in self._built:
@@ -190,8 +190,8 @@ class Stages:
             ours = module(path)
             if ours not in self._released(path, release, target):
                 reason = (
-                    f"{name} has it already, but {path} of this base is not the one of a released "
-                    f"wheel ({ours[:12] or 'there is none'}): what that was built of cannot be told"
+                    f"{name} has it already, but {path} of this base is not from a released "
+                    f"wheel ({ours[:12] or 'there is none'}), so its sources are unknown"
                 )
                 return Unstaged(NEEDS_REBUILD, reason, found.sources)
         built = ", ".join(f"vllm/{extension}" for extension in found.extensions)

@@ -97,8 +97,8 @@ def _lay(laid: PatchedSource, op: Mapping[str, Any]) -> list[JudgedFile]:
 def _has_it(op: Mapping[str, Any], before: SourceBuild) -> SparkBuildError:
     release = before.source.version
     return SparkBuildError(
-        f"the sources of vllm {release} have {op_name(op)} already, and this base was not built "
-        "for SM121 from them",
+        f"the sources of vllm {release} have {op_name(op)} already, but this base was not built "
+        f"for SM121 from them",
         Exit.NEEDS_REBUILD,
         hint=f"build yours with TORCH_CUDA_ARCH_LIST={before.arch_list}"
         + ("" if Version(release).is_devrelease else f", or --base pypi:vllm=={release}"),
@@ -192,7 +192,7 @@ class _PullStage:
         facts = _facts(self.ops[-1], self.before)
         other = [path for path in _paths(self.ops[-1]) if not path.startswith(_READ)]
         if other:
-            return _refused(f"{_some(other)} reach the wheel by another compiler than nvcc", facts)
+            return _refused(f"{_some(other)} are not compiled by nvcc", facts)
         counting = [one for one in judged if self._counts(one)]
         if not counting:
             return _nothing(self.before, list(_paths(self.ops[-1])), facts)

@@ -75,7 +75,7 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     release = release_in(done.stdout)
     if not release:
         said = (done.stdout + done.stderr)[:200]
-        raise EngineError(f"{found} --version does not say a release: {said!r}")
+        raise EngineError(f"{found} --version printed no release: {said!r}")
     return found, release
 
 
@@ -129,7 +129,7 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
     headers = torch / "torch" / "include"
     if not (headers / "torch" / "csrc").is_dir():
         raise UsageError(
-            f"{torch} holds no torch with its headers",
+            f"{torch} has no torch with headers",
             hint="name a site-packages that has torch with --torch",
         )
     includes = [headers, headers / "torch" / "csrc" / "api" / "include"]
@@ -153,7 +153,7 @@ def pinned_torch(root: Path) -> str:
         project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
         rows = [Requirement(row) for row in project["build-system"]["requires"]]
     except (OSError, ValueError, KeyError, InvalidRequirement) as error:
-        raise UsageError(f"{root}: which torch it is built with cannot be read: {error}") from None
+        raise UsageError(f"{root}: its torch version cannot be read: {error}") from None
     for row in rows:
         for pin in row.specifier if row.name == "torch" else ():
             if pin.operator == "==":
@@ -186,7 +186,7 @@ def header_version(tools: Toolchain) -> str:
                 found = re.findall(r"#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
                 if len(found) == 3:
                     return ".".join(found)
-    raise UsageError(f"the headers in {tools.includes[0]} do not say of which torch they are")
+    raise UsageError(f"the headers in {tools.includes[0]} do not name their torch version")
 
 
 def has_library_headers(nvcc: Path) -> bool:

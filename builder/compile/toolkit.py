@@ -181,7 +181,7 @@ def toolkit_parts(index: PackageIndex, release: str, projects: Iterable[str]) ->
     for project in projects:
         fitting = [v for v in index.releases(project) if pins.get(project, _NONE).contains(v)]
         if not fitting:
-            raise UsageError(f"cuda-toolkit {release} names no {project} that is on the index")
+            raise UsageError(f"cuda-toolkit {release} needs {project}, which is not on the index")
         # the oldest is the same tomorrow, where the metadata leaves newer ones open
         chosen[project] = fitting[0]
     return chosen

@@ -57,13 +57,14 @@ def plan_wheel(
         SparkBuildError: the release has the change already (nothing to do, exit 3).
         SparkBuildError: the operator of a unit is not known, so that nothing less than its whole
             extension would do (exit 10).
-        UsageError: no unit comes from what changes.
+        UsageError: no unit is affected by the change.
         EngineError: there is no cmake.
     """
     if not (change.texts or rebuilt):
         since = f" (upstream since {change.upstream})" if change.upstream else ""
         raise SparkBuildError(
-            f"vllm {source.version} has {change.name} already{since}: nothing to compile",
+            f"vllm {source.version} has {change.name} already{since}, so there is nothing to "
+            f"compile",
             Exit.NOTHING_TO_DO,
         )
     recipe = recipe or evaluate(source, arch_list, cuda)
@@ -71,7 +72,9 @@ def plan_wheel(
     changed = replace(sources, changed=change.texts)
     rebuilt = rebuilt or touched(changed, recipe, change.texts)
     if not rebuilt:
-        raise UsageError(f"{change.name}: no unit of vllm {source.version} comes from what changes")
+        raise UsageError(
+            f"{change.name}: no unit of vllm {source.version} is affected by the change"
+        )
     try:
         discovery = Discovery(changed, recipe, source.version)
         behind = find_operators(rebuilt, discovery, operators)

@@ -99,13 +99,13 @@ def agreed_torch(base: InstalledLibraries, vllm: str, tools: Toolchain) -> str:
     """
     installed = base.version("vllm")
     if installed != vllm.partition("+")[0]:
-        raise UsageError(f"the base has vllm {installed}, and the sources are of {vllm}")
+        raise UsageError(f"the base has vllm {installed}, but the sources are those of {vllm}")
     torch = base.version("torch")
     headers = header_version(tools)
     if torch.split(".")[:2] != headers.split(".")[:2]:
         raise UsageError(
-            f"the base has torch {torch}, and the headers are those of {headers}: what is compiled "
-            "with them may need what the base's torch has not",
+            f"the base has torch {torch}, but the headers are those of {headers}; the compiled "
+            f"code may not load there",
             hint="leave --torch out, or name a site-packages with that torch",
         )
     return torch

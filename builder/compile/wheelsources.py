@@ -58,7 +58,7 @@ def wheel_sources(
         try:
             raw = texts.get(unit.path, changed.texts[unit.path]).decode("utf-8")
         except UnicodeDecodeError:
-            raise UsageError(f"{unit.path} is no UTF-8 text, and it registers operators") from None
+            raise UsageError(f"{unit.path} is not UTF-8 text, but it registers operators") from None
         texts[unit.path] = again(
             raw, facts.blocks, text, (unit.path, unit.extension, mark)
         ).encode()

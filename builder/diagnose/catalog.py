@@ -146,7 +146,7 @@ class _Reader:
         if raw["id"] != self.path.stem:
             raise self.fail(f"id {raw['id']!r} is not the file's name")
         if not raw.get("patterns") and not raw.get("settings"):
-            raise self.fail("neither 'patterns' nor 'settings': nothing could ever show it")
+            raise self.fail("neither 'patterns' nor 'settings' is given")
         return Entry(
             id=raw["id"],
             severity=raw["severity"],

@@ -43,7 +43,7 @@ severity = "error"               # error, warning, info
 engine = "any"                   # vllm (the default), tensorrt-llm, sglang, any
 when = ">=0.24.0rc0"             # releases of vLLM; left out: all
 sure = "certain"                 # certain, likely, reported
-source = "https://..."           # where cause or cure was published
+source = "https://..."           # where the cause or fix was published
 patterns = ['''No space left on device''']  # regular expressions: one must be in a line
 message = "A disk is full."
 
@@ -175,11 +175,11 @@ def _missed(entry: Entry, example: Example, entries: Sequence[Entry]) -> str:
     result = diagnose(io.BytesIO(example.log.encode()), example.vllm or None, entries)
     hits = [finding for finding in result.findings if finding.id == entry.id]
     if not example.found:
-        return f"a near miss is found, line {hits[0].line}" if hits else ""
+        return f"a near miss is matched, line {hits[0].line}" if hits else ""
     if not hits:
-        return "it is not found"
+        return "it is not matched"
     if hits[0].line != example.line:
-        return f"it is found in line {hits[0].line}, not {example.line}"
+        return f"it is matched in line {hits[0].line}, not {example.line}"
     if example.fix not in hits[0].fix:
         return f"the fix is {hits[0].fix!r}, without {example.fix!r}"
     return ""

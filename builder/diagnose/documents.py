@@ -52,17 +52,17 @@ class Diagnosed(Document, frozen=True, kw_only=True):
     engine: Annotated[
         str,
         Meta(
-            description="which program wrote the log: vllm, tensorrt-llm, sglang, llama.cpp, nim, "
-            "ray; empty when nothing tells"
+            description="the program that wrote the log: vllm, tensorrt-llm, sglang, llama.cpp, "
+            "nim, ray; empty if unknown"
         ),
     ]
     build: Annotated[
         str,
-        Meta(description="what a vLLM calls itself that is no release, such as 0.1.dev1+gabc"),
+        Meta(description="a vLLM version that is not a release, such as 0.1.dev1+gabc"),
     ]
     lines: Count
     ready_line: Annotated[
-        Count, Meta(description="the line that says that the server is ready; 0 for none")
+        Count, Meta(description="the line where the server became ready; 0 for none")
     ]
     verdict: Verdict
     dispatch: tuple[Selection, ...]

@@ -99,9 +99,9 @@ class Failure:
     quote: str
     source: str = ""
     level: str = ""
-    #: the line before it that matters
+    #: the relevant line before it
     before: NumberedLine | None = None
-    #: the innermost frame that tells something
+    #: the innermost relevant frame
     frame: str = ""
     #: what it became: the exceptions that were raised from it, the last one last
     became: tuple[NumberedLine, ...] = ()

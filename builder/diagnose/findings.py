@@ -32,14 +32,14 @@ class Finding(Part, frozen=True):
     sure: Annotated[
         str,
         Meta(
-            description="how well the cause is known: certain, likely, reported; "
-            "empty for what is not in the catalogue"
+            description="how certain the cause is: certain, likely, reported; empty if not in "
+            "the catalogue"
         ),
     ] = always("")
-    link: Annotated[str, Meta(description="where cause or cure was published")] = always("")
-    before: Annotated[str, Meta(description="the line before it that matters")] = always("")
+    link: Annotated[str, Meta(description="where the cause or fix was published")] = always("")
+    before: Annotated[str, Meta(description="the relevant line before it")] = always("")
     before_line: Count = always(0)
-    frame: Annotated[str, Meta(description="the innermost frame that tells something")] = always("")
+    frame: Annotated[str, Meta(description="the innermost relevant frame")] = always("")
     search: Annotated[str, Meta(description="what to put into a search field")] = always("")
     process: Annotated[str, Meta(description="which process or rank wrote it")] = always("")
     became: Annotated[
@@ -47,9 +47,9 @@ class Finding(Part, frozen=True):
     ] = always(())
     more: Annotated[tuple[str, ...], Meta(description="further lines of the message")] = always(())
     when: Annotated[str, Meta(description="MM-DD HH:MM:SS, where the log tells")] = always("")
-    follows: Annotated[
-        bool, Meta(description="it only follows from the death of another process")
-    ] = always(False)
+    follows: Annotated[bool, Meta(description="it only follows the death of another process")] = (
+        always(False)
+    )
 
 
 class Verdict(Part, frozen=True):
@@ -75,7 +75,7 @@ class Diagnosis:
     engine: str = ""
     #: what a build calls itself that is no release (``0.1.dev1+gabc``)
     build: str = ""
-    #: the line that says that the server is ready; 0 for none
+    #: the line where the server became ready; 0 for none
     ready: int = 0
     file: str = ""
 

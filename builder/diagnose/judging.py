@@ -233,11 +233,11 @@ def _unknown(left: list[Failure], failures: list[Failure], known: list[Finding])
 def _unknown_finding(failure: Failure) -> Finding:
     what = f"{failure.kind} ended it" if failure.kind[:1].islower() else f"{failure.kind} error"
     message = f"Not in the catalogue: {what}."
-    fix = f"no cure is known here; search for: {failure.search}"
+    fix = f"no fix is known; search for: {failure.search}"
     if failure.follower:
         message = (
-            f"Not in the catalogue: {failure.kind} that follows when another process dies. "
-            "Its cause is not in this log."
+            f"Not in the catalogue: {failure.kind} that follows the death of another process. "
+            f"The cause is not in this log."
         )
         fix = f"read the log of the other process, rank or node; or search for: {failure.search}"
     return Finding(
@@ -276,7 +276,7 @@ def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
         some = [f for f in findings if f.severity == "warning"]
         what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
         return Verdict("ready", f"The server became ready (line {state.first_ready}): {what}.")
-    unseen = "No failure found, and the server is not seen ready"
+    unseen = "No failure found, but the server did not become ready"
     if state.started:
         last = state.last.text.strip()[:160]
         return Verdict("stopped", f"{unseen}: the log stops at line {state.last.line}: {last}")
@@ -290,11 +290,11 @@ def described(result: Diagnosis) -> str:
     if result.tensorrt_llm:
         return f"TensorRT-LLM {result.tensorrt_llm}"
     if not result.engine:
-        return "an unknown program (if it is vLLM, say which: --vllm VERSION)"
+        return "an unknown program (for vLLM, use --vllm VERSION)"
     name = ENGINE_NAMES.get(result.engine, result.engine)
     if result.engine == "vllm":
         own = f" build {result.build}, of" if result.build else " of"
-        return f"vLLM{own} an unknown release (say which: --vllm VERSION)"
+        return f"vLLM{own} an unknown release (use --vllm VERSION)"
     return name
 
 

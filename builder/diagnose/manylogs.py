@@ -79,8 +79,8 @@ def verdict(results: Sequence[Diagnosis]) -> Verdict:
         if first is None:
             return Verdict(
                 "failed",
-                f"{count}, and each only that another rank died or hangs: the log of the rank that "
-                "died first is not among them.",
+                f"{count}, each caused by another rank that died or hangs. The log of that rank "
+                f"is not among them.",
             )
         file, cause = first
         when = f" at {cause.when}" if cause.when else ""
@@ -91,7 +91,7 @@ def verdict(results: Sequence[Diagnosis]) -> Verdict:
         some = [r.file for r in results if r.verdict.state == state]
         if some and not any(r.verdict.state == "ready" for r in results):
             return Verdict(
-                state, f"No failure found, and the server is not seen ready ({', '.join(some)})."
+                state, f"No failure found, but the server did not become ready ({', '.join(some)})."
             )
     warnings = sum(f.severity == "warning" for r in results for f in r.findings)
     what = f"{warnings} warnings" if warnings else "nothing wrong was found"

@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
 _SURE = {
     "certain": "",
-    "likely": "the cause is likely, not certain",
-    "reported": "others report this; it was not seen in the code",
+    "likely": "the cause is likely but not certain",
+    "reported": "reported by users; not confirmed in the code",
 }
 #: What to do with a log that ends early.
 _STOPPED = (
-    "If the server still starts, wait and read again.  If it is gone, ask what ended it: "
+    "If the server still starts, wait and read again.  If it has exited, find the reason: "
     "docker inspect -f '{{.State.ExitCode}} {{.State.OOMKilled}}' NAME, and sudo dmesg -T | tail"
 )
 _UNCLEAR = "Give the log from its start: docker logs NAME 2>&1 | spark-build diagnose -"
-_OTHER = (
-    "{name} is not in the catalogue: what ended it is read in general, cures of vLLM are not given."
-)
+_OTHER = "{name} is not in the catalogue: the failure is shown, but vLLM fixes do not apply."
 
 
 def width() -> int:

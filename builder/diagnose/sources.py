@@ -31,11 +31,11 @@ _OPENERS: tuple[tuple[bytes, Callable[[Any], object]], ...] = (
 #: What other files begin with, and what to do with one.
 _OTHERS = (
     (b"\x28\xb5\x2f\xfd", "is compressed with zstd", "zstd -dc FILE | spark-build diagnose -"),
-    (b"\x89PNG", "is a picture", "copy the text of the terminal, not its picture"),
-    (b"\xff\xd8\xff", "is a picture", "copy the text of the terminal, not its picture"),
+    (b"\x89PNG", "is a picture", "copy the text of the terminal, not a screenshot"),
+    (b"\xff\xd8\xff", "is a picture", "copy the text of the terminal, not a screenshot"),
     (b"%PDF", "is a PDF", "pdftotext -layout FILE - | spark-build diagnose -"),
     (b"\x7fELF", "is a program or a core dump", "give the log of the server"),
-    (b"7z\xbc\xaf", "is a 7z archive", "unpack it, and give the log in it"),
+    (b"7z\xbc\xaf", "is a 7z archive", "unpack it, and pass the log file"),
 )
 
 
@@ -143,7 +143,7 @@ def _members(data: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader
         inner = _Guarded(start, cast("BinaryIO", stream), f"{name}/{member}")
         yield f"{name}/{member}", _buffered(inner)
     if not read:
-        raise UsageError(f"{name} holds no log: {len(members)} files, none a text with a line")
+        raise UsageError(f"{name} has no log: none of {len(members)} files is text")
 
 
 def _strange(start: bytes) -> str:
@@ -161,7 +161,7 @@ def _strange(start: bytes) -> str:
 def _refuse_binary(start: bytes, name: str) -> None:
     if what := _strange(start):
         hints = [hint for magic, _, hint in _OTHERS if start.startswith(magic)]
-        hint = (hints or ["give the log of the server as text"])[0].replace("FILE", name)
+        hint = (hints or ["pass the server's log as text"])[0].replace("FILE", name)
         raise UsageError(f"{name} {what}", hint=hint)
 
 

@@ -130,8 +130,8 @@ def _ask(docker: str, name: str, said: str, env: Mapping[str, str]) -> Builder:
         where = f"$(docker context inspect {name} -f '{{{{.Endpoints.docker.Host}}}}')"
         raise EngineError(
             f"builder {said} is a Docker Engine (driver docker, endpoint "
-            f"{facts.get('Endpoint', '')}), and not the one that spark-build talks to",
-            hint=f"make it that one, without --builder: DOCKER_HOST={where}",
+            f"{facts.get('Endpoint', '')}), but not the one that spark-build uses",
+            hint=f"use that engine without --builder: DOCKER_HOST={where}",
         )
     told = facts.get("BuildKit version") or facts.get("Buildkit") or ""
     version = re.match(r"v?(\d+)\.(\d+)", told)

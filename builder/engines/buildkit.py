@@ -61,7 +61,7 @@ class BuildkitEngine:
     def refuses(self, plan: BuildPlan) -> str | None:
         if self.builder and plan.base.ref.startswith("oci:"):
             return (
-                f"{plan.base.ref} is a directory on this machine, and builder {self.builder} takes "
+                f"{plan.base.ref} is a directory on this machine, but builder {self.builder} takes "
                 "its base from a registry"
             )
         if plan.base.kind in ("image", "pypi"):
@@ -233,7 +233,7 @@ class BuildkitEngine:
         where = f" on builder {self.builder}" if self.builder else ""
         if _NO_CACHE.search(output):
             return EngineError(
-                f"this builder keeps no cache elsewhere{where}:\n  {tail}",
+                f"this builder cannot export its cache{where}:\n  {tail}",
                 hint="--builder NAME of another driver, or a Docker Engine with the containerd "
                 "image store",
             )
@@ -241,8 +241,8 @@ class BuildkitEngine:
             return RemoteError(f"pushing failed{where}:\n  {tail}", hint="docker login")
         if self.builder and "failed to resolve source metadata" in output:
             return RemoteError(
-                f"builder {self.builder} does not reach the base in its registry:\n  {tail}",
-                hint="push the base to a registry that the builder reaches, and name it so: "
-                "--base docker://HOST/NAME:TAG",
+                f"builder {self.builder} cannot reach the base in its registry:\n  {tail}",
+                hint="push the base to a registry that the builder can reach, then use --base "
+                "docker://HOST/NAME:TAG",
             )
         return BuildFailed(f"docker build exited {status}{where}:\n  {tail}")

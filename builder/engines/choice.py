@@ -55,7 +55,7 @@ def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
             docker.connect().close()
         except EngineError as error:
             raise EngineError(
-                str(error), hint="start it, or without Docker: --engine oci"
+                str(error), hint="start it, or use --engine oci, which needs no Docker"
             ) from None
 
 
@@ -72,7 +72,7 @@ def engine_for(
     if name == "auto" and wanted == "oci":
         why = "--output names an OCI layout"
     elif wanted == "auto" and base.opened is not None:
-        wanted, why = "oci", f"{base.identity.ref} is read where it lies, without a Docker Engine"
+        wanted, why = "oci", f"{base.identity.ref} is read directly, without a Docker Engine"
     engine = get_engine(wanted, builder)
     if wanted == "auto":
         why = BuildkitEngine(builder).missing() or "a Docker Engine answers"
@@ -82,13 +82,13 @@ def engine_for(
     if base.opened is not None:
         check_depth(base.opened)
     if why and plan.base.kind == "pypi":
-        why += "; released wheels become an overlay, which goes onto an image"
+        why += "; released wheels become an overlay for an image"
     return engine, why
 
 
 def _who_does(plan: BuildPlan) -> str:
     if plan.base.kind != "dir":
-        return "--engine buildkit, with a Docker Engine that answers"
+        return "--engine buildkit, with a running Docker Engine"
     names = plan.profiles or [decision.name for decision in plan.decisions]
     directory = plan.base.ref.removeprefix("dir:")
     return shlex.join(["spark-build", "apply", directory, "--layers", ",".join(names)])

@@ -101,7 +101,7 @@ class Containers:
         if cli is None or cli.buildx is None:
             what = "no docker client is on PATH" if cli is None else f"{cli.binary} has no buildx"
             raise EngineError(
-                f"{what}, and compiling in a container is a build",
+                f"{what}, and compiling in a container needs BuildKit",
                 hint="install docker-buildx, or leave --toolkit out where this machine has nvcc",
             )
         return cli
@@ -117,7 +117,7 @@ class Containers:
         ref = ref.removeprefix("docker://")
         if ref.startswith(("oci:", "pypi:", "dir:")):
             raise UsageError(
-                f"--toolkit {ref}: a builder takes it from a registry or a Docker Engine",
+                f"--toolkit {ref}: a builder needs it in a registry or a Docker Engine",
                 hint="--toolkit HOST/NAME:TAG",
             )
         _ = self._cli
@@ -125,7 +125,7 @@ class Containers:
         image = PinnedImage(ref=ref, digest=digest, platform=platform)
         if has != platform:
             raise EngineError(
-                f"{image.name} is for {has}, and what is compiled is for {platform}",
+                f"{image.name} is for {has}, but the target platform is {platform}",
                 hint=f"name an image for {platform} with --toolkit",
             )
         return image
@@ -210,13 +210,13 @@ class Containers:
             )
         if _NO_SHELL.search(output):
             return EngineError(
-                f"{image.name} has no /bin/sh, so nothing can be run in it",
+                f"{image.name} has no /bin/sh, which is needed",
                 hint="name an image with nvcc and g++ with --toolkit",
             )
         if "failed to resolve source metadata" in output or "failed to do request" in output:
             return RemoteError(
-                f"{self.where} does not get {image.exact}:\n  {tail}",
-                hint="name an image in a registry that it reaches with --toolkit HOST/NAME:TAG",
+                f"{self.where} cannot pull {image.exact}:\n  {tail}",
+                hint="name an image in a registry that it can reach with --toolkit HOST/NAME:TAG",
             )
         if status := _STATUS.search(output):
             return TaskFailed(int(status[1]), said)

@@ -118,7 +118,7 @@ def _to_docker(
 
     if is_index(manifest):
         raise UsageError(
-            "an image for several platforms goes into a registry or a layout",
+            "an image for several platforms must go into a registry or a layout",
             hint="--push --tag HOST/NAME:TAG, or --output oci:DIR",
         )
     digest = load_image(source, manifest, delivery.tag)
@@ -132,7 +132,7 @@ def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
     base = delivery.base
     if isinstance(base, LayoutDirectory) and base.path.resolve() == target.resolve():
         raise UsageError(
-            f"{target} holds the base, and a run does not write into what it reads",
+            f"{target} holds the base image, and the output cannot be the input",
             hint="choose another place with --output oci:DIR",
         )
     with new_layout(output, delivery.tag) as layout:
@@ -175,6 +175,6 @@ def _disk(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BuildFailed(
-            f"cannot write {target}: {error.strerror}; nothing was left there",
+            f"cannot write {target}: {error.strerror}; no partial output was left",
             hint=os_hint(error, OUTPUT),
         ) from error

@@ -39,8 +39,8 @@ def connect() -> docker.DockerClient:
     except DockerException as error:
         where = settings.DOCKER_HOST.value or "the default socket"
         raise EngineError(
-            f"no Docker Engine answers at {where} ({_root_cause(error)})",
-            hint="start Docker, or name the image as docker://NAME, which needs none",
+            f"no Docker Engine is running at {where} ({_root_cause(error)})",
+            hint="start Docker, or name the image as docker://NAME, which needs no Docker",
         ) from None
     return client
 
@@ -119,14 +119,14 @@ def pinned(ref: str, digest: str) -> Iterator[str]:
     It is taken off again; the image itself stays.
 
     Raises:
-        BuildFailed: the tag moved meanwhile.
+        BuildFailed: the tag moved during the run.
     """
     name = f"spark-build-base:{digest.removeprefix('sha256:')[:24]}"
     with contextlib.closing(connect()) as client:
         image = find_image(client, ref, None)
         if digest not in digests_of(image):
             raise BuildFailed(
-                f"{ref} is no longer {digest}: the tag moved meanwhile",
+                f"{ref} is no longer {digest}: the tag moved during the run",
                 hint="run the same command again",
             )
         image.tag(name)
@@ -279,7 +279,7 @@ def run(
             **kwargs,
         )
     except APIError as error:
-        raise BuildFailed(f"{image}: no container of it can be made: {error.explanation}") from None
+        raise BuildFailed(f"{image}: cannot create a container: {error.explanation}") from None
     try:  # by hand, because the SDK's own run() leaves the container behind when it is interrupted
         if files is not None:
             container.put_archive("/", files)
@@ -300,11 +300,11 @@ def run(
 def _cannot_start(image: str, program: str, words: str) -> Exception:
     if "exec format error" in words:
         return EngineError(
-            f"{image} is for another architecture than this machine, which has no emulation",
+            f"{image} is for another architecture, and this machine has no emulator for it",
             hint="install qemu-user-static and binfmt-support, or use a pypi: base",
         )
     if "no such file or directory" in words or "not found" in words:
-        return UsageError(f"image {image} holds no {program}: it is nothing that vLLM runs in")
+        return UsageError(f"image {image} holds no {program}, so vLLM cannot run in it")
     return BuildFailed(f"{image}: cannot run {program}: {words}")
 
 

@@ -48,7 +48,7 @@ def connect() -> DockerClient:
     client = docker.connect()
     if engine_root(client) is None:
         client.close()
-        raise EngineError("the Docker Engine is another machine's")
+        raise EngineError("the Docker Engine runs on another machine")
     return client
 
 
@@ -86,13 +86,13 @@ def run(
             working_dir="/tmp",  # noqa: S108
         )
     except APIError as error:
-        raise BuildFailed(f"no container can be made: {error.explanation}") from None
+        raise BuildFailed(f"cannot create a container: {error.explanation}") from None
     try:
         container.start()
         container.wait(timeout=timeout)
         return container.logs(stdout=True, stderr=False).decode("utf-8", "replace")
     except APIError as error:
-        raise BuildFailed(f"no container can be started: {error.explanation}") from None
+        raise BuildFailed(f"cannot start the container: {error.explanation}") from None
     except (requests.Timeout, requests.ConnectionError):
         raise subprocess.TimeoutExpired(list(words), timeout) from None
     finally:

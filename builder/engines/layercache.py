@@ -109,7 +109,7 @@ def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
         record = json.loads((folder / "record.json").read_bytes())
         kept = CachedLayer(**{name: record[name] for name in CachedLayer.__dataclass_fields__})
         if record["check"] != _check(key, kept):
-            raise ValueError("its record is not what was written")
+            raise ValueError("its record is damaged")
         with (folder / "layer").open("rb") as source, target.open("wb") as out:
             found, size = _copied(source, out)
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
 
 
 def _damaged(folder: Path, how: str) -> None:
-    console.warn(f"a kept layer is damaged and is made again: {folder}: {how}")
+    console.warn(f"a cached layer is damaged and will be rebuilt: {folder}: {how}")
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -151,7 +151,7 @@ def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
         if kept.size > MOST_BYTES or free < _ROOM * kept.size:
-            console.detail(f"not kept for another build: {megabytes(kept.size)}")
+            console.detail(f"not cached: {megabytes(kept.size)}")
             return
         _make_room(folder.parent, kept.size)
         with making(folder) as work:
@@ -162,7 +162,7 @@ def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             work.rename(folder)
     except OSError as error:
-        console.detail(f"not kept for another build: {error}")
+        console.detail(f"not cached: {error}")
 
 
 def _make_room(parent: Path, size: int) -> None:

@@ -49,7 +49,7 @@ def load_image(source: ImageSource, manifest: RawManifest, tag: str) -> str:
         return _load(client, archive(source, manifest, tag), tag, diff_ids)
     except (DockerException, requests.RequestException) as error:
         words = getattr(error, "explanation", None) or error.__class__.__name__
-        raise BuildFailed(f"{tag}: the Docker Engine does not load it: {words}") from None
+        raise BuildFailed(f"{tag}: the Docker Engine cannot load it: {words}") from None
     finally:
         client.close()
 
@@ -60,7 +60,7 @@ def _load(client: DockerClient, tar: Iterator[bytes], tag: str, diff_ids: Sequen
     client.images.load(cast("Any", tar))
     image = client.images.get(tag)
     if image.attrs["RootFS"]["Layers"] != list(diff_ids):
-        raise ImageLoadError(f"{tag} came out with other layers")
+        raise ImageLoadError(f"{tag} was loaded with different layers")
     return str(image.id)
 
 

@@ -121,8 +121,8 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
     schema = plan.get("schema", 1) if isinstance(plan, dict) else 1
     if schema not in range(1, PLAN_SCHEMA + 1):
         raise UsageError(
-            f"{where}: {SHARE}/plan.json has schema {schema!r}, and this spark-build reads "
-            f"1 to {PLAN_SCHEMA}: a newer one made it",
+            f"{where}: {SHARE}/plan.json has schema {schema!r}, but this spark-build reads 1 to "
+            f"{PLAN_SCHEMA}: a newer one made it",
             hint="install a newer spark-build",
         )
     try:
@@ -130,7 +130,7 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         wrong = str(error)
     if wrong:
-        raise UsageError(f"{where}: {SHARE}/plan.json is no plan: {wrong}")
+        raise UsageError(f"{where}: {SHARE}/plan.json is not a plan: {wrong}")
     return dict(plan)
 
 
@@ -155,7 +155,7 @@ def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
         isinstance(layer, dict) and isinstance(layer.get("name"), str) for layer in layers
     )
     if not named:
-        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers with their names")
+        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of named layers")
     return list(layers)
 
 

@@ -59,11 +59,11 @@ class OciEngine:
     def needs(self, request: BuildRequest) -> list[Need]:
         added, base = added_bytes(request.plan), base_bytes(request)
         if request.output is not None:
-            found = [Need.output(request.output, added, "the new layers, if they did not shrink")]
+            found = [Need.output(request.output, added, "the new layers, uncompressed")]
             if base and not request.thin:
                 found.append(Need.output(request.output, base, "the base's layers"))
             return found
-        found = [Need.temporary(added, "the new layers, if they did not shrink")]
+        found = [Need.temporary(added, "the new layers, uncompressed")]
         return found if request.push else found + load_needs(added)
 
     def build(self, request: BuildRequest) -> BuiltImage:
@@ -101,8 +101,8 @@ def opened_of(request: BuildRequest) -> OpenedImage:
     """
     if request.base is None or request.base.opened is None:
         raise UsageError(
-            f"{request.plan.base.ref} was read through a Docker Engine, and the oci engine reads "
-            "registries and layouts",
+            f"{request.plan.base.ref} was read through a Docker Engine, but the oci engine reads "
+            f"only registries and layouts",
             hint=f"--base docker://{request.plan.base.ref}, or --engine buildkit",
         )
     return request.base.opened

@@ -78,7 +78,7 @@ def layout_digest(layout: Path, reference: str = "") -> str:
     """The manifest digest of the image of that name in a layout; ``""`` is the only one.
 
     Raises:
-        UsageError: no one image is meant, or the directory is no layout.
+        UsageError: no single image is meant, or the directory is no layout.
     """
     try:
         return LayoutDirectory(layout).resolve(reference)
@@ -215,7 +215,7 @@ def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
     """The labels of an image in a layout.
 
     Raises:
-        UsageError: no one image is meant, or a blob is damaged.
+        UsageError: no single image is meant, or a blob is damaged.
     """
     _, settings = _manifest_and_settings(layout, reference)
     return dict(settings.get("Labels") or {})
@@ -248,6 +248,6 @@ def read_layout(
                     files[f"{folder}/{name}"] = extracted.read()
     plan_bytes = files.get(f"{metadata.SHARE}/plan.json")
     if plan_bytes is None:
-        raise UsageError(f"{layout} was not made by spark-build: it carries no plan")
+        raise UsageError(f"{layout} was not made by spark-build: it has no plan")
     env = dict(item.split("=", 1) for item in settings.get("Env") or [] if "=" in item)
     return metadata.read_plan(plan_bytes, str(layout)), files, env

@@ -59,7 +59,7 @@ def write_patched(
         if len(opened.image.layers) >= _MOST_LAYERS:
             console.warn(
                 f"the base has {len(opened.image.layers)} layers; a Docker Engine with its classic "
-                f"image store takes no image of more than {_MOST_LAYERS}"
+                f"image store does not load images with more than {_MOST_LAYERS}"
             )
         merged: Files = {}
         for _, files in layers:
@@ -88,8 +88,8 @@ def check_depth(opened: OpenedImage) -> None:
     if count >= limits.LAYERS:
         raise UsageError(
             f"the base has {count} layers, and a container cannot have more than {limits.LAYERS} "
-            "(overlayfs): no layer can be put on it",
-            hint="make a base of fewer layers, and name it with --base",
+            "(overlayfs), so no layer can be added",
+            hint="create a base with fewer layers, and name it with --base",
         )
 
 

@@ -58,14 +58,14 @@ class RunCommands:
         block = self.block
         if self.overlay is not None:
             lines += [
-                "This is an overlay: the changed files alone. It does not run by itself.",
-                f"The image is made of {self.overlay.base} and the overlay:",
+                "This is an overlay: it has only the changed files and cannot run alone.",
+                f"The image consists of {self.overlay.base} and the overlay:",
                 *(f"    {command}" for command in block.before),
             ]
             if not block.dockerfile:
                 lines += ["", *(f"    {line}" for line in self.overlay.dockerfile.splitlines())]
         elif block.before:
-            lines += ["Bring it to the Spark:", *(f"    {command}" for command in block.before)]
+            lines += ["Copy it to the Spark:", *(f"    {command}" for command in block.before)]
         lines += ["Run it:", f"    {block.command}"]
         if block.moe_flags:
             lines.append(f"  MoE models that the profile supports: add {' '.join(block.moe_flags)}")

@@ -47,7 +47,7 @@ def pull_needs(client: DockerClient, ref: str, platform: str | None) -> list[Nee
             image = find_image(place.image, place.reference, platform)
             packed = sum(layer.size for layer in image.layers)
     except SparkBuildError as error:  # the engine may have another way there
-        console.detail(f"the size of {ref} is not known: {error}")
+        console.detail(f"the size of {ref} is unknown: {error}")
         return []
     what = f"{ref}, {megabytes(packed)} packed"
     return engine_needs(client, _UNPACKED * packed, what)

@@ -81,7 +81,7 @@ class Clone:
         merge = self._merged_as(ref.number, head, main)
         if not head and not merge:
             raise ForgeMissing(
-                f"{ref}: the clone {self.folder} has not fetched it",
+                f"{ref}: the clone {self.folder} does not have it",
                 hint=f"git -C {shlex.quote(str(self.folder))} fetch origin pull/{ref.number}/head:"
                 f"refs/pull/{ref.number}/head",
             )
@@ -100,7 +100,9 @@ class Clone:
     def merge_base(self, repository: str, target: str, commit: str) -> str:
         found = self._git("merge-base", target, commit, missing_ok=True).strip()
         if not found:
-            raise ForgeMissing(f"{repository}: {commit[:12]} has nothing in common with its branch")
+            raise ForgeMissing(
+                f"{repository}: {commit[:12]} has no common ancestor with its branch"
+            )
         return found
 
     def date(self, repository: str, commit: str) -> str:

@@ -76,9 +76,7 @@ class GitHub:
         except (KeyError, TypeError) as error:
             raise self._odd(subject, error) from None
         except IndexError:
-            raise RemoteError(
-                f"{subject} is the first commit: there is nothing before it"
-            ) from None
+            raise RemoteError(f"{subject} is the first commit, so it has no parent") from None
         url = str(found.get("html_url") or "")
         page = re.search(r"//[^/]+/([^/]+/[^/]+)/commit/", url)
         return PullFacts(
@@ -133,7 +131,7 @@ class GitHub:
 
     def _odd(self, subject: str, error: Exception) -> RemoteError:
         return RemoteError(
-            f"{subject}: {self._client.site.host} did not answer as GitHub's API does "
+            f"{subject}: {self._client.site.host} did not answer like GitHub's API "
             f"({type(error).__name__}: {error})",
             hint="SPARK_BUILD_FORGE should be the address of the API",
         )

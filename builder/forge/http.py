@@ -137,7 +137,7 @@ class ForgeClient:
             kind = type(error).__name__
             raise ForgeUnreachable(
                 f"{subject}: {parts.hostname} does not answer ({kind}){through(url)}",
-                hint="check the network; what is locked and cached needs none",
+                hint="check the network; locked and cached pull requests need none",
             ) from None
 
     # -- what went wrong
@@ -152,17 +152,17 @@ class ForgeClient:
         if status in (404, 410, 422):
             token = f"the token in {self.site.token_name}" if self.site.token else "no token"
             return ForgeMissing(
-                f"{subject} is not on {host}: there is none, or it is private and {token} "
-                f"may not see it{said}",
+                f"{subject} is not on {host}: it does not exist, or it is private and {token} "
+                f"has no access{said}",
                 hint="check the number; for a private repository set SPARK_BUILD_FORGE_TOKEN",
             )
         if status == 406:
             return ForgeTooLarge(
-                f"{subject}: the diff is larger than {host} gives out{said}",
+                f"{subject}: the diff is larger than {host} can return{said}",
                 hint="clone the repository and name the clone: --forge-clone DIR",
             )
         return RemoteError(
-            f"{subject}: {host} answered {status}{said}", hint="try the same command again later"
+            f"{subject}: {host} answered {status}{said}", hint="run the same command again later"
         )
 
     def _message(self, answer: _Answer) -> str:
@@ -179,9 +179,9 @@ class ForgeClient:
 
     def _rate_limit(self, delay: float, subject: str) -> RemoteError:
         until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() + delay))
-        hint = f"the same command after {until}"
+        hint = f"run the same command after {until}"
         if not self.site.token:
-            hint += ", or now with a token in SPARK_BUILD_FORGE_TOKEN: it has a limit of its own"
+            hint += ", or set SPARK_BUILD_FORGE_TOKEN, which has its own limit"
         return RemoteError(
             f"{subject}: the rate limit of {self.site.host} is used up; try again after {until} "
             f"(in {max(1, round(delay / 60))} min)",

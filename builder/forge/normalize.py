@@ -51,7 +51,7 @@ class Section:
         if _LINK in modes:
             return "a symbolic link"
         if self.binary:
-            return "a binary file, whose bytes no diff carries"
+            return "a binary file, which a diff does not contain"
         if self.copied:
             return "a copy of another file"
         try:
@@ -94,7 +94,7 @@ def read_sections(data: bytes) -> list[Section]:
     lines = _lines(data)
     starts = [number for number, line in enumerate(lines) if line.startswith(b"diff --git ")]
     if data.strip() and not starts:
-        raise UsageError("what the forge sent is not a diff of git")
+        raise UsageError("the forge's answer is not a git diff")
     sections = [
         _Reader(lines[start:stop]).section()
         for start, stop in itertools.pairwise([*starts, len(lines)])
@@ -102,7 +102,9 @@ def read_sections(data: bytes) -> list[Section]:
     sections.sort(key=lambda section: (section.path, section.old or ""))
     for one, other in itertools.pairwise(sections):
         if one.path == other.path:
-            raise UsageError(f"the diff changes {one.path} twice: it is a series, not one diff")
+            raise UsageError(
+                f"the diff changes {one.path} twice; it is a patch series, not one diff"
+            )
     return sections
 
 
@@ -217,7 +219,7 @@ class _Reader:
             self.hunks.append(b"\\ No newline at end of file\n" if mark == b"\\" else line + b"\n")
             at += 1
         if want != [0, 0]:
-            raise UsageError(f"malformed diff: a hunk of {self.where!r} has another length")
+            raise UsageError(f"malformed diff: a hunk of {self.where!r} has the wrong length")
         return at
 
 
@@ -245,5 +247,5 @@ def _path(name: bytes, prefix: bytes = b"") -> str:
         name = _ESCAPE.sub(letter, name[1:-1])
     path = name.removeprefix(prefix).decode("utf-8", "backslashreplace")
     if path.startswith("/") or ".." in path.split("/") or _CONTROL.search(path):
-        raise UsageError(f"the diff names a file {path!r}, which is no path in a repository")
+        raise UsageError(f"the diff names a file {path!r}, which is not a path in a repository")
     return path

@@ -52,11 +52,11 @@ def site() -> Site:
         )
     if parts.username or parts.password:
         raise UsageError(
-            "SPARK_BUILD_FORGE carries a user name or password",
+            "SPARK_BUILD_FORGE contains a user name or password",
             hint=f"put the token into {settings.FORGE_TOKEN.name}",
         )
     if parts.scheme == "http" and not _LOOPBACK.fullmatch(host):
-        raise UsageError(f"SPARK_BUILD_FORGE: {host} is asked over http; only https is taken")
+        raise UsageError(f"SPARK_BUILD_FORGE: {host} uses http; only https is allowed")
     if host in (GITHUB_HOST, urlsplit(GITHUB_API).hostname):
         api, host = GITHUB_API, GITHUB_HOST
     else:
@@ -72,7 +72,7 @@ def _token(api: str, host: str) -> tuple[str, str]:
     for variable in variables:
         name, value = variable.name, variable.value.strip()
         if value and not (value.isascii() and value.isprintable()):
-            raise UsageError(f"{name} holds characters that no token has")
+            raise UsageError(f"{name} has characters that are not allowed in a token")
         if value:
             return name, value
     return "", ""

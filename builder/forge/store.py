@@ -36,7 +36,7 @@ _UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
 
 
 class Forges:
-    """The forge that is set, and local clones that answer for their repositories instead."""
+    """The forge that is set, and local clones to use instead of the forge instead."""
 
     def __init__(self, clones: Sequence[str] = ()) -> None:
         named = settings.FORGE_CLONE.value
@@ -85,7 +85,7 @@ class PullStore:
         host = site().host
         if ref.host and ref.host != host:
             raise UsageError(
-                f"{ref} is on {ref.host}, the forge that is set is {host}",
+                f"{ref} is on {ref.host}, but the configured forge is {host}",
                 hint=f"SPARK_BUILD_FORGE={ref.host}",
             )
         forge, _ = self.forges.for_repository(ref.repository)
@@ -95,7 +95,7 @@ class PullStore:
         except ForgeUnreachable as error:
             if known is None:
                 raise
-            console.warn(f"{error}; taking {ref} as it was last seen, at {known.short}")
+            console.warn(f"{error}; using the cached state of {ref}, at {known.short}")
             return known
         if facts.notice:
             console.warn(f"{ref}: {facts.notice}")
@@ -117,8 +117,7 @@ class PullStore:
             data = normalise(forge.diff(repository, base, facts.commit))
             if not data:
                 raise SparkBuildError(
-                    f"{ref} changes nothing: from {base[:12]} to {facts.commit[:12]} its diff is "
-                    "empty",
+                    f"{ref} is empty: from {base[:12]} to {facts.commit[:12]} its diff is empty",
                     Exit.NOTHING_TO_DO,
                     hint="leave it out, or name a commit of it: OWNER/REPO#NUMBER@COMMIT",
                 )
@@ -173,14 +172,14 @@ class PullStore:
             raise RemoteError(
                 f"{pin.request} is pinned at {pin.commit}, which {name} no longer has "
                 "(force-pushed or deleted), and the cache does not hold its diff",
-                hint="spark-build lock --upgrade takes what it is today; a clone that still has "
-                "the commit helps too: --forge-clone DIR",
+                hint="spark-build lock --upgrade updates the pin; or use a clone that still has "
+                "the commit: --forge-clone DIR",
             ) from error
         if sha256_hex(data) != pin.sha256:
             raise RemoteError(
                 f"{pin.request}: the diff of {pin.base[:12]}...{pin.short} has sha256 "
                 f"{sha256_hex(data)}, pinned is {pin.sha256}",
-                hint="do not build from it; find out why, then spark-build lock --upgrade",
+                hint="do not build from it; find the cause, then run spark-build lock --upgrade",
             )
         write_atomically(self._diff_file(pin.sha256), data)
         return data

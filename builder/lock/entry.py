@@ -104,7 +104,7 @@ def plan_differences(old: LockEntry, plan: Mapping[str, Any]) -> list[str]:
     found = _changed("package", old.base.packages, plan["base"]["packages"])
     if old.base.digest != plan["base"]["digest"]:
         digests = old.base.digest[:19], plan["base"]["digest"][:19]
-        found.insert(0, f"base: locked is {digests[0]}, the target was made of {digests[1]}")
+        found.insert(0, f"base: locked is {digests[0]}, the target was made from {digests[1]}")
     made = [LockedLayer(name=row["name"], digest=row["digest"], files={}) for row in plan["layers"]]
     return found + layer_differences(old.layers, made)
 
@@ -122,7 +122,7 @@ def layer_differences(old: Sequence[LockedLayer], new: Sequence[LockedLayer]) ->
                 f"layer {name}: {line}" for line in _changed("file", layer.files, files[name])
             ]
     if not found and list(before) != list(after):
-        found.append(f"layers: their order was {', '.join(before)}, it is {', '.join(after)}")
+        found.append(f"layers: the order was {', '.join(before)}, it is {', '.join(after)}")
     return found
 
 
@@ -131,7 +131,7 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[
     for name in sorted({*old, *new}):
         was, now = old.get(name), new.get(name)
         if was is None or now is None:
-            lines.append(f"{kind} {name}: {'new' if was is None else 'no longer there'}")
+            lines.append(f"{kind} {name}: {'new' if was is None else 'removed'}")
         elif was != now:
             lines.append(f"{kind} {name}: {_short(was)} is {_short(now)} now")
     return lines

@@ -74,13 +74,13 @@ def read_facts(lock: Path, pin: FactsPin) -> RecordedFiles:
             raise ValueError("it is cut off, or too large")
         facts = RecordedFiles.parse(json.loads(text))
         if len(facts.layers) != pin.depth or chain(facts.layers) != pin.layers:
-            raise ValueError("it is about another image")
+            raise ValueError("it belongs to another image")
     except (OSError, ValueError, RecursionError, zlib.error) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         raise SparkBuildError(
             f"{path}, which the lock pins, cannot be used: {why}",
             Exit.STALE,
-            hint="restore it, or lock again: spark-build lock",
+            hint="restore it, or create the lock again: spark-build lock",
         ) from None
     return facts
 
@@ -163,7 +163,9 @@ class LockedFacts:
             self._read[name] = None
             try:
                 self._read[name] = read_facts(self._lock.path, pin)
-                console.detail(f"{folder_of(self._lock.path) / name} says what the layers hold")
+                console.detail(
+                    f"{folder_of(self._lock.path) / name} lists the contents of the layers"
+                )
             except SparkBuildError as error:
                 if self._strict:
                     raise

@@ -37,8 +37,7 @@ def read_module(
         summary = modules.summary(path)
     except ToolMissing as error:
         raise EngineError(
-            f"{path} of this base is none that is known, and what it is compiled for cannot be "
-            f"read: {error}",
+            f"{path} of this base is unknown, and its architectures cannot be read: {error}",
             hint=error.hint,
         ) from error
     readings = summary.readings[wanted["symbol"]]

@@ -124,7 +124,7 @@ def find_tool(name: str) -> Path:
         if os.access(found, os.X_OK):
             return found
     raise ToolMissing(
-        f"{name} is not installed, so the machine code cannot be read",
+        f"{name} is not installed; it is needed to read machine code",
         hint="pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",  # on Linux they are there
     )
 

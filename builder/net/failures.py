@@ -39,11 +39,11 @@ def reason_of(error: BaseException, host: str) -> RequestFailed:
     if slow is not None:
         return RequestFailed(f"no answer in time, {slow}")
     kinds: tuple[tuple[type[BaseException], str], ...] = (
-        (requests.exceptions.ProxyError, "the proxy did not let us through"),
+        (requests.exceptions.ProxyError, "the proxy refused the connection"),
         (requests.Timeout, "no answer in time"),
         (TimeoutError, "no answer in time"),
         (ConnectionRefusedError, "connection refused"),
-        (socket.gaierror, f"the name {host} does not resolve now"),
+        (socket.gaierror, f"the name {host} does not resolve"),
     )
     for kind, words in kinds:
         if any(isinstance(cause, kind) for cause in causes):
@@ -62,13 +62,13 @@ def _last_word(cause: BaseException, host: str) -> RequestFailed | None:
         )
     if isinstance(cause, ssl.SSLError) and _REFUSES_US.search(cause.reason or ""):
         return RequestFailed(
-            "it lets in only who has a certificate that it knows",
+            "it requires a client certificate",
             fatal=True,
             hint=f"put yours at /etc/docker/certs.d/{host}/client.cert, its key at client.key",
         )
     if _not_tls(cause):
-        hint = f"if it speaks plain http and that is meant: --plain-http {host}"
-        return RequestFailed("it does not speak TLS as we do", fatal=True, hint=hint)
+        hint = f"if the registry uses plain HTTP: --plain-http {host}"
+        return RequestFailed("the TLS handshake failed", fatal=True, hint=hint)
     if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
         return RequestFailed(f"there is no host {host}", fatal=True, hint="check the name")
     if isinstance(cause, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):

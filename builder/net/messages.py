@@ -29,7 +29,7 @@ def resolved(url: str, location: str, subject: str) -> str:
         _ = urlsplit(target).port
     except ValueError as error:
         raise RemoteError(
-            f"{subject} names {location!r:.120}, which is no address: {error}"
+            f"{subject} names {location!r:.120}, which is not a valid address: {error}"
         ) from None
     return target
 

@@ -231,7 +231,7 @@ def _addresses(host: str, port: int, timeout: float) -> list[_Address]:
             answer = answers.get(timeout=_LOOK)
         except queue.Empty:
             if time.monotonic() > until:
-                raise TimeoutError("the name was not looked up in time") from None
+                raise TimeoutError("the name lookup timed out") from None
             continue
         if isinstance(answer, OSError):
             raise answer

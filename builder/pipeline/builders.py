@@ -55,7 +55,7 @@ def of_registry(ref: str, builder: str) -> Iterator[None]:
         raise RemoteError(
             f"{ref} is in the Docker Engine here, but builder {builder} takes its base from a "
             f"registry: {error}",
-            hint="docker push it to a registry that the builder reaches, then "
+            hint="docker push it to a registry that the builder can reach, then "
             "--base docker://HOST/NAME:TAG",
         ) from None
 

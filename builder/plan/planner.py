@@ -147,7 +147,7 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
     rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     if rebuild:
         names = ", ".join(d.name for d in rebuild)
-        lines = [f"{names}: the base is prebuilt and this change is compiled code"]
+        lines = [f"{names}: the base is prebuilt, and this layer changes compiled code"]
         for decision in rebuild:
             lines.append(f"layer {decision.name}: {decision.outcome.reason}")
             lines += [f"note: {note}" for note in decision.outcome.notes]
@@ -193,5 +193,5 @@ def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = Fa
         raise SparkBuildError(
             f"nothing to do:\n  {reasons}",
             Exit.NOTHING_TO_DO,
-            hint=f"spark-build matrix --layers {names}   (where there is something to do)",
+            hint=f"spark-build matrix --layers {names}   (shows releases that need it)",
         )

@@ -36,12 +36,12 @@ class IndexSources:
         if name not in self._wheels:
             file = self._index.find(pin["distribution"], name)
             if file is None:
-                raise RemoteError(f"{name}, which a layer pins, is not on the package index")
+                raise RemoteError(f"{name}, pinned by a layer, is not on the package index")
             if file.sha256 != pin["sha256"]:
                 raise RemoteError(
                     f"{name}: the package index says sha256 {file.sha256}, "
                     f"the layer pins {pin['sha256']}",
-                    hint="do not build from it; find out who changed the file",
+                    hint="do not build from it; find out why the file changed",
                 )
             self._wheels[name] = RemoteWheel(file, self._index)
         return self._wheels[name]

@@ -66,7 +66,8 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
             if plan.get("plan_digest") != image.plan_digest:
                 raise UsageError(
                     f"{source.name}: {image.digest} has the label of plan {image.plan_digest} and "
-                    f"carries plan {plan.get('plan_digest')}: it was changed after it was made"
+                    f"carries plan {plan.get('plan_digest')}: the image was modified after the "
+                    f"build"
                 )
             return Baked(
                 version=version_in(kept.get(_METADATA, b"")),
@@ -75,7 +76,7 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
                 files=files,
             )
     raise UsageError(
-        f"{source.name}: {image.digest} carries no plan: it was not made by spark-build"
+        f"{source.name}: {image.digest} has no plan, so it was not made by spark-build"
     )
 
 
@@ -91,7 +92,7 @@ def _layers_of(image: Image, data: bytes | None) -> list[Any]:
     except ValueError as error:
         raise UsageError(f"{image.digest}: /{_LAYERS} is missing or damaged: {error}") from None
     if not isinstance(value, list):
-        raise UsageError(f"{image.digest}: /{_LAYERS} is not what spark-build writes")
+        raise UsageError(f"{image.digest}: /{_LAYERS} was not written by spark-build")
     return value
 
 

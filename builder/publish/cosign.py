@@ -99,7 +99,7 @@ def verify_signature(reference: Reference, trust: Trust) -> SignatureCheck:
         words += ["--certificate-oidc-issuer", trust.issuer]
     else:
         raise UsageError(
-            "whose signature it must be is not said",
+            "the expected signer is missing",
             hint="--key cosign.pub, or --identity and --issuer",
         )
     done = _run(words, reference)
@@ -120,7 +120,7 @@ def _count(output: str, reference: Reference) -> int:
         payloads = json.loads(output)
         named = [p["critical"]["image"]["docker-manifest-digest"] for p in payloads]
     except (ValueError, KeyError, TypeError):
-        raise RemoteError(f"cosign's answer for {reference} is not understood") from None
+        raise RemoteError(f"cosign's answer for {reference} cannot be parsed") from None
     if not named or any(digest != reference.digest for digest in named):
         seen = ", ".join(map(str, named)) or "nothing"
         raise SparkBuildError(
@@ -140,7 +140,7 @@ def _key(key: str) -> list[str]:
 def _run(words: list[str], reference: Reference) -> subprocess.CompletedProcess[str]:
     program = shutil.which("cosign")
     if program is None:
-        raise EngineError("cosign is not installed, and signatures are its business", hint=_INSTALL)
+        raise EngineError("cosign is not installed; it is needed for signatures", hint=_INSTALL)
     if reference.host in Options.from_environment().plain_http:
         words = [*words, "--allow-http-registry"]
     asks = sys.stdin is not None and sys.stdin.isatty()

@@ -81,7 +81,7 @@ class Evidence:
                 reasons.append(f"level {level} was not run")
             reasons += [f"{level} {c['name']} was not run: {c.get('reason')}" for c in idle]
         if not any(c["status"] == "pass" for c in checks):
-            reasons.append(f"{self.origin} holds no check that passed")
+            reasons.append(f"{self.origin} has no check that passed")
         return reasons
 
     def levels(self) -> list[str]:
@@ -123,7 +123,7 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
         report = document.get("verify", document) if isinstance(document, dict) else None
         if not isinstance(report, dict) or not isinstance(report.get("checks"), list):
             raise UsageError(
-                f"{origin} is not evidence of spark-build",
+                f"{origin} is not evidence from spark-build",
                 hint="spark-build verify TARGET --json >evidence.json",
             )
         found.append(Evidence(document=report, origin=origin))
@@ -142,7 +142,7 @@ def read_evidence(path: Path) -> list[Evidence]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > _FILE_LIMIT:
-        raise UsageError(f"{path} is larger than {_FILE_LIMIT} bytes: it is no evidence")
+        raise UsageError(f"{path} is larger than {_FILE_LIMIT} bytes, so it is not evidence")
     return parse_evidence(data, str(path))
 
 
@@ -161,11 +161,11 @@ def best_evidence(
 
 def refuse_unproven(claim: Claim, reasons: Sequence[str]) -> SparkBuildError:
     """The error for an image that nothing proves (exit 5)."""
-    listed = "\n  ".join(reasons[:8]) or "nothing has verified it"
+    listed = "\n  ".join(reasons[:8]) or "it was never verified"
     return SparkBuildError(
         f"{claim.digest} is not published, because it is not verified:\n  {listed}",
         Exit.VERIFY_FAILED,
-        hint="spark-build verify it, or publish it marked as unverified with --force",
+        hint="verify it, or publish it marked as unverified with --force",
     )
 
 
@@ -178,7 +178,7 @@ def failed_evidence(claim: Claim, offered: Sequence[Evidence], reasons: Sequence
         "digests": [claim.digest],
         "passed": False,
         "forced": True,
-        "lacks": list(reasons) or ["nothing has verified it"],
+        "lacks": list(reasons) or ["it was never verified"],
     }
     document.pop("verdict", None)  # it was about what was asked for there, not about this
     return (

@@ -124,9 +124,7 @@ class HeldRow(Part, frozen=True, kw_only=True):
     verified: bool | None
     levels: tuple[Text, ...]
     signed: bool
-    overlay: Annotated[
-        bool, Meta(description="the changed files alone, which are no image that runs")
-    ]
+    overlay: Annotated[bool, Meta(description="only the changed files; cannot run alone")]
     added_bytes: Count | None
 
     @classmethod

@@ -44,7 +44,7 @@ def mirrors_of(
 
     Raises:
         UsageError: an image stands on no image, or its base is not one of its platform.
-        RemoteError: a base is no longer there.
+        RemoteError: a base is no longer available.
     """
     mirrors: dict[str, Mirror] = {}
     notes: dict[str, list[Attachment]] = {}
@@ -77,7 +77,7 @@ def _entry(whole: Subject, image: Image) -> Image:
             return candidate
     found = [candidate for candidate in whole.images if candidate.platform == image.platform]
     if len(found) != 1:
-        raise UsageError(f"{whole.digest} has no one image for {image.platform}")
+        raise UsageError(f"{whole.digest} has no single image for {image.platform}")
     return found[0]
 
 

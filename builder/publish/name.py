@@ -44,7 +44,7 @@ class Name:
         if len(tag) > _TAG_LIMIT:
             raise UsageError(
                 f"{tag} is {len(tag)} characters long, a tag may have {_TAG_LIMIT}",
-                hint="make a profile for this choice of layers",
+                hint="create a profile for this selection of layers",
             )
         return tag
 
@@ -58,7 +58,7 @@ def name_of(labels: Sequence[Mapping[str, str]], subject: str) -> Name:
     plans = sorted({one[PLAN_LABEL] for one in labels})
     if not plans:
         raise UsageError(
-            f"{subject} was not made by spark-build: it has no label {PLAN_LABEL}",
+            f"{subject} was not made by spark-build; it lacks the label {PLAN_LABEL}",
             hint="spark-build image --layers b12x-full",
         )
 

@@ -25,15 +25,15 @@ def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
     if opened.overlay and allowed:
         console.say(f"  {opened.text} is an overlay: it runs on {opened.recipe.base}, not alone")
     elif allowed:
-        raise UsageError(f"{opened.text} is an image, and --overlay is for overlays")
+        raise UsageError(f"{opened.text} is an image, but --overlay is for overlays")
     elif opened.overlay:
         lines, build = how_to_run(opened)
         published = shlex.join(["spark-build", "publish", opened.recipe.image, *to])
         asked = shlex.join(["spark-build", "publish", opened.text, *to, "--overlay"])
         raise UsageError(
-            f"{opened.text} is an overlay: the changed files alone, without Python and vLLM. It is "
-            f"not published as an image.\n{lines}\n"
-            f"  Publish that: {published}\n  Or the overlay as what it is: {asked}",
+            f"{opened.text} is an overlaywith only the changed files, without Python and vLLM. "
+            f"It is not published as an image.\n{lines}\n"
+            f"  Publish that: {published}\n  Or publish the overlay itself: {asked}",
             hint=build,
         )
 
@@ -45,7 +45,7 @@ def how_to_run(opened: Opened) -> tuple[str, str]:
     if opened.text.startswith("oci:"):
         found = find_dockerfile(layout_place(opened.text)[0], opened.claims[0].digest)
     build = recipe.command(found)
-    lines = [f"The image is made of {recipe.base} and the overlay: {build}"]
+    lines = [f"The image consists of {recipe.base} and the overlay: {build}"]
     if found is None:
         lines += ["with this Dockerfile:", *(f"  {x}" for x in recipe.dockerfile.splitlines())]
     return "\n".join(f"  {line}" for line in lines), build

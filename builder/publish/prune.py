@@ -40,7 +40,9 @@ class Removal(Part, frozen=True, kw_only=True):
 
     digest: Digest
     what: What
-    tags: Annotated[tuple[Text, ...], Meta(description="tags that go with it")] = always(())
+    tags: Annotated[tuple[Text, ...], Meta(description="tags that are deleted with it")] = always(
+        ()
+    )
     of: Annotated[Digest, Meta(description="the image that it belongs to")] = ""
 
     def __str__(self) -> str:
@@ -77,15 +79,15 @@ class Retention(Document, frozen=True, kw_only=True):
     """What retention keeps of a repository, and what became of the rest."""
 
     repository: Text
-    keep: Annotated[int, Meta(ge=1, description="images of each profile that stay")]
+    keep: Annotated[int, Meta(ge=1, description="newest images to keep for each profile")]
     dry_run: bool
     images: tuple[VerdictRow, ...]
     removals: Annotated[
         tuple[Removal, ...],
-        Meta(description="every manifest that goes, in order; a dry run lists the same"),
+        Meta(description="manifests to delete, in order; a dry run lists the same"),
     ]
     deleted: tuple[str, ...]
-    spared: Annotated[tuple[Spared, ...], Meta(description="removals that did not happen")]
+    spared: Annotated[tuple[Spared, ...], Meta(description="deletions that failed")]
 
     @classmethod
     def of(
@@ -123,7 +125,7 @@ def judge(
         UsageError: ``keep`` would leave nothing.
     """
     if keep < 1:
-        raise UsageError("--keep must be 1 or more: retention never empties a repository")
+        raise UsageError("--keep must be 1 or more")
     verified: dict[str, int] = {}
     every: dict[str, int] = {}
     verdicts = []
@@ -258,7 +260,7 @@ def prune(
             raise _refused(repository, wanted[number:], pruned.deleted)
         left = _tags_left(repository, removal)
         if left:
-            reason = f"the registry took the delete, and {', '.join(left)} still names it"
+            reason = f"the registry accepted the delete, but {', '.join(left)} still names it"
             pruned.spared.append(Spared(digest=removal.digest, reason=reason))
         else:
             pruned.deleted.append(removal.digest)
@@ -282,7 +284,7 @@ def _reason_to_spare(repository: PublishTarget, removal: Removal, names: TaggedM
     if removal.what not in ("image", "part") and repository.digest_of(removal.of) is not None:
         return f"{removal.of} is still there"
     if repository.digest_of(removal.digest) is None:
-        return "it is gone already"
+        return "it is already deleted"
     return ""
 
 
@@ -292,10 +294,11 @@ def _refused(
     images = [tag for removal in left if removal.what == "image" for tag in removal.tags]
     rest = ", ".join(images or [str(removal) for removal in left])
     if deleted:
-        done = f"refused to delete {left[0]}; {counted(len(deleted), 'manifest')} went before it"
+        before = counted(len(deleted), "manifest")
+        done = f"refused to delete {left[0]}, after it deleted {before}"
     else:
         done = "refuses deletes, so nothing was deleted"
     return RemoteError(
-        f"{repository.name}: this registry {done}; by the rule these would go: {rest}",
+        f"{repository.name}: this registry {done}; these would be deleted: {rest}",
         hint="delete them in the registry's own interface",
     )

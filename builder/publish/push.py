@@ -83,13 +83,13 @@ def check_moving(tags: Sequence[str]) -> tuple[str, ...]:
     """
     for tag in map(check_tag, tags):
         if IMMUTABLE.fullmatch(tag) or is_fallback_tag(tag):
-            raise UsageError(f"{tag}: a tag of this kind never moves")
+            raise UsageError(f"{tag}: immutable tags cannot be moved")
         if tag.endswith(PREVIOUS):
             raise UsageError(
-                f"{tag}: spark-build keeps this tag itself, when {tag.removesuffix(PREVIOUS)} moves"
+                f"{tag}: spark-build sets this tag itself when {tag.removesuffix(PREVIOUS)} moves"
             )
         if len(tag + PREVIOUS) > 128:
-            raise UsageError(f"{tag}: there is no room for {PREVIOUS} after it")
+            raise UsageError(f"{tag}: the name is too long for {PREVIOUS} after it")
     return tuple(dict.fromkeys(tags))
 
 
@@ -123,9 +123,9 @@ def two_images(
 ) -> RemoteError:
     """An immutable tag names another image than the one that is published."""
     return RemoteError(
-        f"{target.name}:{tag} {how} {seen}, and this is {digest}: one plan, two images; this one "
-        "is not published",
-        hint=f"spark-build rebuild {target.name}@{seen} says which of them the plan makes",
+        f"{target.name}:{tag} {how} {seen}, and this is {digest}: the same plan gave two images, "
+        f"so this one is not published",
+        hint=f"spark-build rebuild {target.name}@{seen} shows which of them matches the plan",
     )
 
 
@@ -229,8 +229,8 @@ def _lost(
     if kind == "tag" and seen is not None:
         return two_images(target, tag, digest, "was made", seen)
     return RemoteError(
-        f"{target.name}:{tag} is {seen or 'gone'}, and was to become {digest}: somebody else "
-        "changes it at the same time",
+        f"{target.name}:{tag} is {seen or 'gone'}instead of {digest}: another client changed it "
+        f"at the same time",
         hint="run the same command again",
     )
 

@@ -123,6 +123,6 @@ def attach(target: PublishTarget, subject: Descriptor, attachment: Attachment) -
             pause(turn)
         with_retries(lambda: target.attach(manifest))
     raise RemoteError(
-        f"{target.name}: others keep rewriting what is attached to {subject.digest}",
+        f"{target.name}: other clients keep changing the attachments of {subject.digest}",
         hint="run the same command again",
     )

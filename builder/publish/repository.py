@@ -75,7 +75,7 @@ def parse_target(text: str) -> Reference:
     rest = text.removeprefix("docker://")
     if "@" in rest or ":" in rest.rsplit("/", 1)[-1]:
         raise UsageError(
-            f"{text}: name the repository only, the tags follow from the image",
+            f"{text}: give only the repository; the tag is derived from the image",
             hint=f"{reference.name}, and --move-tag {reference.tag or 'latest'} for another name",
         )
     return reference

@@ -24,7 +24,7 @@ class StepRow(Part, frozen=True, kw_only=True):
 
     kind: Kind
     what: str
-    size: Annotated[Count, Meta(description="bytes that travel, if nothing can be mounted")]
+    size: Annotated[Count, Meta(description="bytes to send if no blob can be mounted")]
 
     @classmethod
     def of(cls, step: Step) -> StepRow:
@@ -139,7 +139,7 @@ class Published(Document, frozen=True, kw_only=True):
     plan_digest: str | None = None
     overlay: Annotated[
         bool | None,
-        Meta(description="whether it is an overlay: the changed files, which are no image to run"),
+        Meta(description="whether it is an overlay (changed files only, cannot run alone)"),
     ] = None
     verified: bool | None = None
     evidence: tuple[ProofRow, ...] | None = None

@@ -30,7 +30,7 @@ def roll_back(
     (tag,) = check_moving([tag])
     current, before = (repository.digest_of(name) for name in (tag, tag + PREVIOUS))
     if before is None or before == current:
-        reason = "it is there already" if before else f"there is no {tag}{PREVIOUS}"
+        reason = "it is already there" if before else f"there is no {tag}{PREVIOUS}"
         raise SparkBuildError(
             f"{repository.name}:{tag} has no other previous image: {reason}",
             Exit.NOTHING_TO_DO,
@@ -39,12 +39,12 @@ def roll_back(
         )
     if not overlay and read_subject(repository, before).overlay:
         raise UsageError(
-            f"{repository.name}:{tag} named {before} before, and that is an overlay: no image that "
-            "runs",
+            f"{repository.name}:{tag} named {before} before, which is an overlay and cannot run "
+            f"alone",
             hint=f"spark-build publish --rollback {tag} --to {repository.name} --overlay",
         )
     if current is None:
-        console.say(f"  {repository.name}:{tag} is gone; it is made again")
+        console.say(f"  {repository.name}:{tag} is gone and will be created again")
     hint = f"spark-build publish IMAGE --to {repository.name} sends what is missing"
     refuse_missing(repository, read_subject(repository, before).blobs(), hint)
     if not dry_run:
@@ -52,8 +52,9 @@ def roll_back(
             repository.set_tag(repository.manifest(before), tag, current)
         except TagTaken as taken:
             raise RemoteError(
-                f"{taken}: somebody else moves it at the same time",
-                hint=f"spark-build tags {repository.name}, then the same command if need be",
+                f"{taken}: another client moved it at the same time",
+                hint=f"spark-build tags {repository.name}, then run the same command again if "
+                f"needed",
             ) from None
     return PublishResult.of(
         repository.name,

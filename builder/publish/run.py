@@ -63,10 +63,10 @@ def publish(
     moving = check_moving(wish.moving)
     if moving and not verified:
         raise SparkBuildError(
-            f"{', '.join(moving)}: a moving tag is never given to what is not verified, not even "
-            "with --force",
+            f"{', '.join(moving)}: a moving tag cannot point to an unverified image, even with "
+            f"--force",
             Exit.VERIFY_FAILED,
-            hint="leave --move-tag out, or verify the image first",
+            hint="omit --move-tag, or verify the image first",
         )
     tag = opened.name.tag(verified=verified)
     if isinstance(opened, EngineImage):

@@ -204,11 +204,11 @@ def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> 
         return layout
     bases = {image.base[0].partition("@")[0] for image in absent}
     if len(bases) != 1 or not all(image.base[0] for image in absent):
-        raise UsageError(f"{layout.name} lacks layers, and does not say where they are")
+        raise UsageError(f"{layout.name} lacks layers, and does not record their source")
     base = bases.pop()
     if base.startswith(("oci:", "pypi:")):
         raise UsageError(
-            f"{layout.name} lacks the layers of its base, which was {base} on some disk",
+            f"{layout.name} lacks the layers of its base {base} on some disk",
             hint="build it without --thin",
         )
     return FallbackSource(layout, places.open(base).image)
@@ -230,7 +230,7 @@ def _in_engine(text: str) -> tuple[docker.DockerClient | None, EngineImageModel 
         return None, None
     except APIError as error:
         client.close()
-        raise RemoteError(f"the Docker Engine says of {text}: {error.explanation}") from None
+        raise RemoteError(f"Docker Engine error for {text}: {error.explanation}") from None
 
 
 def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) -> Mapping[str, Any]:
@@ -240,7 +240,7 @@ def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) ->
         data = docker.read_file(container, f"{SHARE}/plan.json")
     if data is None:
         raise UsageError(
-            f"{text} was not made by spark-build: it carries no plan",
+            f"{text} was not made by spark-build: it has no plan",
             hint="spark-build image --layers b12x-full",
         )
     return read_plan(data, text)

@@ -124,7 +124,7 @@ def read_subject(source: ImageSource, reference: str) -> Subject:
         raise RemoteError(f"{source.name}: {root.digest} is {root.media_type}, not an image")
     entries = document.get("manifests")
     if not isinstance(entries, list) or not 0 < len(entries) <= _ENTRY_LIMIT:
-        raise RemoteError(f"{source.name}: {root.digest} is an index of no, or too many, images")
+        raise RemoteError(f"{source.name}: {root.digest} is an index with no images or too many")
     return Subject(root=root, images=tuple(_images(source, root, entries)))
 
 
@@ -134,7 +134,7 @@ def _images(source: ImageSource, root: RawManifest, entries: list[Any]) -> Itera
         manifest = source.manifest(descriptor.digest)
         document = manifest.json()
         if _type_of(manifest, document) not in MANIFEST_TYPES:
-            raise RemoteError(f"{source.name}: {root.digest} holds an index inside an index")
+            raise RemoteError(f"{source.name}: {root.digest} has an index inside an index")
         yield _image(source, manifest, document, platform_name(descriptor.platform))
 
 

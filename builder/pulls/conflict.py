@@ -39,7 +39,7 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
         if verdict.found == DRIFT:
             found.append(_missing(path, number, hunk, lines))
         elif verdict.found == AMBIGUOUS:
-            why = f"the text is there more than once ({verdict.reason})"
+            why = f"the text occurs more than once ({verdict.reason})"
             expected = tuple(_shown(hunk.old))
             found.append(
                 Conflict(path=path, hunk=number, line=hunk.start, why=why, expected=expected)
@@ -50,9 +50,9 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
 def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str]) -> Conflict:
     start = nearest(lines, hunk.old, hunk.start - 1)
     near = list(lines[start : start + len(hunk.old)]) if start is not None else []
-    why = "nothing in the file is like it" if start is None else "the text differs"
+    why = "the file has no similar text" if start is None else "the text differs"
     if near and [x.strip() for x in near] == [x.strip() for x in hunk.old]:
-        why = "only white space or line ends differ"
+        why = "only whitespace or line endings differ"
     return Conflict(
         path=path,
         hunk=number,

@@ -74,13 +74,13 @@ class History:
         try:
             versions, asked = releases.around(self._version, holds)
         except SparkBuildError as error:
-            return f"no release was looked at: {error}"
+            return f"no release was checked: {error}"
         what = "this hunk's text" if hunk is not None else "the file"
         there, missing = spans(versions, asked, True), spans(versions, asked, False)
         if asked.get(self._version) and path in self.changers:
             return (
-                f"{what} is in {self._package} {self._version} itself: "
-                f"layer {self.changers[path]} changed the place before"
+                f"{what} is in {self._package} {self._version} itself; layer "
+                f"{self.changers[path]} changed these lines first"
             )
         if not there:
             return f"{what} is in none of the {len(asked)} releases nearest to {self._version}"
@@ -97,23 +97,23 @@ class History:
         if pin.superseded_by:
             yield f"{pin.request} was closed in favour of {pin.superseded_by}"
         if state in (APPLIED, UPSTREAM):
-            yield f"{pin.request} is in this base already: leave it out"
+            yield f"{pin.request} is already in this base; remove it from the selection"
             return
         if pin.release and Version(self._version) >= Version(pin.release):
             yield (
                 f"{pin.request} was released with {self._package} {pin.release}, and "
-                f"{self._version} has the text from before: it was taken back"
+                f"{self._version} has the old text, so it was reverted"
             )
         elif pin.release and self.entry.parts.any_installed:
             names = self._grafts()
             yield (
                 f"{pin.request} is released: {self._package} {pin.release} has it; graft "
                 f'{names or "it"} from there (op = "graft", from = '
-                f'"{self._package}=={pin.release}"), which needs no forge'
+                f'"{self._package}=={pin.release}"), which works without the forge'
             )
         if pin.number and pin.merge_commit and state not in (NEEDED, NEEDS_REBUILD):
             yield (
-                f"the commit that was merged may fit better: --with-pr "
+                f"the merged commit may fit better: --with-pr "
                 f"{pin.repository}@{pin.merge_commit[:12]}"
             )
 

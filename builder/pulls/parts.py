@@ -99,8 +99,8 @@ def _moved(subject: str, section: Section, layout: Layout) -> Section | None:
     if (section.old and old is None) or (section.new and new is None):
         way = "into" if new else "out of"
         raise UsageError(
-            f"{subject} moves {section.old} to {section.new}, {way} the installed package, and a "
-            "diff does not carry the whole text",
+            f"{subject} moves {section.old} to {section.new}, {way} the installed package, but a "
+            f"diff does not contain the whole file",
             hint=_MAKE_A_LAYER,
         )
     return section.moved(old, new)

@@ -67,7 +67,7 @@ class Project:
     def why_dropped(path: str) -> str:
         """What a file is that a wheel does not hold."""
         if _BUILD_FILES.match(path):
-            return "says how the package is built or what it requires"
+            return "defines the build or the requirements of the package"
         if path.endswith(_DOCUMENTS) or path.startswith("docs/"):
             return "documentation"
         if re.match(r"tests?/", path) or "/tests/" in path:

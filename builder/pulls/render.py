@@ -44,8 +44,8 @@ def parts_of(
         project = mapped(project, pin.repository, package, roots)
     if project is None:
         raise UsageError(
-            f"{pin.request}: no changed file lies where a package named like {pin.repository} "
-            f"would: {_some([section.path for section in sections])}",
+            f"{pin.request}: no changed file is in a folder that matches {pin.repository}: "
+            f"{_some([section.path for section in sections])}",
             hint="make a layer of it (spark-build layers new NAME --from-pr) and give its op a "
             "'map' of folders",
         )
@@ -105,7 +105,7 @@ def notes_of(pin: Pin, parts: Parts) -> list[str]:
         notes.append(f"{pin.request}: not installed, so dropped: {_some(names)}")
     if parts.late():
         late = _some(parts.late())
-        notes.append(f"{pin.request}: {late} are compiled when they are first needed")
+        notes.append(f"{pin.request}: {late} are compiled at first use")
     return notes
 
 
@@ -117,7 +117,7 @@ def merged_entry(pin: Pin, package: str) -> Table | None:
         "when": {package: f">={pin.release}"},
         "since": f"{package} {pin.release}",
         "reason": f"merged as {pin.merge_commit[:12]}, which is in {package} {pin.release} and "
-        "later; the text of this base has moved on since",
+        "later; this base has changed there since",
     }
 
 

@@ -71,7 +71,7 @@ class Resolver:
             after = [name]
         if not layers:
             raise UsageError(
-                "nothing is selected: give --layers or --with-pr", hint="spark-build layers list"
+                "nothing is selected; give --layers or --with-pr", hint="spark-build layers list"
             )
         done = Selection(tuple(order(layers)), selection.profiles)
         return Resolved(selection=done, pulled=pulled, pins=pins)
@@ -127,7 +127,7 @@ def release_of(pin: Pin, parts: Parts, index: PackageIndex) -> str:
     try:
         return Releases(index, parts.project).first_with(parts)
     except SparkBuildError as error:
-        console.detail(f"{pin.request}: which release has it is not known: {error}")
+        console.detail(f"{pin.request}: cannot find the release that has it: {error}")
         return ""
 
 
@@ -155,7 +155,7 @@ def _names(refs: Sequence[PullRef], taken: set[str]) -> list[str]:
     for ref in refs:
         same = f"{ref.repository.lower()}#{ref.number}" if ref.number else str(ref).lower()
         if same in said:
-            raise UsageError(f"{ref}: the same pull request is named twice")
+            raise UsageError(f"{ref}: the pull request is named twice")
         said.add(same)
         name = ref.layer_name
         if name in taken:

@@ -55,7 +55,7 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
         except requests.RequestException as error:
             raise RemoteError(
                 f"{file.filename}: the download broke off: {no_answer(error, url)}",
-                hint=f"{again()}   (it goes on where this one stopped)",
+                hint=f"{again()}   (the download resumes)",
             ) from error
         except OSError as error:
             partial.unlink(missing_ok=True)

@@ -153,11 +153,11 @@ class PackageIndex:
             (w for w in self.wheels(file.distribution) if w.filename == file.filename), None
         )
         if found is None or found.sha256 != file.sha256:
-            what = "is not on" if found is None else "is another file on"
+            what = "is not on" if found is None else "differs from the file on"
             raise RemoteError(
                 f"{file.filename} with sha256 {file.sha256}, which is locked, {what} the package "
                 "index",
-                hint="spark-build lock --upgrade takes what is there now",
+                hint="spark-build lock --upgrade locks the current file",
             )
         return found.url
 
@@ -224,7 +224,7 @@ class PackageIndex:
             if kept is None:
                 raise
             day = time.strftime("%Y-%m-%d", time.gmtime(cached.stat().st_mtime))
-            console.warn(f"{error}\n  going on with its page of {day}, from the cache")
+            console.warn(f"{error}\n  using the cached page of {day}")
             return kept
         write_atomically(cached, json.dumps([asdict(file) for file in files]).encode())
         return files

@@ -68,13 +68,13 @@ class RemoteWheel:
         except requests.RequestException as error:
             raise RemoteError(
                 f"{self.file.filename}: the download broke off: {no_answer(error, url)}",
-                hint="run the same command again; what was read is kept",
+                hint="run the same command again; completed downloads are reused",
             ) from error
         data = b"".join(pieces)
         if response.status_code != 206 or len(data) != stop - start:
             raise RemoteError(
                 f"{self.file.filename}: the index answered {response.status_code} with "
-                f"{len(data)} bytes of the {stop - start} that were asked for"
+                f"{len(data)} bytes instead of {stop - start}"
             )
         self._index.bytes_read += len(data)
         return data
@@ -94,11 +94,10 @@ class RemoteWheel:
             response = self._index.session.head(url, allow_redirects=True)
         except requests.RequestException as error:
             raise RemoteError(
-                f"{self.file.filename}: the index does not say how large it is: "
-                f"{no_answer(error, url)}"
+                f"{self.file.filename}: the index does not give its size: {no_answer(error, url)}"
             ) from error
         if not response.ok or "Content-Length" not in response.headers:
-            raise RemoteError(f"{self.file.filename}: the index does not say how large it is")
+            raise RemoteError(f"{self.file.filename}: the index does not give its size")
         size = int(response.headers["Content-Length"])
         write_atomically(kept, b"%d" % size)
         return size
@@ -172,7 +171,7 @@ class RemoteWheel:
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise RemoteError(f"{self.file.filename}:{path} is damaged: {error}") from error
         if sha256_hex(data) != self.members[path].sha256:
-            raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+            raise RemoteError(f"{self.file.filename}:{path} does not match its RECORD")
         return data
 
     def _prefetch(self, paths: Sequence[str], bar: Bar | None = None) -> None:
@@ -225,7 +224,7 @@ class RemoteWheel:
                 hint=os_hint(error, TEMPORARY),
             ) from error
         if digest.hexdigest() != self.members[path].sha256:
-            raise RemoteError(f"{self.file.filename}:{path} is not what its RECORD says")
+            raise RemoteError(f"{self.file.filename}:{path} does not match its RECORD")
 
     def packed_size(self, path: str) -> int:
         """Bytes that one file takes in the wheel."""

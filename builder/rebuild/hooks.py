@@ -34,7 +34,7 @@ def with_own_hooks(
         ask: asks whether to go on; raises where the answer is no.
 
     Raises:
-        UsageError: a layer is not here, or is another one than the plan was made of.
+        UsageError: a layer is not here, or is another one than the plan.
     """
     if not any(map(has_hook, baked.layers)):
         return baked
@@ -57,17 +57,17 @@ def _own(
     ask: Callable[[str], None],
 ) -> Mapping[str, Any]:
     name = str(layer.get("name"))
-    what = f"layer {name} of {image} has a hook, which is Python code"
+    what = f"layer {name} of {image} has a hook(Python code)"
     if name not in catalog.folders:
         raise UsageError(
-            f"{what}; code out of an image is never run, and no layer of this name is here",
+            f"{what}; code from an image is never run, and there is no local layer of this name",
             hint=f"spark-build rebuild {shlex.quote(image)} --patches DIR   "
-            f"(with DIR/{name}/layer.toml as you know it)",
+            f"(with your copy of DIR/{name}/layer.toml)",
         )
     folder, own = catalog.folders[name], catalog.layer(name)
     if layer_digest(own) != digests.get(name):
         raise UsageError(
-            f"{what}, and {folder} is another text: the image's plan says layer "
+            f"{what}, but {folder} differs: the image's plan says layer "
             f"{str(digests.get(name))[:16]}, the folder is {layer_digest(own)[:16]}",
             hint=f"get the folder that the image was made from, or: spark-build layers show {name}",
         )

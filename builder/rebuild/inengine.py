@@ -71,7 +71,7 @@ class EngineOriginal:
         finally:
             view.close()
         if not found:
-            what = "every file and setting of ours is the same; another builder wrote the tars"
+            what = "every file and setting is the same; another builder wrote the tars"
             found.append(Difference(blob=self.digest, where="layers", what=what))
         return found
 

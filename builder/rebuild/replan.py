@@ -59,7 +59,7 @@ def base_reference(baked: Baked) -> str:
     if base.kind == "image":
         if base.ref.startswith("oci:"):
             raise UsageError(
-                f"the base {base.digest} was an OCI layout on some disk",
+                f"the base {base.digest} was a local OCI layout",
                 hint="name it with --base oci:DIR",
             )
         return f"docker://{base.ref.partition('@')[0]}@{base.digest}"
@@ -88,7 +88,7 @@ def replan(
     ``reference`` names the base where it is kept now, when its own registry has lost it.
 
     Raises:
-        RemoteError: the base, or an input, is no longer there.
+        RemoteError: the base, or an input, is removed.
         UsageError: the base is another one by now.
     """
     base, build = baked.planned.base, _build_of(baked)
@@ -106,8 +106,8 @@ def replan(
     try:
         if reference is None and found.identity.digest != base.digest:
             raise UsageError(
-                f"the base is {base.ref} with digest {base.digest}, and what is there now "
-                f"is {found.identity.digest}: it was replaced since"
+                f"the base is {base.ref} with digest {base.digest}, but it is now "
+                f"{found.identity.digest}"
             )
         identity = dataclasses.replace(found.identity, ref=base.ref, digest=base.digest)
         same = Base(identity, found.tree, found.close)
@@ -136,9 +136,9 @@ def _build_of(baked: Baked) -> ImageInputs:
     by = f"spark-build {baked.version}" if baked.version else "an older spark-build"
     names = plan.profiles or [layer.name for layer in plan.layers]
     raise UsageError(
-        f"the image was made by {by} with a plan of schema {plan.schema}, which does not say "
-        f"all that its bytes depend on; this spark-build makes plans of schema {PLAN_SCHEMA}, "
-        "so it cannot make the same image again",
+        f"the image was made by {by} with a plan of schema {plan.schema}, which does not record "
+        f"all inputs; this spark-build uses schema {PLAN_SCHEMA}, so it cannot rebuild the same "
+        f"image",
         hint=f"spark-build image --layers {','.join(names)} --base {plan.base.ref}",
     )
 

@@ -78,7 +78,7 @@ class Rebuilt(Part, frozen=True, kw_only=True):
     """What a rebuild came to."""
 
     digest: Annotated[Digest, Meta(description="of the image that was published")]
-    rebuilt: Annotated[Digest, Meta(description="of the image that its plan makes")]
+    rebuilt: Annotated[Digest, Meta(description="of the rebuilt image")]
     same: bool
     plan_digest: Digest
     made_by: Annotated[str, Meta(description="the version of spark-build that published it")]

@@ -160,7 +160,7 @@ class Authenticator:
             if self._known(scopes) not in (None, refused):
                 return  # another thread has been here
             if challenge is None:
-                raise self._refused("asks for authentication, but not how")
+                raise self._refused("asks for authentication without saying how")
             if challenge.scheme == "basic":
                 self._use_basic(refused)
             else:
@@ -205,15 +205,15 @@ class Authenticator:
         )
         why = ""
         if "@" in parts.netloc:
-            why = "its address holds a user name"
+            why = "its address contains a user name"
         elif not parts.hostname or not (parts.scheme == "https" or plain):
             why = "it is not https"
         if why:
             may = parts.scheme == root.scheme == "http" and not wrong_host(parts.netloc)
             raise RemoteError(
-                f"{self._host} names {parts.scheme or 'no'}://{parts.hostname or ''} as its token "
-                f"server, which is refused: {why}",
-                hint=f"if that is meant: --plain-http {parts.netloc}" if may else "",
+                f"{self._host} names {parts.scheme or 'no'}://{parts.hostname or ''} as its "
+                f"token server; this is refused because {why}",
+                hint=f"to allow it: --plain-http {parts.netloc}" if may else "",
             )
         return realm
 
@@ -267,7 +267,7 @@ class Authenticator:
         if response.status_code != 200:
             credential = self._credential
             who = f"the credential from {credential.source}" if credential else "anonymous visitors"
-            raise self._refused(f"has a token server that refuses {who} ({response.status_code})")
+            raise self._refused(f"has a token server that rejects {who} ({response.status_code})")
         return _token_of(data, self._host)
 
 

@@ -78,7 +78,7 @@ class Repository:
 
     def __init__(self, registry: Registry, path: str) -> None:
         if not is_repository(path):
-            raise RemoteError(f"{registry.host}: {path[:200]!r} is not the name of a repository")
+            raise RemoteError(f"{registry.host}: {path[:200]!r} is not a repository name")
         self.registry = registry
         self.path = path
         self.name = f"{registry.host}/{path}"
@@ -244,8 +244,8 @@ class Repository:
         if response.status_code in _FAILS:
             self._no_mounts.add(source.path)
             self.transport.say_once(
-                f"  {self.registry.host} answers {response.status_code} to a mount of blobs of "
-                f"{source.path}; they are uploaded"
+                f"  {self.registry.host} answers {response.status_code} to a blob mount from "
+                f"{source.path}; uploading the blobs"
             )
         if response.status_code == 202:
             address = session_address(self, url, response)

@@ -112,7 +112,7 @@ def _one(name: str, value: object, kind: _Kind, where: str) -> None:
         raise RemoteError(
             f"{where}: {name} in its configuration is not {wanted}, but "
             f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
-            hint="use another image: this one is malformed, and not every runtime starts it",
+            hint="use another image; this one is malformed, and some runtimes cannot start it",
         )
 
 

@@ -83,7 +83,7 @@ def copy_image(
         work.run(jobs)
     except NotFound:
         lost = [blob for blob in work.blobs if not target.has(blob.digest)]
-        refuse_missing(source, lost, "push that image again, whole, or name another --base")
+        refuse_missing(source, lost, "push the complete image again, or name another --base")
         raise
     for manifest in manifests:
         if not (tagged and isinstance(target, Repository) and target.digest_of(manifest.digest)):
@@ -99,7 +99,7 @@ def _manifests(source: ImageSource, root: RawManifest) -> list[RawManifest]:
 
     def visit(manifest: RawManifest, depth: int) -> None:
         if depth > _DEPTH_LIMIT:
-            raise RemoteError(f"{source.name}: {root.digest}: indexes in indexes, too deep")
+            raise RemoteError(f"{source.name}: {root.digest}: indexes are nested too deeply")
         if is_index(manifest):
             for entry in entries(manifest):
                 if entry.digest in found:
@@ -136,7 +136,7 @@ def _all_blobs(manifests: Sequence[RawManifest]) -> list[Descriptor]:
             known = found.setdefault(blob.digest, blob)
             if known.size != blob.size:
                 raise RemoteError(
-                    f"{blob.digest} is said to have {known.size} bytes, and {blob.size} bytes"
+                    f"{blob.digest} is listed with {known.size} bytes and with {blob.size} bytes"
                 )
     kept = (blob for blob in found.values() if not blob.foreign)
     return sorted(kept, key=lambda blob: (-blob.size, blob.digest))
@@ -195,9 +195,10 @@ class _Work:
         self._stream(blob)
         if said and not self._target.gives(blob):
             raise RemoteError(
-                f"{self._target.name}: the registry says that it has {blob.digest}, and does not "
-                f"give its {blob.size} bytes, not even after they were sent again",
-                hint="its storage is damaged: delete that blob there, then run the same command",
+                f"{self._target.name}: the registry claims to have {blob.digest}, but does not "
+                f"return its {blob.size} bytes, even after a second upload",
+                hint="its storage is damaged: delete that blob there, then run the same command "
+                "again",
             )
         self._count("streamed", 0)
 

@@ -83,8 +83,8 @@ def _from_environment(host: str) -> Credential | None:
     if not (registry and user and password):
         names = ", ".join(variable.name for variable in _VARIABLES)
         raise UsageError(
-            f"{names} belong together: the first names the host that the others are for, so that "
-            "they are sent to no other"
+            f"{names} must be set together; the first names the only host that receives the "
+            f"other two"
         )
     if registry not in _names(host):
         return None
@@ -202,7 +202,7 @@ def _ask_helper(name: object, server: str, path: Path) -> Credential | None:
         raise UsageError(f"{path}: {name!r} is not the name of a credential helper")
     program = f"docker-credential-{name}"
     if shutil.which(program) is None:
-        console.warn(f"{path} names {program}, which is not on PATH: going on without it")
+        console.warn(f"{path} names {program}, which is not on PATH; continuing without it")
         return None
     try:
         done = subprocess.run(
@@ -236,7 +236,7 @@ def _from_helper(output: bytes, program: str) -> Credential | None:
     except (ValueError, KeyError, TypeError):
         answer = username = secret = None
     if not isinstance(username, str) or not isinstance(secret, str):
-        raise RemoteError(f"{program} did not answer with a user name and a secret")
+        raise RemoteError(f"{program} returned no user name and secret")
     if not secret:
         return None
     if username == _TOKEN_USER:

@@ -57,7 +57,7 @@ class LayoutDirectory:
         """The manifest or index with this name or digest; ``""`` is the only one there is.
 
         Raises:
-            UsageError: no one image is meant by that.
+            UsageError: no single image is meant by that.
             RemoteError: it is not there, or is not what its digest says.
         """
         digest = self.resolve(reference)
@@ -71,7 +71,7 @@ class LayoutDirectory:
         """The digest that a name, ``""`` for the only image, or a digest means.
 
         Raises:
-            UsageError: no one image is meant by that.
+            UsageError: no single image is meant by that.
             RemoteError: the index is damaged.
         """
         if is_digest(reference):
@@ -84,7 +84,7 @@ class LayoutDirectory:
         if len(found) == 1:
             return found.pop()
         names = self.references()
-        what = f"no one image {name!r}" if name else f"{len(found)} images"
+        what = f"no single image {name!r}" if name else f"{len(found)} images"
         raise UsageError(
             f"{self.name} has {what}; its names: {', '.join(names[:8]) or 'none'}",
             hint=f"{self.name}:{names[0]}" if names else f"{self.name}@sha256:...",
@@ -177,8 +177,8 @@ class LayoutDirectory:
             digest = f"sha256:{sha.hexdigest()}"
             if size != blob.size or digest != blob.digest:
                 raise RemoteError(
-                    f"{self.name}: {blob.digest} of {blob.size} bytes is to be written, and what "
-                    f"came is {digest} of {size} bytes or more"
+                    f"{self.name}: {blob.digest} of {blob.size} bytes was expected, but the data "
+                    f"is {digest} of {size} bytes or more"
                 )
 
     def mount(self, blob: Descriptor, source: ImageSource) -> bool:  # noqa: ARG002
@@ -249,7 +249,7 @@ class LayoutDirectory:
             yield
         except OSError as error:
             raise UsageError(
-                f"cannot write {path}: {error.strerror}; nothing half-written was left",
+                f"cannot write {path}: {error.strerror}; no partial output was left",
                 hint=os_hint(error, ELSEWHERE),
             ) from None
 

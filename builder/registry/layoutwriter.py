@@ -46,10 +46,12 @@ def check_layout_target(target: Path) -> None:
             LayoutDirectory(target).index()
         return
     if not target.is_dir():
-        raise UsageError(f"{target} is not a folder, so no image goes there", hint=_ELSEWHERE)
+        raise UsageError(
+            f"{target} is not a folder, so no image can be written there", hint=_ELSEWHERE
+        )
     if any(not path.name.startswith(_WORK) for path in target.iterdir()):
         raise UsageError(
-            f"{target} holds files and is not an OCI layout, so no image goes there",
+            f"{target} has files but is not an OCI layout, so no image can be written there",
             hint=_ELSEWHERE,
         )
 

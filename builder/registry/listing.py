@@ -140,7 +140,7 @@ def _pages(
     subject = f"{subject} of {repository.path}"
     while url:
         if url in seen or len(seen) >= _PAGE_LIMIT:
-            raise RemoteError(f"{repository.name}: the {subject} does not end: {place(url)}")
+            raise RemoteError(f"{repository.name}: the {subject} never ends: {place(url)}")
         seen.add(url)
         response, data = repository.transport.fetch(
             url,

@@ -89,7 +89,7 @@ def layout_place(text: str) -> tuple[Path, str]:
             if end is None and not (mark and "/" not in digest):
                 end = path.find(":") if ":" in path else len(path)
             if end is None or "@" in path[end:]:
-                raise UsageError(f"{text!r}: after '@' stands a sha256 digest")
+                raise UsageError(f"{text!r}: a sha256 digest must follow '@'")
             path, reference = path[:end], path[end + 1 :]
     if not path:
         raise UsageError(f"{text!r} names no directory", hint="oci:DIR, oci:DIR:NAME")

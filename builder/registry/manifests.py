@@ -29,11 +29,11 @@ def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -
         RemoteError: they are not that.
     """
     if len(data) > MANIFEST_LIMIT:
-        raise RemoteError(f"{where} is larger than {MANIFEST_LIMIT} bytes, which is the limit")
+        raise RemoteError(f"{where} is larger than the limit of {MANIFEST_LIMIT} bytes")
     if digest and sha256_digest(data) != digest:
         raise RemoteError(
-            f"{where}: what came for {digest} is {sha256_digest(data)}",
-            hint="do not use it; the registry or something on the way has damaged it",
+            f"{where}: the data received for {digest} is {sha256_digest(data)}",
+            hint="do not use it; it was damaged in the registry or on the way",
         )
     media_type = content_type.partition(";")[0].strip().lower()
     value = RawManifest(data=data, media_type=media_type).json()
@@ -41,13 +41,13 @@ def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -
     if not media_type:
         media_type = stated or (OCI_INDEX if "manifests" in value else OCI_MANIFEST)
     if media_type not in (*INDEX_TYPES, *MANIFEST_TYPES):
-        obsolete = "; that is Docker's obsolete first form" if ".v1+" in str(media_type) else ""
+        obsolete = ", Docker's obsolete first format" if ".v1+" in str(media_type) else ""
         raise RemoteError(f"{where} is of type {str(media_type)[:100]!r}{obsolete}")
     if stated is not None and stated != media_type:
         raise RemoteError(f"{where} came as {media_type} and calls itself {str(stated)[:100]}")
     is_index = media_type in INDEX_TYPES
     if ("manifests" in value) != is_index or ("layers" in value or "config" in value) == is_index:
-        raise RemoteError(f"{where} is of type {media_type} and does not have its parts")
+        raise RemoteError(f"{where} is of type {media_type} but lacks its required fields")
     return RawManifest(data=data, media_type=media_type)
 
 

@@ -82,4 +82,4 @@ def _check(source: ImageSource, manifest: RawManifest, platforms: Sequence[str])
 
 def _absent(source: ImageSource, name: str, has: Sequence[str]) -> UsageError:
     known = ", ".join(dict.fromkeys(name for name in has if not name.startswith("unknown")))
-    return UsageError(f"{source.name} is not for {name}, but for {known or 'no platform it names'}")
+    return UsageError(f"{source.name} is not for {name}, but for {known or 'no platform'}")

@@ -36,4 +36,4 @@ def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) 
     """
     if gone := missing_blobs(source, blobs):
         rows = "".join(f"\n  {blob.digest} ({blob.size} bytes)" for blob in gone)
-        raise RemoteError(f"{source.name} does not have what its manifest names:{rows}", hint=hint)
+        raise RemoteError(f"{source.name} lacks blobs that its manifest lists:{rows}", hint=hint)

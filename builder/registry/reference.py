@@ -115,7 +115,7 @@ def parse_reference(text: str) -> Reference:
     """
     rest = text.removeprefix("docker://")
     if not rest or rest != rest.strip() or "://" in rest:
-        raise _wrong(text, f"the form is {_FORM}")
+        raise _wrong(text, f"the format is {_FORM}")
     rest, at, digest = rest.partition("@")
     if at and not is_digest(digest):
         raise _wrong(text, "after '@' stands 'sha256:' and 64 lower-case hexadecimal digits")
@@ -125,7 +125,7 @@ def parse_reference(text: str) -> Reference:
         raise _wrong(text, f"{tag!r} is not a tag")
     if host == DOCKER_HUB and "/" not in repository:
         if _IMAGE_ID.fullmatch(repository):
-            raise _wrong(text, "this is the ID of an image, not a name in a registry")
+            raise _wrong(text, "this is an image ID, not a name in a registry")
         repository = f"library/{repository}"
     _check_repository(text, host, repository)
     if not tag and not digest:
@@ -154,7 +154,7 @@ def _check_repository(text: str, host: str, repository: str) -> None:
         raise _wrong(text, f"the name {repository!r} must be lower case")
     bad = [part for part in repository.split("/") if not _COMPONENT.fullmatch(part)]
     if bad:
-        raise _wrong(text, f"{bad[0]!r} is not a part of a repository name")
+        raise _wrong(text, f"{bad[0]!r} is not valid in a repository name")
     if len(f"{host}/{repository}") > _NAME_LIMIT:
         raise _wrong(text, f"the name is longer than {_NAME_LIMIT} characters")
 

@@ -37,6 +37,6 @@ def refuse_wrong_kind(ref: str) -> None:
         return
     what = "a release" if probably.startswith("pypi:") else "a folder here"
     raise UsageError(
-        f"{ref!r} would be the name of an image, and it is {what}; did you mean {probably!r}?",
+        f"{ref!r} is read as an image name, but it is {what}; did you mean {probably!r}?",
         hint=instead(ref, probably),
     )

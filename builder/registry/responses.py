@@ -49,7 +49,7 @@ def read_all(response: requests.Response, limit: int, subject: str) -> bytes:
         RequestFailed: the connection broke, or the body is shorter than announced.
         RemoteError: there are more than ``limit`` bytes.
     """
-    too_large = RemoteError(f"{subject} is larger than {limit} bytes, which is the limit")
+    too_large = RemoteError(f"{subject} is larger than the limit of {limit} bytes")
     try:
         announced = number(response.headers.get("Content-Length", "")) or 0
         if announced > limit:
@@ -89,7 +89,7 @@ def problem(response: requests.Response, host: str, subject: str) -> RemoteError
     """The error for an answer that was not expected."""
     hint = ""
     if response.status_code in (401, 403):
-        hint = f"docker login {host}, with an account that may do this"
+        hint = f"docker login {host}with an account that has access"
     elif response.status_code == 404:
         hint = "check the name and the tag"
     kind = NotFound if response.status_code == 404 else RemoteError

@@ -52,7 +52,7 @@ class Retries:
             raise RemoteError(
                 f"{self._transport.host}: {self._subject}: not done after {self._seconds:.0f} s, "
                 "which is the limit",
-                hint="run the same command again; what is done is not done twice",
+                hint="run the same command again; completed work is reused",
             )
         return left
 
@@ -86,7 +86,7 @@ class Retries:
         if self._failures >= options.attempts:
             raise RemoteError(
                 f"{host}: {self._subject}: {reason}, {options.attempts} times",
-                hint="run the same command again; what is done is not done twice",
+                hint="run the same command again; completed work is reused",
             )
         limit = min(options.longest_wait, self.time_left())
         if wait is not None and wait > limit:

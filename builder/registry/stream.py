@@ -79,12 +79,12 @@ class _Verified(io.RawIOBase):
     def _check(self) -> None:
         """At the end: nothing may follow, and the digest must be the one that was asked for."""
         if self._part is not None and self._more():
-            raise RemoteError(f"{self._where}: {self._blob.digest} is longer than it should be")
+            raise RemoteError(f"{self._where}: {self._blob.digest} is longer than expected")
         digest = f"sha256:{self._sha.hexdigest()}"
         if digest != self._blob.digest:
             raise RemoteError(
-                f"{self._where}: what came for {self._blob.digest} is {digest}",
-                hint="do not use it; the registry or something on the way has damaged it",
+                f"{self._where}: the data received for {self._blob.digest} is {digest}",
+                hint="do not use it; it was damaged in the registry or on the way",
             )
 
     def _more(self) -> bool:

@@ -99,4 +99,4 @@ def set_tag(repository: Repository, manifest: RawManifest, tag: str, was: str | 
     seen = repository.digest_of(tag)
     if seen != manifest.digest:
         name = f"{repository.name}:{tag}"
-        raise TagTaken(f"{name} is {seen or 'gone'} right after it was given away", seen)
+        raise TagTaken(f"{name} is {seen or 'gone'} right after it was set", seen)

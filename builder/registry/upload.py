@@ -76,7 +76,7 @@ def session_address(repository: Repository, url: str, response: requests.Respons
     """
     location = response.headers.get("Location")
     if not location:
-        raise RemoteError(f"{repository.name}: an upload was started, but not where")
+        raise RemoteError(f"{repository.name}: an upload was started, but its address is missing")
     target = resolved(url, location, f"{repository.name}: an upload")
     parts, here = urlsplit(target), urlsplit(url)
     if here.scheme == "https" and parts.scheme == "http":
@@ -135,7 +135,7 @@ def end_abandoned(repository: Repository) -> None:
             response = repository.transport.request(
                 "DELETE",
                 address,
-                "end of an upload that an earlier run has left",
+                "cancelling an upload of an earlier run",
                 expect=_ENDED,
                 permit=repository.writing,
                 settle=RETRIED,
@@ -157,8 +157,8 @@ class _Upload:
     ) -> None:
         if least > _LARGEST_PIECE:
             raise RemoteError(
-                f"{repository.name} takes no piece smaller than {least} bytes; "
-                f"ours have at most {_LARGEST_PIECE}"
+                f"{repository.name} requires pieces of at least {least} bytes; the largest that "
+                f"we send is {_LARGEST_PIECE}"
             )
         self._repository, self._transport = repository, repository.transport
         self._blob, self._content = blob, content
@@ -190,8 +190,8 @@ class _Upload:
             header = self._permit.header() if self._permit else None
             self._transport.send("DELETE", self._address, authorization=header).close()
         raise RemoteError(
-            f"{self._repository.name}: {self._blob.digest} of {self._blob.size} bytes is to be "
-            f"sent, and what came is {digest} of {read + more} bytes or more; nothing was stored"
+            f"{self._repository.name}: {self._blob.digest} of {self._blob.size} bytes was "
+            f"expected, but the data is {digest} of {read + more} bytes or more; nothing was stored"
         )
 
     @property
@@ -289,11 +289,11 @@ class _Upload:
         drain(response)
         match = _RANGE.fullmatch(response.headers.get("Range", ""))
         if response.status_code not in _STORED or match is None:
-            raise _SessionLost("the registry has forgotten an upload")
+            raise _SessionLost("the registry no longer knows the upload")
         # "0-0" is also how registries write that they have nothing
         stored = int(match[1]) + 1 if match[1] != "0" else 0
         if not begin <= stored <= begin + size:
-            raise _SessionLost("the registry has lost its part of an upload")
+            raise _SessionLost("the registry lost data of the upload")
         self._moved(response)
         return stored
 

@@ -225,7 +225,7 @@ class RecordedFiles:
             for name, text in value["contents"].items():
                 facts.note_content(_bytes(text))
                 if name not in facts.contents:
-                    raise ValueError(f"the bytes of {name} have another sha256")
+                    raise ValueError(f"the sha256 of {name} does not match")
             rows = value["rows"]
             later = [path for path, row in rows.items() if row and row[-1] == _AS_RECORDED]
             for path, row in rows.items():

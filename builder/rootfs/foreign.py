@@ -54,11 +54,11 @@ def _from_addresses(source: ImageSource, layer: Descriptor) -> IO[bytes]:
             reasons.append(f"{place}: {error.__class__.__name__}")
             continue
         return verified(layer, place, partial(_part, body), lost=_give_up, moved=_ignore)
-    told = "; ".join(reasons) or "its manifest gives no address"
+    told = "; ".join(reasons) or "its manifest lists no URL"
     raise RemoteError(
-        f"{source.name}: layer {layer.digest[:19]}, which may not be distributed, is not there, "
-        f"and not to be had elsewhere: {told}",
-        hint="copy it into the registry or layout by its digest",
+        f"{source.name}: layer {layer.digest[:19]}(a foreign layer) is not in the registry and "
+        f"could not be fetched: {told}",
+        hint="copy the blob into the registry or layout",
     )
 
 
@@ -98,7 +98,7 @@ class _Part:
 
 
 def _give_up(lost: RequestFailed) -> None:
-    raise RemoteError(f"a layer that may not be distributed could not be read: {lost}")
+    raise RemoteError(f"a foreign layer could not be read: {lost}")
 
 
 def _ignore(_count: int) -> None: ...

@@ -115,7 +115,7 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
             _check_platform(source, identifier, config, platform)
             return Image(source=source, top=top, manifest=manifest, config=config)
         manifest = source.manifest(_choose(source, manifest, platform).digest)
-    raise RemoteError(f"{source.name}: {identifier} is an index in an index, over and over")
+    raise RemoteError(f"{source.name}: {identifier} is an index nested too deeply")
 
 
 def subjects(index: RawManifest) -> list[Descriptor]:
@@ -136,7 +136,7 @@ def _check_platform(
     if platform is not None and has != Platform.parse(platform).oci:
         raise OtherPlatform(
             f"{source.name}: {identifier} is for {has}, not for {platform}",
-            hint="without --platform it is taken as it is",
+            hint="omit --platform to use it as it is",
         )
 
 
@@ -174,7 +174,7 @@ def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:
     where = f"{source.name}: manifest {manifest.digest}"
     descriptor, *layers = blobs(manifest)
     if descriptor.media_type not in (OCI_CONFIG, DOCKER_CONFIG):
-        raise RemoteError(f"{where} is no image: its config is {descriptor.media_type[:80]!r}")
+        raise RemoteError(f"{where} is not an image: its config is {descriptor.media_type[:80]!r}")
     if descriptor.size > limits.CONFIG_BYTES:
         raise RemoteError(f"{where}: a configuration of {descriptor.size} bytes")
     if len(layers) > limits.LAYERS:
@@ -189,7 +189,7 @@ def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:
     said: dict[str, str] = {}
     for layer, diff_id in zip(layers, ids, strict=True):
         if not layer.size:
-            raise RemoteError(f"{where}: layer {layer.digest[:19]} has no bytes: that is no tar")
+            raise RemoteError(f"{where}: layer {layer.digest[:19]} is empty, so it is not a tar")
         if said.setdefault(layer.digest, diff_id) != diff_id:
             raise RemoteError(f"{where}: layer {layer.digest[:19]} has two diff_ids")
     return config

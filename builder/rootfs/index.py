@@ -133,7 +133,8 @@ class LayerWriter:
         target = None if row.link == row.path else self._target(row.link)
         if target is None:
             raise Contradiction(
-                f"/{row.path} is a hard link to /{row.link}, which is no earlier file of it"
+                f"/{row.path} is a hard link to /{row.link}, which is not an earlier file of the "
+                f"layer"
             )
         self._db.execute("INSERT OR IGNORE INTO temp.shared VALUES (?)", (_key(target),))
         self._any_shared = True
@@ -158,7 +159,9 @@ class LayerWriter:
         above = directory
         while above and (found := self.kind(above)) != DIR:
             if found not in (None, IMPLICIT):
-                raise Contradiction(f"it puts files below /{above}, which in it is no directory")
+                raise Contradiction(
+                    f"it puts files below /{above}, which is not a directory in this layer"
+                )
             if found is None:
                 self._check_folder(above)
                 self._insert(Row(above, IMPLICIT))

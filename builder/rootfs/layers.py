@@ -65,7 +65,7 @@ class _Counted:
 
     def read(self, size: int) -> bytes:
         if self._stop.is_set():
-            raise RemoteError("reading was given up")
+            raise RemoteError("reading was cancelled")
         data = self._stream.read(size)
         self._meter.add(len(data))
         if self._bar is not None:
@@ -122,8 +122,8 @@ class LayerCache:
         if said and diff_id and said != diff_id:
             raise RemoteError(
                 f"{self.source.name}: layer {layer.digest[:19]} unpacks to {diff_id}, but the "
-                f"image's configuration says {said}: no runtime takes it",
-                hint="use another image; whoever made this one builds it again",
+                f"image's configuration says {said}; no runtime would accept it",
+                hint="use another image, or rebuild this one",
             )
 
     def knows(self, layer: Descriptor) -> bool:
@@ -232,7 +232,7 @@ class LayerCache:
                 del missing[member.path]
                 if not missing:
                     return
-        raise RemoteError(f"{where}: {min(missing)} is no longer what it was")
+        raise RemoteError(f"{where}: {min(missing)} has changed")
 
     def copy(self, layer: Descriptor, row: Row, out: IO[bytes]) -> None:
         """Write the bytes of one file of a layer, which may be large; only its sha256 is kept.
@@ -259,7 +259,7 @@ class LayerCache:
                     return
                 out.seek(0)  # a later entry replaces this one
                 out.truncate()
-        raise RemoteError(f"{where}: {row.path} is no longer what it was")
+        raise RemoteError(f"{where}: {row.path} has changed")
 
 
 def _prune(folder: Path) -> None:

@@ -36,8 +36,8 @@ def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
             _note(tar, member, writer, where)
     except Contradiction as error:
         raise RemoteError(
-            f"{where}: {error}; no builder of images writes such a layer, and runtimes do not "
-            "agree on it"
+            f"{where}: {error}; image builders do not write such layers, and runtimes handle "
+            f"them differently"
         ) from None
 
 
@@ -82,7 +82,7 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
             raise RemoteError(f"{where}: a whiteout of nothing: {member.path!r}")
         writer.hide(f"{folder}/{target}" if folder else target, WHITEOUT)
     elif not member.path and member.kind != DIR:
-        raise RemoteError(f"{where}: its root is no directory")
+        raise RemoteError(f"{where}: its root is not a directory")
     else:
         digest = _digest(tar, member, writer) if member.kind == FILE else ""
         writer.add(

@@ -77,7 +77,7 @@ class LayerTar:
         while self._left:
             data = self._stream.read(min(self._left, _CHUNK))
             if not data:
-                raise self._wrong("it ends in the middle of a file")
+                raise self._wrong("the tar ends in the middle of a file")
             self._left -= len(data)
             yield data
 
@@ -106,7 +106,7 @@ class LayerTar:
                 link = self._extension().partition(b"\0")[0]
             elif header.type == tarheader.PAX_GLOBAL:
                 # containerd removes what has the header's name, and umoci refuses it
-                raise self._wrong("it has a global pax header, with which runtimes differ")
+                raise self._wrong("it has a global pax header, which runtimes handle differently")
             else:
                 header.name = name or records.get(b"path", header.name)
                 header.link = link or records.get(b"linkpath", header.link)
@@ -116,7 +116,7 @@ class LayerTar:
     def _block(self) -> bytes | None:
         """The next header block; None at the end, which two blocks of zeros or the stream make."""
         if not self._stream.skip(self._left):
-            raise self._wrong("it ends in the middle of a file")
+            raise self._wrong("the tar ends in the middle of a file")
         padded = self._stream.skip(self._padding)  # which some writers leave out at the end
         self._left = self._padding = 0
         block = self._stream.read(BLOCK) if padded else b""
@@ -125,9 +125,9 @@ class LayerTar:
             if block == bytes(BLOCK):
                 return None
             if len(block) == BLOCK:
-                raise self._wrong("something follows its end")
+                raise self._wrong("it has data after its end")
         if block and len(block) < BLOCK:
-            raise self._wrong("it ends in the middle of a header")
+            raise self._wrong("the tar ends in the middle of a header")
         return block or None
 
     def _data(self, header: Header) -> None:
@@ -152,7 +152,7 @@ class LayerTar:
         name = self._checked(header.name)
         kind = _KINDS.get(header.type)
         if kind is None:
-            raise self._wrong(f"{name!r} is of type {header.type!r}, which no runtime unpacks")
+            raise self._wrong(f"{name!r} is of type {header.type!r}, which runtimes do not unpack")
         self._check(name, header, records)
         return Member(
             path=self.clean(name),
@@ -172,7 +172,7 @@ class LayerTar:
         """Refuse what has more than one reading."""
         tarheader.check_times(records)
         if tarheader.is_sparse(records):
-            raise self._wrong(f"{name!r} is stored with holes, which no builder of images writes")
+            raise self._wrong(f"{name!r} is a sparse file, which image builders do not write")
         if not (0 <= header.uid < limits.IDS and 0 <= header.gid < limits.IDS):
             raise self._wrong(f"{name!r} belongs to user {header.uid} and group {header.gid}")
         if not 0 <= header.mode < limits.MODES:
@@ -200,10 +200,10 @@ class LayerTar:
         """
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in parts:
-            raise self._wrong(f"the name {name!r} climbs out with '..'")
+            raise self._wrong(f"the name {name!r} leaves the root with '..'")
         longest = max((len(p.encode("utf-8", "surrogateescape")) for p in parts), default=0)
         if longest > limits.COMPONENT_BYTES or len(parts) > limits.DEPTH:
-            raise self._wrong(f"the name {name[:60]!r}... is longer than a file system takes")
+            raise self._wrong(f"the name {name[:60]!r}... is too long for a file system")
         return "/".join(parts)
 
     def _checked(self, name: bytes) -> str:
@@ -213,4 +213,4 @@ class LayerTar:
         return text
 
     def _wrong(self, what: str) -> RemoteError:
-        return RemoteError(f"{self._where}: this is no layer of an image: {what}")
+        return RemoteError(f"{self._where}: this is not an image layer: {what}")

@@ -51,7 +51,7 @@ def parse_block(block: bytes) -> Header:
     """A header block.
 
     Raises:
-        DamagedHeader: its checksum is wrong, or a field is no number.
+        DamagedHeader: its checksum is wrong, or a field is not a number.
     """
     _check_sum(block)
     header = Header(
@@ -107,7 +107,7 @@ def _string(field: bytes) -> bytes:
 def _octal(field: bytes) -> int:
     text = _string(field.strip(b" \0"))
     if text and not _OCTAL.fullmatch(text):
-        raise DamagedHeader(f"{text[:24]!r} is no octal number")
+        raise DamagedHeader(f"{text[:24]!r} is not an octal number")
     return int(text, 8) if text else 0
 
 
@@ -133,7 +133,7 @@ def decimal(text: bytes) -> int:
     found = _DECIMAL.fullmatch(text)
     value = int(found[1] + found[2]) if found else 1 << 63
     if not -(1 << 63) <= value < 1 << 63:
-        raise DamagedHeader(f"{text[:24]!r} is no number")
+        raise DamagedHeader(f"{text[:24]!r} is not a number")
     return value
 
 
@@ -159,9 +159,9 @@ def parse_records(data: bytes) -> dict[bytes, bytes]:
             raise DamagedHeader("a pax record has the wrong length")
         key, equals, value = data[start : stop - 1].partition(b"=")
         if not key or not equals or b"\0" in (value if key in _STRINGS else key):
-            raise DamagedHeader(f"{key[:24]!r} is no pax record")
+            raise DamagedHeader(f"{key[:24]!r} is not a pax record")
         if key in _PIECES:
-            raise DamagedHeader("it is of a file stored with holes")
+            raise DamagedHeader("it describes a sparse file")
         records[key] = value
         at = stop
     return {key: value for key, value in records.items() if value}

@@ -143,8 +143,8 @@ class Unpacked:
         allowed = limits.FREE_BYTES + limits.RATIO * self._packed
         if self._produced > min(allowed, limits.TAR_BYTES):
             raise RemoteError(
-                f"{self._where}: {self._packed} bytes unpack to more than {self._produced}; "
-                "no layer of an image does that"
+                f"{self._where}: {self._packed} bytes unpack to more than {self._produced}; the "
+                f"layer is refused"
             )
         return block
 

@@ -102,7 +102,7 @@ class Rootfs:
     def _forget(self, path: str) -> None:
         """Go by the layers from now on."""
         if self._facts is not None:
-            console.say(f"  the lock does not hold /{path} of this base: reading its layers")
+            console.say(f"  the lock has no facts about /{path} of this base; reading its layers")
         self._facts = None
         self._folders.clear()
 
@@ -176,7 +176,7 @@ class Rootfs:
         digest = self._descriptors[number].digest
         return RemoteError(
             f"{self._cache.source.name}: layer {digest[:19]} writes into /{path}, which is {what}, "
-            "and has no entry for it; runtimes differ in what they make of it"
+            "and has no entry for it; runtimes handle this differently"
         )
 
     def _resolved(self, entry: Entry) -> Entry:
@@ -185,7 +185,7 @@ class Rootfs:
         if row is None or row.kind not in (FILE, SYMLINK):
             raise RemoteError(
                 f"{self._cache.source.name}: /{entry.row.path} is a hard link to "
-                f"/{entry.row.link}, which is no file of this image"
+                f"/{entry.row.link}, which is not a file of this image"
             )
         return Entry(row, entry.layer)
 
@@ -334,7 +334,8 @@ class Rootfs:
         found = self.stat(path)
         if found is None or found.row.sha256 != entry.row.sha256:
             raise RemoteError(
-                f"{self._cache.source.name}: {path} is not what the lock holds of this base",
+                f"{self._cache.source.name}: {path} does not match the lock's facts about this "
+                f"base",
                 hint="spark-build lock --upgrade",
             )
         return found

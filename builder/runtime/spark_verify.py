@@ -60,7 +60,7 @@ def check_layers(plan: dict[str, Any], root: Path) -> list[dict[str, Any]]:
         if layer["state"] != "needed":
             continue
         receipt = next((r for r in receipts if r["layer"] == layer["name"]), None)
-        expected = "receipt present and every file as it says"
+        expected = "receipt present and every file matches it"
         if receipt is None:
             seen, good = "no receipt: the layer is not applied", False
         else:

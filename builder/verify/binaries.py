@@ -32,7 +32,7 @@ def check_binaries(target: VerifyTarget) -> Iterator[Check]:
     every = load_kernels()
     kernels = [k for k in every if any(re.search(k.behind, line) for line in lines if line)]
     if not kernels:
-        said = "no line that a profile expects stands for a kernel that vLLM ships ready-made"
+        said = "the profile expects no kernel that vLLM ships prebuilt"
         yield _check("binaries", "code that SM121 runs", "not-run", reason=said)
         return
     try:
@@ -134,7 +134,7 @@ def _said(counts: Mapping[str, int], readings: Sequence[KernelCode]) -> list[str
 def _jit_note(readings: Sequence[KernelCode]) -> str:
     if all(reading.how != "jit" for reading in readings):
         return ""
-    return "the driver compiles it when it is first loaded, and keeps the result in its own cache"
+    return "the driver compiles it at first load, and caches the result"
 
 
 # ------------------------------------------------------------------------------------- the modules
@@ -155,15 +155,15 @@ def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Itera
 
 def _module(target: VerifyTarget, summary: Summary, *, needed: bool, unread: int) -> Check:
     runs = summary.native + summary.jit
-    expected = "SM121 runs kernels of it" if needed else "no kernel of the profile is in it"
+    expected = "SM121 runs kernels of it" if needed else "it has no kernel of the profile"
     notes = []
     if needed and not runs:
-        notes.append("needs a rebuild: everything in it is for other chips")
+        notes.append("needs a rebuild: all of its code is for other chips")
     elif not needed and summary.total and not runs:
         notes.append("for other chips; vLLM does not call it on SM121")
     if needed and unread:
-        said = f"{unread} other modules were not read: no kernel of the profile is in them"
-        notes.append(f"{said} (an image or a directory shows them too)")
+        said = f"{unread} other modules were not read: they have no kernel of the profile"
+        notes.append(f"{said} (checked on an image or a directory)")
     return _check(
         summary.path,
         expected,

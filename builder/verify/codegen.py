@@ -55,7 +55,7 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
     installed = PACKAGE in target.tree.distributions()
     kernels = wanted_kernels(target.plan["expect"], package=installed)
     if not kernels:
-        said = "the profile expects no b12x kernel, and no other is compiled at run time"
+        said = "the profile expects no b12x kernel; no other kernels are compiled at run time"
         yield _not_run("codegen", "a kernel compiled for SM121", said)
         return
     arch = str(target.plan["env"].get("CUTE_DSL_ARCH", ARCH))
@@ -67,7 +67,7 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
     }
     compiler = target.compile
     if compiler is None:
-        yield from _all_not_run(kernels, arch, target.cannot_ask or "nothing here can compile")
+        yield from _all_not_run(kernels, arch, target.cannot_ask or "no compiler is available")
         return
     try:
         result = compiler(request)
@@ -84,7 +84,7 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         context.read_all()
         checks = [context.judge(kernel, number) for number, kernel in enumerate(kernels)]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        seen = f"an answer of another form than the probe's: {error!r}"
+        seen = f"the probe's answer is malformed: {error!r}"
         checks = [_check(kernel, arch, "fail", seen, where=target.name) for kernel in kernels]
     yield from checks
 
@@ -126,7 +126,7 @@ class Context:
             seen = f"MmaMXF4NVF4Op can be built for {self.arch}"
             return self._result(kernel, "pass", seen, self._compiler())
         cubin = _cubin(reply)
-        assert cubin is not None, "the probe calls nothing compiled that has no cubin"
+        assert cubin is not None, "every compiled kernel of the probe has a cubin"
         where = f"{self._compiler()}; cubin {cubin['sha256'][:12]} ({cubin['size']} bytes)"
         head = f".target {reply['target']}, PTX {reply['ptx_version']}"
         found = self.readings[cubin["sha256"]]
@@ -189,7 +189,7 @@ class Context:
             )
             if of.get(name)
         ]
-        kept = ", compiled before from the same files" if self.result.get("kept") else ""
+        kept = ", cached from the same files" if self.result.get("kept") else ""
         return f"{' + '.join(parts) or 'the compiler'} of {self.target.name}{kept}"
 
     def _result(
@@ -305,7 +305,7 @@ def sandbox_compiler(
             result = ask_probe(sandbox.python, full, TIMEOUT, PROBE, apart=apart)
             result.setdefault("simulated", [])[:0] = [
                 torch.what,
-                "the CuTe DSL's shared libraries: this machine's build of the same wheels",
+                "the CuTe DSL's shared libraries are this machine's build of the same wheels",
             ]
             keep_result(inputs, result)
         return result

@@ -46,7 +46,7 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
     """One check for each line that the profile expects."""
     expectations = target.plan["expect"]
     if not expectations:
-        reason = "no profile was named, so no line is expected"
+        reason = "no profile was named, so no log line is expected"
         yield replace(_not_run("dispatch", "a line", reason), moot=True)
         return
     if target.ask is None:
@@ -69,7 +69,7 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
                 name=expectation["kind"],
                 status="fail",
                 expected=describe(expectation),
-                seen=f"an answer of another form than the probe's: {error!r}",
+                seen=f"the probe's answer is malformed: {error!r}",
                 where=f"importing vllm in {target.name}",
             )
         return

@@ -110,7 +110,8 @@ def contents_of(tree: Tree) -> Contents:
         owners = sorted(name for name, record in rows.items() if record.get(path) == digest)
         if not owners:
             raise CannotMirror(
-                f"{path} is not as any {DSL} wheel of the target has it, and cannot be built here"
+                f"{path} matches no {DSL} wheel of the target, so it cannot be adapted to this "
+                f"machine"
             )
         if owners != [newest]:
             owner = dists[owners[-1]]
@@ -209,7 +210,7 @@ def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
         if folder.exists():
             os.utime(folder)
             return folder
-        console.detail(f"laying the target's CuTe DSL out for this machine in {folder}")
+        console.detail(f"extracting the target's CuTe DSL for this machine in {folder}")
         with making(folder) as partial:
             for (path, _), origin in libraries.items():
                 _link(wheels.library(origin), partial / path)
@@ -219,7 +220,7 @@ def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 data = tree.read(path) or b""
                 if sha256_hex(data) != contents.texts[path]:
-                    raise CannotMirror(f"{path} is not what its sha256 says")
+                    raise CannotMirror(f"{path} does not match its sha256")
                 target.write_bytes(data)
             partial.rename(folder)
     _prune(folder.parent)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 #: What each level looks at, for the heading of its checks.
 ABOUT = {
     "static": "The files: receipts, settings, syntax, and every file against its RECORD.",
-    "imports": "Every name that a patched module imports exists, and is called as it is defined.",
+    "imports": "Every name that a patched module imports exists, and calls match the definitions.",
     "dispatch": "vLLM's own selector, told that the device is SM121. The log lines are vLLM's.",
     "codegen": "The selected kernels, compiled for SM121 without a GPU, and their machine code.",
-    "numbers": "The selected kernels, run on a CPU without the device: their values, and races.",
-    "binaries": "The machine code that the release ships ready-made: does SM121 run it?",
+    "numbers": "The selected kernels, run on a CPU without a GPU: their values and races.",
+    "binaries": "The prebuilt machine code of the release: does SM121 run it?",
     "device": "On the GB10 itself: each kernel against a reference.",
     "serve": "On a GPU: vllm serve of a small generated model, its log and its answer.",
 }

@@ -105,7 +105,7 @@ def check_imports(target: VerifyTarget) -> Iterator[Check]:
             status="not-run",
             expected="every imported name exists",
             seen="no module was edited",
-            reason="there is nothing to follow: no layer edited a Python module",
+            reason="no layer edited a Python module",
             moot=True,
         )
         return
@@ -138,7 +138,8 @@ def _result(path: str, followed: int, problems: Sequence[str]) -> Check:
         level="imports",
         name=f"names used by {path}",
         status="fail" if problems else "pass",
-        expected="every name it imports from a patched package exists, and is called as defined",
+        expected="every name it imports from a patched package exists, and calls match the "
+        "definitions",
         seen="; ".join(problems[:5]) if problems else f"{followed} names and calls followed",
         where=path,
     )

@@ -65,7 +65,7 @@ class InstalledWheelSources:
             found = layer.get("compile", {}).get("sources", {})
             state = _UNSTAGED.get(found.get("found", ""))
             if state and found["change"] == op_name(ops[-1]):
-                return Unstaged(state, "as it was planned", found, since=layer.get("since"))
+                return Unstaged(state, "as planned", found, since=layer.get("since"))
         change = stage_name(ops)
         wanted = normalize(f"{EXTENSION_WHEELS}{change}")
         request = {"change": change, "arch": ops[-1]["arch"]}

@@ -167,9 +167,9 @@ def sandbox_launcher(
         apart = (trust or TrustedSources()).apart(tree, [*python_files(tree), *texts_of(tree)])
         if apart is not None:
             raise SandboxUnavailable(
-                f"it writes its launches to this machine, which isolated code cannot "
+                f"it writes its launches to this machine, which isolated code cannot do "
                 f"({apart.because})",
-                hint="the same command with --trust-image",
+                hint="run the same command with --trust-image",
             )
         sandbox = Sandbox(requirements_for(current["vllm"]))
         dsl, rest = mirror(tree), lay_out(tree)

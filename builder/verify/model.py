@@ -238,7 +238,7 @@ class VerifyTarget:
     brought: tuple[str, ...] = ()
     #: digests of manifest and configuration, where this is an image
     digests: tuple[str, ...] = ()
-    #: runs the codegen probe with a request; None means that nothing here can compile
+    #: runs the codegen probe with a request; None means that no compiler is available
     compile: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     #: launches kernels and runs them without a device; None means that nothing here can
     launch: Callable[[Mapping[str, Any]], Replies] | None = None

@@ -53,7 +53,7 @@ def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Parts | str]]:
 
 def _take_apart(target: VerifyTarget) -> Parts | str:
     if target.parts is None:
-        return "nothing says what this target is made of"
+        return "the contents of this target are unknown"
     try:
         return target.parts()
     except (SparkBuildError, ApplyError) as error:
@@ -85,15 +85,15 @@ def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
     """Why a failure without a layer would prove nothing, or an empty string."""
     failed = report.of("fail")
     if failed:
-        return f"the full set fails already: {failed[0].level} {failed[0].name}"
+        return f"verification of the full set already fails: {failed[0].level} {failed[0].name}"
     try:
         again = apart.put_together(full, full.layers, full.name)
     except (SparkBuildError, ApplyError) as error:
-        return f"the layers cannot be put on again: {error}"
+        return f"the layers cannot be applied again: {error}"
     other = difference(full, again)
-    return f"{other} is not what these layers make of it, so more than a layer would go" * (
-        other is not None
-    )
+    if other is None:
+        return ""
+    return f"{other} does not match the output of these layers, so more than one would be removed"
 
 
 def _idle(layer: Mapping[str, Any]) -> Necessity:
@@ -125,11 +125,11 @@ class _Removal:
             try:
                 without = self.apart.put_together(self.full, rest, title)
                 if _same(self.full, without):
-                    why = "nothing is other without it: the base has the change itself"
+                    why = "nothing changes without it: the base has the change itself"
                     return Necessity(layer=name, state=state, necessary=False, reason=why)
                 return self._held_against_the_rest(layer, without)
             except (SparkBuildError, ApplyError) as error:
-                return _unknown(layer, f"it cannot be taken away: {error}")
+                return _unknown(layer, f"it cannot be removed: {error}")
 
     def _held_against_the_rest(self, layer: Mapping[str, Any], without: VerifyTarget) -> Necessity:
         left_out: list[str] = []
@@ -147,7 +147,7 @@ class _Removal:
             ran.append(level)
             left_out += [_said(c) for c in of_level if c.status == "not-run" and self._ran(c)]
         left_out += self._never_asked(layer)
-        words = f"nothing fails without it ({', '.join(ran)})"
+        words = f"no check fails without it ({', '.join(ran)})"
         if left_out:
             return _unknown(layer, f"{words}, but {left_out[0]}")
         return Necessity(layer=layer["name"], state=layer["state"], necessary=False, reason=words)
@@ -202,7 +202,7 @@ class _Removal:
             of_level = [check for check in self.report.checks if check.level == level]
             skipped = [c for c in of_level if c.status == "not-run" and not c.moot]
             if not of_level:
-                missing.append(f"{level} was not asked for (--level {level})")
+                missing.append(f"{level} was not requested (--level {level})")
             elif skipped:
                 missing.append(_said(skipped[0]))
         return missing

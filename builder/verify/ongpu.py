@@ -72,7 +72,7 @@ class GpuOptions:
         for name, value in given.items():
             if value and "serve" not in levels:
                 raise UsageError(
-                    f"{name} is for the level serve, which is not asked for",
+                    f"{name} is for the level serve, which was not requested",
                     hint=f"--level {','.join([*levels, 'serve'])}",
                 )
         self.evidence()
@@ -200,7 +200,7 @@ def _parsed(output: str, status: int) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(output)
     except ValueError:
         tail = " | ".join(output.strip().splitlines()[-3:])
-        words = f"the verifier ended with {status} and no document: {tail}"
+        words = f"the verifier exited with {status} and no document: {tail}"
         raise NoGpu(words) from None
     return document
 
@@ -248,7 +248,9 @@ def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
         yield _not_run(level, f"the verifier's document is malformed: {error!r}")
         return
     if not checks:
-        yield _not_run(level, "the verifier had nothing to check: no profile names what to expect")
+        yield _not_run(
+            level, "the verifier had nothing to check: no profile names expected results"
+        )
     yield from checks
 
 

@@ -53,7 +53,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     try:
         if opening.selection is None:
             raise UsageError(
-                f"{text} does not say which layers it should have",
+                f"{text} does not name its layers",
                 hint=f"spark-build verify {shlex.quote(text)} --layers b12x-full",
             )
         plan = make_plan(base, opening.selection, opening.sources)

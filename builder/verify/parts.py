@@ -64,7 +64,9 @@ class Parts:
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
         if plan.pending:
             together = plan.pending[0].outcome.compiled["stage"]["change"]
-            raise UsageError(f"{together} is compiled into one extension wheel with another change")
+            raise UsageError(
+                f"{together} is compiled into the same extension wheel as another change"
+            )
         tree = OverlayTree(self.base.tree)
         tree.update(plan.changes)
         env = {**self.base.identity.env, **plan.env}
@@ -111,7 +113,7 @@ def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | No
             continue
         load = None if digest is None else originals(path, digest)
         if digest is not None and load is None:
-            raise CannotTakeApart(f"what {path} was before its layer is lost")
+            raise CannotTakeApart(f"the original of {path} is lost")
         content = None if digest is None else Content(sha256=digest, size=0, load=load, origin=path)
         changes[path] = content
     tree = OverlayTree(base.tree)
@@ -191,11 +193,11 @@ def parts_of_image(
         return Parts(base=base, sources=sources, asking=asking)
     if former is None:
         raise CannotTakeApart(
-            f"{base.identity.ref} carries receipts and no plan, so nothing says what its base was"
+            f"{base.identity.ref} has receipts but no plan, so its base is unknown"
         )
     if former.ref == LAYOUT:
         raise CannotTakeApart(
-            f"{base.identity.ref} was made from a layout on some disk, so its base is not to be had"
+            f"{base.identity.ref} was made from a local layout, so its base is not available"
         )
     made_from = identify(former)
     try:
@@ -219,8 +221,8 @@ def without_foreign_hooks(
     foreign = [layer["name"] for layer in baked if has_hook(layer) and not trust.own(layer)]
     if foreign:
         raise CannotTakeApart(
-            f"layer {foreign[0]} has a hook, which is Python code, and no layer of this machine is "
+            f"layer {foreign[0]} has a hook(Python code), and no layer of this machine is "
             "the same: hooks out of an image are not run",
-            hint=f"--patches DIR, where DIR/{foreign[0]}/layer.toml is what it was made from",
+            hint=f"--patches DIR, with the layer's source in DIR/{foreign[0]}/layer.toml",
         )
     return parts()

@@ -90,7 +90,7 @@ def requirements_for(vllm: str) -> Requirements:
     raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
     sets = [s for s in raw["set"] if SpecifierSet(s["vllm"]).contains(vllm, prereleases=True)]
     if not sets:
-        raise UsageError(f"no sandbox is known for vllm {vllm}")
+        raise UsageError(f"no sandbox is available for vllm {vllm}")
     needs_dsl = any(s["needs-dsl"] for s in sets)
     packages = sorted({package for s in sets for package in s["python-packages"]})
     return Requirements(
@@ -128,7 +128,7 @@ class Sandbox:
         """The room that it takes, pip's downloads included."""
         size = _ON_DISK * self.requirements.megabytes * 1_000_000
         return Need(
-            self.root, size, "the environment that verification runs in", "--no-verify, or "
+            self.root, size, "the environment for verification", "--no-verify, or "
             "spark-build cache prune, or set SPARK_BUILD_CACHE to another disk",
         )  # fmt: skip
 
@@ -334,7 +334,7 @@ def checked(tree: Tree, path: str) -> bytes:
     """
     data = tree.read(path) or b""
     if sha256_hex(data) != tree.digest(path):
-        raise SandboxUnavailable(f"{path} is not what its sha256 says")
+        raise SandboxUnavailable(f"{path} does not match its sha256")
     return data
 
 

@@ -43,7 +43,7 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
                 status="fail",
                 expected="the change is there",
                 seen=f"{decision['state']}: {decision['reason']}",
-                reason=f"layer {decision['name']} does not fit: {decision['state']}",
+                reason=f"layer {decision['name']} does not apply: {decision['state']}",
             )
     if target.plan["env"]:
         yield _environment(target)
@@ -67,12 +67,12 @@ def _plan(target: VerifyTarget, label: str) -> Check:
         planned = {layer["name"]: layer["digest"] for layer in target.plan["layers"]}
         names = sorted(n for n in digests | planned if digests.get(n) != planned.get(n))
         if names:
-            wrong = f"layers.json holds another {', '.join(names)} than the plan was made of"
+            wrong = f"layers.json holds another {', '.join(names)} than the plan"
     return Check(
         level="static",
         name="plan",
         status="fail" if wrong else "pass",
-        expected="the plan and its layers have the digests that they were built with",
+        expected="the plan and its layers match their digests",
         seen=wrong or stated,
         where=SHARE,
         reason="changed after the image was built" if wrong else "",
@@ -84,7 +84,7 @@ def _layer(
 ) -> Check:
     name = decision["name"]
     receipt = next((r for r in receipts if r["layer"] == name), None)
-    expected = "receipt present and every file as it says"
+    expected = "receipt present and every file matches it"
     if receipt is None and decision["state"] == "applied":
         return Check(
             level="static",
@@ -193,17 +193,17 @@ def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
             strange.append(path)
     strange += [f"{path} (in no RECORD)" for path in _unlisted(target, true, claims)]
     strange += _unaccounted(target, receipts)
-    seen = f"{counted(same, 'file')} as RECORD says, {other} explained by receipts"
+    seen = f"{counted(same, 'file')} as RECORD says, {other} changed as in receipts"
     if strange:
         seen += f", {len(strange)} neither: {', '.join(strange[:3])}"
     return Check(
         level="static",
         name="no other file touched",
         status="fail" if strange or not same else "pass",
-        expected="every file is what its RECORD says, or a receipt explains it",
+        expected="every file matches its RECORD or a receipt",
         seen=seen,
         where=strange[0].partition(" ")[0] if strange else "",
-        reason="a file was changed by something else" if strange else "",
+        reason="a file was changed outside of the layers" if strange else "",
     )
 
 
@@ -232,10 +232,10 @@ def _startup(found: Unrecorded) -> Check:
         level="static",
         name="startup hooks",
         status="fail" if found.hooks else "pass",
-        expected="what Python runs when it starts is in a RECORD or a receipt",
+        expected="every file that Python runs at startup is in a RECORD or a receipt",
         seen="; ".join(said) or "every file is recorded",
         where=found.hooks[0] if found.hooks else "",
-        reason="Python would run this at every start, and no package brought it"
+        reason="Python would run this at every start, but it belongs to no package"
         if found.hooks
         else "",
         unrecorded=(*found.hooks, *others),

@@ -134,7 +134,7 @@ def open_overlay(
     if base.identity.digest != plan["base"]["digest"]:
         raise UsageError(
             f"{name} was made for wheels {plan['base']['digest'][:19]}..., the package index "
-            f"has {base.identity.digest[:19]}...: a wheel was replaced since"
+            f"has {base.identity.digest[:19]}...: a wheel was replaced"
         )
     trust = opening.trusting(base.identity)
     parts = Parts(base=base, sources=opening.sources, asking=in_sandbox(base, trust))
@@ -154,12 +154,12 @@ def open_overlay(
         return dataclasses.replace(opened, parts=lambda: parts, brought=tuple(files))
     ask, why = sandbox_asker(overlay, plan["base"]["packages"], trust)
     layers = metadata.read_layers(files.get(f"{metadata.SHARE}/layers.json"), name)
-    console.say(f"  {name} is an overlay: it is checked on the files of {plan['base']['ref']}")
+    console.say(f"  {name} is an overlay; it is checked on the files of {plan['base']['ref']}")
     return VerifyTarget(
         name=name,
         kind="oci",
         runs_as=name_of_both(plan),
-        cannot_use_gpu="an overlay is no image that runs; its Dockerfile makes one",
+        cannot_use_gpu="an overlay cannot run alone; build an image with its Dockerfile",
         brought=tuple(files),
         plan=plan,
         layers=layers,
@@ -227,7 +227,7 @@ def target_of_image(
             layers = [dict(layer) for layer in opening.selection.layers]
         elif plan is None:
             raise UsageError(
-                f"image {name} carries no spark-build plan, so nothing says what it should be",
+                f"image {name} has no spark-build plan, so its expected contents are unknown",
                 hint=f"spark-build verify {shlex.quote(name)} --layers b12x-full",
             )
     except BaseException:

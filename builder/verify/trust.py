@@ -50,7 +50,7 @@ class IsolatedRun:
 
     def said(self) -> str:
         """What stands in the evidence."""
-        return f"nothing of this machine but read-only programs ({self.isolation.name}, no network)"
+        return f"only read-only programs of this machine ({self.isolation.name}, no network)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +97,15 @@ class TrustedSources:
             return None
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         because = (
-            f"{', '.join(unknown[:_NAMED])}{more}: not as a release on the package index has it, "
-            "nor as a layer of this machine makes it"
+            f"{', '.join(unknown[:_NAMED])}{more}: not from a release on the package index or "
+            f"from a local layer"
         )
         isolation = find_isolation()
         if isinstance(isolation, str):
             raise SandboxUnavailable(
-                f"code that is not known does not run on this machine unasked ({because}), and "
-                f"nothing isolates it here: {isolation}",
-                hint="apt-get install bubblewrap   (or the same command with --trust-image)",
+                f"unknown code is not run on this machine without consent ({because}), and it "
+                f"cannot be isolated here: {isolation}",
+                hint="apt-get install bubblewrap   (or run the same command with --trust-image)",
             )
         console.say(f"  isolated ({isolation.name}): {because}")
         return IsolatedRun(isolation=isolation, because=because)
@@ -185,7 +185,7 @@ class _Released:
                 if content is not None
             }
         except (SparkBuildError, ApplyError) as error:
-            console.detail(f"what these layers make of the releases is not known: {error}")
+            console.detail(f"the output of these layers on the releases is unknown: {error}")
             return set()
 
     @cached_property
@@ -216,5 +216,5 @@ class _Released:
                 if wheel.members:
                     return wheel
             except (SparkBuildError, ApplyError, StopIteration) as error:
-                console.detail(f"{name} {version} is not to be had from the index: {error}")
+                console.detail(f"{name} {version} is not available from the index: {error}")
         return None

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 #: What is not known while a level did not run.
 _UNKNOWN = {
-    "static": "that the files are as planned",
-    "imports": "that patched modules find what they import",
+    "static": "whether the files are as planned",
+    "imports": "whether the imports of patched modules exist",
     "dispatch": "which kernels vLLM selects",
-    "codegen": "that the kernels compile for SM121",
-    "numbers": "that the kernels' numbers are right",
-    "binaries": "that SM121 runs the ready-made machine code",
-    "device": "that the kernels run on a GB10",
-    "serve": "that vllm serve works on a GB10",
+    "codegen": "whether the kernels compile for SM121",
+    "numbers": "whether the kernels' numbers are right",
+    "binaries": "whether SM121 runs the prebuilt machine code",
+    "device": "whether the kernels run on a GB10",
+    "serve": "whether vllm serve works on a GB10",
 }
 #: What is known when every check of a level passed, besides the kernels that are selected.
 _KNOWN = {
     "codegen": "the kernels compile for SM121",
     "numbers": "the kernels give the right numbers when their PTX is run on a CPU",
-    "binaries": "SM121 runs the ready-made machine code",
+    "binaries": "SM121 runs the prebuilt machine code",
 }
 _ON_GB10 = {"device": "the kernels give the right numbers", "serve": "vllm serve answers"}
 #: The kinds of layer that a profile is chosen for; its other kinds are in the list of kernels.
@@ -195,7 +195,7 @@ def _kernels(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"NVFP4 {' and '.join(words)} {uses} {family}{_with_flags(plan)}"
     others = [kind for kind in found if kind not in _MAIN]
     if others and not main:
-        yield f"vLLM selects what is expected for {', '.join(others)}{_with_flags(plan)}"
+        yield f"vLLM selects the expected kernels for {', '.join(others)}{_with_flags(plan)}"
 
 
 def _with_flags(plan: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 529eee481f08a061ed85fb4b0656241c5f6d61822c50b536bdf8ea66b23f96bb
+#   sha256 b2f2b4afbc092eae75938e7db00e8ddcf512d42fb88da791db74f130042102f3
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

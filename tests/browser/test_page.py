@@ -78,8 +78,10 @@ VERDICTS = [
         [check("codegen", "MoE", "fail", seen="")],
     ),
     Necessity(layer="late", state="upstream", necessary=False, reason="it changes nothing here"),
-    Necessity(layer="odd", state="drift", necessary="unknown", reason="the full set fails"),
-    Necessity(layer="idle", state="needed", necessary=False, reason="nothing fails without it"),
+    Necessity(
+        layer="odd", state="drift", necessary="unknown", reason="verification of the full set fails"
+    ),
+    Necessity(layer="idle", state="needed", necessary=False, reason="no check fails without it"),
 ]
 
 
@@ -202,7 +204,7 @@ def test_layers_show_what_fails_without_them(show: Show) -> None:
     assert "(since vLLM 0.22.0)" in late
     assert "✕ drift" in odd
     assert "? unknown" in odd
-    assert "nothing fails without it" in idle
+    assert "no check fails without it" in idle
 
 
 def test_what_failed_is_named_at_the_top_and_can_be_reached(show: Show) -> None:

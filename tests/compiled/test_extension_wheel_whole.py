@@ -243,7 +243,9 @@ def test_a_symbol_that_the_base_lacks_stops_it(request_of: WheelRequest, tmp_pat
 
 def test_sources_of_another_release_are_refused(request_of: WheelRequest, tmp_path: Path) -> None:
     other = replace(request_of.source, version="1.1")
-    with pytest.raises(UsageError, match=r"the base has vllm 1\.0, and the sources are of 1\.1"):
+    with pytest.raises(
+        UsageError, match=r"the base has vllm 1\.0, but the sources are those of 1\.1"
+    ):
         build_extension_wheel(replace(request_of, source=other), tmp_path / "out")
 
 

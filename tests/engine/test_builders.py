@@ -289,7 +289,7 @@ def test_a_base_that_only_this_machine_has(world: World) -> None:
         world.near.run("image", "rm", name)
     assert done.code == 8
     assert f"{name} is in the Docker Engine here, but builder {world.address}" in done.err
-    assert "docker push it to a registry that the builder reaches" in done.err
+    assert "docker push it to a registry that the builder can reach" in done.err
 
 
 def test_a_registry_that_refuses(world: World) -> None:

@@ -207,7 +207,7 @@ def test_image_without_vllm(cli: Cli, slim: str, build: Built) -> None:
     image = build("no-vllm:1", f"FROM {slim}\nRUN rm -r {base.SITE}/vllm-*.dist-info\n")
     done = cli(*SETTINGS, "--base", image)
     assert done.code == Exit.USAGE
-    assert f"error: image {image} holds no Python that has vllm" in done.err
+    assert f"error: image {image} has no Python with vllm" in done.err
 
 
 def test_image_without_a_shell(cli: Cli, engine: Engine, build: Built) -> None:
@@ -313,7 +313,7 @@ def test_interrupted_build(
     started = cli.start("image", *words, "--tag", "interrupted:1", "--no-verify")
     said = interrupt(engine, started, "spark_apply.pyz finish", number, group)
     assert started.returncode == (Exit.INTERRUPTED if group else Exit.TERMINATED), said
-    assert "nothing half-written was left" in said
+    assert "no partial output was left" in said
     assert not until_gone(engine, "spark_apply.pyz finish")
     assert "interrupted:1" not in support.tags(engine)
 

@@ -149,4 +149,4 @@ def test_overlaid_image_is_taken_apart_by_its_wheels(cli: Cli, overlaid: str) ->
     assert len(in_force) == 6
     for verdict in in_force:
         assert verdict["necessary"] == "unknown"
-        assert verdict["reason"].startswith("nothing fails without it (static), but dispatch was")
+        assert verdict["reason"].startswith("no check fails without it (static), but dispatch was")

@@ -78,7 +78,7 @@ def test_another_image_of_the_same_plan_is_refused(
     cli("publish", overlay, "--overlay", "--to", where, "--require", "static").ok()
     done = cli("publish", loaded, "--overlay", "--to", where, "--require", "static")
     assert done.code == 8
-    assert "one plan, two images" in done.err
+    assert "the same plan gave two images" in done.err
 
 
 def test_dry_run_from_the_engine(cli: Cli, registry: Registry, overlay: str) -> None:

@@ -37,19 +37,19 @@ BATCH = 250
 #: What runtimes agree on and we refuse all the same, because no builder of images writes it, and
 #: reading it would take more code than it is worth.
 STRICTER = (
-    r"climbs out with '\.\.'",
-    r"stored with holes",
+    r"leaves the root with '\.\.'",
+    r"a sparse file",
     r"belongs to user",
     r"has mode",
     r"attributes of the overlay file system",
     r"more than 8 extension headers",
-    r"in it is no directory",  # it goes through a link of the same layer
-    r"is no earlier file of it",  # a hard link that goes through a link
+    r"not a directory in this layer",  # it goes through a link of the same layer
+    r"is not an earlier file of the layer",  # a hard link that goes through a link
     r"to which a hard link was made before",
     r"it has /\S+ as \w+ and as \w+",
     r"hides all that is below it",  # where nothing is below
     r"a whiteout of its own",
-    r"its root is no directory",
+    r"its root is not a directory",
     r"it has a whiteout of /\S+, and a folder there",
     r"after it put folders there",
     r"is nowhere in the layers below it",  # but something else is in its place above

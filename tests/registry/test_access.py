@@ -209,7 +209,7 @@ def test_a_refresh_token_is_exchanged_and_never_sent_to_the_registry(
     push(tmp_path / "from", guarded_by_tokens.address, "refresh:v1")
     assert {asked.grant for asked in tokens.log} == {"refresh_token"}
     config({"auths": {guarded_by_tokens.address: {"identitytoken": "another"}}})
-    with refusal(r"a token server that refuses the credential from .*config.json"):
+    with refusal(r"a token server that rejects the credential from .*config.json"):
         push(tmp_path / "from", guarded_by_tokens.address, "refresh:v2")
 
 
@@ -326,11 +326,11 @@ def test_a_registry_that_wants_a_certificate_of_ours(
     folder = tmp_path / "docker" / "certs.d" / address
     folder.mkdir(parents=True)
     authority.cert_pem.write_to_path(str(folder / "ca.crt"))
-    with refusal("lets in only who has a certificate") as caught:
+    with refusal("requires a client certificate") as caught:
         push(tmp_path / "from", address, "tls:v1")
     assert f"certs.d/{address}/client.cert" in caught.value.hint
     as_client(folder, trustme.CA())
-    with refusal("lets in only who has a certificate"):
+    with refusal("requires a client certificate"):
         push(tmp_path / "from", address, "tls:v1")
     as_client(folder, members)
     assert push(tmp_path / "from", address, "tls:v1").streamed == 3
@@ -350,7 +350,7 @@ def test_a_certificate_of_ours_goes_to_no_other_host(
         folder.mkdir(parents=True)
         authority.cert_pem.write_to_path(str(folder / "ca.crt"))
     as_client(tmp_path / "docker" / "certs.d" / "127.0.0.1:1", members)
-    with refusal("lets in only who has a certificate"):
+    with refusal("requires a client certificate"):
         push(tmp_path / "from", members_only.address, "tls:v9")
 
 

@@ -272,7 +272,7 @@ def test_a_full_disk(proxy: FaultProxy, tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "UsageError: cannot write" in done.stderr
-    assert "File too large; nothing half-written was left" in done.stderr
+    assert "File too large; no partial output was left" in done.stderr
     assert not (to / "index.json").exists()
     assert not list(to.rglob("*.part"))
     pull(proxy, name, to)

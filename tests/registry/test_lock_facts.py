@@ -301,7 +301,7 @@ def test_facts_of_another_base_are_not_used(locked: Project, tmp_path: Path) -> 
     (locked.root / NAME).write_text(text.replace(pinned, sha256_hex(data)))
     said = locked.cold("plan", "-l", "fix", "-b", locked.ref)
     assert said.code == 0
-    assert "it is about another image; reading the layers instead" in said.err
+    assert "it belongs to another image; reading the layers instead" in said.err
     assert said.received > FILLER
 
 

@@ -128,7 +128,7 @@ def test_mirror_and_rebuild_from_it(
     assert run(["rebuild", pinned, "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["same"] is True
-    assert "using the copy that is kept" in said.err
+    assert "using the mirrored copy" in said.err
     assert run(["rebuild", pinned, "--base", base]) == 8, "a base that is named is the one used"
     assert run(["tags", where]) == 0
     assert "(base)" in capsys.readouterr().out
@@ -255,7 +255,7 @@ def test_rebuild_of_what_carries_another_plan(
 
     tampered(thin, change)
     assert run(["rebuild", f"oci:{thin}"]) == 2
-    assert "changed after it was made" in capsys.readouterr().err
+    assert "modified after the build" in capsys.readouterr().err
 
 
 def test_rebuild_of_what_is_not_ours(
@@ -278,4 +278,4 @@ def test_a_thin_image_is_taken_apart_by_its_base(
     assert in_force
     for verdict in in_force:
         assert verdict["necessary"] == "unknown"
-        assert verdict["reason"].startswith("nothing fails without it (static), but dispatch was")
+        assert verdict["reason"].startswith("no check fails without it (static), but dispatch was")

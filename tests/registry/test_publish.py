@@ -303,10 +303,10 @@ def test_an_immutable_tag_is_never_overwritten(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--to", "{}/a/b:tag"], "name the repository only"),
+        (["--to", "{}/a/b:tag"], "give only the repository"),
         (["--to", "{}/a/b", "--to", "{}/a/b"], "named twice"),
         (["--to", "{}/a/b", "--move-tag", "no/tag"], "not a tag"),
-        (["--to", "{}/a/b", "--move-tag", "latest-previous"], "keeps this tag itself"),
+        (["--to", "{}/a/b", "--move-tag", "latest-previous"], "sets this tag itself"),
         (["--to", "{}/a/b", "--move-tag", "0.20.1-test-0123456789ab"], "never moves"),
         (["--to", "{}/a/b", "--move-tag", "sha256-" + "0" * 64], "never moves"),
         (["--to", "{}/a/b", "--rollback", "latest"], "takes no SOURCE"),
@@ -404,7 +404,7 @@ def test_a_moving_tag_and_the_way_back(
     capsys.readouterr()
     back = ["publish", "--rollback", "latest", "--to", where]
     assert run(back) == 2
-    assert "that is an overlay: no image that runs" in capsys.readouterr().err
+    assert "is an overlay and cannot run alone" in capsys.readouterr().err
     assert run([*back, "--overlay", "--dry-run"]) == 0
     assert tags(registry.address, "moving/x") == now
     assert run([*back, "--overlay"]) == 0
@@ -573,7 +573,10 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(
     memory.before = faults[moment]
     assert publish(out, "--to", f"{memory.address}/x/y", "--move-tag", "latest") == 8
     said = capsys.readouterr()
-    assert f"{name_of()} was made {other}, and this is {digest}: one plan, two images" in said.err
+    assert (
+        f"{name_of()} was made {other}, and this is {digest}: the same plan gave two images"
+        in said.err
+    )
     assert f"try: spark-build rebuild {memory.address}/x/y@{other}" in said.err
     assert said.out == ""
     assert memory.tag("x/y", name_of()) == other

@@ -119,5 +119,5 @@ def test_without_cosign(
 def test_usage(image: str, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sign", image, "--key", "/nonexistent"]) == 2
     assert run(["verify-signature", image]) == 2
-    assert "whose signature" in capsys.readouterr().err
+    assert "expected signer" in capsys.readouterr().err
     assert run(["verify-signature", "127.0.0.1:1/x:y", "--key", str(keys / "ours.pub")]) == 8

@@ -103,7 +103,7 @@ def spark_build(
         capsys.readouterr()
         code = run([str(word) for word in words])
         out, err = capsys.readouterr()
-        assert "a bug of spark-build" not in out + err, err
+        assert "internal error" not in out + err, err
         return Called(code, out, err)
 
     return called

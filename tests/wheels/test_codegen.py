@@ -139,7 +139,7 @@ def test_a_warm_run_compiles_nothing(planned: Planner, monkeypatch: pytest.Monke
     again = seen_in(target)
     assert time.monotonic() - began < 30
     assert [c.seen for c in again.values()] == [c.seen for c in first.values()]
-    assert all("compiled before from the same files" in c.where for c in again.values())
+    assert all("cached from the same files" in c.where for c in again.values())
 
 
 def test_without_the_cuda_13_libraries_ptxas_refuses(planned: Planner) -> None:

@@ -151,7 +151,7 @@ def test_headers_of_another_torch_are_refused(tmp_path: Path) -> None:
     (headers / "torch" / "headeronly" / "version.h").write_text(text)
     code, answer = compiled(*CHANGE, "--torch", str(tmp_path), "-o", str(tmp_path), what="wheel")
     assert code == 2
-    assert "has torch 2.10.0, and the headers are those of 2.13.0" in answer["error"]["message"]
+    assert "has torch 2.10.0, but the headers are those of 2.13.0" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(("release", "code"), [("0.22.1", 3), ("0.20.1", 0)])

@@ -573,7 +573,7 @@ def test_two_runs_into_one_environment(world: World) -> None:
     assert any(ran.code == 0 for ran in runs)
     for ran in runs:
         assert ran.code in (0, 2, 3), ran.err
-        assert ran.code != 2 or "another spark-build is writing here" in ran.err
+        assert ran.code != 2 or "another spark-build is writing to it" in ran.err
     reverted = spark_build("revert", str(site), cwd=world.work, env=world.env)
     assert reverted.code == 0, reverted.err
     assert snapshot(site) == before
@@ -624,7 +624,7 @@ def test_an_interruption_at_any_time(world: World, warm: bool, number: signal.Si
         assert ran.code in (0, code, -signal.SIGINT), (ran.code, ran.err)
         assert world.leftovers() == []
         if ran.code != 0:
-            assert "nothing half-written was left" in ran.err
+            assert "no partial output was left" in ran.err
             assert ran.out == ""
         # the last step renames a finished layout: a signal right after it leaves the whole image
         out = world.work / "out"

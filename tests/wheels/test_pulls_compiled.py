@@ -101,7 +101,7 @@ def test_together_they_are_compiled_once(planned: Any) -> None:
     [
         (ROCM_ONLY, 3, f"comes from {ROCM}: no effect on SM121"),
         (OPERATOR, 10, "new are fresh"),
-        (REVISION, 10, "takes other sources that the release's archive does not hold"),
+        (REVISION, 10, "fetches other sources that are not in the release's archive"),
     ],
     ids=["other-chips", "a-new-operator", "another-cutlass"],
 )

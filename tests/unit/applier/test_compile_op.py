@@ -358,9 +358,9 @@ def test_the_list_of_cuda_12_is_read_alike(tmp_path: Path, monkeypatch: pytest.M
     listing.write_text(as_12)
     assert read_code(listing, OP["code"]) == NOT_LOADED
     listing.write_text(as_12.replace("STO_ENTRY", "SOMETHING"))
-    with pytest.raises(ApplyError, match="is in no form that is known"):
+    with pytest.raises(ApplyError, match="is in an unknown format"):
         read_code(listing, OP["code"])
-    with pytest.raises(BadBinary, match="is in no form that is known"):
+    with pytest.raises(BadBinary, match="is in an unknown format"):
         images(listing)
 
 
@@ -382,7 +382,7 @@ def test_a_mod_refuses_what_it_would_have_to_compile(
 def test_a_mod_without_a_tool_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_tree(tmp_path / "site", BASE)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ApplyError, match="there is no cuobjdump here") as caught:
+    with pytest.raises(ApplyError, match="cuobjdump is not installed") as caught:
         apply_layers(root, [LAYER], IndexSources(), TARGET)
     assert caught.value.code == 6
     beside = root / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -486,7 +486,7 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.machinecode.fatbin.find_tool", no_tool)
     tree = DirTree(write_tree(tmp_path / "site", BASE))
-    with pytest.raises(EngineError, match="is none that is known, and what it is") as caught:
+    with pytest.raises(EngineError, match="is unknown, and its architectures") as caught:
         read_module(tree, MODULE, OP["code"])
     assert caught.value.code == 6
     assert "pip install nvidia-cuda-cuobjdump" in caught.value.hint

@@ -546,7 +546,7 @@ def test_a_second_process_is_told_to_wait(site: Path) -> None:
     with Store(site):
         refused = applier("apply", "--root", str(site), "--layers", layers)
     assert refused.returncode == 2
-    assert "another spark-build is writing here" in refused.stderr
+    assert "another spark-build is writing to it" in refused.stderr
     assert "b12x" not in read(site, CORE)
     assert applier("apply", "--root", str(site), "--layers", layers).returncode == 0
     assert "b12x" in read(site, CORE)
@@ -570,7 +570,7 @@ def test_a_lock_that_its_holder_took_away_counts_for_nothing(
         real(*words)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with Store(site), pytest.raises(ApplyError, match="another spark-build is writing here"):
+    with Store(site), pytest.raises(ApplyError, match="another spark-build is writing to it"):
         Store(site).__enter__()
     assert not ends
 

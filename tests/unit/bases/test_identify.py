@@ -246,7 +246,7 @@ def test_folders_that_are_links_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o644, None])
 def test_an_image_without_python_or_without_vllm(tmp_path: Path, mode: int | None) -> None:
     items = [*python_items()] if mode is None else [Item("usr/bin/python3", mode=mode)]
-    with pytest.raises(UsageError, match="holds no Python that has vllm"):
+    with pytest.raises(UsageError, match="has no Python with vllm"):
         base_of(layout(tmp_path, *items, Env=CONFIG["Env"]))
 
 
@@ -372,7 +372,7 @@ def test_an_image_is_found_by_name_digest_or_alone(tmp_path: Path) -> None:
     raw = put_vllm(tmp_path, name="one")
     for suffix in ("", ":one", f"@{raw.digest}"):
         assert base_of(tmp_path, suffix).identity.digest == raw.digest
-    with pytest.raises(UsageError, match="no one image 'two'"):
+    with pytest.raises(UsageError, match="no single image 'two'"):
         base_of(tmp_path, ":two")
     with pytest.raises(UsageError, match="no such directory"):
         base_of(tmp_path / "gone")
@@ -531,7 +531,7 @@ def test_manifests_that_lie(tmp_path: Path) -> None:
         with pytest.raises(RemoteError, match=message):
             open_image(broken_manifest(tmp_path, **changes))
     lying = [{**layers[0], "size": layers[0]["size"] - 1}, layers[1]]
-    with pytest.raises(RemoteError, match="longer than it should be"):
+    with pytest.raises(RemoteError, match="longer than expected"):
         identify_named(broken_manifest(tmp_path, layers=lying))
     with pytest.raises(RemoteError, match="No such file"):
         identify_named(
@@ -592,7 +592,7 @@ SMALL = tar_of(Item("etc/motd", b"hello" * 4000))
         (packed(SMALL)[:-4], "ends too early"),
         (packed(SMALL) + b"junk after the end", "is damaged"),
         (packed(SMALL) + packed(SMALL)[:30], "ends too early"),
-        (b"", "has no bytes"),
+        (b"", "is empty"),
     ],
     ids=["truncated", "garbage", "half a member", "empty"],
 )

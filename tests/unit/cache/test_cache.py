@@ -219,7 +219,7 @@ def test_beside_another_run_what_was_just_used_stays(spark_build: SparkBuild, ca
         assert value["kept_bytes"] == 50
         result = spark_build("cache", "clean", "--yes")
         assert result.code == 3
-        assert "1 stay because other runs may be using them" in result.err
+        assert "1 were kept because other runs may be using them" in result.err
     assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
 
 
@@ -294,12 +294,12 @@ def test_a_file_with_two_names_counts_once(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--older-than", "3"), "is no time like"),
-        (("--older-than", "-3d"), "is no time like"),
-        (("--keep-bytes", "5 apples"), "is no size like"),
-        (("--keep-bytes", "-1"), "is no size like"),
+        (("--older-than", "3"), "is not a duration such as"),
+        (("--older-than", "-3d"), "is not a duration such as"),
+        (("--keep-bytes", "5 apples"), "is not a size such as"),
+        (("--keep-bytes", "-1"), "is not a size such as"),
         (("--kind", "wheel"), "did you mean 'wheels'"),
-        (("--kind", "engine-tests"), "a Docker Engine may be running on them"),
+        (("--kind", "engine-tests"), "a Docker Engine may be using them"),
     ],
 )
 def test_wrong_words(

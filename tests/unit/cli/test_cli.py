@@ -129,13 +129,13 @@ USAGE = {
     ),
     "python": (["plan", "-l", "fix", "-b", BASE, "--python", "three"], "is not of the form 3.12"),
     "no-directory": (["apply", "gone", "-l", "fix"], "gone is not a directory"),
-    "directory-without-vllm": (["revert", "."], "holds no vllm"),
-    "dir-without-vllm": (["plan", "-l", "fix", "-b", "dir:."], "holds no vllm"),
+    "directory-without-vllm": (["revert", "."], "has no vllm"),
+    "dir-without-vllm": (["plan", "-l", "fix", "-b", "dir:."], "has no vllm"),
     "no-patches": (["layers", "list", "--patches", "gone"], "gone does not exist"),
     "layer-name": (["layers", "new", "My Layer"], "is not a layer name"),
     "no-layout": (["verify", "oci:gone"], "is not an OCI layout"),
-    "unclear-target": (["verify", "dir:."], "holds no vllm"),
-    "layers-without-a-mod": (["mods", "export", "-l", "fix"], "name it"),
+    "unclear-target": (["verify", "dir:."], "has no vllm"),
+    "layers-without-a-mod": (["mods", "export", "-l", "fix"], "needs its name"),
 }
 WITH_JSON = {name for name, (words, _) in USAGE.items() if words[0] != "mods"} - {
     "no-such-command",
@@ -195,7 +195,7 @@ class TestExitCodes:
             return
         result = call(*words)
         assert (result.code, result.out) == (1, "")
-        assert "a bug of spark-build: RuntimeError: unexpected" in result.err
+        assert "internal error: RuntimeError: unexpected" in result.err
         assert "--debug" in result.err
 
     def test_2_usage(self, call: Call) -> None:
@@ -254,7 +254,7 @@ class TestExitCodes:
         for words in (["-b", BASE], ["-b", "h.example/vllm:1"], ["-b", BASE, "--dry-run"]):
             result = call("image", "-l", "fix", *words)
             assert result.code == 6, result.err
-            assert "no Docker Engine answers at unix:///nonexistent" in result.err
+            assert "no Docker Engine is running at unix:///nonexistent" in result.err
             assert "--engine oci" in result.err
         assert list((tmp_path / "work").iterdir()) == []
         assert call("image", "-l", "fix", "-b", BASE, "-o", "oci:out", "--no-verify").code == 0
@@ -302,7 +302,7 @@ class TestExitCodes:
         assert result.code == 10
         assert "compiled: the base is prebuilt" in result.err
         assert "vllm/_C.abi3.so has the FP8 per-tensor GEMM (CUTLASS) for sm_120a" in result.err
-        assert re.search(r"4 units, about \d+ min where .*, 10 GB of memory, and g\+\+", result.err)
+        assert re.search(r"4 units, about \d+ min if .*, 10 GB of memory, and g\+\+", result.err)
         assert (
             "image --layers compiled --base docker://vllm/vllm-openai:v0.20.1 --compile"
             in result.err
@@ -315,7 +315,7 @@ class TestExitCodes:
         monkeypatch.setattr("builder.pipeline.inputs.make_plan", interrupted)
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == 130
-        assert "nothing half-written was left" in result.err
+        assert "no partial output was left" in result.err
 
     @pytest.mark.parametrize("cause", [KeyboardInterrupt(), ValueError()], ids=["signal", "bug"])
     def test_130_interrupted_while_a_class_is_made(
@@ -452,7 +452,7 @@ class TestStreams:
         result = call("verify", "oci:out")
         assert result.out == "verified oci:out\n"
         assert (
-            "oci:out is an overlay: it is checked on the files of pypi:vllm==0.20.1" in result.err
+            "oci:out is an overlay; it is checked on the files of pypi:vllm==0.20.1" in result.err
         )
         value = call("verify", "oci:out", "--json").json
         assert value["schema"] == 1
@@ -526,7 +526,7 @@ class TestDirectory:
         with Store(site):
             result = call("apply", site, "-l", "fix")
         assert result.code == 2
-        assert "another spark-build is writing here" in result.err
+        assert "another spark-build is writing to it" in result.err
 
     def test_verify_names_what_is_missing(
         self, call: Call, site: Path, monkeypatch: pytest.MonkeyPatch
@@ -587,7 +587,7 @@ class TestLayers:
         folder = tmp_path / "mine"
         assert call("layers", "new", "my-fix", "--in", folder).out == f"{folder / 'my-fix'}\n"
         plan = call("plan", "-l", "my-fix", "-b", "dir:.", "--patches", folder)
-        assert "holds no vllm" in plan.err
+        assert "has no vllm" in plan.err
         assert call("layers", "new", "my-fix", "--in", folder).code == 2
         value = call("layers", "new", "other", "--in", folder, "--json").json
         assert value == {"schema": 1, "name": "other", "directory": str(folder / "other")}

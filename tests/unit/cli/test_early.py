@@ -73,7 +73,7 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*VERIFY, "--summary", "../file/x/y.md"), "Not a directory"),
         ((*VERIFY, "--bench"), "--bench is for the level serve"),
         ((*VERIFY, "--model", "x", "--level", "static"), "--model is for the level serve"),
-        (("matrix", "-l", "fix", "--evidence", "x"), "--evidence keeps what dispatch answers"),
+        (("matrix", "-l", "fix", "--evidence", "x"), "--evidence needs --dispatch"),
     ],
     ids=lambda value: " ".join(value[5:]) if isinstance(value, tuple) else "",
 )

@@ -132,7 +132,7 @@ def test_an_image_of_somebody_else_needs_layers_to_be_held_against(
     call: Call, tmp_path: Path
 ) -> None:
     put_vllm(tmp_path / "base")
-    assert "carries no spark-build plan" in call("verify", f"oci:{tmp_path}/base").err
+    assert "has no spark-build plan" in call("verify", f"oci:{tmp_path}/base").err
     done = call("verify", f"oci:{tmp_path}/base", "-l", "fix", "--level", "static", "--json")
     assert done.code == 5
     assert done.json["checks"][0]["name"] == "layer fix"

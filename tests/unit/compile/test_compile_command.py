@@ -250,7 +250,7 @@ def test_0_no_compiler_is_asked_for_where_the_base_has_it(
 def test_6_no_host_compiler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = call("plan", *WORDS, "--compile")
-    assert (ended.code, "no g++ on PATH" in ended.err) == (6, True)
+    assert (ended.code, "g++ is not on PATH" in ended.err) == (6, True)
 
 
 def test_7_the_compiler_refuses(

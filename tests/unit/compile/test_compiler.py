@@ -194,7 +194,7 @@ def test_6_no_host_compiler(index: FakeIndex, tools: Path) -> None:
     publish(index)
     (tools / "g++").unlink()
     for named in (None, "wheels"):
-        with pytest.raises(EngineError, match=r"no g\+\+ on PATH") as caught:
+        with pytest.raises(EngineError, match=r"g\+\+ is not on PATH") as caught:
             find_compiler(PackageIndex(), HERE, named)
         assert "apt-get install g++" in caught.value.hint
 
@@ -235,7 +235,7 @@ def test_the_wheels_serve_another_architecture(
     assert (own.host, own.host.words) == (NATIVE, ())
     assert own.nvcc != found.nvcc, "each has a folder of its own"
     if installed:
-        with pytest.raises(EngineError, match=f"does not compile for {OTHER}") as caught:
+        with pytest.raises(EngineError, match=f"cannot compile for {OTHER}") as caught:
             find_compiler(PackageIndex(), OTHER, str(tools / "nvcc"))
         assert "--nvcc wheels" in caught.value.hint
 

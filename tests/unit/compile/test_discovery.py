@@ -284,7 +284,7 @@ HOSTILE = {
         BINDINGS.replace(
             "TORCH_LIBRARY_EXPAND(TORCH_EXT", "TORCH_LIBRARY_EXPAND(PICK(1) TORCH_EXT"
         ),
-        "registers operators in a form that is not known",
+        "registers operators in an unsupported form",
     ),
     "twice": (
         BINDINGS.replace("cache.impl(", 'ops2.impl("x", &act);\n  cache.impl(').replace(
@@ -314,7 +314,7 @@ def test_a_function_that_two_units_define_is_refused(tmp_path: Path) -> None:
 def test_a_unit_that_nobody_calls_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorsUnknown, match=r"calls what it defines \(alone\)"):
         asked(tmp_path, "csrc/alone.cu", {"csrc/alone.cu": "void alone() {}\n"})
-    with pytest.raises(OperatorsUnknown, match="no function that another unit could call"):
+    with pytest.raises(OperatorsUnknown, match="no function that other units can call"):
         asked(tmp_path, "csrc/none.cu", {"csrc/none.cu": "static void none() {}\n"})
 
 

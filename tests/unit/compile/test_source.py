@@ -98,14 +98,14 @@ def test_a_commit_that_nobody_knows(forge: LocalForge) -> None:
 
 def test_an_answer_that_is_no_archive(forge: LocalForge) -> None:
     forge.faults.append(Fault("/tarball/", 200, body=b"<html>"))
-    with pytest.raises(RemoteError, match="is no archive"):
+    with pytest.raises(RemoteError, match="is not an archive"):
         source_of(NO_INDEX, f"0.19.2.dev3+g{head(forge.repository)[:9]}")
     assert not list((cache_dir() / "sources").glob("*"))
 
 
 def test_a_commit_of_something_else(forge: LocalForge) -> None:
     forge.repository.commit("Not vLLM", {"CMakeLists.txt": None})
-    with pytest.raises(UsageError, match=r"holds no CMakeLists\.txt"):
+    with pytest.raises(UsageError, match=r"has no CMakeLists\.txt"):
         source_of(NO_INDEX, f"0.19.2.dev4+g{head(forge.repository)[:9]}")
     assert not list((cache_dir() / "sources").glob("*"))
 
@@ -118,7 +118,7 @@ def test_a_version_without_a_commit_is_refused() -> None:
 
 def test_no_version_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compile", "show", "--vllm", "newest"]) == 2
-    assert "'newest' is no version of vllm" in capsys.readouterr().err
+    assert "'newest' is not a vLLM version" in capsys.readouterr().err
 
 
 def test_a_release_is_asked_of_the_index() -> None:

@@ -164,8 +164,8 @@ def test_an_image_is_asked_once(containers: Here, tools: Callable[..., None]) ->
     ("lacks", "said"),
     [
         ({"nvcc": ""}, "has no nvcc, on PATH or at /usr/local/cuda/bin/nvcc"),
-        ({"nvcc": "nothing of use"}, "has an nvcc that does not say its release: 'nothing of use'"),
-        ({"nvcc": RELEASE.replace("13.0", "12.9")}, r"has nvcc of CUDA 12\.9, and kernels for"),
+        ({"nvcc": "nothing of use"}, "has an nvcc that prints no release: 'nothing of use'"),
+        ({"nvcc": RELEASE.replace("13.0", "12.9")}, r"has nvcc of CUDA 12\.9, but kernels for"),
         ({"host": ""}, r"has no g\+\+, which nvcc calls"),
         ({"libraries": ()}, r"has no libcudart\.so where "),
         ({"libraries": ("", ".12")}, r"has no libcudart\.so\.13 where "),
@@ -199,7 +199,7 @@ def test_an_image_that_cannot_be_asked(containers: Here, monkeypatch: pytest.Mon
         raise TaskFailed(127, "sh: mkdir: not found")
 
     monkeypatch.setattr(containers, "run", broken)
-    with pytest.raises(EngineError, match="cannot be asked what it has: sh: mkdir: not found"):
+    with pytest.raises(EngineError, match="could not be inspected: sh: mkdir: not found"):
         open_toolkit(containers, "toolkit:1", "linux/amd64")
 
 
@@ -344,14 +344,16 @@ def test_an_image_of_another_platform(engine: dict[str, FakeImage]) -> None:
 
 @pytest.mark.parametrize("ref", ["oci:some/dir", "pypi:vllm==0.20.1", "dir:/opt"])
 def test_what_is_no_image(ref: str) -> None:
-    with pytest.raises(UsageError, match="takes it from a registry or a Docker Engine"):
+    with pytest.raises(UsageError, match="needs it in a registry or a Docker Engine"):
         Containers().resolve(ref, "linux/arm64")
 
 
 def test_no_engine_and_no_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Containers, "_cli", None)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    with pytest.raises(EngineError, match="no Docker Engine answers at unix:///nonexistent") as e:
+    with pytest.raises(
+        EngineError, match="no Docker Engine is running at unix:///nonexistent"
+    ) as e:
         Containers().resolve("cuda:13", "linux/arm64")
     assert "--builder" in e.value.hint
 

@@ -156,7 +156,7 @@ def test_every_regular_expression_of_the_catalogue_compiles() -> None:
         ({"when": '"0.24"'}, "not a PEP 440 range"),
         ({"id": '"y"'}, "not the file's name"),
         ({"message": None}, "key 'message' is missing"),
-        ({"patterns": None}, "nothing could ever show it"),
+        ({"patterns": None}, "neither 'patterns' nor 'settings' is given"),
         ({"settings": '["NAME"]'}, "is not NAME=REGEX"),
     ],
 )

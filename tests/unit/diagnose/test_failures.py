@@ -243,9 +243,9 @@ def test_ready_stopped_unclear_and_empty() -> None:
     stopped = read(START)
     assert stopped.verdict.state == "stopped"
     assert stopped.failed
-    assert "not seen ready" in stopped.verdict.sentence
+    assert "did not become ready" in stopped.verdict.sentence
     assert not read("a line of no server\n").failed
-    assert "not seen ready" in read("a line of no server\n").verdict.sentence
+    assert "did not become ready" in read("a line of no server\n").verdict.sentence
     assert read("").verdict.state == "empty"
 
 

@@ -224,7 +224,7 @@ def test_an_archive_without_a_text_is_refused() -> None:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr("core", bytes(range(256)) * 9)
-    with pytest.raises(UsageError, match="holds no log"):
+    with pytest.raises(UsageError, match="has no log"):
         read(data.getvalue())
 
 

@@ -80,14 +80,14 @@ def test_a_copy_that_went_wrong_is_refused(tmp_path: Path, path: str, data: byte
         (root / path).unlink()
     else:
         (root / path).write_bytes(data)
-    with pytest.raises(ApplyError, match=f"1 files are not what their receipt says: {path}"):
+    with pytest.raises(ApplyError, match=f"1 files do not match their receipts: {path}"):
         finish(root)
 
 
 def test_nothing_copied_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_tree(tmp_path, FILES)
     assert main(["finish", "--root", str(root)]) == 2
-    assert "holds no receipts" in capsys.readouterr().err
+    assert "has no receipts" in capsys.readouterr().err
 
 
 def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,7 +161,7 @@ def test_a_damaged_layer_is_noticed_and_made_again(
     again = build(tmp_path / "b", plan_of())
     assert cached(again) == {"fix": False, "more": True, "spark-build": True}
     assert again.digest == first.digest
-    assert ("a kept layer is damaged" in capsys.readouterr().err) == (how != "no-record")
+    assert ("a cached layer is damaged" in capsys.readouterr().err) == (how != "no-record")
     assert cached(build(tmp_path / "c", plan_of()))["fix"] is True
 
 

@@ -124,7 +124,7 @@ def test_an_image_is_no_overlay(call: Call, tmp_path: Path) -> None:
     words = ("publish", "oci:out", "--to", "127.0.0.1:1/me/x", "--overlay")
     refused = call(*words)
     assert refused.code == 2
-    assert "oci:out is an image, and --overlay is for overlays" in refused.err
+    assert "oci:out is an image, but --overlay is for overlays" in refused.err
 
 
 def test_the_device_level_names_what_docker_can_run(call: Call, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_auto_says_which_engine_it_took_and_why(
     image = ("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "--no-verify")
     said = call(*image).err
     assert "engine  oci, because " in said
-    assert "is read where it lies, without a Docker Engine" in said
+    assert "is read directly, without a Docker Engine" in said
     assert said.index("engine  oci") < said.index("build with oci")
     assert "because --output names an OCI layout" in call(*image, "-o", "oci:out").err
     assert "because" not in call(*image, "--engine", "oci", "-o", "oci:other").err

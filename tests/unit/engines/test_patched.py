@@ -418,7 +418,7 @@ def test_a_foreign_layer_that_is_not_what_it_should_be(
     layer = tmp_path / "elsewhere" / "layer"
     layer.write_bytes(layer.read_bytes()[:-1] + b"x") if harm == "wrong" else layer.unlink()
     ref = f"oci:{tmp_path}/base:foreign"
-    message = "what came for" if harm == "wrong" else "not to be had elsewhere: 127"
+    message = "the data received for" if harm == "wrong" else "not to be had elsewhere: 127"
     with pytest.raises(RemoteError, match=message):
         identify(BaseRequest(ref=ref, pins={}, index=PackageIndex()))
 
@@ -482,7 +482,7 @@ def test_what_dockers_classic_store_does_not_take_is_said(
     base = base_of_many(tmp_path / "base", limits.LAYERS - 1)
     build(base, tmp_path / "out", make_plan_of(base, LAYERS[0], LAYERS[2]))
     assert len(manifest_of(tmp_path / "out")["layers"]) == limits.LAYERS, "ours is one"
-    assert "takes no image of more than 125" in capsys.readouterr().err
+    assert "does not load images with more than 125" in capsys.readouterr().err
     assert view_of_layout(tmp_path / "out").read(f"/{SITE}/vllm/core.py")
 
 

@@ -92,7 +92,7 @@ def test_the_forge_that_is_set(
     ("setting", "message"),
     [
         ("http://ghe.example.com", "only https"),
-        ("https://me:secret@ghe.example.com", "carries a user name"),
+        ("https://me:secret@ghe.example.com", "contains a user name"),
         ("ftp://ghe.example.com", "is not a host"),
         ("https://", "is not a host"),
         ("https://ghe.example.com/?a=b", "is not a host"),

@@ -375,7 +375,7 @@ class TestLocked:
         monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cold"))
         result = spark_build("plan", *self.WORDS, *BASE, "--locked")
         assert result.code == 8
-        assert "which is locked, is another file on the package index" in result.err
+        assert "which is locked, differs from the file on the package index" in result.err
 
     def test_apply_takes_the_layers_from_it_whatever_the_directory(
         self, spark_build: Call, world: World, tmp_path: Path, fix: Path, forge: LocalForge

@@ -51,7 +51,7 @@ def test_the_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RemoteError) as caught:
         PackageIndex().wheels("vllm")
     assert str(caught.value).endswith(
-        "index.example: the proxy did not let us through (proxy: 127.0.0.1:9)"
+        "index.example: the proxy refused the connection (proxy: 127.0.0.1:9)"
     )
     assert "secret" not in f"{caught.value}{caught.value.hint}"
 

@@ -156,13 +156,13 @@ def test_what_no_text_can_carry_is_known_as_such(body: bytes, why: str) -> None:
 
 
 WRONG = {
-    "no-diff": (b"<html>502</html>\n", "not a diff of git"),
-    "short-hunk": (EDIT.replace(b" four\n", b""), "has another length"),
-    "long-hunk": (EDIT.replace(b"-1,4", b"-1,5"), "has another length"),
+    "no-diff": (b"<html>502</html>\n", "not a git diff"),
+    "short-hunk": (EDIT.replace(b" four\n", b""), "has the wrong length"),
+    "long-hunk": (EDIT.replace(b"-1,4", b"-1,5"), "has the wrong length"),
     "unread-hunk": (EDIT + b"noise\n@@ -9 +9 @@\n-x\n+y\n", "cannot be read to its end"),
     "twice": (EDIT + EDIT, "changes vllm/b.py twice"),
-    "upwards": (other(EDIT, b"../etc/passwd"), "no path in a repository"),
-    "absolute": (other(EDIT, b"/etc/passwd"), "no path in a repository"),
+    "upwards": (other(EDIT, b"../etc/passwd"), "not a path in a repository"),
+    "absolute": (other(EDIT, b"/etc/passwd"), "not a path in a repository"),
     "nameless": (b"diff --git a/x b/yy\nindex 1..2\n", "cannot be read"),
 }
 

@@ -288,7 +288,7 @@ def test_a_base_without_the_extension_has_nothing_to_go_beside(
     words = ("plan", *named(cw.FAMILY), "-b", f"dir:{site}", "--compile", "--json")
     result = spark_build(*words)
     assert (states(result), result.code) == ({"pr-vllm-1": "needs-rebuild"}, 10)
-    assert "the base has no vllm/_C for it to go beside" in result.json["error"]["message"]
+    assert "the base has no vllm/_C for it to extend" in result.json["error"]["message"]
 
 
 def test_for_two_architectures_they_are_not_compiled_together(
@@ -309,7 +309,7 @@ def test_an_image_of_those_is_rebuilt(spark_build: Call, built: list[Any]) -> No
     assert (result.code, result.json["same"], built) == (0, True, [])
     words = ("verify", "oci:out", "--level", "static", "--prove-necessary", "--json")
     (verdict,) = spark_build(*words).json["necessity"]
-    assert verdict["reason"].startswith("nothing fails without it (static)")
+    assert verdict["reason"].startswith("no check fails without it (static)")
 
 
 def installed(world: cw.CudaWorld, version: str = cw.RELEASE) -> dict[str, bytes]:
@@ -329,7 +329,7 @@ def test_a_base_between_releases_is_held_against_its_commit(
     assert (states(result), source.partition("@")[2]) == ({"pr-vllm-1": "needed"}, commit)
     result = spark_build("plan", *named(cw.BACKPORTED), *words)
     assert (states(result), result.code) == ({"pr-vllm-7": "needs-rebuild"}, 10)
-    assert "is not the one of a released wheel" in result.json["error"]["message"]
+    assert "is not from a released wheel" in result.json["error"]["message"]
 
 
 def test_a_binary_of_somebody_decides_that_it_cannot_be_told(
@@ -342,7 +342,7 @@ def test_a_binary_of_somebody_decides_that_it_cannot_be_told(
     (site / "vllm/_C.abi3.so").write_bytes(b"built by hand")
     result = spark_build(*words)
     assert (states(result), result.code) == ({"pr-vllm-7": "needs-rebuild"}, 10)
-    assert "what that was built of cannot be told" in result.json["error"]["message"]
+    assert "its sources are unknown" in result.json["error"]["message"]
     (site / "vllm/_C.abi3.so").unlink()
     assert "there is none" in spark_build(*words).json["error"]["message"]
 
@@ -443,7 +443,7 @@ def test_of_a_series_none_is_taken_away_alone(
     result = spark_build("verify", f"dir:{site}", *named(cw.FAMILY, cw.UPPER), *words)
     rows = result.json["necessity"]
     assert [row["necessary"] for row in rows] == ["unknown", "unknown"]
-    assert all("one extension wheel with another change" in row["reason"] for row in rows)
+    assert all("the same extension wheel as another change" in row["reason"] for row in rows)
     assert spark_build("revert", site).code == 0
     assert {k: v for k, v in snapshot(site).items() if v} == {k: v for k, v in before.items() if v}
 

@@ -87,7 +87,7 @@ def test_an_open_one_is_reported_whole(plan: Call, world: World, forge: LocalFor
     ]
     assert {row["path"]: row["why"] for row in report["dropped"]} == {
         "docs/guide.md": "documentation",
-        "requirements/cuda.txt": "says how the package is built or what it requires",
+        "requirements/cuda.txt": "defines the build or the requirements of the package",
         "tests/test_kernels.py": "a test",
     }
     base = world.repository.git("merge-base", "main", pull.head)
@@ -109,7 +109,7 @@ def test_what_is_there_already_is_to_be_left_out(plan: Call) -> None:
     for base in ("1.2.0", "1.3.0"):
         (report,) = plan(pw.MERGED_BY_SQUASH, base=base).json["pulls"]
         assert report["in_base"] == "whole"
-        assert "in this base already: leave it out" in report["hints"][0]
+        assert "already in this base; remove it from the selection" in report["hints"][0]
 
 
 def test_what_is_there_in_part_is_drift_and_says_which(
@@ -128,13 +128,13 @@ def test_what_is_there_in_part_is_drift_and_says_which(
         "vllm/crlf.py": ["post"],
         "vllm/no_end.py": ["pre"],
     }
-    assert "is there in part (vllm/crlf.py)" in report["hints"][0]
+    assert "is partly there (vllm/crlf.py)" in report["hints"][0]
 
 
 def test_what_was_taken_back_is_said(plan: Call) -> None:
     (report,) = plan(pw.REVERTED, base="1.3.0").json["pulls"]
     assert report["release"] == "1.2.0"
-    assert "was taken back" in report["hints"][0]
+    assert "was reverted" in report["hints"][0]
 
 
 def test_a_superseded_one_names_its_successor(plan: Call) -> None:
@@ -156,7 +156,7 @@ def test_a_submodule_counts_only_where_something_is_compiled_of_it(plan: Call) -
 
 REFUSED = {
     "binary-inside": (pw.BINARY_INSIDE, 2, "vllm/logo.png, which is installed and is a binary"),
-    "into-the-package": (pw.INTO_PACKAGE, 2, "does not carry the whole text"),
+    "into-the-package": (pw.INTO_PACKAGE, 2, "does not contain the whole file"),
     "empty": (pw.EMPTY, 3, "its diff is empty"),
     "unknown": (99, 8, "vllm-project/vllm#99 is not on 127.0.0.1"),
 }
@@ -202,7 +202,7 @@ def test_a_conflict_within_a_series_names_the_layer_in_the_way(plan: Call) -> No
     result = plan(pw.LOWER, pw.CONFLICTING)
     assert (list(outcome(result).values()), result.code) == (["needed", "drift"], 4)
     (conflict,) = result.json["pulls"][1]["conflicts"]
-    assert conflict["history"].endswith("layer pr-vllm-11 changed the place before")
+    assert conflict["history"].endswith("layer pr-vllm-11 changed these lines first")
 
 
 def test_independent_ones_do_not_mind_each_other(plan: Call) -> None:
@@ -262,7 +262,7 @@ class TestConflict:
 
         monkeypatch.setattr(PackageIndex, "releases", unreachable)
         (report,) = plan(pw.SUPERSEDED, base="1.3.0").json["pulls"]
-        assert "no release was looked at" in report["conflicts"][0]["history"]
+        assert "no release was checked" in report["conflicts"][0]["history"]
 
 
 # ------------------------------------------------------------------------- what is asked, and when
@@ -370,14 +370,14 @@ class TestRequests:
         forge.faults.append(Fault("/pulls/1", 200, body=body))
         result = plan(pw.OPEN, more=())
         assert result.code == 8
-        assert "did not answer as GitHub's API does" in result.err
+        assert "did not answer like GitHub's API" in result.err
 
     def test_a_diff_that_is_none_is_refused(self, plan: Call, forge: LocalForge) -> None:
         plan(pw.UNRELATED)
         forge.faults.append(Fault("/compare/", 200, body=b'{"merge_base_commit": {"sha": "a"}}'))
         result = plan(pw.OPEN, more=())
         assert result.code == 2
-        assert "is not a diff of git" in result.err
+        assert "is not a git diff" in result.err
 
     def test_a_title_cannot_colour_the_terminal(self, plan: Call, forge: LocalForge) -> None:
         forge.pulls[pw.OPEN].title = "Red \x1b[31m and \u202ebackwards"

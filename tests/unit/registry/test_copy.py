@@ -103,7 +103,7 @@ def test_a_loop_of_indexes() -> None:
     row["size"] = len(listing(row).data)  # which also has three digits
     loop = listing(row)
     assert row["size"] == len(loop.data)
-    refused(Fake({"v1": loop, DIGESTS[1]: loop}), "indexes in indexes, too deep")
+    refused(Fake({"v1": loop, DIGESTS[1]: loop}), "indexes are nested too deeply")
 
 
 def test_indexes_too_deep() -> None:
@@ -140,7 +140,7 @@ def test_an_index_that_lies_about_its_entries(change: dict[str, Any]) -> None:
 
 def test_a_blob_of_two_sizes() -> None:
     made = layers((DIGESTS[1], 5, "x"), (DIGESTS[1], 6, "x"))
-    refused(Fake({"v1": made}), "is said to have 5 bytes, and 6 bytes")
+    refused(Fake({"v1": made}), "is listed with 5 bytes and with 6 bytes")
 
 
 @pytest.mark.parametrize(

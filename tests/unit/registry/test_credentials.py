@@ -172,8 +172,8 @@ def test_a_helper_that_knows_nothing_leaves_it_to_the_file(
     ("body", "why"),
     [
         (f"print('{SECRET}'); sys.exit(3)", "exited 3 for ghcr.io"),
-        (f"print('{SECRET}')", "did not answer with a user name and a secret"),
-        (f'print(\'{{"Username": 1, "Secret": "{SECRET}"}}\')', "did not answer with"),
+        (f"print('{SECRET}')", "returned no user name and secret"),
+        (f'print(\'{{"Username": 1, "Secret": "{SECRET}"}}\')', "returned no user name"),
         ("time.sleep(60)", "did not answer for ghcr.io in 0 s"),
     ],
 )

@@ -143,7 +143,7 @@ def test_places_that_hold_no_image(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "index.json").write_text('{"manifests": []}')  # any program's
     for name in ("dangling", "file", "full"):
-        with pytest.raises(UsageError, match="so no image goes there"):
+        with pytest.raises(UsageError, match="so no image can be written there"):
             check_layout_target(tmp_path / name)
 
 
@@ -311,7 +311,9 @@ def test_several_images_in_one_layout(call: Call, tmp_path: Path) -> None:
     (tmp_path / "work" / "full" / "f").touch()
     early = call("image", "-l", "fix", "-b", "oci:nowhere", "-o", "oci:full")
     assert early.code == 2
-    assert "is not an OCI layout, so no image goes there" in early.err, "before the base is read"
+    assert "is not an OCI layout, so no image can be written there" in early.err, (
+        "before the base is read"
+    )
     for words, message in (
         (["-o", "oci:out:me/a:1", "-t", "me/b:1"], "are two names"),
         (["-o", second.out.strip()], "a new image gets a name"),

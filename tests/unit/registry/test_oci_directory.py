@@ -84,13 +84,13 @@ def test_a_name_moves_and_others_stay(layout: LayoutDirectory) -> None:
     assert len(index(layout)["manifests"]) == 3
     with pytest.raises(UsageError, match="has 2 images; its names: v2, v1"):
         layout.manifest("")
-    with pytest.raises(UsageError, match="no one image 'v3'"):
+    with pytest.raises(UsageError, match="no single image 'v3'"):
         layout.manifest("v3")
 
 
 @pytest.mark.parametrize("data", [DATA[:-1], DATA + b"!", DATA[:-1] + b"!", b""])
 def test_wrong_bytes_leave_nothing(layout: LayoutDirectory, data: bytes) -> None:
-    with pytest.raises(RemoteError, match="is to be written, and what came is"):
+    with pytest.raises(RemoteError, match="was expected, but the data is"):
         layout.put_blob(BLOB, io.BytesIO(data))
     assert files(layout) == []
 
@@ -207,7 +207,7 @@ def test_damaged_blobs(layout: LayoutDirectory, damage: bytes) -> None:
 def test_a_damaged_manifest(layout: LayoutDirectory) -> None:
     layout.put_manifest(MADE, "v1")
     (layout.path / blob_path(MADE.digest)).write_bytes(manifest(annotations={}))
-    with pytest.raises(RemoteError, match="what came for"):
+    with pytest.raises(RemoteError, match="the data received for"):
         layout.manifest("v1")
 
 

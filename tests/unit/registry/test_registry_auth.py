@@ -169,7 +169,9 @@ def test_secrets_go_to_no_token_server_in_the_open(
         # as if the registry spoke TLS: then its token server must, too
         monkeypatch.setattr(type(repository.transport), "root", f"https://{fake.address}")
         repository.transport._session.get_adapter = _plain  # type: ignore[method-assign]
-        with pytest.raises(RemoteError, match="token server, which is refused: it is not https"):
+        with pytest.raises(
+            RemoteError, match="token server; this is refused because it is not https"
+        ):
             repository.has(ZERO)
     assert all(SECRET not in str(request) for request in fake.log)
 
@@ -242,5 +244,5 @@ def test_basic_that_is_refused_is_not_tried_for_ever(account: Callable[[str], No
 
 def test_a_401_that_does_not_say_how() -> None:
     fake = FakeRegistry(lambda _request: Reply(401))
-    with fake, pytest.raises(RemoteError, match="asks for authentication, but not how"):
+    with fake, pytest.raises(RemoteError, match="asks for authentication without saying how"):
         fake.repository().has(ZERO)

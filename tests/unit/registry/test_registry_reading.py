@@ -57,9 +57,9 @@ def test_one_that_is_too_large(length: int | None) -> None:
 
 def test_a_lie_about_the_digest() -> None:
     other = sha256_digest(b"other")
-    refused(Reply(body=manifest(), headers=TYPED), f"what came for {other} is", other)
+    refused(Reply(body=manifest(), headers=TYPED), f"the data received for {other} is", other)
     named = {**TYPED, "Docker-Content-Digest": other}
-    refused(Reply(body=manifest(), headers=named), f"what came for {other} is")
+    refused(Reply(body=manifest(), headers=named), f"the data received for {other} is")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_a_lie_about_the_digest() -> None:
         (b"\xff\xfe", TYPED, "is not JSON"),
         (b"[" * 100_000, TYPED, "is not JSON"),
         (manifest(mediaType=OCI_INDEX), TYPED, "came as .* and calls itself .*index"),
-        (manifest(manifests=[]), TYPED, "does not have its parts"),
-        (manifest(config=None, layers=None), TYPED, "does not have its parts"),
+        (manifest(manifests=[]), TYPED, "lacks its required fields"),
+        (manifest(config=None, layers=None), TYPED, "lacks its required fields"),
         (
             manifest(mediaType=OCI_INDEX, manifests=[]),
             {"Content-Type": OCI_INDEX},
-            "does not have its parts",
+            "lacks its required fields",
         ),
         (
             b"{}",
@@ -172,7 +172,10 @@ def test_another_part_than_was_asked_for() -> None:
 @pytest.mark.parametrize("step", [-1, 1000, len(DATA)], ids=["at once", "bit by bit", "exactly"])
 def test_wrong_bytes_never_end_well(step: int) -> None:
     wrong = DATA[:-1] + b"!"
-    with serve(Reply(body=wrong)) as fake, pytest.raises(RemoteError, match="what came for"):
+    with (
+        serve(Reply(body=wrong)) as fake,
+        pytest.raises(RemoteError, match="the data received for"),
+    ):
         read(fake, step=step)
 
 
@@ -181,7 +184,7 @@ def test_wrong_bytes_never_end_well(step: int) -> None:
     [
         (Reply(body=DATA[:-1]), f"should have {len(DATA)} bytes and has {len(DATA) - 1}"),
         (Reply(body=DATA + b"!"), f"should have {len(DATA)} bytes and has {len(DATA) + 1}"),
-        (Reply(body=DATA + b"!", length=-1), "is longer than it should be"),
+        (Reply(body=DATA + b"!", length=-1), "is longer than expected"),
         (Reply(body=DATA[:-1], length=-1), r"connection cut after \d+ of \d+ bytes, 3 times"),
         (Reply(404), "answered 404"),
     ],
@@ -206,7 +209,7 @@ def test_an_empty_blob() -> None:
     with serve(Reply()) as fake:
         assert read(fake, blob) == b""
     lying = Descriptor(media_type="", digest=sha256_digest(b"x"), size=0)
-    with serve(Reply()) as fake, pytest.raises(RemoteError, match="what came for"):
+    with serve(Reply()) as fake, pytest.raises(RemoteError, match="the data received for"):
         read(fake, lying)
 
 

@@ -174,10 +174,10 @@ def test_facts_that_the_layers_contradict(
     facts.note(path, Row(path, "file", size=6, sha256="0" * 64))
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "empty"))
     view = Rootfs(blobs(layout, *BASE), LayerCache(layout), facts)
-    with pytest.raises(RemoteError, match="is not what the lock holds of this base"):
+    with pytest.raises(RemoteError, match="does not match the lock's facts about this base"):
         view.read(f"/{path}")
     view = Rootfs(blobs(layout, *BASE), LayerCache(layout), facts)
-    with pytest.raises(RemoteError, match="is not what the lock holds of this base"):
+    with pytest.raises(RemoteError, match="does not match the lock's facts about this base"):
         view.copy(f"/{path}", io.BytesIO())
 
 

@@ -174,7 +174,7 @@ def fine(call: Call, name: str, *words: object) -> int:
     done = call(*words)
     told = f"{name}: {words}: exit {done.code}\n{done.out[-600:]}\n{done.err[-600:]}"
     assert done.code in FINE, told
-    assert "a bug of spark-build" not in done.out + done.err, told
+    assert "internal error" not in done.out + done.err, told
     return done.code
 
 

@@ -71,7 +71,7 @@ def test_a_signal_ends_it_and_what_it_started(
     assert gone(int(said[-1]) if said[-1].isdigit() else int(said[0]))
     assert list((tmp_path / "tmp").iterdir()) == []
     what = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-    assert err.splitlines()[0] == f"error: {what}; nothing half-written was left"
+    assert err.splitlines()[0] == f"error: {what}; no partial output was left"
 
 
 def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_closed_streams(tmp_path: Path) -> None:
     done = shell(tmp_path, "$SB schema >&-")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: stdout is closed, and the result goes there",
-        "  try: spark-build schema > /dev/null, if nobody reads it",
+        "error: stdout is closed, so the result cannot be printed",
+        "  try: spark-build schema > /dev/null, if the result is not needed",
     ]
     done = shell(tmp_path, "$SB layers show nonsense 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

@@ -275,7 +275,7 @@ BROKEN_REPORTS = {
     "an unknown level": put("checks", 0, "level", value="hunch"),
     "a check without evidence": drop("checks", 0, "seen"),
     "not run without a reason": put("checks", 2, "reason", value=""),
-    "a figure that is no number": put("checks", 1, "figures", "OMMA.SF", value="128"),
+    "a figure that is not a number": put("checks", 1, "figures", "OMMA.SF", value="128"),
     "an extra key": put("checks", 0, "colour", value="green"),
     "an extra key at the top": put("colour", value="green"),
     "an unknown verdict": put("necessity", 0, "necessary", value="maybe"),

@@ -445,7 +445,7 @@ def test_what_was_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler is not None
     again = dataclasses.replace(target, compile=lambda r: {**compiler(r), "kept": True})
     for check in check_codegen(again):
-        assert "of t, compiled before from the same files" in check.where
+        assert "of t, cached from the same files" in check.where
 
 
 # ------------------------------------------------------------------------------------- the mirror

@@ -145,7 +145,7 @@ def test_each_layer_that_something_hangs_on_is_necessary(patched: bool) -> None:
     shown = plain(verdicts["patch"])
     assert (shown["expected"], shown["seen"]) == (LINE, "Using cutlass")
     assert shown["where"].endswith("without patch")
-    assert verdicts["idle"].reason == "nothing fails without it (static, imports, dispatch)"
+    assert verdicts["idle"].reason == "no check fails without it (static, imports, dispatch)"
 
 
 def test_as_planned_says_so() -> None:
@@ -160,7 +160,7 @@ def test_a_missing_layer_and_an_unset_variable_prove_nothing_by_themselves() -> 
     verdicts = proven(target_of(PATCH, SET, IDLE), ("static", "imports"))
     for verdict in verdicts.values():
         assert words(verdict) == ("unknown", "", "")
-        assert "dispatch was not asked for (--level dispatch)" in verdict.reason
+        assert "dispatch was not requested (--level dispatch)" in verdict.reason
 
 
 def test_what_could_not_be_asked_proves_nothing() -> None:
@@ -189,16 +189,16 @@ def test_codegen_is_missed_where_the_expected_kernel_is_compiled_at_run_time() -
 
     verdict = proven(target_of(IDLE, asking=b12x, line="Using b12x"))["idle"]
     assert verdict.necessary == "unknown"
-    assert verdict.reason.endswith("but codegen was not asked for (--level codegen)")
+    assert verdict.reason.endswith("but codegen was not requested (--level codegen)")
     asked = proven(target_of(IDLE, asking=b12x, line="Using b12x"), PROOF_LEVELS)["idle"]
     assert asked.necessary == "unknown"
-    assert "but codegen NVFP4 warp MMA did not run: nothing here can compile" in asked.reason
+    assert "but codegen NVFP4 warp MMA did not run: no compiler is available" in asked.reason
 
 
 def test_with_a_full_set_that_fails_nothing_is_proven() -> None:
     for verdict in proven(target_of(PATCH, SET, line="Using trtllm")).values():
         assert words(verdict) == ("unknown", "", "")
-        assert verdict.reason == "the full set fails already: dispatch nvfp4-linear"
+        assert verdict.reason == "verification of the full set already fails: dispatch nvfp4-linear"
 
 
 def test_nothing_is_asked_again_for_a_layer_that_changes_nothing() -> None:
@@ -215,7 +215,7 @@ def test_a_change_that_the_base_has_itself_is_not_ours_to_take_away() -> None:
     verdicts = proven(target_of(PATCH, SET, files=files))
     assert verdicts["patch"].state == "applied"
     assert verdicts["patch"].necessary is False
-    assert verdicts["patch"].reason.startswith("nothing is other without it")
+    assert verdicts["patch"].reason.startswith("nothing changes without it")
     assert verdicts["set"].necessary is True
 
 
@@ -277,7 +277,7 @@ def test_a_target_that_says_nothing_about_its_parts_is_unknown() -> None:
     target = dataclasses.replace(target_of(PATCH, SET), parts=None)
     for verdict in proven(target).values():
         assert words(verdict) == ("unknown", "", "")
-        assert verdict.reason == "nothing says what this target is made of"
+        assert verdict.reason == "the contents of this target are unknown"
 
 
 def test_a_target_whose_base_is_not_to_be_had_is_unknown() -> None:
@@ -374,7 +374,7 @@ def test_originals_that_are_lost_are_said(site: Path) -> None:
     base = patched_directory(site, PATCH)
     for kept in (site / STATE_DIR / "backup").iterdir():
         kept.unlink()
-    with pytest.raises(CannotTakeApart, match=r"what vllm/core.py was before its layer is lost"):
+    with pytest.raises(CannotTakeApart, match=r"the original of vllm/core.py is lost"):
         without_layers(base, of_backup(site))
 
 

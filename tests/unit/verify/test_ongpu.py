@@ -260,5 +260,5 @@ def test_an_environment_that_says_nothing_is_not_run(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho oh\nexit 3\n")
     python.chmod(0o755)
-    with pytest.raises(NoGpu, match="ended with 3 and no document: oh"):
+    with pytest.raises(NoGpu, match="exited with 3 and no document: oh"):
         run_beside(python, PLAN, "device", GpuOptions())

@@ -110,7 +110,7 @@ def test_a_default_run_whose_dispatch_could_not_run_is_no_success() -> None:
             [*DISPATCH, check("device"), idle("serve", reason="no GPU; on the Spark: docker run")],
             (),
             "not-proven",
-            "that vllm serve works on a GB10, because serve did not run: no GPU.",
+            "whether vllm serve works on a GB10, because serve did not run: no GPU.",
         ),
     ],
 )

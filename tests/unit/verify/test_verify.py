@@ -250,7 +250,7 @@ def test_a_plan_that_does_not_say_how_its_image_is_made_is_refused(build: object
     whole: Any = {**document["build"], **build} if isinstance(build, dict) else build
     if build == {}:
         del whole["epoch"]
-    with pytest.raises(UsageError, match=r"is no plan: .*build"):
+    with pytest.raises(UsageError, match=r"is not a plan: .*build"):
         read_plan(json.dumps({**document, "build": whole}).encode(), "image")
 
 
@@ -268,7 +268,7 @@ def test_a_plan_that_does_not_say_how_its_image_is_made_is_refused(build: object
 )
 def test_a_plan_of_other_types_is_refused(key: str, value: object, said: str) -> None:
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
-    with pytest.raises(UsageError, match=rf"is no plan: {said}"):
+    with pytest.raises(UsageError, match=rf"is not a plan: {said}"):
         read_plan(json.dumps({**document, key: value}).encode(), "image")
     assert read_plan(json.dumps({**document, "later": 1}).encode(), "image")["later"] == 1
 
@@ -276,7 +276,7 @@ def test_a_plan_of_other_types_is_refused(key: str, value: object, said: str) ->
 def test_a_plan_for_no_vllm_is_refused() -> None:
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
     document["base"]["packages"] = {}
-    with pytest.raises(UsageError, match=r"is no plan: base\.packages lacks vllm"):
+    with pytest.raises(UsageError, match=r"is not a plan: base\.packages lacks vllm"):
         read_plan(json.dumps(document).encode(), "image")
 
 
