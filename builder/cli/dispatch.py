@@ -82,7 +82,7 @@ def table(
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Write the release table from the records, or check that it is up to date."""
+    """Write the release table from the records, or check it."""
     from builder.dispatch.documents import TableFile
     from builder.dispatch.record import read_records, stale_records
     from builder.dispatch.table import render

@@ -56,7 +56,7 @@ def _from_addresses(source: ImageSource, layer: Descriptor) -> IO[bytes]:
         return verified(layer, place, partial(_part, body), lost=_give_up, moved=_ignore)
     told = "; ".join(reasons) or "its manifest lists no URL"
     raise RemoteError(
-        f"{source.name}: layer {layer.digest[:19]}(a foreign layer) is not in the registry and "
+        f"{source.name}: layer {layer.digest[:19]} (a foreign layer) is not in the registry and "
         f"could not be fetched: {told}",
         hint="copy the blob into the registry or layout",
     )

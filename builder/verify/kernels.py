@@ -120,7 +120,7 @@ def faults(kernel: Kernel, arch: str, target: str, code: Disassembly) -> list[st
     """What is wrong with a kernel that did compile."""
     wrong = []
     if target != arch or code.target not in ("", arch):
-        wrong.append(f"it is for {code.target or target}, not {arch}")
+        wrong.append(f"it is for {code.target or target}, not for {arch}")
     if kernel.fp4 and not code.of("OMMA.SF", having="E2M1"):
         wrong.append("no FP4 tensor-core instruction in it")
     if code.traps:

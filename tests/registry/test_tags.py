@@ -220,8 +220,8 @@ def test_a_registry_that_refuses_deletes(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--prune"], "belong together"),
-        (["--keep", "3"], "belong together"),
+        (["--prune"], "must be set together"),
+        (["--keep", "3"], "must be set together"),
         (["--prune", "--keep", "0"], "1 or more"),
     ],
 )

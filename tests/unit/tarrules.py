@@ -93,14 +93,14 @@ READING: Rules = {
     "pax size": (raw(pax(size="3"), head(), padded(b"abc")), "= good:3"),
     "pax size with a sign": (raw(pax(size="+03"), head(), padded(b"abc")), "= good:3"),
     "pax size below zero": (raw(pax(size="-3"), head()), "an entry of -3 bytes"),
-    "pax size that is none": (raw(pax(size="3x"), head()), "no number"),
-    "pax time that is none": (raw(pax(mtime="x"), head()), "no number"),
+    "pax size that is none": (raw(pax(size="3x"), head()), "not a number"),
+    "pax time that is none": (raw(pax(mtime="x"), head()), "not a number"),
     "pax fraction that is none": (raw(pax(mtime="1.x"), head()), "mtime is"),
     "pax time below zero": (raw(pax(mtime="-1.5"), head()), "= good:0"),
     "pax path with nul": (raw(pax(path="a\0b"), head()), "not a pax record"),
     "pax comment with nul": (raw(pax(comment="a\0b"), head()), "= good:0"),
     "pax key that is empty": (raw(extension(b"x", b"5 =a\n"), head()), "not a pax record"),
-    "pax padding": (raw(extension(b"x", b"7 a=bc\n\0"), head()), "no number"),
+    "pax padding": (raw(extension(b"x", b"7 a=bc\n\0"), head()), "not a number"),
     "pax length with a sign": (raw(extension(b"x", b"+11 path=e\n"), head()), "= e:0"),
     "pax length that lies": (
         raw(extension(b"x", record("path", "evil", 20)), head()),
@@ -165,8 +165,8 @@ READING: Rules = {
         ),
         "a sparse file",
     ),
-    "sparse of old gnu": (raw(head(kind=b"S", magic=GNU)), "no runtime unpacks"),
-    "contiguous file": (raw(head(kind=b"7")), "no runtime unpacks"),
+    "sparse of old gnu": (raw(head(kind=b"S", magic=GNU)), "runtimes do not unpack"),
+    "contiguous file": (raw(head(kind=b"7")), "runtimes do not unpack"),
     "folder of before posix": (raw(head(b"good/", b"\0", magic=OLD)), "= good/"),
     "folder of before posix by pax": (raw(pax(path="evil/"), head(kind=b"\0", size=3)), "= evil/"),
     "file with a slash at its end": (raw(head(b"good/")), "= good:0"),
@@ -202,18 +202,27 @@ READING: Rules = {
 
 #: What the entries of layers come to.
 LAYERS: Rules = {
-    "whiteout below a link": (layers(LINKED, [Item("zz/.wh.a")]), "runtimes differ"),
-    "opaque below a link": (layers(LINKED, [Item("zz/.wh..wh..opq")]), "runtimes differ"),
-    "file below a link": (layers(LINKED, [Item("zz/b")]), "runtimes differ"),
+    "whiteout below a link": (
+        layers(LINKED, [Item("zz/.wh.a")]),
+        "runtimes handle this differently",
+    ),
+    "opaque below a link": (
+        layers(LINKED, [Item("zz/.wh..wh..opq")]),
+        "runtimes handle this differently",
+    ),
+    "file below a link": (layers(LINKED, [Item("zz/b")]), "runtimes handle this differently"),
     "file below a link, then a folder": (
         layers(LINKED, [Item("zz/b"), folder("zz")]),
-        "runtimes differ",
+        "runtimes handle this differently",
     ),
     "a folder in place of a link": (
         layers(LINKED, [folder("zz"), Item("zz/b")]),
         "= v/ v/a:1 zz/ zz/b:0",
     ),
-    "whiteout in a folder that is nowhere": (layers(LOWER, [Item("q/.wh.s")]), "runtimes differ"),
+    "whiteout in a folder that is nowhere": (
+        layers(LOWER, [Item("q/.wh.s")]),
+        "runtimes handle this differently",
+    ),
     "mark of aufs": (layers([Item(".wh..wh.plnk"), *LOWER]), "= a/ a/x:1"),
     "file in a folder without entry, below a whiteout": (
         layers(LOWER, [Item(".wh.a")], [folder("a"), Item("a/b/c")]),
@@ -223,7 +232,7 @@ LAYERS: Rules = {
         layers(LOWER, [Item(".wh.a")], [folder("a"), folder("a/b"), Item("a/b/c")]),
         "= a/ a/b/ a/b/c:0",
     ),
-    "file below a file": (layers([Item("a")], [Item("a/x")]), "runtimes differ"),
+    "file below a file": (layers([Item("a")], [Item("a/x")]), "runtimes handle this differently"),
     "file below a link of the layer": (
         layers([folder("b"), symlink("a", "b"), Item("a/x")]),
         "not a directory in this layer",

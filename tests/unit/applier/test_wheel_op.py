@@ -266,9 +266,9 @@ def archive_of(files: dict[str, str], record: str) -> zipfile.ZipFile:
     ("name", "message"),
     [
         ("x/a.py", "has no hash in RECORD"),
-        ("../a.py", "out of the tree"),
-        ("/a.py", "out of the tree"),
-        ("x/../../a.py", "out of the tree"),
+        ("../a.py", "outside of the tree"),
+        ("/a.py", "outside of the tree"),
+        ("x/../../a.py", "outside of the tree"),
     ],
 )
 def test_a_wheel_that_does_not_vouch_for_its_files_is_refused(name: str, message: str) -> None:

@@ -504,7 +504,7 @@ def test_indexes_in_indexes_end(tmp_path: Path) -> None:
     for depth in range(6):
         manifest = put_index(tmp_path, {"arm64": manifest}, name=f"i{depth}")
     assert find_image(LayoutDirectory(tmp_path), "i2", None).top.media_type == OCI_INDEX
-    with pytest.raises(RemoteError, match="over and over"):
+    with pytest.raises(RemoteError, match="nested too deeply"):
         open_image(f"oci:{tmp_path}:i5")
 
 
@@ -525,7 +525,7 @@ def test_manifests_that_lie(tmp_path: Path) -> None:
         ({"layers": layers * 300}, "600 layers"),
         ({"config": {**config, "size": config["size"] + 1}}, "connection cut|is damaged|bytes"),
         ({"config": {**config, "size": 1 << 40}}, "a configuration of"),
-        ({"config": {**config, "mediaType": "text/html"}}, "is no image"),
+        ({"config": {**config, "mediaType": "text/html"}}, "is not an image"),
         ({"config": layers[0] | {"mediaType": config["mediaType"]}}, "is not JSON|is not a JSON"),
     ):
         with pytest.raises(RemoteError, match=message):

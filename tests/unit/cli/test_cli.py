@@ -557,7 +557,7 @@ class TestDirectory:
         assert asked == []
 
     def test_it_has_to_be_said_what_is_expected(self, call: Call, site: Path) -> None:
-        assert "does not say which layers" in call("verify", f"dir:{site}").err
+        assert "does not name its layers" in call("verify", f"dir:{site}").err
 
 
 # ------------------------------------------------------------------------------ layers and settings

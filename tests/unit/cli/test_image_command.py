@@ -91,7 +91,7 @@ def test_without_an_output_it_goes_into_a_folder_of_its_own(call: Call, tmp_path
         (["--output", "registry"], 2, "nothing says where to push"),
         (["--push", "--output", "oci:x", "-t", "h.example/a:1"], 2, "two places"),
         (["--output", "somewhere"], 2, "is not docker, oci:DIR or registry"),
-        (["--output", "docker"], 6, "no Docker Engine answers"),
+        (["--output", "docker"], 6, "no Docker Engine is running"),
         (["--engine", "buildkit"], 6, "no docker client|no Docker Engine"),
         (["--others", "maybe"], 2, "neither keep nor drop"),
         (["--all-platforms"], 2, "not an index of several"),
@@ -275,7 +275,7 @@ def test_what_an_index_cannot_be(call: Call, tmp_path: Path) -> None:
     for words, message in (
         (["--platform", "linux/arm64"], "contradict each other"),
         (["--engine", "buildkit"], "builds for one platform"),
-        (["--output", "docker"], "no Docker Engine answers"),
+        (["--output", "docker"], "no Docker Engine is running"),
     ):
         done = call(*IMAGE, "-b", base, "--all-platforms", *words)
         assert done.code in (2, 6)

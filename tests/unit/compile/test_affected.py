@@ -97,7 +97,7 @@ def test_what_changes_nothing_is_listed(changed: Changed) -> None:
 def test_a_unit_that_goes_away_does_not_leave_the_library(changed: Changed) -> None:
     lists = LISTS.replace("csrc/a_sm120.cu csrc/b.cpp", "csrc/b.cpp").replace(f"SRCS {A} ", "SRCS ")
     found = changed({"CMakeLists.txt": lists})
-    assert "takes csrc/a_sm120.cu out of the build" in found.refusal
+    assert "removes csrc/a_sm120.cu from the build" in found.refusal
 
 
 def test_a_trap_is_told_with_what_helps(changed: Changed) -> None:

@@ -281,6 +281,6 @@ def test_a_base_of_another_platform_than_was_asked_for_is_refused() -> None:
     base = fake_base(vllm_files())
     is_for = base.identity.platform.oci
     other = next(name for name in TARGETS if name != is_for)
-    with pytest.raises(UsageError, match=f"is for {is_for}, and what is .* for {other}") as caught:
+    with pytest.raises(UsageError, match=f"is for {is_for}, but .* for {other}") as caught:
         _must_be_for(base, other, PackageIndex())
     assert caught.value.hint == f"--platform {is_for}"

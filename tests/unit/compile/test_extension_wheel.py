@@ -56,7 +56,7 @@ def test_an_operator_is_registered_as_its_release_does_it(release: str, abi: str
 )
 def test_a_unit_behind_no_known_operator_is_refused(path: str, release: str) -> None:
     unit = Unit(path=path, extension="_C", gencodes=())
-    with pytest.raises(UsageError, match="is not known"):
+    with pytest.raises(UsageError, match="is unknown"):
         operators_behind([unit], release)
 
 

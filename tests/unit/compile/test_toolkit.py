@@ -213,7 +213,7 @@ def test_an_image_that_cannot_be_asked(containers: Here, monkeypatch: pytest.Mon
         ("exec: /bin/sh: stat /bin/sh: no such file or directory", EngineError, "no /bin/sh"),
         ("executable file `/bin/sh` not found in $PATH", EngineError, "no /bin/sh"),
         ("unable to find user 0: invalid argument", EngineError, "no /bin/sh"),
-        ("failed to resolve source metadata for x", RemoteError, "does not get toolkit:1@sha256"),
+        ("failed to resolve source metadata for x", RemoteError, "cannot pull toolkit:1@sha256"),
         ("failed to solve: no space left on device", BuildFailed, "failed on the Docker Engine"),
     ],
 )
@@ -336,7 +336,7 @@ def test_a_tag_is_taken_for_what_it_is_now(engine: dict[str, FakeImage]) -> None
 
 def test_an_image_of_another_platform(engine: dict[str, FakeImage]) -> None:
     engine["cuda:13"] = FakeImage("amd64", [])
-    with pytest.raises(EngineError, match="is for linux/amd64, and what is compiled is for") as e:
+    with pytest.raises(EngineError, match="is for linux/amd64, but the target platform is") as e:
         Containers().resolve("cuda:13", "linux/arm64")
     assert e.value.code == 6
     assert "linux/arm64 with --toolkit" in e.value.hint
@@ -376,7 +376,10 @@ RUN = ("compile", "run", "--vllm", "0.19.1", "--change", "sm120-family")
     [
         (IMAGE_WORDS, "--toolkit cuda:13 says where to compile"),
         ((*IMAGE_WORDS, "--compile", "--builder", "x y"), "neither the name of a builder"),
-        ((*RUN, "--toolkit", "cuda:13", "--nvcc", "/n"), "--nvcc /n is on this machine, and"),
+        (
+            (*RUN, "--toolkit", "cuda:13", "--nvcc", "/n"),
+            "--nvcc /n is a path on this machine, but",
+        ),
     ],
 )
 def test_options_that_cannot_be(

@@ -158,7 +158,7 @@ found = false
     [
         (('is loose"', 'is tame"'), "it is not matched"),
         (('fix = "catch"', 'fix = "feed"'), "without 'feed'"),
-        (('fix = "catch"', "line = 3"), "found in line 1, not 3"),
+        (('fix = "catch"', "line = 3"), "matched in line 1, not 3"),
         (("is here", "is loose"), "a near miss is matched"),
         (("found = false", ""), "it is not matched"),
         (

@@ -93,7 +93,7 @@ def test_nothing_copied_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = image(tmp_path)
     assert main(["finish", "--root", str(root)]) == 0
-    assert "4 files taken away" in capsys.readouterr().err
+    assert "4 files removed" in capsys.readouterr().err
     assert sorted(DirTree(root).children(STATE_DIR)) == ["receipts"]
 
 

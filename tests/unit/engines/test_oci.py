@@ -284,7 +284,7 @@ def test_a_layout_of_somebody_else_is_refused(
 ) -> None:
     monkeypatch.setattr(metadata, "baked_files", lambda plan: {})
     build(tmp_path / "out")
-    with pytest.raises(UsageError, match="carries no plan"):
+    with pytest.raises(UsageError, match="has no plan"):
         read_layout(tmp_path / "out")
 
 
@@ -415,8 +415,8 @@ class TestChoosingAnEngine:
     def test_the_one_that_docker_host_names_is_needed(
         self, engine_answers: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        engine_answers("no Docker Engine answers")
+        engine_answers("no Docker Engine is running")
         monkeypatch.setenv("DOCKER_HOST", "tcp://spark:2375")
-        with pytest.raises(SparkBuildError, match="no Docker Engine answers") as caught:
+        with pytest.raises(SparkBuildError, match="no Docker Engine is running") as caught:
             get_engine("auto")
         assert caught.value.code == 6

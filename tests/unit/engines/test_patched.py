@@ -418,7 +418,7 @@ def test_a_foreign_layer_that_is_not_what_it_should_be(
     layer = tmp_path / "elsewhere" / "layer"
     layer.write_bytes(layer.read_bytes()[:-1] + b"x") if harm == "wrong" else layer.unlink()
     ref = f"oci:{tmp_path}/base:foreign"
-    message = "the data received for" if harm == "wrong" else "not to be had elsewhere: 127"
+    message = "the data received for" if harm == "wrong" else "could not be fetched: 127"
     with pytest.raises(RemoteError, match=message):
         identify(BaseRequest(ref=ref, pins={}, index=PackageIndex()))
 

@@ -99,6 +99,6 @@ def test_an_old_page_is_better_than_none(
 
 @pytest.mark.parametrize("location", ["http://[1/x", "http://host:port/x", "//[::1"])
 def test_what_is_no_address_is_an_error_of_the_server(location: str) -> None:
-    with pytest.raises(RemoteError, match=r"a redirect names .* which is no address"):
+    with pytest.raises(RemoteError, match=r"a redirect names .* which is not a valid address"):
         resolved("https://registry.test/v2/", location, "a redirect")
     assert resolved("https://registry.test/v2/", "a?b=1", "x") == "https://registry.test/v2/a?b=1"

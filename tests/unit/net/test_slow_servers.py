@@ -244,4 +244,4 @@ def test_a_signal_or_a_time_limit_ends_the_program(
         finally:
             process.kill()
     assert process.returncode == code, err
-    assert "nothing half-" in err
+    assert "no partial output" in err

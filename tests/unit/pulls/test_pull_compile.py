@@ -234,9 +234,9 @@ STATES = {
     "new-unit": (cw.NEW_UNIT, "needs-rebuild", 10, "csrc/fresh.cu: which torch operator"),
     "defines": (cw.DEFINES, "needs-rebuild", 10, "declares the operators of _C"),
     "other-sources": (cw.REVISION, "needs-rebuild", 10, 'set(CUTLASS_REVISION "v4.2.1")'),
-    "taken-out": (cw.TAKEN_OUT, "needs-rebuild", 10, "takes csrc/topk.cu out of the build"),
+    "taken-out": (cw.TAKEN_OUT, "needs-rebuild", 10, "removes csrc/topk.cu from the build"),
     "trap": (cw.TILE, "needs-rebuild", 10, "enable_sm120_only"),
-    "rust": (cw.RUST, "needs-rebuild", 10, "rust/lib.rs reach the wheel by another compiler"),
+    "rust": (cw.RUST, "needs-rebuild", 10, "rust/lib.rs are not compiled by nvcc"),
 }
 
 
@@ -299,7 +299,7 @@ def test_for_two_architectures_they_are_not_compiled_together(
     words = ("plan", "-l", "mine", "--patches", "layers", *named(cw.FAMILY), *BASE, "--compile")
     result = spark_build(*words)
     assert result.code == 2
-    assert "compiled together, and name 12.0f and 12.1a" in result.err
+    assert "compiled together, but name 12.0f and 12.1a" in result.err
 
 
 def test_an_image_of_those_is_rebuilt(spark_build: Call, built: list[Any]) -> None:

@@ -348,7 +348,7 @@ class TestRequests:
         forge.__exit__()
         again = plan(pw.OPEN)
         assert (again.code, again.json["plan_digest"]) == (0, first.json["plan_digest"])
-        assert "taking vllm-project/vllm#1 as it was last seen" in again.err
+        assert "using the cached state of vllm-project/vllm#1" in again.err
 
     def test_offline_with_a_cold_one_is_an_error(self, plan: Call, forge: LocalForge) -> None:
         forge.__exit__()

@@ -92,7 +92,7 @@ def test_an_auth_file_that_is_named_stands_alone(
 def test_our_variables_are_for_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_REGISTRY_USER", "me")
     monkeypatch.setenv("SPARK_BUILD_REGISTRY_PASSWORD", SECRET)
-    with pytest.raises(UsageError, match="belong together") as caught:
+    with pytest.raises(UsageError, match="must be set together") as caught:
         find_credential("ghcr.io")
     assert SECRET not in str(caught.value)
     monkeypatch.setenv("SPARK_BUILD_REGISTRY", "ghcr.io")

@@ -76,7 +76,7 @@ def test_a_lie_about_a_blob_is_found(
     registry.lying.add(layer)
     with pytest.raises(RemoteError) as caught:
         push(registry, tmp_path)
-    assert f"says that it has {layer}" in str(caught.value)
+    assert f"claims to have {layer}" in str(caught.value)
     assert registry.tag("a/b", "v1") is None
 
 

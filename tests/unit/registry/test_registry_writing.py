@@ -194,7 +194,7 @@ def test_one_that_takes_none_so_small() -> None:
     store = Store(least=12)
     send(store, Once(DATA), piece=4)
     assert [len(body) for _, _, body in store.pieces] == [12, 8]
-    with pytest.raises(RemoteError, match="takes no piece smaller than 99999999999 bytes"):
+    with pytest.raises(RemoteError, match="requires pieces of at least 99999999999 bytes"):
         send(Store(least=99_999_999_999), Once(DATA))
 
 

@@ -481,7 +481,7 @@ def test_a_library_is_from_the_wheel_that_is_in_front(
 
 
 def test_a_library_of_no_wheel_has_no_counterpart() -> None:
-    with pytest.raises(CannotMirror, match=r"_ir\.cpython-312-aarch64-linux-gnu\.so is not as any"):
+    with pytest.raises(CannotMirror, match=r"_ir\.cpython-312-aarch64-linux-gnu\.so matches no"):
         contents_of(dsl_tree({IR: b"edited"}))
 
 

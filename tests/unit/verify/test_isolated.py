@@ -130,7 +130,7 @@ def test_what_our_own_layers_make_is_known(machine: Machine) -> None:
     machine.put_layer(REPLACE.replace("b12x", "other"))
     check = machine.linear("oci:out")
     assert check["status"] == "not-run"
-    assert "vllm/core.py: not as a release" in check["reason"], "its own receipt proves nothing"
+    assert "vllm/core.py: not from a release" in check["reason"], "its own receipt proves nothing"
 
 
 # ------------------------------------------------------------------------------------------ attacks
@@ -142,7 +142,7 @@ def test_a_changed_module_with_an_adjusted_record(machine: Machine) -> None:
     code, document = machine.verify(base)
     (check,) = [c for c in document["checks"] if c["name"] == "nvfp4-linear"]
     assert (code, check["status"]) == (5, "not-run")
-    assert "(vllm/envs.py: not as a release on the package index has it" in check["reason"]
+    assert "(vllm/envs.py: not from a release on the package index" in check["reason"]
     verdict = document["verdict"]
     assert verdict["status"] == "not-proven"
     assert "vllm/envs.py" in verdict["sentence"]

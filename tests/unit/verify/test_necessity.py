@@ -298,7 +298,7 @@ def test_a_target_that_its_layers_do_not_give_is_unknown() -> None:
     verdicts = proven(dataclasses.replace(target, tree=other), ("dispatch",))
     for verdict in verdicts.values():
         assert verdict.necessary == "unknown"
-        assert verdict.reason.startswith("vllm/core.py is not what these layers make of it")
+        assert verdict.reason.startswith("vllm/core.py does not match the output of these layers")
 
 
 def _content(data: bytes) -> Any:

@@ -331,7 +331,7 @@ def test_a_read_of_what_nobody_wrote_is_told_and_fails_where_it_may_matter() -> 
         ((GOOD, STUCK), "1 run did not end; random, eager: deadlock: block 0: warp 1 waits"),
         ((STUCK,), "random, eager: deadlock: block 0: warp 1 waits"),
         ((Run(launch="random", schedule="eager"),), "no value was checked"),
-        ((), "no launch returned a value"),
+        ((), "no launch gave a value"),
     ],
 )
 def test_whatever_is_wrong_fails(runs: tuple[Run, ...], words: str) -> None:
