@@ -92,7 +92,7 @@ def test_an_overlay_becomes_an_image_first(tmp_path: Path, name: str) -> None:
     assert words[words.index("--platform") + 1] == "linux/arm64"
     assert words[-1] == f"<{path}"
     assert words[words.index("-t") + 1] == words_after(found.block.command, "vllm")[0]
-    assert "overlay: the changed files alone" in found.text()
+    assert "overlay: it has only the changed files" in found.text()
     assert "COPY --from=overlay / /" in path.read_text()
     assert found.block.dockerfile == str(path)
 
