@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.machinecode import ABSENT, EXTENSION_WHEELS, NO_CODE, RUNS, describe_code
-from builder.applier.outcomes import Layer, OpResult
+from builder.applier.outcomes import OpResult
 from builder.applier.records import parse_record
 from builder.applier.sources import Unstaged
 from builder.applier.states import (
@@ -26,28 +26,30 @@ from builder.applier.wheelops import WheelOps
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from builder.applier.opkinds import Compile
+
 
 class CompileOps(WheelOps):
     """The ops of a layer that change compiled code."""
 
-    def op_compile(self, op: Layer) -> OpResult:
-        if "change" not in op:  # of a pull request
-            return self._compiled(op, op.get("reason", "this layer changes compiled code"), {})
+    def op_compile(self, op: Compile) -> OpResult:
+        if not op.change:  # of a pull request
+            return self._compiled(op, op.reason, {})
         code = self._code(op)
         compiled: dict[str, Any] = {"code": code, "wheel": None}
         said = describe_code(code, op)
         if code["how"] == RUNS and code["module"].startswith(EXTENSION_WHEELS):
             return OpResult(POST, reason=said, compiled=compiled)
-        if code["how"] == RUNS and op["change"]["guard"] in code.get("guard", ""):
-            since = f"vLLM {op['change']['applied-upstream']}"
+        if code["how"] == RUNS and op.change["guard"] in code.get("guard", ""):
+            since = f"vLLM {op.change['applied-upstream']}"
             return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
         if code["how"] in (RUNS, NO_CODE):
             return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
         return self._compiled(op, said, {"code": code})
 
-    def _compiled(self, op: Layer, said: str, facts: Mapping[str, Any]) -> OpResult:
+    def _compiled(self, op: Compile, said: str, facts: Mapping[str, Any]) -> OpResult:
         """A change to sources, compiled together with those before it, where that is allowed."""
-        if "source" not in op:  # nothing that a stage takes
+        if not op.source:  # nothing that a stage takes
             return OpResult(NEEDS_REBUILD, reason=said)
         compiled: dict[str, Any] = {**facts, "wheel": None}
         ops = self.together.with_op(op)
@@ -106,15 +108,15 @@ class CompileOps(WheelOps):
         found = next(iter(self._modules([f"{name}.*"])), "")
         return self._module_digest(found) if found else ""
 
-    def _code(self, op: Layer) -> dict[str, Any]:
+    def _code(self, op: Compile) -> dict[str, Any]:
         """The first module that holds the op's kernels, and how SM121 runs them there."""
         known = {row["sha256"]: row for row in self.layer["pins"].get("code", ())}
         seen: list[dict[str, Any]] = []
-        for path in self._modules(op["code"]["modules"]):
+        for path in self._modules(op.code["modules"]):
             if path.partition("/")[0] in self.together.made:
                 continue
             digest = self._module_digest(path)
-            row = known.get(digest) or self.sources.code(self.view, path, op["code"], digest)
+            row = known.get(digest) or self.sources.code(self.view, path, op.code, digest)
             facts = {key: row[key] for key in ("how", "arch", "guard") if row.get(key)}
             seen.append({"module": path, "sha256": digest, **facts})
             if row["how"] not in (ABSENT, NO_CODE):

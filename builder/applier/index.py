@@ -26,6 +26,7 @@ from builder.applier.wheels import RangeFile, wheel_members
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from builder.applier.opkinds import Compile
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Stage, Unstaged
 
@@ -182,7 +183,7 @@ class IndexSources:
 
     def stage(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         packages: Mapping[str, str],
         target: Target,
         module: Callable[[str], str],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.opkinds import Compile, counts, ops_of
 from builder.applier.ops import Ops
 from builder.applier.outcomes import Layer, Outcome, Target, layer_digest
 from builder.applier.probes import describe_probe, probe_holds
@@ -75,15 +76,15 @@ def _diffs_after(layer: Layer, later: Iterable[Layer], packages: Mapping[str, st
         if "series" in layer and other.get("series") == layer["series"]
         for variant in other["variants"]
         if all_match(variant["when"], packages)
-        for diff in diffs_of(variant["ops"], packages)
+        for diff in diffs_of(ops_of(variant), packages)
     ]
 
 
-def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> list[Layer]:
+def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> list[Compile]:
     """The ops of an applied variant whose changes were compiled for it."""
-    ops = (op for v in layer["variants"] if v["name"] == outcome.variant for op in v["ops"])
-    mine = (op for op in ops if op["op"] == "compile" and "source" in op)
-    return [op for op in mine if "if" not in op or all_match(op["if"], packages)]
+    ops = (op for v in layer["variants"] if v["name"] == outcome.variant for op in ops_of(v))
+    mine = (op for op in ops if isinstance(op, Compile) and op.source)
+    return [op for op in mine if counts(op, packages)]
 
 
 def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outcome | None:

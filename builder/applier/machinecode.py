@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from builder.applier.outcomes import Layer
+    from builder.applier.opkinds import Compile
 
 #: How SM121 runs a kernel of an extension module.  A kernel is admitted to one chip or to a family
 #: by a guard of its own; compiled where its guard does not hold, it is nothing but a trap.
@@ -93,9 +93,9 @@ def _loads_on_sm121(arch: str) -> bool:
     return number == "121a" or number in ("120", "121", "120f", "121f")
 
 
-def describe_code(code: Mapping[str, Any], op: Layer) -> str:
+def describe_code(code: Mapping[str, Any], op: Compile) -> str:
     """What was found of some kernels, in words."""
-    what, where = op["code"]["name"], code["module"]
+    what, where = op.code["name"], code["module"]
     if code["how"] == NO_CODE:
         return "this vLLM has no compiled kernels: it is no build for CUDA"
     if code["how"] == ABSENT:

@@ -12,26 +12,33 @@ from builder.applier.edits import graft_text, replace_text, run_hook
 from builder.applier.environment import read_envs
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.files import create_file, edit_file, judge_diff, undone
-from builder.applier.outcomes import Layer, OpResult
+from builder.applier.outcomes import OpResult
 from builder.applier.states import DRIFT, POST, PRE
 from builder.applier.versions import normalize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from builder.applier.opkinds import Copy, Diff, Env, Graft, Hook, Op, Pull, Replace
 
 
 class Ops(CompileOps):
     """The ops of one variant, over a view of the tree."""
 
-    def op_replace(self, op: Layer) -> OpResult:
+    def judged(self, op: Op) -> OpResult:
+        """What one of them finds, and what it would change."""
+        method: Callable[[Any], OpResult] = getattr(self, f"op_{op.kind}")
+        return method(op)
+
+    def op_replace(self, op: Replace) -> OpResult:
         return edit_file(
             self.view,
-            op["file"],
-            lambda text: replace_text(text, op["old"], op["new"], op["count"]),
+            op.file,
+            lambda text: replace_text(text, op.old, op.new, op.count),
         )
 
-    def op_diff(self, op: Layer) -> OpResult:
-        files = parse_diff(op["diff"])
+    def op_diff(self, op: Diff) -> OpResult:
+        files = parse_diff(op.diff)
         result = judge_diff(files, self.view)
         if result.found in (PRE, POST) or not self.later:
             return result
@@ -40,34 +47,30 @@ class Ops(CompileOps):
         reason = "it is there, below later changes of its series"
         return OpResult(POST, reason=reason) if below.found == POST else result
 
-    def op_graft(self, op: Layer) -> OpResult:
+    def op_graft(self, op: Graft) -> OpResult:
         pin = self._donor_pin(op)
         donor = self.sources.donor(pin)
-        if op.get("whole"):
-            result = create_file(self.view, op["file"], donor)
+        if op.whole:
+            result = create_file(self.view, op.file, donor)
         else:
             text = donor.decode("utf-8")
             result = edit_file(
                 self.view,
-                op["file"],
-                lambda target: graft_text(
-                    target, text, op["names"], op.get("after"), op.get("replace", False)
-                ),
+                op.file,
+                lambda target: graft_text(target, text, op.names, op.after, op.replace),
             )
         result.inputs = [dict(pin)]
         return result
 
-    def op_copy(self, op: Layer) -> OpResult:
-        return create_file(self.view, op["to"], base64.b64decode(op["data"]))
+    def op_copy(self, op: Copy) -> OpResult:
+        return create_file(self.view, op.to, base64.b64decode(op.data))
 
-    def op_hook(self, op: Layer) -> OpResult:
-        return edit_file(
-            self.view, op["file"], lambda text: run_hook(op["source"], op["function"], text)
-        )
+    def op_hook(self, op: Hook) -> OpResult:
+        return edit_file(self.view, op.file, lambda text: run_hook(op.source, op.function, text))
 
-    def op_env(self, op: Layer) -> OpResult:
-        name, value = op["name"], op["value"]
-        reader = op.get("reader", "vllm/envs.py")
+    def op_env(self, op: Env) -> OpResult:
+        name, value = op.name, op.value
+        reader = op.reader
         data = self.view.read(reader)
         if data is None:
             return OpResult(DRIFT, reason=f"{reader}, which should read {name}, is not there")
@@ -97,22 +100,22 @@ class Ops(CompileOps):
         found = POST if self.base_env.get(name) == value else PRE
         return OpResult(found, env={name: value})
 
-    def op_pull(self, op: Layer) -> OpResult:
+    def op_pull(self, op: Pull) -> OpResult:
         raise ApplyError(
-            f"layer {self.layer['name']}: {op['pull']} was not fetched before it was judged",
+            f"layer {self.layer['name']}: {op.pull} was not fetched before it was judged",
             EXIT_USAGE,
             f"spark-build plan --layers {self.layer['name']}",
         )
 
-    def _donor_pin(self, op: Layer) -> Mapping[str, Any]:
-        distribution, _, version = op["from"].partition("==")
-        member = op.get("member", op["file"])
+    def _donor_pin(self, op: Graft) -> Mapping[str, Any]:
+        distribution, _, version = op.donor.partition("==")
+        member = op.donor_file
         for pin in self.layer["pins"]["donor"]:
             same = normalize(pin["distribution"]) == normalize(distribution)
             if same and pin["version"] == version and pin["member"] == member:
                 return dict(pin)
         raise ApplyError(
-            f"layer {self.layer['name']}: no pin for {member} of {op['from']}",
+            f"layer {self.layer['name']}: no pin for {member} of {op.donor}",
             EXIT_USAGE,
             f"spark-build layers pin {self.layer['name']}",
         )

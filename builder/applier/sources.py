@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from builder.applier.opkinds import Compile
     from builder.applier.outcomes import Target
     from builder.applier.trees import Tree
 
@@ -46,7 +47,7 @@ class Sources(Protocol):
 
     def stage(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         packages: Mapping[str, str],
         target: Target,
         module: Callable[[str], str],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.diff import parse_diff
 from builder.applier.files import unpatched
+from builder.applier.opkinds import Diff, counts, ops_of
 from builder.applier.outcomes import Layer, OpResult, Outcome
 from builder.applier.states import (
     APPLIED,
@@ -25,15 +26,15 @@ from builder.applier.versions import all_match
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.opkinds import Op
     from builder.applier.ops import Ops
 
 _TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
 
 
-def diffs_of(ops: Iterable[Layer], packages: Mapping[str, str]) -> list[str]:
+def diffs_of(ops: Iterable[Op], packages: Mapping[str, str]) -> list[str]:
     """The diffs among some ops that count on a base with these packages."""
-    mine = (op for op in ops if op["op"] == "diff")
-    return [op["diff"] for op in mine if "if" not in op or all_match(op["if"], packages)]
+    return [op.diff for op in ops if isinstance(op, Diff) and counts(op, packages)]
 
 
 def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] = ()) -> Outcome:
@@ -44,16 +45,17 @@ def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] =
     texts: dict[str, list[str]] = {PRE: [], POST: []}
     ensured: dict[str, list[str]] = {PRE: [], POST: []}
     skipped: list[OpResult] = []
-    for number, op in enumerate(variant["ops"], 1):
-        if "if" in op and not all_match(op["if"], run.packages):
+    ops = ops_of(variant)
+    for number, op in enumerate(ops, 1):
+        if not counts(op, run.packages):
             continue
-        kind = op["op"]
-        run.later = [*diffs_of(variant["ops"][number:], run.packages), *later]
-        label = _op_label(number, op)
+        kind = op.kind
+        run.later = [*diffs_of(ops[number:], run.packages), *later]
+        label = f"{number} ({kind} {op.subject})"
         if kind == "compile" and texts[POST] and not texts[PRE]:
             outcome.notes.append(f"op {label} is taken to be there, as the text beside it is")
             continue
-        result: OpResult = getattr(run, f"op_{kind}")(op)
+        result = run.judged(op)
         if result.found == SKIP:
             skipped.append(result)
             outcome.compiled = outcome.compiled or result.compiled
@@ -63,8 +65,8 @@ def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] =
             outcome.compiled, outcome.since = result.compiled, result.since
             outcome.notes += result.notes
             outcome.reason = result.reason if result.compiled else f"op {label}: {result.reason}"
-            before = texts[PRE] or (kind == "diff" and unpatched(parse_diff(op["diff"]), run.view))
-            return outcome if before else _unless_merged(layer, outcome, run.packages)
+            fresh = isinstance(op, Diff) and unpatched(parse_diff(op.diff), run.view)
+            return outcome if texts[PRE] or fresh else _unless_merged(layer, outcome, run.packages)
         (texts if kind in _TEXT_OPS else ensured)[result.found].append(label)
         outcome.env.update(result.env)
         outcome.inputs.extend(result.inputs)
@@ -102,12 +104,6 @@ def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) 
     if not merged or not open_question or not all_match(merged["when"], packages):
         return outcome
     return Outcome(layer["name"], UPSTREAM, merged["reason"], since=merged["since"])
-
-
-def _op_label(number: int, op: Layer) -> str:
-    change = op.get("change", {}).get("name")
-    subject = op.get("file") or op.get("to") or op.get("distribution") or op.get("name") or change
-    return f"{number} ({op['op']} {subject or ''})"
 
 
 def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:

@@ -26,6 +26,7 @@ from builder.applier.wheels import OWN_RECORD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.opkinds import Remove, Wheel
     from builder.applier.sharedstage import SharedStage
     from builder.applier.sources import Member, Sources
 
@@ -50,11 +51,11 @@ class WheelOps:
         #: diffs that come after the op at hand in the same stack
         self.later: list[str] = []
 
-    def op_wheel(self, op: Layer) -> OpResult:
-        name = normalize(op["distribution"])
-        version = op.get("version") or self.packages.get(normalize(op["version-of"]))
+    def op_wheel(self, op: Wheel) -> OpResult:
+        name = normalize(op.distribution)
+        version = op.version or self.packages.get(normalize(op.version_of))
         if version is None:
-            return OpResult(DRIFT, reason=f"{op['version-of']} is not in the base")
+            return OpResult(DRIFT, reason=f"{op.version_of} is not in the base")
         return self._installed(self._wheel_pin(name, version))
 
     def _installed(self, pin: Mapping[str, Any]) -> OpResult:
@@ -74,12 +75,12 @@ class WheelOps:
         changes[f"{info_dir}/RECORD"] = self._record(members, info_dir)
         return OpResult(PRE, changes=self._minimal(changes), inputs=[dict(pin)])
 
-    def op_remove(self, op: Layer) -> OpResult:
-        installed = self.view.distributions().get(normalize(op["distribution"]))
+    def op_remove(self, op: Remove) -> OpResult:
+        installed = self.view.distributions().get(normalize(op.distribution))
         if installed is None:
-            return OpResult(POST, reason=f"{op['distribution']} is not in the base")
-        if "unless" in op and version_matches(installed.version, op["unless"]):
-            return OpResult(POST, reason=f"{op['distribution']} {installed.version} may stay")
+            return OpResult(POST, reason=f"{op.distribution} is not in the base")
+        if op.unless is not None and version_matches(installed.version, op.unless):
+            return OpResult(POST, reason=f"{op.distribution} {installed.version} may stay")
         return OpResult(PRE, changes=self._without(installed))
 
     def _wheel_pin(self, name: str, version: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
+from builder.applier.opkinds import Compile, ops_of
 from builder.applier.outcomes import layer_digest
 from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
 from builder.errors import UsageError
@@ -70,13 +71,11 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
     for variant in layer["variants"]:
         ranges = ", ".join(f"{p} {s}" for p, s in variant["when"].items())
         print(f"\n  variant {variant['name']}: {ranges}")
-        for op in variant["ops"]:
-            keys = ("file", "to", "distribution", "name", "pull")
-            if "change" in op:
-                said = f"{op['change']['name']} in {op['source']}, for {op['arch']}"
-            else:
-                said = next(op[key] for key in keys if key in op)
-            print(f"    {op['op']:<8} {said}")
+        for op in ops_of(variant):
+            said = op.subject
+            if isinstance(op, Compile) and op.change:
+                said = f"{op.change_name} in {op.source}, for {op.arch}"
+            print(f"    {op.kind:<8} {said}")
         for note in variant.get("notes", ()):
             print(f"    note: {note}")
     for entry in layer["upstream"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.opkinds import Pull
 from builder.documents.pulls import PinnedPull
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
@@ -38,7 +39,7 @@ def write_layer(folder: Path, pull: str, forge_clone: Sequence[str]) -> None:
     """
     ref = parse_pull(pull)
     store = PullStore(Forges(forge_clone))
-    pin, parts = pin_pull({"pull": str(ref)}, "", store, PackageIndex())
+    pin, parts = pin_pull(Pull(pull=str(ref)), "", store, PackageIndex())
     write_atomically(folder / "pins.toml", pins_text({"pull": [plain(pin)]}).encode())
     write_atomically(folder / "layer.toml", _layer_text(pin, parts).encode())
     console.say(f"  {pin.request}  {state_of(pin)}  {pin.short}")

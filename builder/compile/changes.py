@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.diff import parse_diff
 from builder.applier.hunks import apply_hunks
+from builder.applier.opkinds import Compile, ops_of
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.util.paths import package_file
@@ -95,20 +96,15 @@ def image_of(release: str) -> str:
     return f"docker://vllm/vllm-openai:v{release}"
 
 
-def compile_ops(layer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def compile_ops(layer: Mapping[str, Any]) -> list[Compile]:
     """The ops of a layer that compile a known change."""
-    ops = (op for variant in layer["variants"] for op in variant["ops"])
-    return [op for op in ops if op["op"] == "compile" and "change" in op]
+    ops = (op for variant in layer["variants"] for op in ops_of(variant))
+    return [op for op in ops if isinstance(op, Compile) and op.change]
 
 
-def op_name(op: Mapping[str, Any]) -> str:
-    """What the change of a ``compile`` op is called."""
-    return str(op["change"]["name"] if "change" in op else op["name"])
-
-
-def stage_name(ops: Iterable[Mapping[str, Any]]) -> str:
+def stage_name(ops: Iterable[Compile]) -> str:
     """What the changes of some ops are called, compiled together."""
-    return "-".join(dict.fromkeys(op_name(op) for op in ops))
+    return "-".join(dict.fromkeys(op.change_name for op in ops))
 
 
 def named_change(sources: Sources, name: str) -> SourceChange:

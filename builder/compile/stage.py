@@ -13,7 +13,7 @@ import tempfile
 import weakref
 import zipfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ from builder.util.paths import cache_dir, package_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from builder.applier.opkinds import Compile
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
@@ -106,7 +107,7 @@ class Stages:
 
     def stage(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         packages: Mapping[str, str],
         target: Target,
         module: Callable[[str], str],
@@ -126,7 +127,7 @@ class Stages:
         vllm = packages["vllm"]
         release = Version(vllm).public
         compiler = self._compiler(target.platform)
-        key = _digest([list(ops), vllm, compiler.cuda])
+        key = _digest([[asdict(op) for op in ops], vllm, compiler.cuda])
         if key not in self._decided:
             with console.step(f"sources of vllm {release}"):
                 self._decided[key] = self._decide(ops, vllm, compiler.cuda)
@@ -141,7 +142,7 @@ class Stages:
             return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
         request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
         self._work[_folder(request).name] = decided, compiler
-        sources = {} if "change" in ops[-1] else decided.sources  # what it is, the layer says
+        sources = {} if ops[-1].change else decided.sources  # what it is, the layer says
         return Stage(plain(request), self._made(request), sources, decided.refusal)
 
     def _compiler(self, platform: str) -> Compiler:
@@ -152,9 +153,9 @@ class Stages:
         return self._compilers[platform]
 
     def _decide(
-        self, ops: Sequence[Mapping[str, Any]], vllm: str, cuda: str
+        self, ops: Sequence[Compile], vllm: str, cuda: str
     ) -> CompileWork | AlreadyPresent | Unstaged:
-        archs = sorted({op["arch"] for op in ops})
+        archs = sorted({op.arch for op in ops})
         if len(archs) != 1:
             raise UsageError(
                 f"{stage_name(ops)} are compiled together, but name {' and '.join(archs)}",
@@ -168,8 +169,8 @@ class Stages:
         decided = plan_changes(before, ops, folder)
         if isinstance(decided, Unstaged) and decided.state in (DRIFT, AMBIGUOUS):
             last = ops[-1]
-            self.rejected_diffs[last["file"]] = RejectedDiff(
-                DirTree(folder), last["diff"], before.source.origin
+            self.rejected_diffs[last.file] = RejectedDiff(
+                DirTree(folder), last.diff, before.source.origin
             )
         return decided
 
@@ -208,7 +209,7 @@ class Stages:
 
     def _request(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         work: CompileWork,
         compiler: Compiler,
         torch: str,
@@ -227,10 +228,10 @@ class Stages:
             member="sources to compile",
         )
         headers = header_wheels(self._index, compiler, Version(torch).public)
-        pulls = [{"request": op["file"], **op["pull"]} for op in ops if "pull" in op]
+        pulls = [{"request": op.file, **op.pull} for op in ops if op.pull]
         return StageRequest(
             change=work.change.name,
-            arch=ops[-1]["arch"],
+            arch=ops[-1].arch,
             platform=target.platform,
             vllm=release,
             torch=torch,

@@ -13,7 +13,7 @@ from builder.applier.sources import Unstaged
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST
 from builder.applier.trees import DirTree
 from builder.compile.affected import affected_units, is_build_file
-from builder.compile.changes import SourceChange, op_name, stage_name
+from builder.compile.changes import SourceChange, stage_name
 from builder.compile.patchedsource import JudgedFile, PatchedSource, verdict
 from builder.compile.wheelplan import plan_wheel
 from builder.documents.compiled import SourceFile
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.opkinds import Compile
     from builder.compile.patchedsource import SourceBuild
     from builder.compile.source import SourceTree
     from builder.compile.wheelplan import WheelPlan
@@ -57,7 +58,7 @@ class AlreadyPresent:
 
 
 def plan_changes(
-    before: SourceBuild, ops: Sequence[Mapping[str, Any]], folder: Path
+    before: SourceBuild, ops: Sequence[Compile], folder: Path
 ) -> CompileWork | AlreadyPresent | Unstaged:
     """Lay the changes of ``compile`` ops over a release's sources, and see what that reaches.
 
@@ -77,7 +78,7 @@ def plan_changes(
         _lay(laid, op)
     judged = _lay(laid, ops[-1])
     after = laid.built(before)
-    if "change" in ops[-1]:
+    if ops[-1].change:
         if not laid.texts:
             raise _has_it(ops[-1], before)
         work = _work(before, after, laid, ops, _facts(ops[-1], before))
@@ -87,18 +88,18 @@ def plan_changes(
     return _PullStage(before, after, laid, ops).planned(judged)
 
 
-def _lay(laid: PatchedSource, op: Mapping[str, Any]) -> list[JudgedFile]:
-    if "change" not in op:
-        return laid.diff(op["diff"])
-    laid.known(op["change"])
+def _lay(laid: PatchedSource, op: Compile) -> list[JudgedFile]:
+    if not op.change:
+        return laid.diff(op.diff)
+    laid.known(op.change)
     return []
 
 
-def _has_it(op: Mapping[str, Any], before: SourceBuild) -> SparkBuildError:
+def _has_it(op: Compile, before: SourceBuild) -> SparkBuildError:
     release = before.source.version
     return SparkBuildError(
-        f"the sources of vllm {release} have {op_name(op)} already, but this base was not built "
-        f"for SM121 from them",
+        f"the sources of vllm {release} have {op.change_name} already, but this base was not "
+        "built for SM121 from them",
         Exit.NEEDS_REBUILD,
         hint=f"build yours with TORCH_CUDA_ARCH_LIST={before.arch_list}"
         + ("" if Version(release).is_devrelease else f", or --base pypi:vllm=={release}"),
@@ -109,14 +110,14 @@ def _work(
     before: SourceBuild,
     after: SourceBuild,
     laid: PatchedSource,
-    ops: Sequence[Mapping[str, Any]],
+    ops: Sequence[Compile],
     sources: Mapping[str, Any],
 ) -> CompileWork | Unstaged:
     """What is compiled of all changes together; ``sources`` gets the files that reach nothing."""
     texts = laid.texts
     found = affected_units(before, after, texts)
     # of the last op alone: the others have said theirs
-    mine = {path for path in _paths(ops[-1]) if path in found.unreached}
+    mine = {path for path in ops[-1].files if path in found.unreached}
     facts = {**sources, **({"unreached": sorted(mine)} if mine else {})}
     if found.refusal:
         return _refused(found.refusal, facts)
@@ -148,14 +149,9 @@ def _work(
     return CompileWork(after.source, change, plan, files, facts, traps)
 
 
-def _paths(op: Mapping[str, Any]) -> Sequence[str]:
-    paths: list[str] = op.get("files", [])
-    return paths
-
-
-def _facts(op: Mapping[str, Any], before: SourceBuild) -> dict[str, Any]:
+def _facts(op: Compile, before: SourceBuild) -> dict[str, Any]:
     named = {"filename": before.source.origin, "sha256": before.source.sha256}
-    return {"change": op_name(op), **named, "found": "to-compile"}
+    return {"change": op.change_name, **named, "found": "to-compile"}
 
 
 def _refused(reason: str, facts: Mapping[str, Any], hint: str = "") -> Unstaged:
@@ -185,17 +181,17 @@ class _PullStage:
     before: SourceBuild
     after: SourceBuild
     laid: PatchedSource
-    ops: Sequence[Mapping[str, Any]]
+    ops: Sequence[Compile]
 
     def planned(self, judged: Sequence[JudgedFile]) -> CompileWork | AlreadyPresent | Unstaged:
         """What becomes of it."""
         facts = _facts(self.ops[-1], self.before)
-        other = [path for path in _paths(self.ops[-1]) if not path.startswith(_READ)]
+        other = [path for path in self.ops[-1].files if not path.startswith(_READ)]
         if other:
             return _refused(f"{_some(other)} are not compiled by nvcc", facts)
         counting = [one for one in judged if self._counts(one)]
         if not counting:
-            return _nothing(self.before, list(_paths(self.ops[-1])), facts)
+            return _nothing(self.before, list(self.ops[-1].files), facts)
         found, reason = verdict(counting)
         if found in (DRIFT, AMBIGUOUS):
             said = f"{reason} (in {facts['filename']})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import sha256_hex
+from builder.applier.opkinds import Compile, Diff, ops_of
 from builder.applier.outcomes import layer_digest
 from builder.errors import Exit, SparkBuildError
 from builder.lock.document import LockedBase, LockedInput, LockedLayer, LockEntry
@@ -65,10 +66,10 @@ def _inputs(plan: BuildPlan, index: PackageIndex) -> Iterator[LockedInput]:
             wheel = _wheel(pin["filename"], pin["sha256"], index, pin.get("size"))
             rows[f"wheel {wheel.filename}"] = wheel
         for variant in decision.layer["variants"]:
-            for op in variant["ops"]:
-                if "pull" in op:
-                    row = {"request": op["file"], **op["pull"]}
-                    rows[f"pull {op['file']}"] = read(row, LockedInput)
+            for op in ops_of(variant):
+                if isinstance(op, (Diff, Compile)) and op.pull:
+                    row = {"request": op.file, **op.pull}
+                    rows[f"pull {op.file}"] = read(row, LockedInput)
     yield from (rows[key] for key in sorted(rows))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from builder.applier.opkinds import Remove, Wheel, ops_of
 from builder.applier.versions import normalize
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, BaseRequest, no_facts
@@ -73,9 +74,12 @@ def identify_base(
     named = {layer["package"] for layer in selection.layers}
     for variant in (v for layer in selection.layers for v in layer["variants"]):
         named.update(variant["when"])
-        for op in variant["ops"]:
-            named.update(op.get("if", ()))
-            named.update(normalize(op[k]) for k in ("distribution", "version-of") if k in op)
+        for op in ops_of(variant):
+            named.update(op.when)
+            if isinstance(op, (Wheel, Remove)):
+                named.add(normalize(op.distribution))
+            if isinstance(op, Wheel) and op.version_of:
+                named.add(normalize(op.version_of))
     tracked = (*TRACKED, *sorted(named - set(TRACKED)))
     also = [] if ref.startswith(("pypi:", "dir:")) else [n for n in libraries if n not in tracked]
     base = identify(

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from builder.applier.opkinds import Graft, Wheel, ops_of
 from builder.applier.versions import normalize
 from builder.errors import UsageError
 from builder.pulls.pinning import refuse_unpinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from builder.applier.opkinds import Op
 
     Layer = Mapping[str, Any]
 
@@ -56,7 +59,7 @@ def check_layer(layer: Layer) -> None:
             )
     refuse_unpinned(layer)
     for variant in layer["variants"]:
-        for op in variant["ops"]:
+        for op in ops_of(variant):
             wanted = _without_pin(op, layer["pins"])
             if wanted:
                 raise UsageError(
@@ -65,13 +68,13 @@ def check_layer(layer: Layer) -> None:
                 )
 
 
-def _without_pin(op: Mapping[str, Any], pins: Layer) -> str:
+def _without_pin(op: Op, pins: Layer) -> str:
     """What an op takes that ``pins.toml`` does not have, or nothing."""
-    if op["op"] == "graft":
-        name, _, version = op["from"].partition("==")
+    if isinstance(op, Graft):
+        name, _, version = op.donor.partition("==")
         rows = pins["donor"]
-    elif op["op"] == "wheel":
-        name, version = op["distribution"], op.get("version", "")
+    elif isinstance(op, Wheel):
+        name, version = op.distribution, op.version
         rows = pins["wheel"]
     else:
         return ""

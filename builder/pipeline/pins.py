@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from builder.applier.digests import sha256_hex
 from builder.applier.machinecode import ABSENT, NO_CODE
+from builder.applier.opkinds import Compile, Graft, Pull, Wheel, ops_of
 from builder.applier.versions import normalize, version_matches
 from builder.machinecode.facts import read_module
 from builder.machinecode.modules import Modules
@@ -48,17 +49,17 @@ def write_pins(
     donors: dict[tuple[str, str], dict[str, Any]] = {}
     code: dict[str, dict[str, Any]] = {}
     for variant in layer["variants"]:
-        for op in variant["ops"]:
-            if op["op"] == "wheel":
+        for op in ops_of(variant):
+            if isinstance(op, Wheel):
                 for row in wheel_pins(op, variant, index):
                     wheels[row["filename"]] = row
-            elif op["op"] == "graft":
+            elif isinstance(op, Graft):
                 row = donor_pin(op, index)
                 donors[row["filename"], row["member"]] = row
-            elif op["op"] == "pull":
+            elif isinstance(op, Pull):
                 pin, _ = pin_pull(op, layer["package"], store, index)
                 pulls[pin.request] = plain(pin)
-            elif op["op"] == "compile":
+            elif isinstance(op, Compile):
                 for row in code_pins(op, variant, index):
                     code.setdefault(row["sha256"], row)  # releases may share a module
     kinds = {
@@ -83,14 +84,14 @@ def pins_text(kinds: Mapping[str, Collection[Mapping[str, Any]]]) -> str:
 
 
 def wheel_pins(
-    op: Mapping[str, Any], variant: Mapping[str, Any], index: PackageIndex
+    op: Wheel, variant: Mapping[str, Any], index: PackageIndex
 ) -> Iterator[dict[str, Any]]:
     """Every Linux wheel of every release that the op can ask for."""
-    bound = normalize(op.get("version-of", ""))
-    for wheel in index.wheels(op["distribution"]):
+    bound = normalize(op.version_of)
+    for wheel in index.wheels(op.distribution):
         version = wheel.version
-        if "version" in op:
-            wanted = Version(version) == Version(op["version"])
+        if op.version:
+            wanted = Version(version) == Version(op.version)
         else:
             wanted = version_matches(version, variant["when"][bound])
         place = _place(wheel)
@@ -108,18 +109,18 @@ def wheel_pins(
 
 
 def code_pins(
-    op: Mapping[str, Any], variant: Mapping[str, Any], index: PackageIndex
+    op: Compile, variant: Mapping[str, Any], index: PackageIndex
 ) -> Iterator[dict[str, Any]]:
     """What the machine code of each release's wheels says, by the modules' sha256.
 
     A plan for one of these need not read its modules, which are up to 370 MB each.
     """
-    wanted = (v for v in vllm_releases(index) if version_matches(v, variant["when"][op["source"]]))
+    wanted = (v for v in vllm_releases(index) if version_matches(v, variant["when"][op.source]))
     for version, name in itertools.product(wanted, _MACHINES.values()):
         platform = Platform.parse(name)
-        tree = WheelTree([RemoteWheel(index.choose(op["source"], version, platform), index)])
-        for path in Modules(tree, [op["code"]["symbol"]]).matching(op["code"]["modules"]):
-            facts = read_module(tree, path, op["code"])
+        tree = WheelTree([RemoteWheel(index.choose(op.source, version, platform), index)])
+        for path in Modules(tree, [op.code["symbol"]]).matching(op.code["modules"]):
+            facts = read_module(tree, path, op.code)
             where = {"version": version, "platform": platform.oci, "module": path}
             yield {**where, "sha256": tree.digest(path), **facts}
             if facts["how"] not in (ABSENT, NO_CODE):
@@ -140,11 +141,11 @@ def _place(wheel: WheelFile) -> tuple[str, str] | None:
     return _MACHINES[machine], python
 
 
-def donor_pin(op: Mapping[str, Any], index: PackageIndex) -> dict[str, Any]:
+def donor_pin(op: Graft, index: PackageIndex) -> dict[str, Any]:
     """One file of a released wheel; the arm64 wheel stands for all, their Python is the same."""
-    distribution, _, version = op["from"].partition("==")
+    distribution, _, version = op.donor.partition("==")
     file = index.choose(distribution, version, Platform())
-    member = op.get("member", op["file"])
+    member = op.donor_file
     return {
         "distribution": normalize(distribution),
         "version": version,

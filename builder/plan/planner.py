@@ -151,7 +151,7 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         for decision in rebuild:
             lines.append(f"layer {decision.name}: {decision.outcome.reason}")
             lines += [f"note: {note}" for note in decision.outcome.notes]
-        changes = [op["change"]["name"] for d in rebuild for op in compile_ops(d.layer)]
+        changes = [op.change_name for d in rebuild for op in compile_ops(d.layer)]
         hint = ""
         if all(_may_compile(d) for d in rebuild):
             lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]

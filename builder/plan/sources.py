@@ -15,6 +15,7 @@ from builder.pypi.wheels import RemoteWheel, WheelTree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from builder.applier.opkinds import Compile
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Stage, Unstaged
     from builder.applier.trees import Tree
@@ -67,7 +68,7 @@ class IndexSources:
 
     def stage(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         packages: Mapping[str, str],
         target: Target,
         module: Callable[[str], str],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from builder.applier.opkinds import Pull, ops_of
 from builder.errors import UsageError
 from builder.forge import MERGED
 from builder.forge.normalize import read_sections
@@ -21,32 +22,28 @@ if TYPE_CHECKING:
     from builder.pulls.parts import Parts
     from builder.pypi.index import PackageIndex
 
-Table = dict[str, Any]
 
-
-def pull_ops(layer: Mapping[str, Any]) -> Iterator[Table]:
+def pull_ops(layer: Mapping[str, Any]) -> Iterator[Pull]:
     """The ``pull`` ops of a layer."""
     for variant in layer["variants"]:
-        yield from (op for op in variant["ops"] if op["op"] == "pull")
+        yield from (op for op in ops_of(variant) if isinstance(op, Pull))
 
 
-def pin_pull(
-    op: Mapping[str, Any], package: str, store: PullStore, index: PackageIndex
-) -> tuple[Pin, Parts]:
+def pin_pull(op: Pull, package: str, store: PullStore, index: PackageIndex) -> tuple[Pin, Parts]:
     """Pin what an op names as it is today, with the release that has it where it is merged.
 
     Raises:
         RemoteError: the forge does not answer or does not know it.
         UsageError: what it changes cannot be taken as text.
     """
-    pin = store.resolve(parse_pull(op["pull"]))
+    pin = store.resolve(parse_pull(op.pull))
     parts = parts_of(
         pin,
         read_sections(store.diff(pin)),
         package=package,
-        roots=op.get("map"),
-        include=op.get("include", ()),
-        exclude=op.get("exclude", ()),
+        roots=op.map,
+        include=op.include,
+        exclude=op.exclude,
     )
     if pin.state == MERGED and not pin.release:
         pin = replace(pin, release=release_of(pin, parts, index))
@@ -61,8 +58,8 @@ def refuse_unpinned(layer: Mapping[str, Any]) -> None:
     """
     pinned = {row["request"] for row in layer["pins"].get("pull", ())}
     for op in pull_ops(layer):
-        if op["pull"] not in pinned:
+        if op.pull not in pinned:
             raise UsageError(
-                f"layer {layer['name']}: {op['pull']} is not pinned",
+                f"layer {layer['name']}: {op.pull} is not pinned",
                 hint=f"spark-build layers pin {layer['name']}",
             )

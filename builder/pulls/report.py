@@ -10,9 +10,9 @@ from msgspec.structs import asdict, replace
 from builder.applier.diff import parse_diff
 from builder.applier.files import judge_file
 from builder.applier.hunks import judge_hunks
+from builder.applier.opkinds import Diff, counts, ops_of
 from builder.applier.states import APPLIED, NEEDED, POST, PRE, UPSTREAM
 from builder.applier.trees import OverlayTree
-from builder.applier.versions import all_match
 from builder.documents.pulls import DroppedFile, PatchedFile, PullReport
 from builder.pulls.conflict import conflicts_of
 from builder.pulls.history import History
@@ -128,10 +128,11 @@ def _changes(
 ) -> Iterator[FileDiff]:
     """What the pull request changes in the installed packages of this base."""
     for variant in decision.layer["variants"]:
-        for op in variant["ops"]:
-            ours = op["op"] == "diff" and op["file"] == entry.pin.request
-            if ours and ("if" not in op or all_match(op["if"], packages)):
-                yield from parse_diff(op["diff"])
+        for op in ops_of(variant):
+            if not isinstance(op, Diff) or op.file != entry.pin.request:
+                continue
+            if counts(op, packages):
+                yield from parse_diff(op.diff)
 
 
 def _file(change: FileDiff, tree: Tree) -> PatchedFile:

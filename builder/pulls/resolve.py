@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.opkinds import Pull, read_op
 from builder.errors import SparkBuildError, UsageError
 from builder.forge import MERGED
 from builder.forge.normalize import read_sections
@@ -62,7 +63,7 @@ class Resolver:
         after: list[str] = []
         for ref, name in zip(refs, names, strict=True):
             held = self.held.get(str(ref))
-            entry = self._pulled(name, held or self.store.resolve(ref), {})
+            entry = self._pulled(name, held or self.store.resolve(ref), Pull(str(ref)))
             if held is None and entry.pin.state == MERGED and not entry.pin.release:
                 entry = replace(entry, pin=self._released(entry))
             pins[str(ref)] = entry.pin
@@ -86,33 +87,34 @@ class Resolver:
         variants = []
         for variant in layer["variants"]:
             ops, notes = [], list(variant.get("notes", ()))
-            for op in variant["ops"]:
-                if op["op"] != "pull":
-                    ops.append(op)
+            for raw in variant["ops"]:
+                op = read_op(raw)
+                if not isinstance(op, Pull):
+                    ops.append(raw)
                     continue
-                if op["pull"] not in pins:
+                if op.pull not in pins:
                     raise UsageError(
-                        f"layer {name}: {op['pull']} is not pinned",
+                        f"layer {name}: {op.pull} is not pinned",
                         hint=f"spark-build layers pin {name}",
                     )
-                entry = self._pulled(name, pins[op["pull"]], {**op, "package": layer["package"]})
+                entry = self._pulled(name, pins[op.pull], op, layer["package"])
                 entries.append(entry)
-                ops += ops_of(entry.pin, entry.parts, op.get("if"))
+                ops += ops_of(entry.pin, entry.parts, op.when)
                 notes += notes_of(entry.pin, entry.parts)
             variants.append({**variant, "ops": ops, **({"notes": notes} if notes else {})})
         pulled[name] = list({entry.pin.request: entry for entry in entries}.values())
         kept = {key: rows for key, rows in layer["pins"].items() if key != "pull"}
         return {**layer, "variants": variants, "pins": kept, **_history(layer, entries)}
 
-    def _pulled(self, name: str, pin: Pin, op: Mapping[str, Any]) -> Pulled:
+    def _pulled(self, name: str, pin: Pin, op: Pull, package: str = "") -> Pulled:
         sections = read_sections(self.store.diff(pin))
         parts = parts_of(
             pin,
             sections,
-            package=op.get("package", ""),
-            roots=op.get("map"),
-            include=op.get("include", ()),
-            exclude=op.get("exclude", ()),
+            package=package,
+            roots=op.map,
+            include=op.include,
+            exclude=op.exclude,
         )
         return Pulled(layer=name, pin=pin, parts=parts)
 

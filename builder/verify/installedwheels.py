@@ -13,11 +13,12 @@ from builder.applier.sources import Member, Stage, Unstaged
 from builder.applier.states import NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import distribution_of
 from builder.applier.versions import normalize
-from builder.compile.changes import op_name, stage_name
+from builder.compile.changes import stage_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from builder.applier.opkinds import Compile
     from builder.applier.outcomes import Target
     from builder.applier.sources import Sources
     from builder.applier.trees import Tree
@@ -56,7 +57,7 @@ class InstalledWheelSources:
 
     def stage(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         packages: Mapping[str, str],
         target: Target,
         module: Callable[[str], str],
@@ -64,11 +65,11 @@ class InstalledWheelSources:
         for layer in self.planned:
             found = layer.get("compile", {}).get("sources", {})
             state = _UNSTAGED.get(found.get("found", ""))
-            if state and found["change"] == op_name(ops[-1]):
+            if state and found["change"] == ops[-1].change_name:
                 return Unstaged(state, "as planned", found, since=layer.get("since"))
         change = stage_name(ops)
         wanted = normalize(f"{EXTENSION_WHEELS}{change}")
-        request = {"change": change, "arch": ops[-1]["arch"]}
+        request = {"change": change, "arch": ops[-1].arch}
         for receipt in receipts_of(self.tree):
             for path, entry in receipt["files"].items():
                 folder, _, name = path.partition("/")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.opkinds import Compile
     from builder.applier.sources import Member, Stage, Unstaged
 
 Files = dict[str, bytes]
@@ -168,7 +169,7 @@ class FakeSources:
         self,
         *wheels: Wheel,
         code: Mapping[str, Mapping[str, str]] | None = None,
-        stage: Stage | Unstaged | Callable[[Sequence[Mapping[str, Any]]], Stage] | None = None,
+        stage: Stage | Unstaged | Callable[[Sequence[Compile]], Stage] | None = None,
     ) -> None:
         self._wheels = {wheel.filename: wheel.data for wheel in wheels}
         self._code, self._stage = code or {}, stage
@@ -186,13 +187,13 @@ class FakeSources:
 
     def stage(
         self,
-        ops: Sequence[Mapping[str, Any]],
+        ops: Sequence[Compile],
         packages: Mapping[str, str],
         target: Target,
         module: Callable[[str], str],
     ) -> Stage | Unstaged | None:
         del packages, target, module
-        self.asked.append([str(op.get("name") or op["change"]["name"]) for op in ops])
+        self.asked.append([op.change_name for op in ops])
         return self._stage(ops) if callable(self._stage) else self._stage
 
     def _open(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:

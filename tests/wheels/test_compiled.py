@@ -15,6 +15,7 @@ from builder.applier.judging import judge
 from builder.applier.outcomes import Target
 from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
+from builder.compile.changes import compile_ops
 from builder.compile.cputorch import refuse_cpu_torch
 from builder.compile.source import release_source
 from builder.compile.stage import Stages
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYER = Catalog.discover().layer("sm120-family")
-(OP,) = LAYER["variants"][0]["ops"]
+(OP,) = compile_ops(LAYER)
 OLD, STABLE = "vllm/_C.abi3.so", "vllm/_C_stable_libtorch.abi3.so"
 RELEASES = {
     "0.19.1": (OLD, NEEDS_REBUILD, "for sm_120a alone, which SM121 does not load"),
@@ -51,7 +52,7 @@ def test_what_is_known_of_a_release_is_what_its_module_says(planned: Planner, re
     assert (decision.outcome.state, reason in decision.outcome.reason) == (state, True)
     code = decision.outcome.compiled["code"]
     assert (code["module"], code["sha256"]) == (module, made.base.tree.digest(module))
-    read = read_module(made.base.tree, module, OP["code"])
+    read = read_module(made.base.tree, module, OP.code)
     assert {key: code[key] for key in read} == read
     unknown = {**LAYER, "pins": {"wheel": [], "donor": []}}
     target = made.base.identity.platform.target
