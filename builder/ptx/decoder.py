@@ -6,7 +6,7 @@ stand in one list, so that a decoded instruction holds nothing but indices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from builder.ptx.source import (
     Negated,
     Number,
     Operand,
+    Variable,
     Vector,
 )
 
@@ -40,8 +41,8 @@ Emitter = Callable[["Decoder", Instruction], Step]
 #: Where a lane goes that has ended; and where addresses of the parameter space begin.
 EXIT = 1 << 30
 PARAMETERS = 1 << 60
-#: Where shared memory lies in the generic address space.
-SHARED_WINDOW = 1 << 56
+#: Where shared and local memory lie in the generic address space.
+SHARED_WINDOW, LOCAL_WINDOW = 1 << 56, 1 << 55
 
 #: A view of registers, by its place in ``Warp.views``.
 U16, S16, U32, S32, F32, U64, S64, F64, PRED = range(9)
@@ -109,22 +110,15 @@ class Decoder:
         for name in SPECIAL:
             self.slots[name] = self._new(32)
         self.constants: dict[int, dict[int, int]] = {1: {}, 16: {}, 32: {}, 64: {}}
-        self.shared_bytes, self.symbols = self._lay_out_shared()
+        self.shared_bytes, shared = _lay_out(kernel.shared, SHARED_BASE)
+        self.local_bytes, local = _lay_out(kernel.local, 0)
+        self.symbols = {**shared, **local}
         #: sizes of accesses to shared memory
         self.shared_sizes: set[int] = {4}
 
     def _new(self, width: int) -> Slot:
         self.counts[width] += 1
         return Slot(width, self.counts[width] - 1)
-
-    def _lay_out_shared(self) -> tuple[int, dict[str, int]]:
-        """Variables of a size first; those that the launch sizes share what comes after them."""
-        at, places = 0, {}
-        for variable in sorted(self.kernel.shared, key=lambda v: v.size is None):
-            begin = -(-at // variable.align) * variable.align
-            places[variable.name] = begin + SHARED_BASE
-            at = begin + variable.size if variable.size is not None else at
-        return at, places
 
     # ------------------------------------------------------------------------------------ operands
 
@@ -209,6 +203,16 @@ class Decoder:
     def parts(operand: Operand) -> tuple[Operand, ...]:
         """The elements of a vector; a scalar is one."""
         return operand.parts if isinstance(operand, Vector) else (operand,)
+
+
+def _lay_out(variables: Iterable[Variable], base: int) -> tuple[int, dict[str, int]]:
+    """Variables of a size first; those that the launch sizes share what comes after them."""
+    at, places = 0, {}
+    for variable in sorted(variables, key=lambda v: v.size is None):
+        begin = -(-at // variable.align) * variable.align
+        places[variable.name] = begin + base
+        at = begin + variable.size if variable.size is not None else at
+    return at, places
 
 
 def _text(operand: Operand) -> str:

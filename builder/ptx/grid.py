@@ -13,6 +13,8 @@ from builder.ptx.decoder import EXIT, LANES
 from builder.ptx.errors import Deadlock, Fault
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from builder.ptx.memory import GlobalMemory
     from builder.ptx.program import Program
     from builder.ptx.races import Race
@@ -188,7 +190,7 @@ class Grid:
         for _ in range(limit):
             mask = True
             if warp.pcs is not None:
-                warp.pc = int(warp.pcs.min())
+                warp.pc = self._apart(warp.pcs)
                 lanes = warp.pcs == warp.pc
                 if lanes.all():
                     warp.pcs = None
@@ -214,6 +216,14 @@ class Grid:
             if warp.yielded:
                 return False
         return True
+
+    def _apart(self, pcs: NDArray[np.int64]) -> int:
+        """Where to go on of the places that lanes are at: the first at which none has to wait."""
+        places = [int(place) for place in np.unique(pcs) if place < EXIT]
+        blocks = self.program.blocks
+        free = (place for place in places if place not in blocks or not blocks[place].gathers)
+        first = int(pcs.min())
+        return next(free, first) if len(places) > 1 else first
 
     @staticmethod
     def _go(warp: Warp, mask: object, target: object) -> None:

@@ -38,6 +38,8 @@ EMITTERS: dict[str, Emitter] = {
 
 #: Opcodes after which a warp may be elsewhere, or may have given up its turn.
 _ENDS = {"bra", "ret", "exit", "bar", "barrier", "nanosleep", "atom", "red"}
+#: Those at which lanes that went apart meet; ``mma`` and matrix moves stand where they have met.
+_GATHERS = {"bar", "barrier", "shfl", "vote", "elect"}
 
 
 def ends_block(i: Instruction) -> bool:
@@ -49,5 +51,13 @@ def ends_block(i: Instruction) -> bool:
 
 
 def begins_block(i: Instruction) -> bool:
-    """Whether a warp may have to execute an instruction again."""
-    return "wait_group" in i.modifiers
+    """Whether a warp may have to execute an instruction again, or some of its lanes wait there."""
+    return "wait_group" in i.modifiers or gathers(i)
+
+
+def gathers(i: Instruction) -> bool:
+    """Whether lanes wait there until the others of their warp come.
+
+    ``.sync`` says so; all threads of a warp execute the same barrier, which is ``.aligned``.
+    """
+    return i.opcode in _GATHERS and ("sync" in i.modifiers or i.opcode in ("bar", "barrier"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import (
+    LOCAL_WINDOW,
     PRED,
     SHARED_WINDOW,
     U16,
@@ -170,13 +171,15 @@ def _select(d: Decoder, i: Instruction) -> Step:
 
 
 def _convert_address(d: Decoder, i: Instruction) -> Step:
-    """``cvta``: shared memory lies in a window of generic addresses, other spaces are the same."""
+    """``cvta``: shared and local memory have windows of generic addresses, other spaces none."""
     space = next((m.partition("::")[0] for m in i.modifiers if m not in ("to", "u64", "u32")), "")
-    if i.modifiers[-1] != "u64" or space not in ("global", "param", "const", "shared"):
+    if i.modifiers[-1] != "u64" or space not in (
+        "global", "param", "const", "shared", "local",
+    ):  # fmt: skip
         raise d.unknown(i)
     kind = typed("u64")
     out, a = d.out(i, i.operands[0], kind), d.source(i, i.operands[1], kind)
-    window = SHARED_WINDOW if space == "shared" else 0
+    window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
     change = np.uint64(-window % 2**64 if i.has("to") else window)
 
     def run(w: Warp, m: Mask) -> None:

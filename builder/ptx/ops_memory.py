@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import U16, U32, U64, Decoder, Emitter, Mask, Slot, Step, Type, type_named
+from builder.ptx.errors import Fault
 from builder.ptx.formats import from_bf16, to_bf16
 from builder.ptx.ops_data import load_parameter
 
@@ -30,11 +31,11 @@ _CACHING = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt"}
 
 
 def _space(d: Decoder, i: Instruction) -> str:
-    """``shared`` or ``global``, all other modifiers being known."""
+    """``shared``, ``local`` or ``global``, all other modifiers being known."""
     words = [m for m in i.modifiers[:-1] if m not in _ORDER and m not in _VECTORS]
     words = [m for m in words if m not in _CACHING and not m.startswith(("L1::", "L2::"))]
     words = [m for m in words if m != "cache_hint"]
-    if words not in (["global"], ["shared"], ["shared::cta"]):
+    if words not in (["global"], ["shared"], ["shared::cta"], ["local"]):
         raise d.unknown(i, "of generic addresses" if not words else "")
     return words[0].partition("::")[0]
 
@@ -61,7 +62,7 @@ def _load(d: Decoder, i: Instruction) -> Step:
     parts = d.parts(i.operands[0])
     size = kind.bytes * _count(d, i, len(parts))
     slots = _slots(d, i, kind, parts)
-    shared, line = space == "shared", i.line
+    shared, local, line = space == "shared", space == "local", i.line
     address = d.address(i, i.operands[1], 32 if shared else 64)
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
     if shared:
@@ -73,6 +74,9 @@ def _load(d: Decoder, i: Instruction) -> Step:
         at = address(w) if m is True else address(w)[m]
         if shared:
             found = w.block.shared.load(at, size, w.number, line)
+        elif local:
+            rows, places = _local(w, m, at, size)
+            found = w.local[rows, places]
         else:
             found = w.block.grid.memory.load(at.astype(np.int64), size)
         values = np.ascontiguousarray(found).view(read)
@@ -89,7 +93,7 @@ def _store(d: Decoder, i: Instruction) -> Step:
     parts = d.parts(i.operands[1])
     size = kind.bytes * _count(d, i, len(parts))
     sources = [_source(d, i, kind, part) for part in parts]
-    shared, line = space == "shared", i.line
+    shared, local, line = space == "shared", space == "local", i.line
     address = d.address(i, i.operands[0], 32 if shared else 64)
     wanted = np.dtype(f"u{kind.bytes}")
     if shared:
@@ -104,11 +108,29 @@ def _store(d: Decoder, i: Instruction) -> Step:
         data = rows.view(np.uint8).reshape(len(at), size)
         if shared:
             w.block.shared.store(at, data, w.number, line)
+        elif local:
+            w.local[_local(w, m, at, size)] = data
         else:
             w.block.grid.memory.store(at.astype(np.int64), data)
             w.block.grid.events += 1
 
     return run
+
+
+def _local(w: Warp, m: Mask, at: Any, size: int) -> tuple[Any, Any]:
+    """Rows and columns of local memory: each lane has its own.
+
+    Raises:
+        Fault: an address is outside, or not a multiple of ``size``.
+    """
+    places = at.astype(np.int64)
+    wrong = (places < 0) | (places + size > w.local.shape[1]) | (places % size != 0)
+    if wrong.any():
+        raise Fault(
+            f"local memory offset {int(places[wrong][0])} ({size} bytes) is outside of the "
+            f"thread's {w.local.shape[1]} bytes, or no multiple of {size}"
+        )
+    return w.lanes(m)[:, None], places[:, None] + np.arange(size)
 
 
 def _source(d: Decoder, i: Instruction, kind: Type, part: Any) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import LANES, Decoder, guarded
-from builder.ptx.instructions import EMITTERS, begins_block, ends_block
+from builder.ptx.instructions import EMITTERS, begins_block, ends_block, gathers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +27,8 @@ class BasicBlock:
     end: int
     steps: list[Step]
     lines: list[int]
+    #: the first instruction is one at which lanes wait for those that went elsewhere
+    gathers: bool = False
 
 
 class Program:
@@ -56,7 +58,8 @@ class Program:
         for start, end in zip(leaders, [*leaders[1:], count], strict=True):
             if start < count:
                 lines = [one.line for one in self.kernel.code[start:end]]
-                yield start, BasicBlock(start, end, steps[start:end], lines)
+                first = gathers(self.kernel.code[start])
+                yield start, BasicBlock(start, end, steps[start:end], lines, first)
 
     def constant_rows(self, width: int) -> NDArray[Any]:
         """Constants of a width, a row of equal lanes each."""

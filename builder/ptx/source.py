@@ -94,8 +94,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A variable in shared memory; no size where the launch gives it."""
+class Variable:
+    """A variable in shared or local memory; no size where the launch gives it."""
 
     name: str
     align: int
@@ -108,7 +108,9 @@ class Kernel:
 
     name: str
     parameters: dict[str, Parameter]
-    shared: tuple[Shared, ...]
+    shared: tuple[Variable, ...]
+    #: each thread has its own
+    local: tuple[Variable, ...]
     #: register -> type without its dot
     registers: dict[str, str]
     code: tuple[Instruction, ...]
@@ -128,8 +130,8 @@ _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?([^{;]*)\{", re.DOTALL)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+(?:\.ptr[^,]*?\s)?([\w$]+)(?:\[(\d+)\])?$"
 )
-_SHARED = re.compile(
-    r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+([\w$]+)((?:\[\d*\])*)"
+_VARIABLE = re.compile(
+    r"(?:\.extern\s+)?\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+([\w$]+)((?:\[\d*\])*)"
 )
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.+)", re.DOTALL)
 _RANGE = re.compile(r"(%?[\w$]+)<(\d+)>")
@@ -160,7 +162,7 @@ def kernels_of(text: str) -> dict[str, Kernel]:
         at = _closing(plain, entry.end() - 1)
         found[entry[1]] = (entry, plain[entry.end() : at])
         at += 1
-    shared = list(_shared("".join([*outer, plain[at:]])))
+    shared = list(_variables("".join([*outer, plain[at:]]), "shared"))
     kernels, places = {}, Places(text)
     for name, (entry, body) in found.items():
         line = plain.count("\n", 0, entry.end()) + 1
@@ -168,7 +170,8 @@ def kernels_of(text: str) -> dict[str, Kernel]:
         kernels[name] = Kernel(
             name=name,
             parameters=_parameters(entry[2] or "", plain.count("\n", 0, entry.start()) + 1),
-            shared=(*shared, *_shared(body)),
+            shared=(*shared, *_variables(body, "shared")),
+            local=tuple(_variables(body, "local")),
             registers=reader.registers,
             code=tuple(reader.resolved()),
             labels=frozenset(reader.labels.values()),
@@ -201,14 +204,16 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
     return found
 
 
-def _shared(text: str) -> list[Shared]:
+def _variables(text: str, space: str) -> list[Variable]:
     found = []
-    for match in _SHARED.finditer(text):
+    for match in _VARIABLE.finditer(text):
+        if match[1] != space:
+            continue
         element, counts = int(match[3]) // 8, re.findall(r"\[(\d*)\]", match[5])
         size: int | None = element
         for count in counts:
             size = size * int(count) if size and count else None
-        found.append(Shared(match[4], int(match[2] or element), size))
+        found.append(Variable(match[4], int(match[2] or element), size))
     return found
 
 
@@ -270,7 +275,7 @@ class _Body:
                 self._declare(statement)
             elif not statement.startswith("."):
                 self._instruction(statement)
-            elif not statement.startswith((".shared", ".pragma")):
+            elif not statement.startswith((".shared", ".local", ".pragma")):
                 raise PtxError(f"a directive that is not known: {statement[:80]}", self.line)
         except (ValueError, RecursionError):
             raise PtxError(f"not understood: {statement[:80]}", self.line) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import EXIT, LANES, SPECIAL
+from builder.ptx.memory import POISON
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +40,8 @@ class Warp:
             constants = program.constant_rows(width)
             self.views += [[*rows.view(t), *constants.view(t)] for t in _AS[width]]
         threads: NDArray[np.int64] = number * LANES + np.arange(LANES, dtype=np.int64)
+        #: local memory, a row for each lane
+        self.local = np.full((LANES, program.decoder.local_bytes), POISON, np.uint8)
         #: lanes that exist: a block's size need not be a multiple of 32
         exist = threads < block.threads
         self.pc = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     The second product is split into slices of 128 along its length, each of which is added by a
     bfloat16 atomic: with an intermediate size of 128 there is one, as the bound supposes.
     """
+    if ask.get("many"):
+        as_for_many_tokens()
+    as_for_wide_experts()
     count, top_k = int(ask.get("experts", 8)), int(ask.get("top_k", 2))
     hidden, inner = int(ask.get("hidden", 512)), int(ask.get("intermediate", 128))
     made = experts.make_experts(count, hidden, inner)
@@ -104,6 +108,26 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
         tokens = experts.make_tokens(number, count, top_k, hidden)
         for one in experts.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
             yield _moe(made, one, count, top_k)
+
+
+#: Where FlashInfer chooses among its kernels.
+DISPATCH = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x.moe_dispatch"
+
+
+def as_for_wide_experts() -> None:
+    """Let few tokens go to tensor cores, as where experts are wider than 512 (from 0.6.18 on)."""
+    dispatch: Any = importlib.import_module(DISPATCH)
+    dispatch._DIRECT_MICRO_CUTOVER_PAIRS = 0
+
+
+def as_for_many_tokens() -> None:
+    """Let FlashInfer take the kernel that it has for many tokens, however few there are.
+
+    It chooses by a number of pairs of token and expert: a constant in 0.6.9, later a variable too.
+    """
+    os.environ["FLASHINFER_B12X_STATIC_COMPACT_CUTOVER_PAIRS"] = "0"
+    dispatch: Any = importlib.import_module(DISPATCH)
+    dispatch._STATIC_COMPACT_CUTOVER_PAIRS = 0
 
 
 def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:

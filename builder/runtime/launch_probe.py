@@ -10,13 +10,15 @@ The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kerne
     {"kind": "dense-b12x", "tile": [128, 128], "shapes": [[200, 384, 512]], "sms": 2,
      "inputs": "random" | "degenerate", "seed": 0}
     {"kind": "vllm-linear", "shapes": [[64, 200, 320]]}
-    {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128}
+    {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128,
+     "many": true}
 
 ``vllm-linear`` goes through vLLM's own layer (``launch_layers.py``), the others call FlashInfer's
 functions as vLLM does.  ``sms`` is the number of SMs that the host code is told of: with few, one
-block takes several tiles.  The functions are called with tensors in ordinary memory that say they
-are on the device.  They check, compile and launch as they would; each launch is written below
-``folder``: the PTX, the parameters, and the memory that these point into, before the kernel runs.
+block takes several tiles.  With ``many`` the experts' kernel is the one for many tokens.  The
+functions are called with tensors in ordinary memory that say they are on the device.  They check,
+compile and launch as they would; each launch is written below ``folder``: the PTX, the parameters,
+and the memory that these point into, before the kernel runs.
 
 Result::
 

@@ -113,7 +113,20 @@ LAUNCHED = (
     Launched(
         name="b12x MoE, 24 tokens",
         serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": [24], "experts": 4, "hidden": 256},
+        request={"kind": "moe-b12x", "tokens": [24], "experts": 4, "hidden": 256, "sms": 4},
+    ),
+    # FlashInfer takes this kernel from 320 or 512 tokens on
+    Launched(
+        name="b12x MoE, many tokens",
+        serves="nvfp4-moe",
+        request={
+            "kind": "moe-b12x",
+            "tokens": [24],
+            "experts": 4,
+            "hidden": 256,
+            "many": True,
+            "sms": 2,
+        },
     ),
 )
 

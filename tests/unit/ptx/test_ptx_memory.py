@@ -107,6 +107,29 @@ def test_a_reduction_of_a_vector_is_one_of_each_element() -> None:
             run(form)
 
 
+LOCAL = "{ .local .align 16 .b8 own[64]; .reg .b64 at; .reg .b64 generic;"
+
+
+def test_each_thread_has_its_own_local_memory() -> None:
+    body = (
+        f"{LOCAL} mov.b64 at, own; cvta.local.u64 generic, at; add.u64 generic, generic, 16;"
+        "cvta.to.local.u64 %rd5, generic; st.local.v2.b32 [%rd5], {%r0, %r1}; add.s32 %r1, %r1, 1;"
+        "setp.lt.u32 %p1, %r0, 4; @%p1 st.local.u8 [own+16], %r1;"
+        "ld.local.b32 %r5, [own+16]; ld.local.b32 %r6, [%rd5+4]; ld.local.u16 %rs1, [own];"
+        "cvt.u32.u16 %r7, %rs1; }"
+    )
+    out = run(body, np.full((32, 1), 77)).out
+    assert out[:, 0].tolist() == [78] * 4 + list(range(4, 32))
+    assert set(out[:, 1]) == {77}
+    assert set(out[:, 2]) == {0xFFFF}, "nobody wrote it"
+
+
+@pytest.mark.parametrize("place", ["own+64", "own+61", "own+2", "own-4"])
+def test_local_memory_ends(place: str) -> None:
+    with pytest.raises(Fault, match=r"outside of the thread's 64 bytes, or no multiple of 4"):
+        run(f"{LOCAL} ld.local.b32 %r5, [{place}]; }}")
+
+
 def test_lanes_read_apart_buffers() -> None:
     other = np.arange(4, dtype=np.uint32)
     region = Region(0x300000, other.view(np.uint8), False, "other")

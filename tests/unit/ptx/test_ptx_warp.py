@@ -182,3 +182,34 @@ def test_sync_instructions_want_the_lanes_that_they_name() -> None:
 def test_a_kernel_that_traps() -> None:
     with pytest.raises(Fault, match="PTX line 12, block 0,0,0, warp 0: the kernel executed trap"):
         run("\ntrap;")
+
+
+#: Lanes that have nothing to do come back to the top of the loop, which lies before what others do.
+LOOP = (
+    "mov.b32 %r9, 0; mov.b32 %r10, 0;"
+    "TOP: {gather} setp.eq.u32 %p1, %r9, 3; @%p1 bra OUT; add.s32 %r9, %r9, 1;"
+    "setp.lt.u32 %p2, %r0, 16; @%p2 bra TOP; add.s32 %r10, %r10, 1; bra TOP;"
+    "OUT: mov.b32 %r6, %r10;"
+)
+
+
+@pytest.mark.parametrize(
+    "gather",
+    [
+        "bar.sync 0;",
+        "bar.warp.sync -1;",
+        "shfl.sync.idx.b32 %r5, %r9, 0, 31, -1;",
+        "vote.sync.any.pred %p3, %p2, -1;",
+        "elect.sync _|%p3, -1;",
+    ],
+)
+def test_lanes_wait_for_those_that_went_elsewhere(gather: str) -> None:
+    """``.sync``: until all lanes that are named execute the same instruction."""
+    assert run(LOOP.format(gather=gather)).out[:, 1].tolist() == [0] * 16 + [3] * 16
+
+
+def test_nobody_waits_for_lanes_that_do_not_come() -> None:
+    with pytest.raises(Fault, match=r"bar\.sync by a part of a warp \(16 lanes\)"):
+        run("setp.lt.u32 %p2, %r0, 16; @%p2 bra OUT; bar.sync 0; OUT: mov.b32 %r5, 1;")
+    with pytest.raises(Fault, match=r"bar\.sync by a part of a warp \(16 lanes\)"):
+        run("setp.lt.u32 %p2, %r0, 16; @%p2 bra A; bar.sync 0; bra OUT; A: bar.sync 1; OUT:")

@@ -108,7 +108,7 @@ def write_launch(folder: Path, *, sync: str = "bar.sync 0;", **changes: Any) -> 
 
 def test_a_launch_runs_in_every_schedule(tmp_path: Path) -> None:
     ran = run_file(write_launch(tmp_path))
-    assert (ran.kernel, ran.blocks) == ("twice", 2)
+    assert (ran.kernel, ran.blocks) == ("twice", 3)
     assert [(r.schedule, r.values, r.wrong, r.races) for r in ran.runs] == [
         ("eager", 64, 0, ()),
         ("lazy", 64, 0, ()),
