@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta, field
 
-from builder.runtime.dispatch_expect import headline
+from builder.runtime.dispatch_expect import Answer, Failure, headline
 from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ class Outcome(Part, frozen=True, kw_only=True):
     not_applicable: Text = field(default="", name="not-applicable")
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Outcome:
+    def of(cls, answer: Answer) -> Outcome:
         """From an answer of the dispatch probe."""
-        if answer["not_applicable"]:
-            return cls(not_applicable=str(answer["not_applicable"]))
+        if answer.not_applicable:
+            return cls(not_applicable=answer.not_applicable)
         said = headline(answer)
-        if answer["error"]:
+        if answer.error:
             return cls(refused=said if len(said) <= _KEPT else f"{said[:_KEPT]}...")
         line = "" if said.startswith("selected ") else said.split(" out of ")[0]
-        return cls(selected=str(answer["selected"]), line=line)
+        return cls(selected=str(answer.selected), line=line)
 
-    def as_answer(self) -> dict[str, Any]:
+    def as_answer(self) -> Answer:
         """As the dispatch probe would answer, to be held against an expectation."""
-        error = {"type": "", "message": self.refused} if self.refused else None
-        lines = [self.line] if self.line else []
-        return {"selected": self.selected or None, "lines": lines, "error": error}
+        error = Failure("", self.refused) if self.refused else None
+        lines = (self.line,) if self.line else ()
+        return Answer(selected=self.selected or None, lines=lines, error=error)
 
     @property
     def kernel(self) -> str:

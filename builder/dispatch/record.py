@@ -20,6 +20,7 @@ from builder.plan.planner import make_plan
 from builder.runtime.dispatch_expect import backends
 from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
+from builder.verify.replies import DispatchReply
 from builder.verify.targets import target_of_plan
 
 if TYPE_CHECKING:
@@ -118,16 +119,16 @@ def by_itself(plan: BuildPlan, base: Base) -> Alone:
         SparkBuildError: it cannot be asked here.
     """
     request = {"ask": [{"kind": kind} for kind in KINDS], "choices": list(KINDS)}
-    result = _ask(plan, base, request)
+    reply = _ask(plan, base, request)
     choices: dict[str, dict[str, str | Outcome]] = {kind: {} for kind in KINDS}
-    for answer in result["choices"]:
+    for answer in reply.choices:
         outcome = Outcome.of(answer)  # a kernel as its name alone: there are a hundred choices
-        choices[answer["kind"]][setting(answer["request"])] = outcome.selected or outcome
+        choices[answer.kind][setting(answer.request)] = outcome.selected or outcome
     return Alone(
-        default={a["kind"]: Outcome.of(a) for a in result["answers"]},
+        default={answer.kind: Outcome.of(answer) for answer in reply.answers},
         choices=choices,
-        real=tuple(result["real"]),
-        simulated=tuple(result["simulated"]),
+        real=reply.real,
+        simulated=reply.simulated,
     )
 
 
@@ -142,32 +143,30 @@ def _with_profile(
     plan = make_plan(base, selection, asking.sources)
     body = plan.as_json()
     asks = [{"kind": kind, **backends(body, kind)} for kind in KINDS]
-    result = _ask(plan, base, {"env": plan.env, "ask": asks}, patched=True)
+    reply = _ask(plan, base, {"env": plan.env, "ask": asks}, patched=True)
     states = {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)}
     found = WithProfile(
         inputs=inputs,
         layers=cast("dict[str, State]", states),
         env=dict(plan.env),
         flags=(*plan.serve_flags, *plan.moe_serve_flags),
-        kinds={a["kind"]: Outcome.of(a) for a in result["answers"]},
+        kinds={answer.kind: Outcome.of(answer) for answer in reply.answers},
     )
-    return found, result["simulated"]
+    return found, reply.simulated
 
 
 def _ask(
     plan: BuildPlan, base: Base, request: Mapping[str, Any], *, patched: bool = False
-) -> Mapping[str, Any]:
+) -> DispatchReply:
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
     if target.ask is None:
         raise SparkBuildError(f"{target.name} cannot be asked: {target.cannot_ask}")
-    result = target.ask(request)
-    if result["fatal"]:
-        fatal = result["fatal"]
+    reply = read(target.ask(request), DispatchReply)
+    if reply.fatal:
         raise SparkBuildError(
-            f"{target.name}: vllm cannot be imported: {fatal['type']}: {fatal['message']}",
-            Exit.VERIFY_FAILED,
+            f"{target.name}: vllm cannot be imported: {reply.fatal}", Exit.VERIFY_FAILED
         )
-    return result
+    return reply
 
 
 # --- files ---------------------------------------------------------------------------------------

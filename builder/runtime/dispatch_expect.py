@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +33,46 @@ MODELS = {
 }
 #: How a message or line is shown, in characters.
 _SHOWN = 400
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error, as a probe describes it."""
+
+    type: str
+    message: str = ""
+
+    def __str__(self) -> str:
+        """Both in one line."""
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What vLLM did when the dispatch probe asked it for one kind of layer."""
+
+    kind: str = ""
+    #: vLLM's name for its choice; None where it refused or could not be asked
+    selected: str | None = None
+    #: what it logged meanwhile
+    lines: tuple[str, ...] = ()
+    error: Failure | None = None
+    #: why this release cannot be asked
+    not_applicable: str | None = None
+    request: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, told: Json) -> Answer:
+        """Read what the probe printed."""
+        error = told["error"]
+        return cls(
+            kind=told["kind"],
+            selected=told["selected"],
+            lines=tuple(told["lines"]),
+            error=Failure(error["type"], error["message"]) if error else None,
+            not_applicable=told["not_applicable"],
+            request=told["request"],
+        )
 
 
 def flag_value(flags: Sequence[str], name: str) -> str:
@@ -64,17 +105,17 @@ def describe(expectation: Json) -> str:
     return "any kernel" if pattern == "*" else f"selected: {pattern}"
 
 
-def found(expectation: Json, answer: Json) -> str | None:
+def found(expectation: Json, answer: Answer) -> str | None:
     """What in an answer meets the expectation; None when nothing does."""
-    error = answer.get("error")
+    error = answer.error
     if "refused" in expectation:
-        holds = error and expectation["refused"] in str(error["message"])
+        holds = error and expectation["refused"] in error.message
         return f"refused: {headline(answer)}" if holds else None
-    if error or not answer.get("selected"):
+    if error or not answer.selected:
         return None
     if "line" in expectation:
-        return next((text for text in answer["lines"] if expectation["line"] in text), None)
-    matches = fnmatch.fnmatchcase(str(answer["selected"]), expectation["selected"])
+        return next((text for text in answer.lines if expectation["line"] in text), None)
+    matches = fnmatch.fnmatchcase(answer.selected, expectation["selected"])
     return headline(answer) if matches else None
 
 
@@ -87,20 +128,19 @@ def limit(expectation: Json, seen: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def headline(answer: Json) -> str:
+def headline(answer: Answer) -> str:
     """The line or error that says what vLLM did."""
-    if answer.get("not_applicable"):
-        return f"not applicable: {answer['not_applicable']}"
-    error = answer.get("error")
-    if error:
-        return f"{error['type']}: {_shown(str(error['message']))}"
-    selected = str(answer.get("selected"))
+    if answer.not_applicable:
+        return f"not applicable: {answer.not_applicable}"
+    if answer.error:
+        return f"{answer.error.type}: {_shown(answer.error.message)}"
+    selected = str(answer.selected)
     telling = [text for text in _telling(answer) if selected.rpartition(".")[2] in text]
     return _shown(telling[-1]) if telling else f"selected {selected}; no log line says so"
 
 
-def _telling(answer: Json) -> Iterator[str]:
-    return (text for text in answer["lines"] if text.startswith(("Using ", "Selected ")))
+def _telling(answer: Answer) -> Iterator[str]:
+    return (text for text in answer.lines if text.startswith(("Using ", "Selected ")))
 
 
 def _shown(text: str) -> str:

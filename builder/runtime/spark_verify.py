@@ -109,7 +109,7 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
         if result["fatal"]:
             met, seen = None, f"{result['fatal']['type']}: {result['fatal']['message']}"
         else:
-            reply = result["answers"][number]
+            reply = dispatch_expect.Answer.of(result["answers"][number])
             met, seen = dispatch_expect.found(item, reply), dispatch_expect.headline(reply)
         made = check("dispatch", item["kind"], met is not None, wanted, met or seen)
         refusal = dispatch_expect.limit(item, met) if met else ""

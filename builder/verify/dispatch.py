@@ -13,12 +13,15 @@ from msgspec.structs import replace
 from builder.applier.receipts import receipts_of
 from builder.errors import SparkBuildError
 from builder.runtime.dispatch_expect import asks, describe, found, headline, limit
+from builder.util.documents import read
 from builder.verify.imports import PACKAGES
 from builder.verify.model import Check
+from builder.verify.replies import DispatchReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.runtime.dispatch_expect import Answer, Failure
     from builder.verify.model import VerifyTarget
 
 
@@ -61,8 +64,8 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             yield _not_run(expectation["kind"], describe(expectation), reason)
         return
     try:
-        checks = list(_judged(target, expectations, result))
-    except (AttributeError, IndexError, KeyError, TypeError) as error:  # the target's code wrote it
+        checks = list(_judged(target, expectations, read(result, DispatchReply)))
+    except (IndexError, ValueError) as error:  # the target's code wrote it
         for expectation in expectations:
             yield Check(
                 level="dispatch",
@@ -77,36 +80,34 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
 
 
 def _judged(
-    target: VerifyTarget, expectations: Sequence[Mapping[str, str]], result: Mapping[str, Any]
+    target: VerifyTarget, expectations: Sequence[Mapping[str, str]], reply: DispatchReply
 ) -> Iterator[Check]:
-    fatal = result.get("fatal")
-    simulated = tuple(result.get("simulated", ()))
     for number, expectation in enumerate(expectations):
-        if fatal:
+        if reply.fatal:
             yield Check(
                 level="dispatch",
                 name=expectation["kind"],
                 status="fail",
                 expected=describe(expectation),
-                seen=f"{fatal['type']}: {fatal['message']}",
+                seen=str(reply.fatal),
                 where=f"importing vllm in {target.name}",
-                simulated=simulated,
+                simulated=reply.simulated,
             )
         else:
-            answers = result["answers"]
-            default = answers[len(expectations) + number]
-            yield _compare(target, expectation, answers[number], default, simulated)
+            answer, default = reply.answers[number], reply.answers[len(expectations) + number]
+            yield _compare(target, expectation, answer, default, reply.simulated)
 
 
-def lacking(target: VerifyTarget, answer: Mapping[str, Any]) -> str | None:
+def lacking(target: VerifyTarget, error: Failure | None) -> str | None:
     """The third-party module that a sandbox lacks, so that vLLM could not be asked at all.
 
     In an image the same error is vLLM's own failure, and a missing module of a patched package is
     one everywhere.
     """
-    error = answer.get("error") or {}
-    named = re.search(r"No module named '([\w.]+)'", str(error.get("message", "")))
-    if target.kind == "image" or error.get("type") != "ModuleNotFoundError" or not named:
+    if target.kind == "image" or error is None or error.type != "ModuleNotFoundError":
+        return None
+    named = re.search(r"No module named '([\w.]+)'", error.message)
+    if not named:
         return None
     return None if named[1].split(".", 1)[0] in PACKAGES else named[1]
 
@@ -114,15 +115,15 @@ def lacking(target: VerifyTarget, answer: Mapping[str, Any]) -> str | None:
 def _compare(
     target: VerifyTarget,
     expectation: Mapping[str, str],
-    answer: Mapping[str, Any],
-    default: Mapping[str, Any],
+    answer: Answer,
+    default: Answer,
     simulated: tuple[str, ...],
 ) -> Check:
     wanted = describe(expectation)
-    missing = lacking(target, answer)
+    missing = lacking(target, answer.error)
     if missing is not None:
         return _not_run(expectation["kind"], wanted, f"the sandbox lacks the module {missing}")
-    if answer.get("not_applicable"):
+    if answer.not_applicable:
         return _not_run(expectation["kind"], wanted, headline(answer))
     met = found(expectation, answer)
     return Check(
@@ -138,15 +139,15 @@ def _compare(
     )
 
 
-def _why(answer: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    if answer.get("selected"):
-        return f"selected instead: {answer['selected']}"
+def _why(answer: Answer, default: Answer) -> str:
+    if answer.selected:
+        return f"selected instead: {answer.selected}"
     return f"the choice was refused; without these settings it is: {_of(default)}"
 
 
-def _of(answer: Mapping[str, Any]) -> str:
+def _of(answer: Answer) -> str:
     """What vLLM selects when nothing is set."""
-    return str(answer.get("selected") or headline(answer))
+    return answer.selected or headline(answer)
 
 
 def _not_run(name: str, expected: str, reason: str) -> Check:

@@ -31,6 +31,7 @@ from builder.dispatch.table import (
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.pypi.index import write_atomically
+from builder.runtime.dispatch_expect import Answer, Failure
 from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
 from builder.verify.model import Check
@@ -330,11 +331,9 @@ def test_names_in_the_table(outcome: Outcome, shown: str) -> None:
 
 
 def test_a_refusal_and_what_cannot_be_asked_are_never_a_kernel() -> None:
-    answer: dict[str, Any] = {"selected": None, "lines": [], "error": None, "not_applicable": None}
-    error = {"type": "ValueError", "message": "x" * 900}
-    refused = Outcome.of({**answer, "error": error})
+    refused = Outcome.of(Answer(error=Failure("ValueError", "x" * 900)))
     assert (refused.selected, len(refused.refused)) == ("", 203)
-    assert Outcome.of({**answer, "not_applicable": "why"}) == Outcome(not_applicable="why")
+    assert Outcome.of(Answer(not_applicable="why")) == Outcome(not_applicable="why")
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,33 @@ from typing import Any
 
 import pytest
 
-from builder.runtime.dispatch_expect import asks, backends, describe, flag_value, found, headline
+from builder.runtime.dispatch_expect import (
+    Answer,
+    asks,
+    backends,
+    describe,
+    flag_value,
+    found,
+    headline,
+)
+from builder.util.documents import read
 
 LINE = "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
 REFUSAL = "--linear-backend=b was requested but no 'b' kernel exists for NVFP4 layers."
 
 
-def answer(**changes: Any) -> dict[str, Any]:
+def answer(**changes: Any) -> Answer:
     """What the probe says of a release that selected Marlin."""
-    said = {"selected": "MarlinNvFp4LinearKernel", "lines": ["noise", LINE], "error": None}
-    return {**said, "not_applicable": None, **changes}
+    said: dict[str, Any] = {
+        "kind": "nvfp4-linear",
+        "request": {},
+        "debug": [],
+        "not_applicable": None,
+    }
+    chosen = {"selected": "MarlinNvFp4LinearKernel", "lines": ["noise", LINE], "error": None}
+    told = {**said, **chosen, **changes}
+    assert Answer.of(told) == read(told, Answer), "the verifier in an image reads it as we do"
+    return Answer.of(told)
 
 
 SELECTED = answer()
@@ -54,7 +71,7 @@ NOT_ASKED = answer(selected=None, lines=[], not_applicable="no such setting")
     ],
 )
 def test_what_meets_an_expectation(
-    expectation: dict[str, str], given: dict[str, Any], met: str | None
+    expectation: dict[str, str], given: Answer, met: str | None
 ) -> None:
     assert found(expectation, given) == met
 
@@ -86,7 +103,7 @@ def test_an_expectation_in_words(expectation: dict[str, str], words: str) -> Non
         (answer(error={"type": "E", "message": "x" * 500}), f"E: {'x' * 400}..."),
     ],
 )
-def test_the_line_that_says_what_vllm_did(given: dict[str, Any], words: str) -> None:
+def test_the_line_that_says_what_vllm_did(given: Answer, words: str) -> None:
     assert headline(given) == words
 
 
