@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.util.documents import Part, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,11 +37,32 @@ class Claim:
 
     digest: str
     digests: tuple[str, ...]
-    plan: Mapping[str, Any]
+    plan_digest: str
+    #: whether the plan says which lines vLLM must log
+    expects: bool
 
     def may_be_moot(self, level: str) -> bool:
         """Whether a level may have had nothing to check; a line that is expected can be checked."""
-        return level != "dispatch" or not self.plan.get("expect")
+        return level != "dispatch" or not self.expects
+
+
+class CheckStatement(Part, frozen=True, kw_only=True):
+    """As much of a check as counts; a status that no spark-build writes is never a pass."""
+
+    level: str = ""
+    name: str = ""
+    status: str = "damaged"
+    seen: str = ""
+    reason: str = ""
+    moot: bool = False
+
+
+class Statement(Part, frozen=True, kw_only=True):
+    """As much of evidence as counts."""
+
+    digests: tuple[str, ...] = ()
+    plan_digest: str = ""
+    checks: tuple[CheckStatement, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,55 +72,49 @@ class Evidence:
     document: Mapping[str, Any]
     origin: str
 
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Digests of the image that was verified."""
-        value = self.document.get("digests")
-        return tuple(map(str, value)) if isinstance(value, list) else ()
+    @cached_property
+    def statement(self) -> Statement:
+        """What it says.
+
+        Raises:
+            ValueError: it is not evidence; the message says where.
+        """
+        return read(self.document, Statement)
 
     def is_of(self, claim: Claim) -> bool:
         """Whether it is about this image."""
-        return bool(set(self.digests) & set(claim.digests))
+        return bool(set(self.statement.digests) & set(claim.digests))
 
     def lacks(self, claim: Claim, levels: Sequence[str]) -> list[str]:
         """Why it does not prove the claim; empty when it does."""
         if not self.is_of(claim):
-            named = ", ".join(self.digests) or "no digest"
+            named = ", ".join(self.statement.digests) or "no digest"
             return [f"{self.origin} is about {named}, not about {claim.digest}"]
-        if self.document.get("plan_digest") != claim.plan.get("plan_digest"):
-            return [f"{self.origin} is about plan {self.document.get('plan_digest')}"]
-        checks = self._checks()
+        if self.statement.plan_digest != claim.plan_digest:
+            return [f"{self.origin} is about plan {self.statement.plan_digest or 'of no digest'}"]
+        checks = self.statement.checks
         reasons = [
-            f"{c['level']} {c['name']} failed: {c.get('reason') or c.get('seen')}"
+            f"{c.level} {c.name} failed: {c.reason or c.seen}"
             for c in checks
-            if c["status"] != "pass" and c["status"] != "not-run"
+            if c.status not in ("pass", "not-run")
         ]
         for level in levels:
-            mine = [c for c in checks if c["level"] == level]
-            idle = [c for c in mine if c["status"] == "not-run"]
+            mine = [c for c in checks if c.level == level]
+            idle = [c for c in mine if c.status == "not-run"]
             if claim.may_be_moot(level):
-                idle = [c for c in idle if not c.get("moot")]
+                idle = [c for c in idle if not c.moot]
             if not mine:
                 reasons.append(f"level {level} was not run")
-            reasons += [f"{level} {c['name']} was not run: {c.get('reason')}" for c in idle]
-        if not any(c["status"] == "pass" for c in checks):
+            reasons += [f"{level} {c.name} was not run: {c.reason}" for c in idle]
+        if not any(c.status == "pass" for c in checks):
             reasons.append(f"{self.origin} has no check that passed")
         return reasons
 
     def levels(self) -> list[str]:
         """Levels of which every check passed, in the order in which they ran."""
-        checks = self._checks()
-        named = dict.fromkeys(str(c["level"]) for c in checks)
-        return [n for n in named if all(c["status"] == "pass" for c in checks if c["level"] == n)]
-
-    def _checks(self) -> list[Mapping[str, Any]]:
-        checks = self.document.get("checks")
-        rows = checks if isinstance(checks, list) else []
-        return [
-            {"level": "", "name": "", "status": "damaged", **row}
-            for row in rows
-            if isinstance(row, dict)
-        ]
+        checks = self.statement.checks
+        named = dict.fromkeys(c.level for c in checks)
+        return [n for n in named if all(c.status == "pass" for c in checks if c.level == n)]
 
     def about(self, claim: Claim) -> bytes:
         """The document as it is attached: about the digest, without a path of this machine."""
@@ -121,12 +138,15 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
     found = []
     for document in documents:
         report = document.get("verify", document) if isinstance(document, dict) else None
-        if not isinstance(report, dict) or not isinstance(report.get("checks"), list):
+        evidence = Evidence(document=report or {}, origin=origin)
+        try:
+            evidence.statement  # noqa: B018 - read now, where its origin is known
+        except ValueError as error:
             raise UsageError(
-                f"{origin} is not evidence from spark-build",
+                f"{origin} is not evidence from spark-build: {error}",
                 hint="spark-build verify TARGET --json >evidence.json",
-            )
-        found.append(Evidence(document=report, origin=origin))
+            ) from None
+        found.append(evidence)
     return found
 
 
@@ -174,7 +194,7 @@ def failed_evidence(claim: Claim, offered: Sequence[Evidence], reasons: Sequence
     mine = [e for e in offered if e.is_of(claim)]
     document = dict(mine[0].document) if mine else {"schema": 1, "checks": []}
     document |= {
-        "plan_digest": claim.plan.get("plan_digest", ""),
+        "plan_digest": claim.plan_digest,
         "digests": [claim.digest],
         "passed": False,
         "forced": True,

@@ -66,7 +66,7 @@ def prove(
     """
     for evidence in offered:
         if not any(evidence.is_of(claim) for claim in claims):
-            named = ", ".join(evidence.digests) or "no digest"
+            named = ", ".join(evidence.statement.digests) or "no digest"
             wanted = ", ".join(claim.digest for claim in claims)
             raise UsageError(
                 f"{evidence.origin} is evidence for {named}; what is published is {wanted}",

@@ -77,8 +77,14 @@ class StoredImage:
     def claims(self) -> list[Claim]:
         """What has to be proven."""
         return [
-            Claim(digest=i.digest, digests=i.digests, plan=self.baked[i.digest].plan)
-            for i in self.subject.ours
+            Claim(
+                digest=image.digest,
+                digests=image.digests,
+                plan_digest=plan.plan_digest,
+                expects=bool(plan.expect),
+            )
+            for image in self.subject.ours
+            for plan in [self.baked[image.digest].planned]
         ]
 
 
@@ -123,7 +129,14 @@ class EngineImage:
     @property
     def claims(self) -> list[Claim]:
         """What has to be proven."""
-        return [Claim(digest=str(self.image.id), digests=self.digests, plan=self.plan)]
+        return [
+            Claim(
+                digest=str(self.image.id),
+                digests=self.digests,
+                plan_digest=self.plan["plan_digest"],
+                expects=bool(self.plan["expect"]),
+            )
+        ]
 
     def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
         """Exactly this image, whatever its name means by now."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DIGEST, CONFIG, PLAN = ("sha256:" + letter * 64 for letter in "abc")
-CLAIM = Claim(digest=DIGEST, digests=(DIGEST, CONFIG), plan={"plan_digest": PLAN, "expect": [1]})
+CLAIM = Claim(digest=DIGEST, digests=(DIGEST, CONFIG), plan_digest=PLAN, expects=True)
 LEVELS = ("static", "imports", "dispatch")
 
 
@@ -48,7 +48,6 @@ def test_good_evidence() -> None:
     [
         (evidence(digests=["sha256:" + "0" * 64]), "is about sha256:000"),
         (evidence(digests=[]), "no digest"),
-        (evidence(digests=None), "no digest"),
         (evidence(plan_digest="sha256:other"), "about plan"),
         (evidence([]), "was not run"),
         (evidence([*GOOD, row("static", "fail", reason="touched")]), "failed: touched"),
@@ -58,7 +57,6 @@ def test_good_evidence() -> None:
         (evidence([*GOOD, row("static", "not-run")]), "was not run: why"),
         (evidence(GOOD[:2]), "level dispatch was not run"),
         (evidence([*GOOD[:2], row("dispatch", "not-run", moot=True)]), "was not run"),
-        (evidence({"not": "a list"}), "was not run"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -70,7 +68,7 @@ def test_a_level_with_nothing_to_check() -> None:
     settings = evidence([GOOD[0], row("imports", "not-run", moot=True), GOOD[2]])
     assert settings.lacks(CLAIM, LEVELS) == []
     assert settings.levels() == ["static", "dispatch"]
-    silent = Claim(digest=DIGEST, digests=(DIGEST,), plan={"plan_digest": PLAN, "expect": []})
+    silent = Claim(digest=DIGEST, digests=(DIGEST,), plan_digest=PLAN, expects=False)
     no_line = evidence([*GOOD[:2], row("dispatch", "not-run", moot=True)])
     assert no_line.lacks(silent, LEVELS) == []
     assert evidence([row("imports", "not-run", moot=True)]).lacks(silent, ("imports",))
@@ -91,9 +89,21 @@ def test_both_commands_write_evidence() -> None:
         assert found.lacks(CLAIM, LEVELS) == []
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"{}", b"1", b'{"checks": 1}', b'{"verify": []}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"{}", b"1", b'{"checks": 1}', b'{"verify": []}', b'{"verify": null}',
+        b'{"checks": {"not": "a list"}}', b'{"checks": [], "digests": null}',
+    ],
+)  # fmt: skip
 def test_what_is_no_evidence(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "evidence.json"
     file.write_bytes(data)
     with pytest.raises(UsageError, match=r"evidence\.json"):
         read_evidence(file)
+
+
+def test_a_check_of_another_form_is_named_and_not_passed_over() -> None:
+    text = json.dumps({**evidence().document, "checks": [*GOOD, "codegen failed"]})
+    with pytest.raises(UsageError, match=r"Expected `object`, got `str` - at `\$\.checks\[3\]`"):
+        parse_evidence(text.encode(), "file")
