@@ -26,7 +26,7 @@ def tags_command(
     reference = parse_target(repository)
     if prune_old != (keep is not None):
         raise UsageError(
-            "--prune and --keep belong together",
+            "--prune and --keep must be set together",
             hint=f"spark-build tags {reference.name} --prune --keep 5 --dry-run",
         )
     with Locations() as places:
