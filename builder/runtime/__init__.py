@@ -8,6 +8,7 @@ Every module here uses the standard library only and imports nothing of ours but
 #: The dispatch probe, the file that is run last; each one imports only those before it.
 DISPATCH_PROBE = (
     "stub_driver.py",
+    "simulated_device.py",
     "dispatch_modules.py",
     "dispatch_device.py",
     "dispatch_kinds.py",
@@ -17,6 +18,7 @@ DISPATCH_PROBE = (
 #: The codegen probe, likewise.
 CODEGEN_PROBE = (
     "stub_driver.py",
+    "simulated_device.py",
     "codegen_device.py",
     "codegen_kernels.py",
     "codegen_child.py",
@@ -31,7 +33,7 @@ LAUNCH_PROBE = (
     "device_cases.py",
     "device_experts.py",
     "launch_cases.py",
-    *DISPATCH_PROBE[1:],
+    *DISPATCH_PROBE[2:],
     "device_layers.py",
     "device_probe.py",
     "launch_layers.py",

@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import linecache
 import os
-import site
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -21,35 +20,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: GB10. One thread block cluster per SM: what the driver would answer, and only sizes a grid.
-SM_COUNT = 48
+    from builder.runtime.simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
+else:
+    from simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
+
+#: One thread block cluster per SM: what the driver would answer, and only sizes a grid.
+SM_COUNT = MULTIPROCESSORS
 
 Json = dict[str, Any]
 
 
 @dataclasses.dataclass
-class Probe:
-    """What the request says about the device, and what has been simulated so far."""
+class Probe(SimulatedDevice):
+    """The simulated device, with the architecture that is compiled for."""
 
-    capability: tuple[int, int] = (12, 1)
     arch: str = "sm_121a"
-    cuda_version: str = "13.0"
-    device_name: str = "NVIDIA GB10"
-    simulated: list[str] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def of(cls, request: Json) -> Probe:
-        """Take from the request what it says about the device."""
-        major, minor = request.get("capability", (12, 1))
-        probe = cls(capability=(int(major), int(minor)))
-        for name in ("arch", "cuda_version", "device_name"):
-            setattr(probe, name, request.get(name, getattr(probe, name)))
-        return probe
-
-    def note(self, words: str) -> None:
-        """Record a simulated part once."""
-        if words not in self.simulated:
-            self.simulated.append(words)
 
 
 def set_environment(request: Json, probe: Probe, scratch: str) -> None:
@@ -59,28 +44,12 @@ def set_environment(request: Json, probe: Probe, scratch: str) -> None:
     each child has its own working directory. Up to 4.4 it knows ``KEEP_PTX`` and ``KEEP_CUBIN``,
     later also ``KEEP``, which replaces them.
     """
-    for name, value in request.get("env", {}).items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    apply_environment(request.get("env", {}))
     os.environ["CUTE_DSL_ARCH"] = probe.arch
     os.environ.update(CUTE_DSL_KEEP="ptx,cubin", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_KEEP_CUBIN="1")
     os.environ["CUTE_DSL_DUMP_DIR"] = "."
     os.environ.update(CUTE_DSL_CACHE_DIR=scratch, CUTE_DSL_DISABLE_FILE_CACHING="1")
     os.environ["FLASHINFER_WORKSPACE_BASE"] = scratch
-
-
-def add_paths(folders: list[str]) -> None:
-    """Put folders first on ``sys.path`` and read their ``.pth`` files, as the DSL needs it."""
-    folders = [os.path.abspath(folder) for folder in folders]
-    before = [entry for entry in sys.path if entry not in folders]
-    sys.path[:] = folders + before
-    known = {os.path.normcase(folder) for folder in folders}
-    for folder in folders:
-        site.addsitedir(folder, known)
-    added = [entry for entry in sys.path if entry not in before]
-    sys.path[:] = added + before
 
 
 def describe_device_to_torch(probe: Probe) -> None:
@@ -89,24 +58,8 @@ def describe_device_to_torch(probe: Probe) -> None:
     if torch.version.cuda is None:
         torch.version.cuda = probe.cuda_version
         probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
-    properties = types.SimpleNamespace(
-        name=probe.device_name,
-        uuid="GPU-simulated",
-        major=probe.capability[0],
-        minor=probe.capability[1],
-        multi_processor_count=SM_COUNT,
-        total_memory=128 * 1024**3,
-        is_integrated=1,
-        warp_size=32,
-        max_threads_per_multi_processor=1536,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 * 1024,
-        shared_memory_per_block_optin=99 * 1024,
-        shared_memory_per_multiprocessor=100 * 1024,
-        L2_cache_size=24 * 1024**2,
-    )
     answers: dict[str, Any] = {
-        "get_device_properties": properties,
+        "get_device_properties": probe.properties(SM_COUNT, uuid="GPU-simulated"),
         "get_device_capability": probe.capability,
         "get_device_name": probe.device_name,
         "current_device": 0,

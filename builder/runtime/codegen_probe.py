@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from builder.runtime.codegen_child import compile_all, describe, empty_reply
     from builder.runtime.codegen_device import (
         Probe,
-        add_paths,
         describe_device_to_torch,
         find_source_quickly,
         set_environment,
@@ -77,12 +76,12 @@ if TYPE_CHECKING:
         stop_after_compiling,
         tiles_offered,
     )
+    from builder.runtime.simulated_device import add_paths
 else:
     import stub_driver
     from codegen_child import compile_all, describe, empty_reply
     from codegen_device import (
         Probe,
-        add_paths,
         describe_device_to_torch,
         find_source_quickly,
         set_environment,
@@ -94,6 +93,7 @@ else:
         stop_after_compiling,
         tiles_offered,
     )
+    from simulated_device import add_paths
 
 SCHEMA = 1
 DISTRIBUTIONS = (

@@ -56,6 +56,7 @@ import device_layers  # type: ignore[import-not-found]
 import dispatch_device  # type: ignore[import-not-found]
 import dispatch_probe  # type: ignore[import-not-found]
 import dispatch_settings  # type: ignore[import-not-found]
+import simulated_device  # type: ignore[import-not-found]
 
 Json = dict[str, Any]
 
@@ -89,7 +90,7 @@ def vllm_ready(request: Json, events: Events, scratch: str) -> Iterator[Any]:
     kept = None
     if request.get("simulate") is not None:
         kept = dispatch_device.prepare(request["simulate"], probe, scratch)
-    dispatch_device.apply_environment(request.get("env", {}))
+    simulated_device.apply_environment(request.get("env", {}))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch = importlib.import_module("torch")
     config = importlib.import_module("vllm.config")

@@ -13,18 +13,24 @@ import importlib.abc
 import importlib.util
 import os
 import shutil
-import site
 import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable, Sequence
 
     from builder.runtime import dispatch_modules
+    from builder.runtime.simulated_device import (
+        MULTIPROCESSORS,
+        SimulatedDevice,
+        add_paths,
+        apply_environment,
+    )
 else:
     import dispatch_modules
+    from simulated_device import MULTIPROCESSORS, SimulatedDevice, add_paths, apply_environment
 
 FAKE_NVCC = """#!/bin/sh
 echo "nvcc: NVIDIA (R) Cuda compiler driver"
@@ -56,54 +62,11 @@ class NotFound(importlib.abc.MetaPathFinder):
 
 
 @dataclasses.dataclass
-class Probe:
-    """What the request says about the device, and what has been simulated so far."""
+class Probe(SimulatedDevice):
+    """The simulated device, with what was looked for in vain."""
 
-    capability: tuple[int, int] = (12, 1)
-    cuda_version: str = "13.0"
-    device_name: str = "NVIDIA GB10"
     stub_modules: str = "auto"
-    simulated: list[str] = dataclasses.field(default_factory=list)
     not_found: NotFound = dataclasses.field(default_factory=NotFound)
-
-    @classmethod
-    def of(cls, request: Json) -> Probe:
-        """Take from the request what it says about the device."""
-        major, minor = request.get("capability", (12, 1))
-        probe = cls(capability=(int(major), int(minor)))
-        for name in ("cuda_version", "device_name", "stub_modules"):
-            setattr(probe, name, request.get(name, getattr(probe, name)))
-        return probe
-
-    def note(self, words: str) -> None:
-        """Record a simulated part once."""
-        if words not in self.simulated:
-            self.simulated.append(words)
-
-
-def apply_environment(env: dict[str, str | None]) -> None:
-    """Set variables; null unsets, so that a caller can take an image's own setting away."""
-    for name, value in env.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def add_paths(folders: list[str]) -> None:
-    """Put folders first on ``sys.path`` and read their ``.pth`` files.
-
-    A folder that pip filled is a site folder without being one to Python; the CuTe DSL is found
-    through such a file.
-    """
-    folders = [os.path.abspath(folder) for folder in folders]
-    before = [entry for entry in sys.path if entry not in folders]
-    sys.path[:] = folders + before
-    known = {os.path.normcase(folder) for folder in folders}
-    for folder in folders:
-        site.addsitedir(folder, known)
-    added = [entry for entry in sys.path if entry not in before]
-    sys.path[:] = added + before
 
 
 def pretend_nvcc(probe: Probe, folder: str) -> None:
@@ -138,23 +101,8 @@ def describe_device_to_torch(probe: Probe) -> None:
         probe.note(f"torch.version.cuda: {probe.cuda_version} (a CPU build of torch)")
     if torch.cuda.is_available():
         return
-    properties = types.SimpleNamespace(
-        name=probe.device_name,
-        major=probe.capability[0],
-        minor=probe.capability[1],
-        multi_processor_count=48,
-        total_memory=128 * 1024**3,
-        is_integrated=1,
-        warp_size=32,
-        max_threads_per_multi_processor=1536,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 * 1024,
-        shared_memory_per_block_optin=99 * 1024,
-        shared_memory_per_multiprocessor=100 * 1024,
-        L2_cache_size=24 * 1024**2,
-    )
     answers = {
-        "get_device_properties": properties,
+        "get_device_properties": probe.properties(MULTIPROCESSORS),
         "get_device_capability": probe.capability,
         "get_device_name": probe.device_name,
         "current_device": 0,
@@ -173,7 +121,7 @@ def simulated_platform(probe: Probe, base: type, capability_type: Callable[..., 
         "get_device_uuid": "GPU-simulated",
         "get_device_total_memory": 128 * 1024**3,
         "device_count": 1,
-        "num_compute_units": 48,
+        "num_compute_units": MULTIPROCESSORS,
         "is_fully_connected": False,
         "is_integrated_gpu": True,
         "log_warnings": None,

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from builder.runtime.dispatch_device import Probe
     from builder.runtime.dispatch_kinds import NotAskableError
     from builder.runtime.dispatch_settings import choices
+    from builder.runtime.simulated_device import apply_environment
 else:
     import dispatch_device
     import dispatch_kinds
@@ -80,6 +81,7 @@ else:
     from dispatch_device import Probe
     from dispatch_kinds import NotAskableError
     from dispatch_settings import choices
+    from simulated_device import apply_environment
 
 SCHEMA = 2
 DISTRIBUTIONS = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl", "torch")
@@ -162,7 +164,7 @@ def select(ask: Json, probe: Probe, recorder: Recorder) -> tuple[str, str]:
     kinds = dispatch_kinds.KINDS
     if kind not in kinds:
         raise NotAskableError(f"unknown kind {kind!r}; known: {', '.join(kinds)}")
-    dispatch_device.apply_environment(ask.get("env", {}))
+    apply_environment(ask.get("env", {}))
     kernel = dispatch_settings.kernel_config(ask)
     question = dispatch_kinds.Question(getattr(kernel, "moe_backend", "auto"))
     model_type = ask.get("model_type", MODEL_TYPE) if kind == "fp8-block" else None

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         codegen_device,
         codegen_probe,
         launch_host,
+        simulated_device,
         stub_driver,
     )
 else:
@@ -65,6 +66,7 @@ else:
     import codegen_device
     import codegen_probe
     import launch_host
+    import simulated_device
     import stub_driver
 
 SCHEMA = 1
@@ -287,7 +289,7 @@ def run(request: Json) -> Json:
         try:
             codegen_device.set_environment(request, probe, scratch)
             os.environ["CUTE_DSL_LINEINFO"] = "1"  # adds .loc and .file, and changes no code
-            codegen_device.add_paths([str(path) for path in request.get("paths", [])])
+            simulated_device.add_paths([str(path) for path in request.get("paths", [])])
             if libraries := stub_driver.dsl_libraries():
                 stub_driver.load_driver(probe.note, scratch, libraries)
             library = call_table.Library(os.path.join(scratch, "calls.so"), runtime_functions())

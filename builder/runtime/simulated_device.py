@@ -1,0 +1,90 @@
+"""The device that probes tell of where there is none: what it is, and what stands in for what.
+
+It lies beside the dispatch probe and the codegen probe and runs under the target's interpreter: the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import site
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+#: GB10's streaming multiprocessors.
+MULTIPROCESSORS = 48
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass
+class SimulatedDevice:
+    """What the request says about the device, and what has been simulated so far."""
+
+    capability: tuple[int, int] = (12, 1)
+    cuda_version: str = "13.0"
+    device_name: str = "NVIDIA GB10"
+    simulated: list[str] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Json) -> Self:
+        """Take from the request what it says about the device."""
+        major, minor = request.get("capability", (12, 1))
+        texts = {field.name for field in dataclasses.fields(cls) if field.type == "str"}
+        said = {name: request[name] for name in texts & request.keys()}
+        return cls(capability=(int(major), int(minor)), **said)
+
+    def note(self, words: str) -> None:
+        """Record a simulated part once."""
+        if words not in self.simulated:
+            self.simulated.append(words)
+
+    def properties(self, multiprocessors: int, **more: Any) -> types.SimpleNamespace:
+        """The device as ``torch.cuda.get_device_properties`` describes it."""
+        return types.SimpleNamespace(
+            name=self.device_name,
+            major=self.capability[0],
+            minor=self.capability[1],
+            multi_processor_count=multiprocessors,
+            total_memory=128 * 1024**3,
+            is_integrated=1,
+            warp_size=32,
+            max_threads_per_multi_processor=1536,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=48 * 1024,
+            shared_memory_per_block_optin=99 * 1024,
+            shared_memory_per_multiprocessor=100 * 1024,
+            L2_cache_size=24 * 1024**2,
+            **more,
+        )
+
+
+def apply_environment(env: Mapping[str, str | None]) -> None:
+    """Set variables; null unsets, so that a caller can take an image's own setting away."""
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def add_paths(folders: list[str]) -> None:
+    """Put folders first on ``sys.path`` and read their ``.pth`` files.
+
+    A folder that pip filled is a site folder without being one to Python; the CuTe DSL is found
+    through such a file.
+    """
+    folders = [os.path.abspath(folder) for folder in folders]
+    before = [entry for entry in sys.path if entry not in folders]
+    sys.path[:] = folders + before
+    known = {os.path.normcase(folder) for folder in folders}
+    for folder in folders:
+        site.addsitedir(folder, known)
+    added = [entry for entry in sys.path if entry not in before]
+    sys.path[:] = added + before
