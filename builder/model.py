@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Outcome, Target, layer_digest
 from builder.applier.states import NEEDED
+from builder.basekinds import base_kind
 from builder.documents.compiled import Input, StageRequest
 from builder.documents.plan import ImageInputs, PlanDocument, PlannedBase, PlannedFile, PlannedLayer
 from builder.errors import UsageError
@@ -114,6 +115,21 @@ class BaseIdentity:
     owners: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
     created: str = ""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an image, which a build puts layers on."""
+        return base_kind(self.kind).is_image
+
+    @property
+    def is_wheels(self) -> bool:
+        """Whether it is released wheels, of which a build makes an overlay."""
+        return base_kind(self.kind).is_wheels
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it is an environment of this machine, which is patched in place."""
+        return base_kind(self.kind).is_installed
 
     @property
     def name(self) -> str:
@@ -255,7 +271,7 @@ class BuildPlan:
     def body(self) -> dict[str, Any]:
         """What the digest is taken of: no local path, clock or host name."""
         value = _body(plain(self._with_digest("")))
-        if self.base.kind == "dir":
+        if self.base.is_installed:
             for name in ("ref", "site_packages", "interpreter"):
                 del value["base"][name]
         return value

@@ -129,7 +129,7 @@ def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
             hint=f"--platform {is_for}",
         )
     packages = identity.packages
-    if identity.kind == "pypi" and "torch" in packages:
+    if identity.is_wheels and "torch" in packages:
         target = identity.platform.target
         refuse_cpu_torch(index, packages["torch"], target, packages["vllm"])
 

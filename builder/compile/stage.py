@@ -367,7 +367,7 @@ def build(
 @contextmanager
 def _with_torch(base: Base, index: PackageIndex) -> Iterator[Tree]:
     """A base's files with the libraries that its extensions need: a plan for wheels needs none."""
-    if base.identity.kind != "pypi":
+    if not base.identity.is_wheels:
         yield base.tree
         return
     found = identify(

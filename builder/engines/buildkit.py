@@ -17,7 +17,7 @@ from builder.engines.contents import added_bytes, image_layers
 from builder.engines.context import context_of, folder_of
 from builder.engines.deliver import in_layout, new_layout
 from builder.engines.dockerfile import render
-from builder.engines.model import BuildRequest, BuiltImage
+from builder.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
 from builder.engines.running import run_build
@@ -64,9 +64,7 @@ class BuildkitEngine:
                 f"{plan.base.ref} is a directory on this machine, but builder {self.builder} takes "
                 "its base from a registry"
             )
-        if plan.base.kind in ("image", "pypi"):
-            return None
-        return f"a {plan.base.kind} base is not an image; use spark-build apply"
+        return refuses_base(plan)
 
     @cached_property
     def _links(self) -> bool:
@@ -82,7 +80,7 @@ class BuildkitEngine:
         return self._render(plan, self._base_name(plan), names, links=self._links)
 
     def _base_name(self, plan: BuildPlan) -> str:
-        if plan.base.kind == "pypi":
+        if plan.base.is_wheels:
             return "scratch"
         name = plan.base.ref.split("@")[0]
         return f"{name}@{plan.base.digest}" if "/" in name or self.builder else name
@@ -92,7 +90,7 @@ class BuildkitEngine:
         finish = None
         gone = any(content is None for content in plan.changes.values())
         owners = ["--owners", metadata.OWNERS] if metadata.restored(plan) else []
-        if (gone or owners) and plan.base.kind == "image":
+        if (gone or owners) and plan.base.is_image:
             finish = metadata.finish_command(
                 plan.base.interpreter, plan.base.site_packages, *owners
             )
@@ -128,7 +126,7 @@ class BuildkitEngine:
         words: list[str] = []
         if self._cli.buildx:
             words = ["--builder", ENGINE, "--load"]
-        if plan.base.kind == "pypi":
+        if plan.base.is_wheels:
             words += ["--platform", plan.base.platform.oci]
         with context_of(plan) as (context, added), self._pinned_base(plan) as base:
             self._write(context, plan, base, links=self._links)
@@ -203,7 +201,7 @@ class BuildkitEngine:
 
     @staticmethod
     def _pinned_base(plan: BuildPlan) -> contextlib.AbstractContextManager[str]:
-        if plan.base.kind == "pypi":
+        if plan.base.is_wheels:
             return contextlib.nullcontext("scratch")
         return docker.pinned(plan.base.ref, plan.base.digest)
 

@@ -81,13 +81,13 @@ def engine_for(
         raise EngineError(refusal, hint=_who_does(plan))
     if base.opened is not None:
         check_depth(base.opened)
-    if why and plan.base.kind == "pypi":
+    if why and plan.base.is_wheels:
         why += "; released wheels become an overlay for an image"
     return engine, why
 
 
 def _who_does(plan: BuildPlan) -> str:
-    if plan.base.kind != "dir":
+    if not plan.base.is_installed:
         return "--engine buildkit, with a running Docker Engine"
     names = plan.profiles or [decision.name for decision in plan.decisions]
     directory = plan.base.ref.removeprefix("dir:")

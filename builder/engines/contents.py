@@ -32,7 +32,7 @@ def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]
     That sets RECORD right there, too: the image's own says more than that of the wheel.  Elsewhere
     the last layer holds every RECORD once, as all layers leave it.
     """
-    alone = plan.base.kind == "pypi"
+    alone = plan.base.is_wheels
     records = kept_true(d.receipt for d in plan.needed if d.receipt is not None)
     site = plan.base.site_packages
     layers: list[tuple[str, dict[str, Content | None]]] = []

@@ -232,7 +232,7 @@ def labels(plan: BuildPlan) -> dict[str, str]:
 
 def _base_image(base: BaseIdentity) -> dict[str, str]:
     """The standard keys, which name an image in a registry in full: wheels are none."""
-    if base.kind != "image" or base.name.startswith("oci:"):
+    if not base.is_image or base.name.startswith("oci:"):
         return {}
     reference = parse_reference(base.name)
     return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from builder.basekinds import base_kind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -54,6 +56,13 @@ class BuiltImage:
     def pinned(self) -> str:
         """``repo:tag@sha256:...``, or the layout's path with its digest."""
         return f"{self.ref}@{self.digest}"
+
+
+def refuses_base(plan: BuildPlan) -> str | None:
+    """Why no engine builds on a plan's base; None where one may."""
+    if base_kind(plan.base.kind).is_built:
+        return None
+    return f"a {plan.base.kind} base is not an image; use spark-build apply"
 
 
 class Engine(Protocol):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from builder.engines import docker, metadata
 from builder.engines.contents import added_bytes, image_layers
 from builder.engines.deliver import Delivery, deliver
+from builder.engines.model import refuses_base
 from builder.engines.overlay import overlay_recipe, write_overlay
 from builder.engines.patched import write_patched
 from builder.engines.space import engine_needs
@@ -36,13 +37,11 @@ class OciEngine:
         return None
 
     def refuses(self, plan: BuildPlan) -> str | None:
-        if plan.base.kind in ("pypi", "image"):
-            return None
-        return f"a {plan.base.kind} base is not an image; use spark-build apply"
+        return refuses_base(plan)
 
     def render(self, plan: BuildPlan) -> str:
         """The Dockerfile lines with which the overlay goes onto an image, or its equivalent."""
-        if plan.base.kind == "pypi":
+        if plan.base.is_wheels:
             return overlay_recipe(plan, "oci:OVERLAY")
         lines = [f"FROM {plan.base.ref.partition('@')[0]}@{plan.base.digest}"]
         for name, files in image_layers(plan):
@@ -68,7 +67,7 @@ class OciEngine:
 
     def build(self, request: BuildRequest) -> BuiltImage:
         plan = request.plan
-        if plan.base.kind == "pypi":
+        if plan.base.is_wheels:
             return deliver(
                 Delivery(
                     write=lambda scratch: write_overlay(scratch, plan),

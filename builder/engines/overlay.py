@@ -153,7 +153,7 @@ def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: st
 
 def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
     """Write the Dockerfile beside the overlay's layout; gives its path, if it could be written."""
-    if plan.base.kind != "pypi" or not built.ref.startswith("oci:"):
+    if not plan.base.is_wheels or not built.ref.startswith("oci:"):
         return None
     layout = Path(built.ref.removeprefix("oci:")).absolute()
     text = f"{_MADE_FOR} {built.name}\n{overlay_of(plan, built).dockerfile}"

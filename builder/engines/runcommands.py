@@ -82,7 +82,7 @@ def serve_line(plan: BuildPlan) -> str:
 
 def run_commands(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None) -> RunCommands:
     """What starts vLLM with what was built; ``dockerfile`` is where the overlay's was written."""
-    overlay = overlay_of(plan, built) if plan.base.kind == "pypi" else None
+    overlay = overlay_of(plan, built) if plan.base.is_wheels else None
     image = (built.target or built.ref).removeprefix("docker://")
     before: tuple[str, ...] = ()
     if overlay is not None:

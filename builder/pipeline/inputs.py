@@ -197,7 +197,7 @@ class Inputs:
             )
 
         base = identified(ref)
-        if self.entry and base.identity.kind == "image":
+        if self.entry and base.identity.is_image:
             wanted = self.entry.base.digest
             if base.identity.digest != wanted:
                 if not (self.locked or locking):
@@ -319,7 +319,7 @@ class Inputs:
     def problem(self, plan: BuildPlan, lock: Lock, request: Request) -> SparkBuildError | None:
         """Why the lock does not hold for a plan, or None."""
         made = self.entry_for(plan)
-        if plan.base.kind == "dir":  # an installed environment is no input: its layers are
+        if plan.base.is_installed:  # an installed environment is no input: its layers are
             found = [
                 layer_differences(entry.layers, made.layers) for entry in lock.of_layers(request)
             ]

@@ -105,7 +105,7 @@ class BuildResult:
                 ),
                 verify=self._platforms(),
             )
-        overlay = plan.base.kind == "pypi"
+        overlay = plan.base.is_wheels
         layers = tuple(_layers(self.entries[0], self.built))
         if not self.reports:
             return UnverifiedImage(**common, layers=layers, overlay=overlay, verify=NotVerified())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from builder.basekinds import base_kind
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import UsageError
 from builder.publish.push import Mirror
@@ -50,7 +51,7 @@ def mirrors_of(
     notes: dict[str, list[Attachment]] = {}
     for image in stored.subject.ours:
         base = stored.baked[image.digest].planned.base
-        if base.kind != "image":
+        if not base_kind(base.kind).is_image:
             raise UsageError(
                 f"{image.digest} is an overlay of {base.ref}: there is no base image to mirror",
                 hint="leave --mirror-base out",

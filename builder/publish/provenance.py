@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder import __version__
 from builder.applier.digests import sha256_hex
+from builder.basekinds import base_kind
 from builder.engines.metadata import SHARE
 from builder.engines.toolfiles import programs
 from builder.publish.sbom import inputs_of, purl, toolkit_of_layer
@@ -76,7 +77,7 @@ def _digest(digest: str) -> dict[str, str]:
 def _dependencies(plan: BakedPlan) -> Iterable[dict[str, Any]]:
     """The base, its wheels, every wheel that a layer took from, the image that one was compiled
     in, and the layers' own definitions."""
-    if plan.base.kind == "image":
+    if base_kind(plan.base.kind).is_image:
         uri = f"docker://{plan.base.ref.removeprefix('docker://')}"
         yield {"name": "base", "uri": uri, "digest": _digest(plan.base.digest)}
     for wheel in plan.base.wheels:

@@ -100,7 +100,7 @@ def _files(container: Container, view: Rootfs) -> Iterator[Difference]:
 
 def _gone(container: Container, plan: BuildPlan) -> Iterator[Difference]:
     """Files that the plan takes away from its base."""
-    if plan.base.kind != "image":
+    if not plan.base.is_image:
         return
     for path, content in plan.changes.items():
         place = f"{plan.base.site_packages}/{path}"

@@ -11,6 +11,7 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
+from builder.basekinds import base_kind
 from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
@@ -54,9 +55,9 @@ def baked_selection(baked: Baked) -> Selection:
 def base_reference(baked: Baked) -> str:
     """The base with everything that may float named: every package, or the image's digest."""
     base = baked.planned.base
-    if base.kind == "pypi":
+    if base_kind(base.kind).is_wheels:
         return exact_ref(baked.plan)
-    if base.kind == "image":
+    if base_kind(base.kind).is_image:
         if base.ref.startswith("oci:"):
             raise UsageError(
                 f"the base {base.digest} was a local OCI layout",
@@ -93,7 +94,7 @@ def replan(
     """
     base, build = baked.planned.base, _build_of(baked)
     selection = baked_selection(baked)
-    of_wheels = base.kind == "pypi"
+    of_wheels = base_kind(base.kind).is_wheels
     found = identify(
         BaseLookup(
             reference=reference or base_reference(baked),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from builder.basekinds import base_kind
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.engines import metadata
@@ -53,7 +54,7 @@ def _stands_alone(plan: Mapping[str, Any], container: Container) -> bool:
     base = plan["base"]
     metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
     found = docker.read_file(container, f"{base['site_packages']}/{metadata}")
-    return base["kind"] == "pypi" and found is None
+    return base_kind(base["kind"]).is_wheels and found is None
 
 
 def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTarget:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from builder.basekinds import base_kind
 from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
@@ -108,7 +109,10 @@ def _stands_alone(plan: dict[str, Any], view: Rootfs) -> bool:
     """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
     base = plan["base"]
     metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
-    return base["kind"] == "pypi" and view.stat(f"{base['site_packages']}/{metadata}") is None
+    return (
+        base_kind(base["kind"]).is_wheels
+        and view.stat(f"{base['site_packages']}/{metadata}") is None
+    )
 
 
 def _all_files(view: Rootfs) -> dict[str, bytes | None]:

@@ -74,7 +74,7 @@ def _parts_of_base(base: Base, opening: Opening) -> Parts:
     python = own_python(base)
     trust = opening.trusting(base.identity)
     asking = in_sandbox(base, trust) if python is None else beside_its_python(base, python)
-    if base.identity.kind == "dir":
+    if base.identity.is_installed:
         base = without_layers(base, of_backup(Path(base.identity.site_packages)))
     return Parts(base=base, sources=opening.sources, asking=asking)
 

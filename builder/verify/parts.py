@@ -201,7 +201,7 @@ def parts_of_image(
         )
     made_from = identify(former)
     try:
-        env = made_from.identity.env if made_from.identity.kind == "image" else None
+        env = made_from.identity.env if made_from.identity.is_image else None
         before = without_layers(base, of_tree(made_from.tree), env)
     except BaseException:
         made_from.close()

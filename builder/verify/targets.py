@@ -99,7 +99,7 @@ def _compiler_of(tree: Tree, base: Base, trust: TrustedSources, *, patched: bool
 
 def own_python(base: Base) -> Path | None:
     """The interpreter of a directory that is an environment of this machine."""
-    if base.identity.kind != "dir":
+    if not base.identity.is_installed:
         return None
     python = Path(base.identity.site_packages).parents[2] / "bin" / "python"
     here = base.identity.platform.target.platform == Target.here().platform
