@@ -53,7 +53,7 @@ def run(argv: list[str] | None = None) -> int:
     try:
         with settings.during_a_command():
             code = _run(words)
-    except OSError:  # nobody takes what was to be said of an error
+    except OSError:  # the error cannot be shown
         if streams.lost() is None:
             raise
         code = Exit.USAGE

@@ -48,7 +48,7 @@ KINDS: dict[type, str] = {
 class SparkBuildError(Exception):
     """A failure that the user can understand and act on.
 
-    The applier has its own ``ApplyError`` of the same shape, because it imports nothing of ours.
+    The applier has its own ``ApplyError`` of the same shape: it must not import this module.
     """
 
     def __init__(self, message: str, code: Exit = Exit.USAGE, hint: str = "") -> None:

@@ -36,7 +36,7 @@ _ALIASES = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64", "arm64v8":
 
 
 def is_default(architecture: str, variant: str) -> bool:
-    """Whether a variant says no more than the architecture alone."""
+    """Whether a variant adds nothing to the architecture."""
     return variant in _DEFAULTS.get(architecture, ())
 
 
@@ -138,7 +138,7 @@ class BaseIdentity:
 
     @property
     def document(self) -> PlannedBase:
-        """The base as it stands in the plan."""
+        """The base as recorded in the plan."""
         return PlannedBase(
             kind=self.kind,
             ref=self.name,
@@ -174,7 +174,7 @@ class LayerDecision:
 
     @property
     def document(self) -> PlannedLayer:
-        """The decision as it stands in the plan."""
+        """The decision as recorded in the plan."""
         outcome = self.outcome
         return PlannedLayer(
             name=self.name,
@@ -252,7 +252,7 @@ class BuildPlan:
 
     @property
     def serve_flags(self) -> list[str]:
-        """``vllm serve`` flags that the profile stands for."""
+        """``vllm serve`` flags of the profile."""
         return [f for d in self.decisions for f in d.outcome.serve_flags]
 
     @property

@@ -1,4 +1,4 @@
-"""Errors with the exit codes they stand for, and messages on stderr: a leaf."""
+"""Errors with their exit codes, and messages on stderr: a leaf."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXIT_USAGE, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 4, 6, 8, 10
 
 
 class ApplyError(Exception):
-    """A failure with the exit code it stands for and, where known, the next command to try."""
+    """A failure with its exit code and, if known, the next command to try."""
 
     def __init__(self, message: str, code: int = EXIT_DRIFT, hint: str = "") -> None:
         super().__init__(message)

@@ -51,7 +51,7 @@ def record_of(tree: Tree, dist: Distribution) -> list[RecordRow]:
     """The RECORD of an installed distribution.
 
     Raises:
-        ApplyError: there is none, so nobody can say which files the distribution owns.
+        ApplyError: there is none, so the files of the distribution are unknown.
     """
     data = tree.read(f"{dist.info_dir}/RECORD")
     if data is None:

@@ -222,7 +222,7 @@ def _keep_originals(
 ) -> None:
     """What an older form of the same layer changed, and is still so, is this receipt's too.
 
-    Files that somebody else has put in place since (a package manager, say) are theirs; the RECORD
+    Files that another program (such as a package manager) has replaced since are kept; the RECORD
     files among them other layers kept true.
     """
     files = receipt["files"]

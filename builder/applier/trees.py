@@ -1,4 +1,4 @@
-"""A site-packages directory, wherever its files are, and changes laid over one."""
+"""A site-packages directory, wherever its files are, and changes on top of one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class DirTree:
 
 
 class OverlayTree:
-    """A tree with changes laid over it: what the next layer is judged on."""
+    """A tree with changes on top of it: what the next layer is judged on."""
 
     def __init__(self, base: Tree) -> None:
         self.base = base

@@ -59,7 +59,7 @@ class WheelOps:
         return self._installed(self._wheel_pin(name, version))
 
     def _installed(self, pin: Mapping[str, Any]) -> OpResult:
-        """A pinned wheel laid out; an installed other version of it goes away."""
+        """A pinned wheel, unpacked; another installed version of it is removed."""
         name, version = normalize(pin["distribution"]), pin["version"]
         members = self.sources.members(pin)
         installed = self.view.distributions().get(name)

@@ -40,7 +40,7 @@ def identify(request: BaseRequest) -> Base:
         return identify_remote(request, request.ref if scheme == "oci" else rest)
     except RemoteError as error:
         if scheme == "oci" or request.ref.startswith("docker://") or request.engine == "oci":
-            raise  # nobody meant a Docker Engine
+            raise  # no Docker Engine was meant
         more = f"; {error.hint}" if error.hint else ""
         raise RemoteError(
             f"no Docker Engine is running that could have {rest}, and it could not be read from "

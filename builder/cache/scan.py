@@ -102,5 +102,5 @@ def _walk(path: Path) -> Iterator[os.stat_result]:
                     yield info
                     if stat.S_ISDIR(info.st_mode):
                         pending.append(item.path)
-        except OSError:  # gone meanwhile, or nothing of ours
+        except OSError:  # gone meanwhile, or an unknown file
             continue

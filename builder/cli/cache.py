@@ -52,7 +52,7 @@ def prune_command(
     """Remove what was not used for long, and say what; nothing to remove ends with exit 3.
 
     Raises:
-        UsageError: an option is malformed, or the directory is not a cache of ours.
+        UsageError: an option is malformed, or the directory is not a cache of spark-build.
         SparkBuildError: there is nothing to do.
     """
     if older_than is None and keep_bytes is None:
@@ -75,7 +75,7 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
     """Remove all that other runs do not use, after a question; nothing there ends with exit 3.
 
     Raises:
-        UsageError: there is no terminal to ask on, or the directory is not a cache of ours.
+        UsageError: there is no terminal to ask on, or the directory is not a cache of spark-build.
         SparkBuildError: there is nothing to do, or the answer was no.
     """
     wish = PruneRequest(kinds=kinds_named(kinds))

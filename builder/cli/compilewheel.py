@@ -117,7 +117,7 @@ def wheel_command(options: WheelOptions) -> None:
 
 
 def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
-    """Said before minutes are spent on what could not be loaded there, or not be held against it.
+    """Checked before minutes are spent on code that could not be loaded or checked there.
 
     An image of one platform alone is what it is, whatever was asked for.
     """

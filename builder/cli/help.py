@@ -119,7 +119,7 @@ class Command(TyperCommand):
 
 
 class App(typer.Typer):
-    """Commands of ours, in groups."""
+    """Our commands, in groups."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": Commands, **options})

@@ -30,7 +30,7 @@ DRIVER = "libcuda.so.1"
 
 @dataclass(frozen=True, kw_only=True)
 class AbiBase:
-    """What an extension wheel is held against.
+    """What an extension wheel is checked against.
 
     ``extension`` is the base's own module, which loads there.  ``libraries`` are those it needs and
     that were read: soname -> facts.
@@ -88,7 +88,7 @@ class AbiProof:
 
 
 def check_abi(built: ElfFacts, base: AbiBase, *, own_runtime: bool = False) -> AbiProof:
-    """Hold an extension wheel against a base.
+    """Check an extension wheel against a base.
 
     Args:
         built: the linked library.

@@ -123,7 +123,7 @@ def find_compiler(
 
     Raises:
         EngineError: there is no host compiler for the platform, no such nvcc, or none at all.
-        RemoteError: the package index does not answer, or the image is not to be had.
+        RemoteError: the package index does not answer, or the image is not available.
         UsageError: a compiler of this machine and an image are named.
     """
     if image is not None:

@@ -178,7 +178,7 @@ def open_toolkit(containers: Containers, ref: str, platform: str) -> ContainerEx
     Raises:
         EngineError: there is no builder, or the image is for another platform, or lacks nvcc of
             CUDA 13, g++ or the CUDA runtime.
-        RemoteError: the image is not to be had.
+        RemoteError: the image is not available.
         UsageError: the reference is malformed.
     """
     image = containers.resolve(ref, platform)

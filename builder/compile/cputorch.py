@@ -1,4 +1,4 @@
-"""Whether the torch of a base is a CUDA build: what is compiled is held against its libraries."""
+"""Whether the torch of a base is a CUDA build: compiled code is checked against its libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
-    """Refuse wheels whose torch has no CUDA: nothing is there to hold an extension wheel against.
+    """Refuse wheels whose torch has no CUDA: an extension wheel could not be checked.
 
     Raises:
         SparkBuildError: it is a CPU build (exit 10).

@@ -76,7 +76,7 @@ def link(
     cuda: str,
     where: Executor | None = None,
 ) -> Linked:
-    """Link objects for a base, and hold the result against it.
+    """Link objects for a base, and check the result against it.
 
     Args:
         objects: what is linked.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Row(Part, frozen=True, kw_only=True):
-    """One unit; either what stands behind it, or why that cannot be said."""
+    """One unit; either its operators, or why they are unknown."""
 
     path: Text
     extension: Text
@@ -37,7 +37,7 @@ class Row(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, unit: Unit, behind: RelatedUnits) -> Row:
-        """The row of a unit and what stands behind it."""
+        """The row of a unit and its operators."""
         return cls(
             path=unit.path,
             extension=unit.extension,

@@ -1,4 +1,4 @@
-"""A release's sources with changes laid over them, as files of their own that a build can read."""
+"""A copy of a release's sources with changes applied, for a build to read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class JudgedFile:
 
 
 class PatchedSource:
-    """Changes laid over a release's sources one by one, in a folder of their own."""
+    """Changes applied to a copy of a release's sources, one by one."""
 
     def __init__(self, pristine: SourceTree, folder: Path) -> None:
         shutil.copytree(pristine.root, folder, symlinks=True)

@@ -95,7 +95,7 @@ def operators_behind(
     """The operators that are known to call these units, in a release.
 
     Raises:
-        UsageError: a unit stands behind no operator that is known.
+        UsageError: a unit implements no known operator.
     """
     fitting = known_operators(vllm, known)
     found: dict[str, Operator] = {}

@@ -115,7 +115,7 @@ class Stages:
         """The stage of some ``compile`` ops, with its wheel where that was made before.
 
         ``module`` gives the sha256 of the base's extension of a name, as ``vllm/_C``; the wheel
-        goes beside it, and is held against it.
+        extends it, and is checked against it.
 
         Raises:
             EngineError: this machine has no compiler for the base's architecture.

@@ -69,7 +69,7 @@ def plan_changes(
 
     Raises:
         SparkBuildError: a change that is known by name does not fit (exit 4), is in the sources
-            already, or is not to be had with an extension wheel (exit 10).
+            already, or cannot be done with an extension wheel (exit 10).
         UsageError: the changed build files cannot be read.
         EngineError: there is no cmake.
     """

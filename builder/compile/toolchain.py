@@ -119,10 +119,10 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
     Args:
         index: where wheels are.
         torch: a site-packages with torch in it, of any build.
-        compiler: what ``find_compiler`` gave; it is laid out where it comes from wheels.
+        compiler: what ``find_compiler`` gave; it is unpacked if it comes from wheels.
 
     Raises:
-        EngineError: the compiler cannot be laid out, or does not run here.
+        EngineError: the compiler cannot be unpacked, or does not run here.
         UsageError: ``torch`` holds no torch headers.
         RemoteError: the package index does not answer.
     """
@@ -246,7 +246,7 @@ def _wheel(index: PackageIndex, project: str, version: str) -> RemoteWheel:
 def wheel_headers(
     index: PackageIndex, project: str, version: str, *, prefixes: Iterable[str]
 ) -> Path:
-    """Files of a wheel below some folders, laid out in the cache once; the folder that holds them.
+    """Files of a wheel below some folders, unpacked in the cache once; returns their folder.
 
     Raises:
         UsageError: the wheel has no such file.

@@ -1,7 +1,7 @@
-"""The CUDA compiler out of released wheels, laid out in the cache as an installed toolkit is.
+"""The CUDA compiler from released wheels, unpacked in the cache like an installed toolkit.
 
 The wheels of one toolkit release are always the same: its metadata on the package index pins every
-part, and each is held against its sha256 as a whole before a file of it is used.
+part, and each is checked against its sha256 before a file of it is used.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class WheelToolkit:
 
     @property
     def folder(self) -> Path:
-        """Where it is laid out, or will be."""
+        """Where it is unpacked, or will be."""
         rows = [[p.file.sha256, list(p.folders), p.below] for p in self.parts]
         return cache_dir() / "toolkits" / sha256_hex(canonical_json(rows))[:32]
 
     @property
     def nvcc(self) -> Path:
-        """The compiler; there once the toolkit is laid out."""
+        """The compiler; exists once the toolkit is unpacked."""
         return self.folder / "bin" / "nvcc"
 
     def lay_out(self, index: PackageIndex) -> None:

@@ -109,7 +109,7 @@ class WheelFacts(Part, frozen=True, kw_only=True):
 
 
 class AbiFacts(Part, frozen=True, kw_only=True):
-    """What the library takes of the base that it was held against."""
+    """What the library needs from the base that it was checked against."""
 
     symbols: Annotated[
         dict[str, Count],

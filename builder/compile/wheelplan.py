@@ -106,7 +106,7 @@ def find_operators(
     What is known of an operator's kernels is kept where the operator is found.
 
     Raises:
-        UsageError: none of these says it, or it comes to too many units.
+        UsageError: none of these tells, or there are too many units.
     """
     named = list(given)
     if not named:
@@ -143,7 +143,7 @@ def with_definers(
         None where no unit of the release defines any of them, or one is compiled already.
 
     Raises:
-        SparkBuildError: it comes to too many units (exit 10).
+        SparkBuildError: there are too many units (exit 10).
     """
     if not symbols or any(operator.defines for operator in plan.operators):
         return None

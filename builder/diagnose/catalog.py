@@ -178,7 +178,7 @@ def _flat(text: str) -> str:
 
 
 def load_entry(path: Path, *, compiles: bool = True) -> Entry:
-    """Read and check one file of the catalogue; ``compiles`` is for files that nobody tested.
+    """Read and check one file of the catalogue; ``compiles`` is for untested files.
 
     Raises:
         UsageError: it is malformed; a key is unknown, missing or of the wrong kind.

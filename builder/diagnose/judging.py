@@ -1,4 +1,4 @@
-"""What a log comes to: findings of the catalogue, failures that no entry knows, the verdict.
+"""The result of a log: findings of the catalogue, failures that no entry knows, the verdict.
 
 Known pitfalls are data (``builder/data/diagnose/``); advice depends on the release, because the
 cure that is published for one release is often wrong for another.  What no entry knows is read by
@@ -67,7 +67,7 @@ def given_release(vllm: str | None) -> str | None:
 
 
 def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Diagnosis:
-    """What a pass over a log comes to."""
+    """The result of a pass over a log."""
     named = sorted(read.versions, key=read.versions.__getitem__)
     releases = tuple(v for v in named if _release(v))
     version = vllm or (releases[0] if releases else None)

@@ -36,7 +36,7 @@ _DRAFT = re.compile(
     r"'speculative_config': \{[^{}]*\}|speculative_config=SpeculativeConfig\([^)]*\)"
 )
 _DRAFT_ENTRY = re.compile(r"'?moe_backend'?[:=] ?'([\w-]+)'")
-#: What may stand in front of NAME=VALUE when somebody sets it, rather than talks about it.
+#: Prefixes of NAME=VALUE where it is set, rather than mentioned.
 _SETTERS = (
     "export",
     "-e",

@@ -1,4 +1,4 @@
-"""When a line was written, as far as what stands in front of it tells."""
+"""When a line was written, if its prefix tells."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Outcome(Part, frozen=True, kw_only=True):
         return cls(selected=str(answer.selected), line=line)
 
     def as_answer(self) -> Answer:
-        """As the dispatch probe would answer, to be held against an expectation."""
+        """As the dispatch probe would answer, to be compared with an expectation."""
         error = Failure("", self.refused) if self.refused else None
         lines = (self.line,) if self.line else ()
         return Answer(selected=self.selected or None, lines=lines, error=error)

@@ -58,7 +58,7 @@ def inputs_digest(selection: Selection) -> str:
 
 
 def decides(layer: Mapping[str, Any]) -> bool:
-    """Whether a layer can decide what is selected: compiled code alone stands behind a selection.
+    """Whether a layer can decide what is selected: only Python code decides a selection.
 
     Which kernel a release takes, its Python says; a kernel's machine code is not asked.
     """

@@ -102,7 +102,7 @@ class StageRequest(Part, frozen=True, kw_only=True):
     torch: Annotated[Text, Meta(description="of the base; headers are taken of the same release")]
     module: Annotated[
         Sha256,
-        Meta(description="the extension that what is compiled goes beside, and is held against"),
+        Meta(description="the extension that the compiled code extends and is checked against"),
     ]
     compilers: Annotated[
         dict[str, str],

@@ -108,9 +108,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     base: PlannedBase
     layers: Annotated[tuple[PlannedLayer, ...], Meta(description="in order of application")]
     env: Annotated[dict[str, str], Meta(description="variables that the image sets")]
-    serve_flags: Annotated[
-        tuple[Text, ...], Meta(description="`vllm serve` flags that the profile stands for")
-    ]
+    serve_flags: Annotated[tuple[Text, ...], Meta(description="`vllm serve` flags of the profile")]
     moe_serve_flags: Annotated[
         tuple[Text, ...], Meta(description="flags for MoE models that its kernels support")
     ]

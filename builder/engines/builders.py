@@ -105,7 +105,7 @@ def reached(docker: str, said: str) -> Iterator[Builder]:
 
 
 def _dial(address: str) -> None:
-    """Find out at once that nobody listens: buildx would try for 20 seconds, and not say why."""
+    """Check for a listener first: buildx would retry for 20 seconds without a reason."""
     scheme, _, rest = address.partition("://")
     try:
         if scheme == "unix":
@@ -116,7 +116,7 @@ def _dial(address: str) -> None:
             host, _, port = rest.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _DIALLING).close()
     except (OSError, ValueError) as error:
-        raise _no_answer(address, f"nobody answers: {error}") from None
+        raise _no_answer(address, f"no answer: {error}") from None
 
 
 def _ask(docker: str, name: str, said: str, env: Mapping[str, str]) -> Builder:

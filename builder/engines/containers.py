@@ -111,7 +111,7 @@ class Containers:
 
         Raises:
             EngineError: no engine or client is here, or the image is for another platform.
-            RemoteError: the image is not to be had.
+            RemoteError: the image is not available.
             UsageError: the reference is malformed.
         """
         ref = ref.removeprefix("docker://")
@@ -177,7 +177,7 @@ class Containers:
         Raises:
             TaskFailed: a script failed.
             EngineError: the place cannot run the image.
-            RemoteError: the image is not to be had there.
+            RemoteError: the image is not available there.
             BuildFailed: something else kept it from ending.
         """
         with self._reached(image) as (name, words, env), _context() as context:

@@ -104,7 +104,7 @@ _EPOCH_LIMIT = 10**11
 
 
 def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
-    """Whether an image of ours is a mere overlay; older ones have no artifact type."""
+    """Whether the image is an overlay; older ones have no artifact type."""
     return artifact_type == OVERLAY_TYPE or labels.get(BASE_LABEL, "").startswith("pypi:")
 
 

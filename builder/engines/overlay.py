@@ -122,7 +122,7 @@ def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: st
     """How an overlay (``oci:DIR@DIGEST`` or an image name) with its plan goes onto its image.
 
     Plain lines: copied files, then one step that takes replaced files away and checks the others
-    against their receipts.  Labels make it an image of ours, which can be published.
+    against their receipts.  The labels mark it as built by spark-build, so it can be published.
     """
     base, image = f"vllm/vllm-openai:v{plan['base']['packages']['vllm']}", name_of_both(plan)
     python, site = plan["base"]["interpreter"], plan["base"]["site_packages"]
@@ -229,7 +229,7 @@ def read_layout(
     Every blob is checked against its digest.
 
     Raises:
-        UsageError: it is not a layout of ours, or a blob is damaged.
+        UsageError: it is not a layout of spark-build, or a blob is damaged.
     """
     manifest, settings = _manifest_and_settings(layout, reference)
     files: dict[str, bytes | None] = {}

@@ -46,8 +46,8 @@ def write_patched(
 
     Raises:
         UsageError: the base has as many layers as an image can have.
-        BuildFailed: the base has something else where a folder of ours has to be.
-        RemoteError: the base's layers cannot be read any more.
+        BuildFailed: the base has another file where a new folder must be.
+        RemoteError: the base's layers can no longer be read.
     """
     assert request.base is not None
     check_depth(opened)
@@ -98,8 +98,8 @@ def check_writable_base(plan: BuildPlan, base: Base) -> None:
 
     Raises:
         UsageError: the base has as many layers as an image can have.
-        BuildFailed: the base has something else where a folder of ours has to be.
-        RemoteError: the base's layers cannot be read any more.
+        BuildFailed: the base has another file where a new folder must be.
+        RemoteError: the base's layers can no longer be read.
     """
     if base.opened is None:
         return

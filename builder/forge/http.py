@@ -75,7 +75,7 @@ class ForgeClient:
         Raises:
             ForgeMissing: 404, 410 or 422: no such thing, or not for this token.
             ForgeTooLarge: 406: the diff is larger than the forge gives out.
-            ForgeUnreachable: nobody answers.
+            ForgeUnreachable: no answer.
             RemoteError: anything else that is not an answer, rate limits included.
         """
         waited = False

@@ -75,7 +75,7 @@ class PullStore:
     def resolve(self, ref: PullRef) -> Pin:
         """Pin what a reference names today; asks the forge.
 
-        Where nobody answers, what was pinned last is used, and said.
+        Without an answer, the last pin is used, with a notice.
 
         Raises:
             RemoteError: the forge does not know it, or does not answer and nothing is cached.

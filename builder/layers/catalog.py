@@ -34,7 +34,7 @@ class Expectation(ExpectedChoice, frozen=True, kw_only=True):
 
     @property
     def choice(self) -> ExpectedChoice:
-        """The same as it stands in the plan of one release."""
+        """The same as recorded in the plan of one release."""
         return ExpectedChoice(
             kind=self.kind, line=self.line, selected=self.selected, refused=self.refused
         )
@@ -169,7 +169,7 @@ class Catalog:
         return cls(folders, profiles, shadowed)
 
     def say_shadows(self, names: Iterable[str] = ()) -> None:
-        """Say which layers (of these, or of all) stand in place of others of their names."""
+        """Report which layers (of these, or of all) replace others of their names."""
         wanted = set(names) or set(self.shadowed)
         for name in sorted(wanted & set(self.shadowed)):
             old = self.shadowed[name]

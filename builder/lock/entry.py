@@ -81,7 +81,7 @@ def _wheel(filename: str, sha256: str, index: PackageIndex, size: int | None = N
 
 
 def wheels_of(entry: LockEntry) -> list[WheelFile]:
-    """The wheels of an entry, which stand in for the package index's pages."""
+    """The wheels of an entry, used instead of the package index's pages."""
     rows = {row.filename: row for row in (*entry.base.wheels, *entry.inputs) if row.filename}
     return [
         WheelFile(filename=name, url="", sha256=row.sha256, size=row.size or 0)

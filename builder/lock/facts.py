@@ -114,7 +114,7 @@ def _text(data: bytes) -> bytes:
 
 
 def remove_unnamed(lock: Lock) -> None:
-    """Remove the files of facts that no entry names any more; other files are left alone."""
+    """Remove the files of facts that no entry names; other files are kept."""
     named = pins_of(lock.entries.values())
     folder = folder_of(lock.path)
     for path in folder.iterdir() if folder.is_dir() else ():

@@ -36,7 +36,7 @@ class Lock:
     entries: dict[str, LockEntry] = field(default_factory=dict)
 
     def data(self) -> bytes:
-        """The bytes of the file: entries and pins that nothing asks for any more are gone."""
+        """The bytes of the file: unused entries and pins are dropped."""
         used = {name for entry in self.entries.values() for name in entry.request.with_pr}
         pulls = {name: pin for name, pin in self.pulls.items() if name in used}
         value = plain(LockFile(schema=SCHEMA, pulls=pulls, locked=self.entries))

@@ -48,7 +48,7 @@ def _cut() -> None:
             # not SSLSocket.shutdown, which takes the TLS state from under a thread that reads
             try:
                 socket.socket.shutdown(opened, socket.SHUT_RDWR)
-            except OSError:  # not connected yet, or not any more
+            except OSError:  # not connected
                 continue
 
 

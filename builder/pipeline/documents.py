@@ -34,7 +34,7 @@ class PlatformLayer(BuiltLayer, frozen=True, kw_only=True):
 
 
 class NotVerified(Part, frozen=True, kw_only=True):
-    """What stands for the evidence where none was asked for."""
+    """The placeholder for evidence that was not requested."""
 
     schema_rules: ClassVar[dict[str, Any]] = {
         "allOf": [{"properties": {"passed": {"const": False}, "checks": {"maxItems": 0}}}]

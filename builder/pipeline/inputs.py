@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Identify = Callable[[str], Base]
 
-#: What a request says about a platform or Python that nobody named: it is the base's own.
+#: What a request says about an unnamed platform or Python: the base's own.
 _OWN = "own"
 
 
@@ -225,8 +225,8 @@ class Inputs:
                 return base
             base.close()
         raise RemoteError(
-            f"{ref} is locked at {digest}, which is not to be had any more: {said}",
-            hint="spark-build lock --upgrade takes what the tag is now",
+            f"{ref} is locked at {digest}, which is no longer available: {said}",
+            hint="spark-build lock --upgrade locks the image that the tag names now",
         )
 
     # -- the plan
@@ -247,7 +247,7 @@ class Inputs:
             self.stages.refuse_small(stage)
 
     def plan(self, base: Base) -> BuildPlan:
-        """The plan, with a report on each pull request, held against the lock.
+        """The plan, with a report on each pull request, checked against the lock.
 
         Raises:
             SparkBuildError: ``--locked``, and the lock does not hold (exit 9).

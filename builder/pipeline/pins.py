@@ -142,7 +142,7 @@ def _place(wheel: WheelFile) -> tuple[str, str] | None:
 
 
 def donor_pin(op: Graft, index: PackageIndex) -> dict[str, Any]:
-    """One file of a released wheel; the arm64 wheel stands for all, their Python is the same."""
+    """One file of a released wheel; the arm64 wheel is used for all: same Python files."""
     distribution, _, version = op.donor.partition("==")
     file = index.choose(distribution, version, Platform())
     member = op.donor_file

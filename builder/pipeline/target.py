@@ -1,4 +1,4 @@
-"""What ``verify`` holds a target against: layers, pull requests, and the project's lock."""
+"""What ``verify`` compares a target with: layers, pull requests, and the project's lock."""
 
 from __future__ import annotations
 

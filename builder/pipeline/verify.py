@@ -93,7 +93,7 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
 
 @contextmanager
 def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
-    """The target, held against the lock where ``--locked`` asks for that."""
+    """The target, checked against the lock with ``--locked``."""
     inputs = TargetInputs(options.plan)
     opening = Opening(
         index=inputs.index,

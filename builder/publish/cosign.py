@@ -1,4 +1,4 @@
-"""Signatures, made and checked by ``cosign``: keys and trust are its business, not ours."""
+"""Signatures, made and checked by ``cosign``: keys and trust are handled by cosign."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def refuse_unproven(claim: Claim, reasons: Sequence[str]) -> SparkBuildError:
 
 
 def failed_evidence(claim: Claim, offered: Sequence[Evidence], reasons: Sequence[str]) -> Evidence:
-    """What stands beside an image that was forced: the evidence there is, and what it lacks."""
+    """What is attached to a forced image: the evidence, and what it lacks."""
     mine = [e for e in offered if e.is_of(claim)]
     document = dict(mine[0].document) if mine else {"schema": 1, "checks": []}
     document |= {

@@ -55,12 +55,12 @@ class StoredManifest:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Images of ours."""
+        """Images built by spark-build."""
         return self.subject.ours if self.subject is not None else ()
 
     @property
     def label(self) -> dict[str, str]:
-        """Labels of its first image of ours."""
+        """Labels of its first image built by spark-build."""
         return dict(self.images[0].labels) if self.images else {}
 
     @property
@@ -176,7 +176,7 @@ def added_bytes(image: Image) -> int | None:
 
 
 def our_layer(step: str) -> bool:
-    """Whether a step of an image's history is one that an engine of ours writes."""
+    """Whether a step of an image's history was written by one of our engines."""
     return _OUR_LAYER.search(step) is not None
 
 

@@ -33,7 +33,7 @@ class Name:
     plan_digest: str
 
     def tag(self, *, verified: bool) -> str:
-        """``<vllm>-<profile>-<plan12>``: one plan, one name; what nobody verified says so in it.
+        """``<vllm>-<profile>-<plan12>``: one plan, one name; unverified images are marked in it.
 
         Raises:
             UsageError: the name would be longer than a tag may be.

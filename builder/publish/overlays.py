@@ -1,4 +1,4 @@
-"""Overlays are published as what they are, or not at all: nobody can run one."""
+"""Overlays cannot run alone, so they are only published as overlays."""
 
 from __future__ import annotations
 

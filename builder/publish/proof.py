@@ -1,4 +1,4 @@
-"""Which evidence stands for an image: what is given, what is attached to it, or a new run."""
+"""The evidence of an image: given on the command line, attached to it, or from a new run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIMIT = 32 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The evidence that stands for an image, and whether it proves it."""
+    """The evidence of an image, and whether it is sufficient."""
 
     evidence: Evidence
     verified: bool

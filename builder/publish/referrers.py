@@ -1,8 +1,8 @@
 """Documents that belong to an image, attached to it as OCI 1.1 referrers.
 
 Where a registry keeps no list of referrers, they stand in an index under the tag ``sha256-<hex>``,
-which everyone who attaches rewrites and nobody can lock.  So the list is read again after each
-write, and written again when somebody else's write has taken ours away.
+which every attaching client rewrites and none can lock.  So the list is read again after each
+write, and written again if another client's write dropped ours.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def attach(target: PublishTarget, subject: Descriptor, attachment: Attachment) -
     for turn in range(_TRIES):
         if any(entry.digest == manifest.digest for entry in target.referrers(subject.digest)):
             return
-        if turn > 1:  # somebody else writes now: let the slower one see what we wrote
+        if turn > 1:  # another client is writing: let it see our write
             pause(turn)
         with_retries(lambda: target.attach(manifest))
     raise RemoteError(

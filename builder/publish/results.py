@@ -105,7 +105,7 @@ class FailedTarget(Part, frozen=True, kw_only=True):
 
 
 class ProofRow(Part, frozen=True, kw_only=True):
-    """The evidence that stands for one image."""
+    """The evidence of one image."""
 
     digest: Digest
     verified: bool

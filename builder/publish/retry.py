@@ -1,4 +1,4 @@
-"""Trouble that comes from somebody else who writes the same at the same moment, and passes."""
+"""Retries after conflicts with another client that writes at the same time."""
 
 from __future__ import annotations
 

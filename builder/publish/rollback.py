@@ -67,6 +67,6 @@ def roll_back(
 
 
 def _verified(repository: PublishRepository, digest: str) -> bool:
-    """Whether evidence that passed is attached to every image of ours: said, and not required."""
+    """Whether evidence that passed is attached to every image; reported, but not required."""
     images = read_subject(repository, digest).ours
     return all(evidence_marks(repository, image.digest).verified for image in images)

@@ -2,7 +2,7 @@
 
 The base's own bill is its publisher's business; this one lists what we add.  It is written here and
 not through a library so that one plan gives one document, byte for byte, whatever is installed; the
-tests hold it against CycloneDX's own schema.
+tests validate it with CycloneDX's own schema.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Subject:
 
     @property
     def overlay(self) -> bool:
-        """Whether an image of ours in it is a mere overlay."""
+        """Whether one of its images is an overlay."""
         return any(image.overlay for image in self.ours)
 
     def blobs(self) -> list[Descriptor]:

@@ -1,4 +1,4 @@
-"""Pins of the pull requests that layer folders name, as they stand in ``pins.toml``."""
+"""Pins of the pull requests that layer folders name, as recorded in ``pins.toml``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from builder.util.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: Sources that a compiler turns into what a wheel holds, in repositories that nobody described.
+#: Compiled sources, in repositories without a description.
 _COMPILED = re.compile(
     r"(?:\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|cmake|pyx|pxd|rs|S)|(?:^|/)(?:CMakeLists\.txt))$"
 )

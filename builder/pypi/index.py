@@ -333,7 +333,7 @@ def _manylinux(machine: str) -> Iterable[str]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a cache file so that nobody ever reads half of it; a full disk is reported."""
+    """Write a cache file atomically; a full disk is reported."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with making(path) as partial:

@@ -260,7 +260,7 @@ class RemoteWheel:
 
 
 class WheelTree:
-    """Site-packages as an installer would lay these wheels out, one after the other."""
+    """Site-packages as an installer would unpack these wheels, one after the other."""
 
     def __init__(self, wheels: Sequence[RemoteWheel]) -> None:
         self.wheels = wheels

@@ -1,4 +1,4 @@
-"""Rebuild one image and hold it against the one that was published."""
+"""Rebuild one image and compare it with the published one."""
 
 from __future__ import annotations
 

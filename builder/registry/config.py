@@ -79,7 +79,7 @@ _STEP: dict[str, _Kind] = {
 
 
 def parse_config(data: bytes, where: str) -> dict[str, Any]:
-    """An image's configuration from bytes that somebody else wrote; a field may be missing or null.
+    """An image's configuration from untrusted bytes; a field may be missing or null.
 
     Raises:
         RemoteError: it is no JSON object, or a field in it is of another type; names the field.

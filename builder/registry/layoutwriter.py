@@ -75,7 +75,7 @@ def work_folder(target: Path) -> Iterator[Path]:
         work.mkdir(0o700)
         handle = os.open(work, os.O_RDONLY)
         stack.callback(os.close, handle)
-        with contextlib.suppress(OSError):  # where it cannot be held, nobody takes it away either
+        with contextlib.suppress(OSError):  # where it cannot be locked, no other run removes it
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with stack:
         yield work

@@ -1,4 +1,4 @@
-"""What manifests and indexes hold, read from bytes that somebody else wrote."""
+"""The contents of manifests and indexes, read from untrusted bytes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def sha256_digest(data: bytes) -> str:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """JSON that somebody else wrote; ValueError for all that is wrong with it, depth included."""
+    """Untrusted JSON; ValueError for everything wrong with it, depth included."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -68,7 +68,7 @@ class Descriptor:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Descriptor:
-        """From JSON that somebody else wrote.
+        """From untrusted JSON.
 
         Raises:
             RemoteError: it is not a descriptor with a sha256 digest and a size.
@@ -91,7 +91,7 @@ class Descriptor:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The descriptor as it stands in a manifest."""
+        """The descriptor as in a manifest."""
         value: dict[str, Any] = {
             "mediaType": self.media_type,
             "digest": self.digest,

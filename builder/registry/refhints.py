@@ -1,4 +1,4 @@
-"""What somebody probably means who writes a folder or a release where an image reference goes."""
+"""What users probably mean by a folder or a release in place of an image reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SCHEMES = ("docker://", "oci:", "pypi:", "dir:")
 
 
 def intended_reference(ref: str) -> str:
-    """What somebody probably means with an image reference that is none: ``pypi:``, ``oci:``..."""
+    """What users probably mean by an invalid image reference: ``pypi:``, ``oci:``..."""
     if re.fullmatch(r"v?\d+\.\d+(\.\w+)*(\+\w+)?", ref):
         return f"pypi:vllm=={ref.removeprefix('v')}"
     if re.match(r"[A-Za-z][\w.-]*(\[[\w,-]+\])?==\d", ref):

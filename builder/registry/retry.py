@@ -1,4 +1,4 @@
-"""When to try again, and when not any more."""
+"""When to retry, and when to give up."""
 
 from __future__ import annotations
 

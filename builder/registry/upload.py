@@ -196,7 +196,7 @@ class _Upload:
 
     @property
     def _permit(self) -> ScopedAuthorization | None:
-        """Nothing of ours is shown to another host than the registry."""
+        """Credentials are sent to no other host than the registry."""
         same = origin(self._address) == origin(self._transport.root)
         return self._repository.writing if same else None
 

@@ -30,7 +30,7 @@ def open_layer(source: ImageSource, layer: Descriptor) -> Iterator[IO[bytes]]:
     """A layer as a stream, from its source or, when it is foreign and not there, its addresses.
 
     Raises:
-        RemoteError: it is nowhere to be had.
+        RemoteError: it is not available anywhere.
     """
     has = getattr(source, "has", None)
     if not layer.foreign or has is None or has(layer.digest):

@@ -56,7 +56,7 @@ class Meter:
 
 
 class _Counted:
-    """Counts what is read of a blob, and ends when nobody wants it any more."""
+    """Counts the bytes read from a blob, and stops when the work is cancelled."""
 
     def __init__(
         self, stream: IO[bytes], meter: Meter, stop: threading.Event, bar: Bar | None = None
@@ -206,7 +206,7 @@ class LayerCache:
         """Keep the bytes of some files of a layer; they are checked against their sha256.
 
         Raises:
-            RemoteError: the layer cannot be read, or does not hold the files any more.
+            RemoteError: the layer cannot be read, or no longer has the files.
         """
         missing = {row.path: row for row in wanted}
         where = f"{self.source.name}: layer {layer.digest[:19]}"
@@ -238,7 +238,7 @@ class LayerCache:
         """Write the bytes of one file of a layer, which may be large; only its sha256 is kept.
 
         Raises:
-            RemoteError: the layer cannot be read, or does not hold the file any more.
+            RemoteError: the layer cannot be read, or no longer has the file.
         """
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         console.say(f"  reading /{row.path} ({megabytes(row.size)}) out of {where}")

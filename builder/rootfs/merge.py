@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def executable(self) -> bool:
-        """Whether it is a file that somebody may run."""
+        """Whether it is an executable file."""
         return self.kind == FILE and bool(self.row.mode & 0o111)
 
 

@@ -289,7 +289,7 @@ class Rootfs:
         """The bytes of a file, links followed; None when there is no such file.
 
         Raises:
-            RemoteError: its layer cannot be read any more.
+            RemoteError: its layer can no longer be read.
         """
         entry = self.stat(path)
         if entry is None or entry.kind != FILE:
@@ -346,7 +346,7 @@ class Rootfs:
         ``beside`` are files that are taken along where their layers are read for the others.
 
         Raises:
-            RemoteError: a layer cannot be read any more.
+            RemoteError: a layer can no longer be read.
         """
         wanted: dict[int, list[Row]] = {}
         for path in paths:
@@ -368,7 +368,7 @@ class Rootfs:
         """Write the bytes of a file, links followed, without holding them; whether it is there.
 
         Raises:
-            RemoteError: its layer cannot be read any more.
+            RemoteError: its layer can no longer be read.
         """
         entry = self.stat(path)
         if entry is None or entry.kind != FILE:

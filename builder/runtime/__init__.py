@@ -1,6 +1,6 @@
 """Programs that run away from spark-build: in an image, a container or a virtual environment.
 
-Every module here uses the standard library only and imports nothing of ours but its siblings and
+Every module here uses the standard library only and imports only its siblings and
 `builder.applier`, so that it can be copied anywhere together with them.
 ``tests/unit/runtime/test_standalone.py`` enforces it.
 """

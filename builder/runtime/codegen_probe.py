@@ -123,7 +123,7 @@ def versions() -> dict[str, str | None]:
 
 
 def check_kinds(kernels: list[Json]) -> None:
-    """Refuse a kind that nobody knows before minutes are spent on the others."""
+    """Refuse an unknown kind before minutes are spent on the others."""
     known = (*KINDS, EVERY_TILE)
     for ask in kernels:
         if ask.get("kind") not in known:
@@ -152,7 +152,7 @@ def prepare(request: Json, probe: Probe) -> Json | None:
 
 
 def spread_out(ask: Json, said: Json | None) -> list[Json] | Json:
-    """The kernels that a request stands for, or the error with which none can be compiled."""
+    """The kernels of a request, or the error that prevents compiling any."""
     if said and ask["kind"] not in WITHOUT_FLASHINFER:
         return said
     if ask["kind"] != EVERY_TILE:
@@ -165,7 +165,7 @@ def spread_out(ask: Json, said: Json | None) -> list[Json] | Json:
 
 
 def gather(ask: Json, outcome: list[Json] | Json, replies: dict[str, Json]) -> Json:
-    """The reply to a request, from those to the kernels that it stands for."""
+    """The reply to a request, from the replies for its kernels."""
     if isinstance(outcome, dict):
         return {**empty_reply(ask), "error": outcome}
     each = [replies[key_of(kernel)] for kernel in outcome]

@@ -112,7 +112,7 @@ def case_check(kind: str, case: Json) -> Json:
 
 
 def executed_check(kind: str, kernel: Json, names: list[str]) -> Json:
-    """Did the kernels run that are expected, and none that stand for another choice?"""
+    """Did the expected kernels run, and none of another backend?"""
     wanted, never = kernel["names"], kernel["never"]
     expected = f"a kernel named {' or '.join(wanted)}"
     if never:

@@ -264,7 +264,7 @@ def check_memory(facts: Json, meminfo: dict[str, int]) -> Json:
 
 
 def check_processes(processes: list[Process]) -> Json:
-    """Does somebody else use the memory that a server would size its KV cache by?"""
+    """Do other processes use the memory that a server would size its KV cache by?"""
     known = sum(process.memory or 0 for process in processes)
     listed = ", ".join(
         f"{p.name or '?'} (pid {p.pid}): {gib(p.memory) if p.memory is not None else 'unknown'}"

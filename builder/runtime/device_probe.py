@@ -133,7 +133,7 @@ class Run:
         self.reference: Any = importlib.import_module("nvfp4_reference")
 
     def judged(self, name: str, shape: str, output: Any, *expectations: Any) -> None:
-        """One case, held against each result that is right for this kernel."""
+        """One case, compared with each correct result for this kernel."""
         verdicts = [
             self.reference.judge(output, self.reference.rounded_again(e, self.roundings - 1))
             for e in expectations

@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 
 class NotFound(importlib.abc.MetaPathFinder):
-    """The last finder: is asked only for modules that nobody has, and remembers their names.
+    """The last finder: records the names of modules that do not exist.
 
     vLLM and FlashInfer take a missing module for a missing feature and say nothing, so this is
     how an incomplete sandbox is told from a release that lacks a kernel.

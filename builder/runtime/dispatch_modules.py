@@ -34,7 +34,7 @@ else:
 
 #: What a CPU build of torch lacks of the libraries that vLLM's stable-ABI modules name.
 TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so")
-#: Functions of CUDA's libraries, and the library that is generated for those that nobody defines.
+#: Functions of CUDA's libraries, and the library that is generated for undefined ones.
 CUDA_FUNCTION = re.compile(r"(cu|nccl|nvrtc|nvshmem)\w+")
 REST = "libspark_build_cuda.so"
 

@@ -205,7 +205,7 @@ def launch_instead(recorder: Recorder) -> None:
 
 
 def use_library(path: str) -> None:
-    """Let host code be linked against a library of ours.
+    """Let host code be linked against the generated library.
 
     Up to 4.5 and from 4.7 on the variable is enough; 4.6 puts its own library in front of it when
     it is imported.
@@ -218,7 +218,7 @@ def use_library(path: str) -> None:
 
 
 def cases_of(ask: Json, probe: Any) -> Iterator[Any]:
-    """The calls that a request stands for."""
+    """The calls of a request."""
     if ask["kind"] == LAYER:
         yield from importlib.import_module("launch_layers").linear_cases(ask, probe)
     else:

@@ -49,7 +49,7 @@ def check_cancelled() -> None:
     """To be called now and then by what takes long.
 
     Raises:
-        WorkCancelled: this thread works for somebody who has gone.
+        WorkCancelled: the work of this thread was cancelled.
     """
     thread = threading.current_thread()
     if isinstance(thread, _BackgroundThread) and thread.unwanted:
@@ -81,7 +81,7 @@ def wait_for_background() -> None:
     """Wait until what is done beside this thread is done.
 
     Raises:
-        WorkCancelled: this thread works for somebody who has gone.
+        WorkCancelled: the work of this thread was cancelled.
     """
     for thread in tuple(_running):
         while thread is not threading.current_thread() and thread.is_alive():

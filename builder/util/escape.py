@@ -39,7 +39,7 @@ def plain_data(text: str, stream: TextIO) -> str:
 
 
 def below(message: str) -> str:
-    """Lines after the first one are indented: what others wrote never begins a line of ours.
+    """Lines after the first one are indented: text from others never starts a line.
 
     Nor is it taken for a command of GitHub Actions, which reads past blanks.
     """

@@ -87,7 +87,7 @@ def _number(error: Exception) -> int:
 
 
 def of_the_system(error: Exception) -> tuple[str, str] | None:
-    """Message and hint for an error of the user's system that nobody expected where it came up."""
+    """Message and hint for an unexpected error of the operating system."""
     if type(error).__module__ not in {"builtins", "sqlite3"}:  # TLS and HTTP have their own
         return None
     if isinstance(error, FileNotFoundError):
@@ -95,7 +95,7 @@ def of_the_system(error: Exception) -> tuple[str, str] | None:
             Path.cwd()
         except FileNotFoundError:
             hint = f"cd to a folder that is there, then: {again()}"
-            return "the working directory is not there any more", hint
+            return "the working directory no longer exists", hint
     number = _number(error)
     if number not in _ADVICE:
         return None

@@ -32,7 +32,7 @@ _TEMPORARY = "spark-build-run-"
 #: Seconds for which a note of an upload is kept that no later run has come by.  Registries drop
 #: unfinished uploads themselves: distribution's ``uploadpurging`` after 168 hours.
 _UPLOAD_AGE = 7 * 24 * 3600.0
-#: Seconds in which a folder that nobody holds may be one whose maker has not got to holding it.
+#: Seconds in which an unlocked folder may be one that its run has not locked yet.
 _SETTLING = 60.0
 _WORDS = re.compile(r"([0-9]+)-([0-9]+)-([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]+)")
 _UPLOAD = "upload "
@@ -64,7 +64,7 @@ class Owner:
         return None if found is None else cls(int(found[1]), int(found[2]), *found.groups()[2:])
 
     def has_ended(self, path: Path) -> bool:
-        """Whether it runs no more, as far as that is sure; ``path`` is a folder that it held."""
+        """Whether it has certainly ended; ``path`` is a folder that it held."""
         here = identity()
         if here is None:
             return False
@@ -164,12 +164,12 @@ def hold(folder: Path) -> int | None:
 
 
 def temporary_name() -> str:
-    """A name for the folder of this run's temporary files that nobody knows beforehand."""
+    """An unpredictable name for the folder of this run's temporary files."""
     return f"{_TEMPORARY}{identity() or os.getpid()}-{os.urandom(4).hex()}"
 
 
 def sweep_temporary(parent: Path) -> None:
-    """Remove the folders of runs that are no more."""
+    """Remove the folders of ended runs."""
     with contextlib.suppress(OSError), os.scandir(parent) as found:
         for entry in list(found):
             if entry.name.startswith(_TEMPORARY) and (owner := Owner.parse(entry.name)):
@@ -179,7 +179,7 @@ def sweep_temporary(parent: Path) -> None:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file or folder of ours; whether nothing of it is left."""
+    """Remove a file or folder; returns whether it is completely gone."""
     try:
         info = path.lstat()
     except FileNotFoundError:
@@ -274,12 +274,12 @@ def use(cache: Path) -> None:
 
 
 def close() -> None:
-    """This run makes nothing any more."""
+    """This run no longer creates anything."""
     _notes.close()
 
 
 def _ended(cache: Path) -> Iterator[tuple[str, Path]]:
-    """The identities of runs that are no more, and where their notes are."""
+    """The identities of ended runs, and where their notes are."""
     try:
         found = sorted((cache / _RUNS).iterdir())
     except OSError:

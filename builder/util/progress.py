@@ -41,7 +41,7 @@ class Bar:
         self.title, self.unit = plain(title), unit
         #: whether it is a whole step or level: shown later, and only where no part of it is
         self.whole = whole
-        #: what ``done`` will be at the end; None while nobody knows
+        #: what ``done`` will be at the end; None while unknown
         self.total = total
         self.done = 0
         self.began = self.spoke = time.monotonic()
@@ -117,7 +117,7 @@ class Bars:
             if not self._bars:
                 self._idle.set()
                 self._drawn = None
-            with contextlib.suppress(OSError, ValueError):  # stderr went away: nobody looks
+            with contextlib.suppress(OSError, ValueError):  # stderr is gone
                 if drawn is not None and task is not None:
                     drawn.remove_task(task)
                 if drawn is not None and not self._bars:
@@ -128,7 +128,7 @@ class Bars:
             with self._lock:
                 if idle.is_set():
                     return
-                with contextlib.suppress(OSError, ValueError):  # stderr went away: nobody looks
+                with contextlib.suppress(OSError, ValueError):  # stderr is gone
                     self._draw() if on_terminal() else self._tell()
 
     def _tell(self) -> None:

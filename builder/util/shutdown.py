@@ -51,7 +51,7 @@ def when_ended(cut: Callable[[], None]) -> None:
 
 
 def end_waits() -> None:
-    """The run is over: nothing waits any more, and nothing new begins."""
+    """The run is over: waits end, and no new work starts."""
     ended.set()
     for cut in _cuts:
         cut()
@@ -127,7 +127,7 @@ def _below_us() -> dict[int, str]:
 def own_temporary_folder() -> Iterator[None]:
     """A folder for all temporary files of this run, also those of what it starts and kills."""
     parent = os.environ.get("TMPDIR")
-    place = Path(parent or "/tmp")  # noqa: S108 - for a name that nobody knows beforehand
+    place = Path(parent or "/tmp")  # noqa: S108 - for an unpredictable name
     leftovers.sweep_temporary(place)
     folder = place / leftovers.temporary_name()
     try:

@@ -38,7 +38,7 @@ class _Shown(io.TextIOWrapper):
 def watch() -> bool:
     """Notice from now on what goes wrong with stdout and stderr; whether stdout is closed.
 
-    What the caller has closed is opened, so that no file of ours becomes it.
+    Streams that the caller closed are opened, so that no other file gets their number.
     """
     closed = sys.stdout is None
     for number in range(3):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
-    """An image in a Docker Engine: an overlay of ours, or one that vLLM runs in."""
+    """An image in a Docker Engine: an overlay of spark-build, or an image with vLLM."""
     from builder.engines import docker
 
     client = docker.connect()

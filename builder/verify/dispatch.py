@@ -1,6 +1,6 @@
 """Level ``dispatch``: the target's own vLLM, told that the device is SM121, selects what it must.
 
-The log lines are vLLM's own.  Which parts were simulated stands in the evidence.
+The log lines are vLLM's own.  The evidence lists the simulated parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Level ``imports``: does every name that patched modules use exist in what is installed?
 
 Read, not run: the modules are parsed, their imports are followed to the files they name, and calls
-of imported functions are held against those functions' signatures.
+of imported functions are compared with those functions' signatures.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def dotted_name(path: str) -> str:
 
 
 class _Follower(ast.NodeVisitor):
-    """Follows imports of one module, wherever they stand in it."""
+    """Follows imports of one module, anywhere in it."""
 
     def __init__(self, modules: Modules, name: str, is_package: bool) -> None:
         self.modules, self.name, self.is_package = modules, name, is_package

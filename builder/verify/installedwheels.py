@@ -77,7 +77,7 @@ class InstalledWheelSources:
                 if name != "RECORD" or "compile" not in entry["ops"] or dist is None:
                     continue
                 if f"-{normalize(change)}-" in f"-{dist.name}-" and dist.name != wanted:
-                    return Stage(request)  # part of it, which nobody has alone
+                    return Stage(request)  # part of it, which does not exist alone
                 if dist.name == wanted:
                     pin = {"distribution": dist.name, "version": dist.version}
                     wheel = {"filename": folder, "sha256": entry["after"], "info_dir": folder}

@@ -46,7 +46,7 @@ class Probes:
 
 
 def net_changes(tree: Tree) -> Changes:
-    """What a tree has otherwise than the one below all that was laid over it."""
+    """How a tree differs from the one below all its changes."""
     merged: Changes = {}
     while isinstance(tree, OverlayTree):
         merged = {**tree.changes, **merged}
@@ -66,7 +66,7 @@ def unsetting(
     return {**request, "env": {**off, **request.get("env", {})}}
 
 
-# ------------------------------------------------------------------------- an environment of ours
+# ------------------------------------------------------------------------- a local environment
 
 
 def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Probes]:

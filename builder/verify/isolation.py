@@ -1,4 +1,4 @@
-"""Running code that nobody here knows: apart from this machine's network, files and settings.
+"""Running unknown code, isolated from this machine's network, files and settings.
 
 Two ways, tried in this order: ``bwrap`` (user namespaces, no root needed), and a container of an
 empty image where a Docker Engine of this machine answers.  Both show the program this machine's

@@ -94,7 +94,7 @@ ADVICE = (
 def wanted_kernels(
     expectations: Sequence[Mapping[str, str]], *, package: bool = False
 ) -> list[Kernel]:
-    """The kernels that stand behind the lines a profile expects.
+    """The kernels of the lines that a profile expects.
 
     Those of the package ``b12x`` are for where it is installed, as one more choice of vLLM's.
     """

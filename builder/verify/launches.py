@@ -132,7 +132,7 @@ LAUNCHED = (
 
 
 def wanted_launches(expectations: Sequence[Mapping[str, str]]) -> list[Launched]:
-    """The kernels that stand behind the lines a profile expects."""
+    """The kernels of the lines that a profile expects."""
     kinds = {e["kind"] for e in expectations if "b12x" in e.get("line", "").lower()}
     return [one for one in LAUNCHED if one.serves in kinds]
 
@@ -155,7 +155,7 @@ class Replies(Part, frozen=True, kw_only=True):
 
 
 def _programs() -> tuple[tuple[str, str], ...]:
-    """Everything of ours that a result depends on."""
+    """Everything in spark-build that a result depends on."""
     executor = sorted(path.name for path in package_file("ptx", "runs.py").parent.glob("*.py"))
     probes = [("runtime", name) for name in LAUNCH_PROBE]
     return (*probes, *(("ptx", name) for name in executor))

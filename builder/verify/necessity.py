@@ -2,7 +2,7 @@
 
 What is left without a layer is judged and put together anew on the base, and held against what the
 profile expects of the whole.  That a layer is missing, or a variable of its own is unset, is no
-proof: only what somebody else says counts, be it vLLM, a compiler, or another layer.
+proof: only results of vLLM, a compiler or another layer count.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def open_layout(text: str, opening: Opening) -> VerifyTarget:
     """An overlay layout laid over the released wheels that its plan names.
 
     Raises:
-        UsageError: it is not a layout of ours, is damaged, or is meant for other wheels.
+        UsageError: it is not a layout of spark-build, is damaged, or is meant for other wheels.
     """
     layout, name = layout_place(text)
     plan, files, env = read_layout(layout, name)

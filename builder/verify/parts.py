@@ -93,7 +93,7 @@ def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | No
 
     Args:
         base: the patched one.
-        originals: where the former content of a file is to be had.
+        originals: where to get the former content of a file.
         env: the environment of the base as it was; else that of the patched one, without what the
             receipts set.
 
@@ -187,7 +187,7 @@ def parts_of_image(
 
     Raises:
         CannotTakeApart: the image does not say what that was, or files of it are lost.
-        RemoteError: what it was made from is not to be had.
+        RemoteError: its base is not available.
     """
     if not receipts_of(base.tree):
         return Parts(base=base, sources=sources, asking=asking)

@@ -344,5 +344,5 @@ def _prune(parent: Path, keep: int) -> None:
     folders = sorted((p.stat().st_mtime, p) for p in parent.iterdir() if p.is_dir())
     for used, old in folders[:-keep]:
         if used < settled:
-            with contextlib.suppress(OSError), making(old) as gone:  # somebody else was first
+            with contextlib.suppress(OSError), making(old) as gone:  # another run was first
                 old.rename(gone)  # never leave half of it under its name

@@ -55,7 +55,7 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
 
 
 def _plan(target: VerifyTarget, label: str) -> Check:
-    """What everything else is held against must itself be as it was when the image was built."""
+    """The plan, with which everything is compared, must be unchanged since the build."""
     stated = str(target.plan["plan_digest"])
     wrong = ""
     if digest_of(target.plan) != stated:
@@ -219,7 +219,7 @@ def _unlisted(
 
 
 def _startup(found: Unrecorded) -> Check:
-    """What Python runs at every start came with a package, or with a layer of ours."""
+    """What Python runs at every start came with a package, or with a layer."""
     others = (*found.of_base, *found.files)
     said = []
     if found.hooks:

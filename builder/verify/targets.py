@@ -175,7 +175,7 @@ def open_overlay(
 
 
 def exact_ref(plan: Mapping[str, Any]) -> str:
-    """The base with every version named; vLLM first, so that wheels are laid out in its order."""
+    """The base with every version named; vLLM first, so that wheels are unpacked in its order."""
     packages = dict(plan["base"]["packages"])
     named = {"vllm": packages.pop("vllm"), **packages}
     return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
@@ -215,7 +215,7 @@ class ImageProbes:
 def target_of_image(
     base: Base, name: str, baked: EmbeddedMetadata, opening: Opening, held: ImageProbes
 ) -> VerifyTarget:
-    """An image with vLLM in it, held against the layers that are asked for or its own plan.
+    """An image with vLLM, compared with the requested layers or its own plan.
 
     Raises:
         UsageError: nothing says what it should be.

@@ -222,7 +222,7 @@ def write_stand_ins(folder: Path) -> list[str]:
 
 
 def wanted_of_cuda(facts: Mapping[str, ElfFacts]) -> dict[str, dict[str, str]]:
-    """Libraries that these name and nobody ships, each with the symbols that it must define.
+    """Libraries that these need and nothing provides, each with the symbols that it must define.
 
     A symbol has the version that it is asked for with, or "".  One that names no library goes to
     the missing one whose name it begins with, as ``ncclAllGather`` to ``libnccl.so.2``.

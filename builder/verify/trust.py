@@ -49,7 +49,7 @@ class IsolatedRun:
     because: str
 
     def said(self) -> str:
-        """What stands in the evidence."""
+        """The text for the evidence."""
         return f"only read-only programs of this machine ({self.isolation.name}, no network)"
 
 
@@ -111,7 +111,7 @@ class TrustedSources:
         return IsolatedRun(isolation=isolation, because=because)
 
     def unknown(self, tree: Tree, paths: Iterable[str]) -> list[str]:
-        """The files that nobody but the target itself speaks for.
+        """The files that only the target itself vouches for.
 
         RECORD is read and never run; an installer writes it anew.
         """

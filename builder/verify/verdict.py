@@ -101,7 +101,7 @@ def verdict_of(report: Report, plan: Mapping[str, Any], require: Sequence[str] =
 
 
 def serve_lines(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """The server's command line with the flags that a plan stands for, and that for MoE models."""
+    """The server's command line with the flags of a plan, and the one for MoE models."""
     plain = " ".join(["vllm serve MODEL", *plan.get("serve_flags", ())])
     return tuple(dict.fromkeys([plain, " ".join([plain, *plan.get("moe_serve_flags", ())])]))
 
@@ -171,7 +171,7 @@ def _selected(report: Report) -> list[Check]:
 
 
 def _proven(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
-    """What is known without hardware: the kernels, and what stands behind them."""
+    """What is known without hardware: the kernels, and their evidence."""
     kernels = list(_kernels(report, plan))
     yield from kernels
     levels = dict.fromkeys(check.level for check in report.checks if check.level not in _ON_GB10)

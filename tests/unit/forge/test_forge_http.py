@@ -126,7 +126,7 @@ class TestRateLimit:
 ANSWERS = {
     401: (RemoteError, "refuses the token in SPARK_BUILD_FORGE_TOKEN"),
     403: (RemoteError, "answered 403"),
-    404: (ForgeMissing, "there is none, or it is private and the token in SPARK_BUILD_FORGE_TOKEN"),
+    404: (ForgeMissing, "it is private and the token in SPARK_BUILD_FORGE_TOKEN"),
     406: (ForgeTooLarge, "the diff is larger than 127.0.0.1 can return"),
     410: (ForgeMissing, "o/r#1 is not on"),
     418: (RemoteError, "answered 418"),

@@ -147,6 +147,6 @@ class TestTokens:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("GITHUB_TOKEN", "sec\nret")
-        with pytest.raises(UsageError, match="GITHUB_TOKEN holds characters") as caught:
+        with pytest.raises(UsageError, match="GITHUB_TOKEN has characters") as caught:
             site()
         assert "sec" not in str(caught.value)

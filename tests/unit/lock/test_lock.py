@@ -525,7 +525,7 @@ class TestMovedTag:
         del images[f"registry.test/vllm@{self.OLD}"]
         result = spark_build("plan", *self.WORDS, "--locked")
         assert result.code == 8
-        assert "is not to be had any more" in result.err
+        assert "is no longer available" in result.err
 
     def test_an_image_of_this_machine_alone_is_found_by_its_id(
         self, spark_build: Call, images: dict[str, str]

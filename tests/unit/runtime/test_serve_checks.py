@@ -218,7 +218,7 @@ def test_a_model_of_the_callers_own_is_asked_by_chat(served: Any) -> None:
     assert failing(checks) == set()
     assert checks["model answers"]["seen"] == "A heat pump moves heat."
     checks = served({"answer": "zeros"}, model="/models/mine")
-    assert checks["model answers"]["seen"] == "one character nested too deeply: !!!!!!!!!!!!!!!!"
+    assert checks["model answers"]["seen"] == "one character over and over: !!!!!!!!!!!!!!!!"
 
 
 def test_more_arguments_reach_the_server(served: Any, tmp_path: Path) -> None:
