@@ -162,14 +162,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression for the launches' names")
     given = parser.parse_args()
     functions = software(given.nvcc, rolled=given.rolled)
+    of_several = False
     for path in sorted(given.source.glob("*/*/launch.json")):
         file = read_launch(path)
         name = f"{path.parent.parent.name}-{path.parent.name}"
-        if re.search(given.only, file.name):
+        if file.wanted is None or of_several:
+            print(f"{name}: {file.name}: not packed, one of several launches of a call", flush=True)
+        elif re.search(given.only, file.name):
             ptx = late(file.ptx, given.late) if given.late else file.ptx
             ptx = without(ptx, given.without) if given.without else ptx
             pack(file, path, given.into / name, given.nvcc, functions, ptx)
             print(f"{name}: {file.name}", flush=True)
+        of_several = file.wanted is None
     shutil.copy(Path(__file__).with_name("run.py"), given.into)
 
 

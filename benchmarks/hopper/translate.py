@@ -1,10 +1,10 @@
 """PTX of an SM12x kernel as PTX that Hopper runs.
 
-Hopper has all that these kernels do but three things, which become calls of ``software.cu``'s
+Hopper has all that these kernels do but a few things, which become calls of ``software.cu``'s
 functions or other arithmetic:
 
 * the block-scaled MMA of FP4 codes;
-* the conversion of two floats to FP4 codes;
+* the conversion of two floats to FP4 codes, and the product of two pairs of floats;
 * tensor maps of FP4 codes: the same bytes are copied as a tensor of bytes, so the first coordinate
   is halved.
 """
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _GROUP = r"\{([^}]*)\}"
+#: A register alone, or in braces.
+_ONE = r"\{?(%\w+)\}?"
 _MMA = re.compile(
-    r"mma\.sync\.aligned\.m16n8k64\S*kind::mxf4nvf4\S*\s*"
+    # the order of the modifiers differs between PTX writers
+    r"mma\.sync\.aligned(?=\S*\.m16n8k64\.)(?=\S*\.kind::mxf4nvf4\.)\S+\s*"
     rf"{_GROUP},\s*{_GROUP},\s*{_GROUP},\s*{_GROUP},"
-    rf"\s*(%\w+),\s*{_GROUP},\s*(%\w+),\s*{_GROUP};"
+    rf"\s*{_ONE},\s*{_GROUP},\s*{_ONE},\s*{_GROUP};"
 )
 _TO_FP4 = re.compile(r"cvt\.rn\.satfinite\.e2m1x2\.f32\s+(%?\w+),\s*(%\w+),\s*(%\w+);")
+_PAIRS = re.compile(r"mul((?:\.rn)?(?:\.ftz)?)\.f32x2\s+(%\w+),\s*(%\w+),\s*(%\w+);")
 _COPY = re.compile(r"cp\.async\.bulk\.tensor\.\dd\.\S+ \[[^\]]*\], \[(%rd\d+), \{(%r\d+)[^;]*;")
 _MAP = re.compile(r"(?:mov\.b64|cvta\.param\.u64)\s+(%rd\d+), (?:\w+_param_(\d+)|(%rd\d+));")
 #: What must be gone from the text: nothing else of it may be lost in silence.
-_LEFT = ("mxf4", "e2m1", "sm_12")
+_LEFT = ("mxf4", "e2m1", "f32x2", "sm_12")
 
 
 def for_hopper(ptx: str, functions: str, fp4_maps: Collection[int]) -> str:
@@ -38,6 +42,7 @@ def for_hopper(ptx: str, functions: str, fp4_maps: Collection[int]) -> str:
     """
     maps = _maps(ptx)
     ptx = _TO_FP4.sub(_to_fp4, _MMA.sub(_mma, ptx))
+    ptx = _PAIRS.sub(_product, ptx)
     ptx = _COPY.sub(lambda copy: _copy(copy, maps, fp4_maps), ptx)
     ptx = re.sub(r"(?m)^\.version .*$", ".version 9.0", ptx, count=1)
     ptx = re.sub(r"(?m)^\.target .*$", ".target sm_90a", ptx, count=1)
@@ -92,6 +97,15 @@ def _to_fp4(match: re.Match[str]) -> str:
         f".param .b32 p0; st.param.b32 [p0], {high}; .param .b32 p1; st.param.b32 [p1], {low}; "
         "call.uni (d), software_codes, (p0, p1); ld.param.b32 codes, [d]; "
         f"cvt.u8.u32 {out}, codes; }}"
+    )
+
+
+def _product(match: re.Match[str]) -> str:
+    how, out, left, right = match.groups()
+    return (
+        "{ .reg .b32 a, b, c, d; "
+        f"mov.b64 {{a, b}}, {left}; mov.b64 {{c, d}}, {right}; "
+        f"mul{how}.f32 a, a, c; mul{how}.f32 b, b, d; mov.b64 {out}, {{a, b}}; }}"
     )
 
 

@@ -28,8 +28,20 @@ def translated(body: str) -> str:
     return rest
 
 
-def test_the_block_scaled_mma_becomes_a_call() -> None:
-    body = translated(MMA)
+#: Other writers of PTX: modifiers in another order, one register in braces.
+OTHER_MMA = (
+    MMA.replace(
+        "m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X",
+        "kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col",
+    )
+    .replace("%r6,", "{%r6},")
+    .replace("%r7,", "{%r7},")
+)
+
+
+@pytest.mark.parametrize("written", [MMA, OTHER_MMA])
+def test_the_block_scaled_mma_becomes_a_call(written: str) -> None:
+    body = translated(written)
     assert "mma.sync" not in body
     order = (*(f"%r{n}" for n in range(6)), *(f"%f{n}" for n in range(4)))
     order += ("%r6", "chosen_a", "%r7", "chosen_b")
@@ -46,6 +58,12 @@ def test_the_conversion_to_codes_becomes_a_call() -> None:
     assert "cvt.u8.u32 byte0, codes;" in body
 
 
+def test_products_of_pairs_are_two_products() -> None:
+    body = translated("mul.f32x2 %rd1, %rd2, %rd3;\nmul.rn.ftz.f32x2 %rd1, %rd2, %rd3;")
+    assert "mov.b64 {a, b}, %rd2; mov.b64 {c, d}, %rd3; mul.f32 a, a, c; mul.f32 b, b, d;" in body
+    assert "mul.rn.ftz.f32 b, b, d; mov.b64 %rd1, {a, b};" in body
+
+
 def test_only_copies_of_codes_are_halved() -> None:
     body = translated(MAPS + COPY.format("%rd3") + COPY.format("%rd2"))
     assert "shr.s32 half, %r8, 1; " + COPY.format("%rd3").replace("%r8", "half") in body
@@ -59,6 +77,7 @@ def test_only_copies_of_codes_are_halved() -> None:
         MMA.replace("mxf4nvf4", "mxf4"),
         MMA.replace("m16n8k64", "m16n8k128"),
         "cvt.rn.f16x2.e2m1x2 %r1, byte0;",
+        "add.f32x2 %rd1, %rd2, %rd3;",
     ],
 )
 def test_what_is_not_known_is_not_lost(line: str) -> None:
