@@ -6,7 +6,6 @@ for that.  What comes out is looked at: the architecture it is for, its tensor-c
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from builder.applier.trees import versions
 from builder.errors import SparkBuildError
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.runtime import CODEGEN_PROBE
+from builder.util.documents import read
 from builder.verify.dslmirror import NoDsl, mirror, texts_of
 from builder.verify.kernels import (
     ADVICE,
@@ -31,6 +31,7 @@ from builder.verify.kernels import (
     wanted_kernels,
 )
 from builder.verify.model import Check
+from builder.verify.replies import CodegenReply, KernelReply
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.trees import Tree
+    from builder.runtime.dispatch_expect import Failure
     from builder.verify.model import Status, VerifyTarget
 
 #: What the CuTe DSL compiles for on a GB10 by itself.
@@ -79,11 +81,11 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         hint = f"; try: {error.hint}" if error.hint else ""
         yield from _all_not_run(kernels, arch, f"{error}{hint}")
         return
-    context = Context(target=target, arch=arch, result=result)
     try:
+        context = Context(target=target, arch=arch, reply=read(result, CodegenReply))
         context.read_all()
         checks = [context.judge(kernel, number) for number, kernel in enumerate(kernels)]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, ValueError) as error:  # the target's code wrote it
         seen = f"the probe's answer is malformed: {error!r}"
         checks = [_check(kernel, arch, "fail", seen, where=target.name) for kernel in kernels]
     yield from checks
@@ -91,58 +93,57 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """A probe's result, and what its judging needs besides."""
+    """A probe's reply, and what its judging needs besides."""
 
     target: VerifyTarget
     arch: str
-    result: Mapping[str, Any]
-    simulated: tuple[str, ...] = field(init=False)
+    reply: CodegenReply
     #: sha256 of a cubin -> what is in it, or why that cannot be told
     readings: dict[str, ReadCubin | ToolMissing | BadCubin] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "simulated", tuple(self.result.get("simulated", ())))
-
     def read_all(self) -> None:
         """Disassemble every cubin, two at a time: starting ``nvdisasm`` is most of the work."""
-        replies = [one for reply in self.result["kernels"] for one in reply.get("each", [reply])]
-        cubins = {c["sha256"]: c["base64"] for r in replies if (c := _cubin(r)) is not None}
+        replies = [one for reply in self.reply.kernels for one in reply.each or (reply,)]
+        cubins = {cubin.sha256: cubin.data for one in replies if (cubin := one.cubin)}
         with ThreadPoolExecutor(2) as pool:
-            found = pool.map(attempt, map(base64.b64decode, cubins.values()))
+            found = pool.map(attempt, cubins.values())
             self.readings.update(zip(cubins, found, strict=True))
 
     def judge(self, kernel: Kernel, number: int) -> Check:
         """Compare one reply with what its kernel must show."""
-        fatal = self.result.get("fatal")
-        reply = {"compiled": False, "error": fatal} if fatal else self.result["kernels"][number]
-        if "each" in reply:
-            return self._every_tile(kernel, reply["each"])
+        fatal = self.reply.fatal
+        reply = KernelReply(error=fatal) if fatal else self.reply.kernels[number]
+        if reply.each:
+            return self._every_tile(kernel, reply.each)
         return self._one(kernel, reply)
 
-    def _one(self, kernel: Kernel, reply: Mapping[str, Any]) -> Check:
-        if not reply["compiled"]:
-            return self._uncompiled(kernel, reply["error"])
+    def _one(self, kernel: Kernel, reply: KernelReply) -> Check:
+        if reply.error is not None and not reply.compiled:
+            return self._uncompiled(kernel, reply.error)
+        if not reply.compiled:
+            raise ValueError("a kernel that did not compile has no error")
         if kernel.request["kind"] == "mma-gate":
             seen = f"MmaMXF4NVF4Op can be built for {self.arch}"
             return self._result(kernel, "pass", seen, self._compiler())
-        cubin = _cubin(reply)
-        assert cubin is not None, "every compiled kernel of the probe has a cubin"
-        where = f"{self._compiler()}; cubin {cubin['sha256'][:12]} ({cubin['size']} bytes)"
-        head = f".target {reply['target']}, PTX {reply['ptx_version']}"
-        found = self.readings[cubin["sha256"]]
+        cubin = reply.cubin
+        if cubin is None:
+            raise ValueError("a kernel that compiled has no cubin")
+        where = f"{self._compiler()}; cubin {cubin.sha256[:12]} ({cubin.size} bytes)"
+        head = f".target {reply.target}, PTX {reply.ptx_version}"
+        found = self.readings[cubin.sha256]
         if isinstance(found, ToolMissing):
             reason = f"it compiled, but {found}; try: {found.hint}"
             return self._result(kernel, "not-run", head, where, reason)
         if isinstance(found, BadCubin):
             return self._result(kernel, "fail", f"{head}; {found}", where)
-        wrong = faults(kernel, self.arch, str(reply["target"]), found.code)
+        wrong = faults(kernel, self.arch, str(reply.target), found.code)
         status: Status = "fail" if wrong else "pass"
         made = self._result(kernel, status, f"{head}; {found.words}", where, "; ".join(wrong))
         return replace(made, figures=found.code.tensor)
 
-    def _every_tile(self, kernel: Kernel, replies: Sequence[Mapping[str, Any]]) -> Check:
+    def _every_tile(self, kernel: Kernel, replies: Sequence[KernelReply]) -> Check:
         """One check for the kernels of every tile: the worst of what is said of each."""
-        made = {tile_of(reply["request"]): self._one(kernel, reply) for reply in replies}
+        made = {tile_of(reply.request): self._one(kernel, reply) for reply in replies}
         for status in ("fail", "not-run"):
             wrong = {tile: check for tile, check in made.items() if check.status == status}
             if wrong:
@@ -158,28 +159,28 @@ class Context:
         whole = self._result(kernel, "pass", "; ".join([*parts, "no BPT.TRAP"]), self._compiler())
         return replace(whole, figures=figures)
 
-    def _uncompiled(self, kernel: Kernel, error: Mapping[str, Any]) -> Check:
-        seen = f"{error['type']}: {headline(str(error['message']), str(error['type']))}"
+    def _uncompiled(self, kernel: Kernel, error: Failure) -> Check:
+        seen = f"{error.type}: {headline(error.message, error.type)}"
         lacking = self._lacking(error)
         if lacking:
             return self._result(
                 kernel, "not-run", "", "", f"the sandbox lacks the module {lacking}"
             )
-        advice = [words for pattern, words in ADVICE if re.search(pattern, str(error["message"]))]
+        advice = [words for pattern, words in ADVICE if re.search(pattern, error.message)]
         return self._result(kernel, "fail", seen, self._compiler(), "".join(advice[:1]))
 
-    def _lacking(self, error: Mapping[str, Any]) -> str | None:
+    def _lacking(self, error: Failure) -> str | None:
         """The third-party module that only a sandbox can lack: says nothing about the target."""
         from builder.verify.imports import PACKAGES
 
-        found = re.search(r"No module named '([\w.]+)'", str(error.get("message", "")))
-        if self.target.kind == "image" or error.get("type") != "ModuleNotFoundError" or not found:
+        found = re.search(r"No module named '([\w.]+)'", error.message)
+        if self.target.kind == "image" or error.type != "ModuleNotFoundError" or not found:
             return None
         top = found[1].partition(".")[0]
         return None if top in (*PACKAGES, PACKAGE) else found[1]
 
     def _compiler(self) -> str:
-        of = self.result.get("versions", {})
+        of = self.reply.versions
         parts = [
             f"{label} {of[name]}"
             for name, label in (
@@ -189,14 +190,14 @@ class Context:
             )
             if of.get(name)
         ]
-        kept = ", cached from the same files" if self.result.get("kept") else ""
+        kept = ", cached from the same files" if self.reply.kept else ""
         return f"{' + '.join(parts) or 'the compiler'} of {self.target.name}{kept}"
 
     def _result(
         self, kernel: Kernel, status: Status, seen: str, where: str, reason: str = ""
     ) -> Check:
         made = _check(kernel, self.arch, status, seen, where=where, reason=reason)
-        return made if status == "not-run" else _simulating(made, self.simulated)
+        return made if status == "not-run" else _simulating(made, self.reply.simulated)
 
 
 @dataclass(frozen=True)
@@ -213,12 +214,6 @@ def _worst(wrong: Mapping[str, Check], made: Mapping[str, Check]) -> Check:
     names = f"{', '.join(wrong)}, of {', '.join(made)}; {tile}: "
     seen = first.seen if len(wrong) == len(made) else f"{names}{first.seen}"
     return replace(first, seen=seen, figures={})
-
-
-def _cubin(reply: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The cubin among the files of a reply."""
-    files = reply.get("files", ()) if reply["compiled"] else ()
-    return next((file for file in files if file["kind"] == "cubin"), None)
 
 
 def attempt(cubin: bytes) -> ReadCubin | ToolMissing | BadCubin:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import field
+
 from builder.runtime.dispatch_expect import Answer, Failure
 from builder.util.documents import Part
 
@@ -19,3 +24,48 @@ class DispatchReply(Part, frozen=True, kw_only=True):
     real: tuple[str, ...] = ()
     #: why nothing could be asked
     fatal: Failure | None = None
+
+
+class CompiledFile(Part, frozen=True, kw_only=True):
+    """What the compiler wrote."""
+
+    #: ``ptx`` or ``cubin``
+    kind: str
+    size: int = 0
+    sha256: str = ""
+    #: of a cubin
+    data: bytes = field(default=b"", name="base64")
+
+
+class KernelReply(Part, frozen=True, kw_only=True):
+    """What came of one kernel, or of a kernel for each tile."""
+
+    compiled: bool = False
+    request: dict[str, Any] = {}  # noqa: RUF012
+    #: None where it compiled
+    error: Failure | None = None
+    #: ``.target`` and ``.version`` of its PTX
+    target: str | None = None
+    ptx_version: str | None = None
+    files: tuple[CompiledFile, ...] = ()
+    #: in the place of every tile
+    each: tuple[KernelReply, ...] = ()
+
+    @property
+    def cubin(self) -> CompiledFile | None:
+        """The machine code, if it compiled."""
+        files = self.files if self.compiled else ()
+        return next((file for file in files if file.kind == "cubin"), None)
+
+
+class CodegenReply(Part, frozen=True, kw_only=True):
+    """What the codegen probe says of each kernel of its request."""
+
+    kernels: tuple[KernelReply, ...] = ()
+    #: installed versions of what compiles
+    versions: Mapping[str, str | None] = {}
+    simulated: tuple[str, ...] = ()
+    #: why nothing could be compiled
+    fatal: Failure | None = None
+    #: an earlier run's
+    kept: bool = False

@@ -384,6 +384,26 @@ def test_an_error_before_any_kernel_is_everyones() -> None:
         assert (check.status, check.seen) == ("fail", "ImportError: libcute is damaged")
 
 
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [],
+        [{"compiled": True}] * 4,
+        [{"compiled": False, "error": None}] * 4,
+        [{"compiled": "yes"}] * 4,
+        [{"compiled": False, "error": "a word"}] * 4,
+        [{**compiled(), "files": [{"kind": "cubin", "base64": "%"}]}] * 4,
+    ],
+    ids=["none", "no cubin", "no error", "a word for yes", "no form of error", "no base64"],
+)
+def test_a_malformed_answer_is_a_failure(kernels: list[Any]) -> None:
+    reply = {"kernels": kernels, "fatal": None}
+    checks = list(check_codegen(dataclasses.replace(target_of([]), compile=lambda _r: reply)))
+    assert len(checks) == 4
+    assert {check.status for check in checks} == {"fail"}
+    assert all("the probe's answer is malformed" in check.seen for check in checks)
+
+
 def test_other_profiles_compile_nothing() -> None:
     (check,) = check_codegen(target_of([], expect=(MARLIN,)))
     assert (check.status, check.name) == ("not-run", "codegen")
