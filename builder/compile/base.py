@@ -12,13 +12,14 @@ import re
 import tempfile
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.compile.abi import DRIVER, SYSTEM, AbiBase
 from builder.errors import UsageError
 from builder.machinecode.elf import ElfFacts, read_elf
 from builder.machinecode.modules import on_disk
 from builder.pypi.index import write_atomically
+from builder.util.documents import read
 from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class InstalledLibraries:
 
     def _cached(self, digest: str, path: str) -> ElfFacts:
         kept = cache_dir() / "elf" / f"{digest}-{_SCHEMA}.json"
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return _load(json.loads(kept.read_bytes()))
+        with contextlib.suppress(OSError, ValueError):
+            return read(json.loads(kept.read_bytes()), ElfFacts)
         with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
             made = read_elf(on_disk(self._tree, path, Path(scratch)))
         row = {**asdict(made), "exported": sorted(made.exported)}
@@ -171,13 +172,3 @@ class InstalledLibraries:
 def _rank(soname: str) -> tuple[int, str]:
     place = next((i for i, name in enumerate(_ORDER) if soname.startswith(name)), len(_ORDER))
     return place, soname
-
-
-def _load(row: dict[str, Any]) -> ElfFacts:
-    return ElfFacts(
-        machine=row["machine"],
-        needed=tuple(row["needed"]),
-        undefined={name: (at[0], at[1]) for name, at in row["undefined"].items()},
-        exported=frozenset(row["exported"]),
-        versions={library: tuple(names) for library, names in row["versions"].items()},
-    )

@@ -9,11 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import field
+
 from builder.applier.diff import parse_diff
 from builder.applier.hunks import apply_hunks
 from builder.applier.opkinds import Compile, ops_of
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.util.documents import Part, Text, plain, read
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -32,14 +35,48 @@ class SourceChange:
     upstream: str = ""
 
 
+class TextChange(Part, frozen=True, kw_only=True):
+    """One text in place of another in some files, as a layer carries it."""
+
+    name: Text
+    #: how their paths end
+    files: tuple[Text, ...]
+    old: Text
+    new: Text
+    guard: Text
+    applied_upstream: str = field(name="applied-upstream")
+
+
+class KnownChange(TextChange, frozen=True, kw_only=True):
+    """One of ``builder/data/compile.toml``, which says what each key is."""
+
+    kernel: Text
+    guards: dict[str, str]
+    units: tuple[Text, ...]
+
+
+class UnitCost(Part, frozen=True, kw_only=True):
+    """What compiling the units of a pattern takes."""
+
+    unit: Text
+    seconds: float
+    gigabytes: float
+
+
+class _CompileData(Part, frozen=True, kw_only=True):
+    change: tuple[KnownChange, ...]
+    cost: tuple[UnitCost, ...]
+
+
 @cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(package_file("data", "compile.toml").read_text("utf-8"))
+def _data() -> _CompileData:
+    text = package_file("data", "compile.toml").read_text("utf-8")
+    return read(tomllib.loads(text), _CompileData)
 
 
-def known_changes() -> dict[str, dict[str, Any]]:
+def known_changes() -> dict[str, KnownChange]:
     """Changes that are known by name."""
-    return {change["name"]: change for change in _data()["change"]}
+    return {change.name: change for change in _data().change}
 
 
 def rendered_change(name: str) -> dict[str, Any]:
@@ -51,18 +88,25 @@ def rendered_change(name: str) -> dict[str, Any]:
     from builder.machinecode.kernels import load_kernels
 
     change = _known(name)
-    kernel = next(kernel for kernel in load_kernels() if kernel.name == change["kernel"])
-    keys = ("name", "files", "old", "new", "guard", "applied-upstream")
+    kernel = next(kernel for kernel in load_kernels() if kernel.name == change.kernel)
+    said = TextChange(
+        name=change.name,
+        files=change.files,
+        old=change.old,
+        new=change.new,
+        guard=change.guard,
+        applied_upstream=change.applied_upstream,
+    )
     code = {
         "name": kernel.name,
         "modules": list(kernel.modules),
         "symbol": kernel.symbol,
-        "guards": dict(change["guards"]),
+        "guards": dict(change.guards),
     }
-    return {"change": {key: change[key] for key in keys}, "code": code}
+    return {"change": plain(said), "code": code}
 
 
-def _known(name: str) -> dict[str, Any]:
+def _known(name: str) -> KnownChange:
     changes = known_changes()
     if name not in changes:
         raise UsageError(
@@ -74,13 +118,14 @@ def _known(name: str) -> dict[str, Any]:
 
 def cost_of(unit: str) -> tuple[float, float]:
     """What compiling a unit takes, in seconds and gigabytes: measured once, or a guess."""
-    row = next(row for row in _data()["cost"] if fnmatch(Path(unit).name, row["unit"]))
-    return float(row["seconds"]), float(row["gigabytes"])
+    row = next(row for row in _data().cost if fnmatch(Path(unit).name, row.unit))
+    return row.seconds, row.gigabytes
 
 
 def estimate_of(name: str) -> str:
     """What compiling a known change takes, before its sources are at hand."""
-    costs = [cost_of(unit) for unit in known_changes().get(name, {}).get("units", ["*"])]
+    known = known_changes().get(name)
+    costs = [cost_of(unit) for unit in (known.units if known else ("*",))]
     minutes = max(1, round(sum(seconds for seconds, _ in costs) / 60))
     largest = max(gigabytes for _, gigabytes in costs)
     count = f"{len(costs)} unit{'s' if len(costs) != 1 else ''}"
@@ -117,23 +162,23 @@ def named_change(sources: Sources, name: str) -> SourceChange:
     return changed_by(sources, _known(name))
 
 
-def changed_by(sources: Sources, change: Mapping[str, Any]) -> SourceChange:
+def changed_by(sources: Sources, change: TextChange) -> SourceChange:
     """A change on this tree; no texts where the tree has it already.
 
     Raises:
         SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
     """
-    name = change["name"]
-    old, new = change["old"].encode(), change["new"].encode()
-    found = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change["files"]))}
+    name = change.name
+    old, new = change.old.encode(), change.new.encode()
+    found = {p: t for p, t in sources.texts.items() if p.endswith(change.files)}
     texts = {path: text.replace(old, new) for path, text in found.items() if old in text}
     if not texts and not any(new in text for text in found.values()):
         raise SparkBuildError(
-            f"{name}: none of {', '.join(change['files'])} in this source tree holds "
-            f"{change['old']!r} or {change['new']!r}",
+            f"{name}: none of {', '.join(change.files)} in this source tree holds "
+            f"{change.old!r} or {change.new!r}",
             Exit.DRIFT,
         )
-    return SourceChange(name=name, texts=texts, upstream=change["applied-upstream"])
+    return SourceChange(name=name, texts=texts, upstream=change.applied_upstream)
 
 
 def patched(sources: Sources, patch: Path) -> SourceChange:

@@ -6,13 +6,13 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.diff import parse_diff
 from builder.applier.files import judge_file
 from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.trees import Content, DirTree
-from builder.compile.changes import changed_by
+from builder.compile.changes import TextChange, changed_by
 from builder.compile.cmake import evaluate
 from builder.compile.includes import SUFFIXES, Sources
 
@@ -101,7 +101,7 @@ class PatchedSource:
         like = before if edits else None
         return SourceBuild(self.source, before.arch_list, before.cuda, like)
 
-    def known(self, change: Mapping[str, Any]) -> None:
+    def known(self, change: TextChange) -> None:
         """Lay a change over that is known by name; nothing happens where the sources have it.
 
         Raises:

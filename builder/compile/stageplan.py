@@ -13,11 +13,12 @@ from builder.applier.sources import Unstaged
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST
 from builder.applier.trees import DirTree
 from builder.compile.affected import affected_units, is_build_file
-from builder.compile.changes import SourceChange, stage_name
+from builder.compile.changes import SourceChange, TextChange, stage_name
 from builder.compile.patchedsource import JudgedFile, PatchedSource, verdict
 from builder.compile.wheelplan import plan_wheel
 from builder.documents.compiled import SourceFile
 from builder.errors import Exit, SparkBuildError
+from builder.util.documents import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ def plan_changes(
 def _lay(laid: PatchedSource, op: Compile) -> list[JudgedFile]:
     if not op.change:
         return laid.diff(op.diff)
-    laid.known(op.change)
+    laid.known(read(op.change, TextChange))
     return []
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping  # noqa: TC003 - a cache reads the type
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 #: Numbers of the ELF format (System V gABI, chapter 4): binding, and the index of a symbol's

@@ -183,3 +183,22 @@ def test_what_is_no_library_says_so(tmp_path: Path) -> None:
 def test_a_base_without_the_extension_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no extension vllm/_C"):
         InstalledLibraries(DirTree(tmp_path)).module("vllm/_C")
+
+
+@pytest.mark.parametrize(
+    "record", [b"{", b"{}", b"[]", b'{"machine": 1}'], ids=["cut", "empty", "list", "number"]
+)
+def test_a_record_of_another_form_is_made_again(
+    record: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
+    Workshop(tmp_path / "site").make("a.so", "int f(void) { return 1; }")
+    tree = DirTree(tmp_path / "site")
+    made = InstalledLibraries(tree).facts("a.so")
+    assert "f" in made.exported
+    (kept,) = (tmp_path / "cache" / "elf").iterdir()
+    whole = kept.read_bytes()
+    assert InstalledLibraries(tree).facts("a.so") == made, "as it was kept"
+    kept.write_bytes(record)
+    assert InstalledLibraries(tree).facts("a.so") == made
+    assert kept.read_bytes() == whole
