@@ -141,6 +141,8 @@ class Block:
     def arrive(self, address: int, count: int, know: Know | None) -> None:
         """``arrive-on``, after which the phase may be complete."""
         barrier = self.mbarrier(address)
+        if not 0 < count < 2**20:
+            raise Fault(f"{count} arrivals at once at an mbarrier")
         if self.races and know:
             self.races.arrive(know, barrier.sync)
         barrier.pending -= count
@@ -170,7 +172,9 @@ class Block:
     def passed(self, warp: Warp, address: int, parity: int) -> bool:
         """``try_wait.parity``: whether the phase of that parity is complete."""
         barrier = self.mbarrier(address)
-        if barrier.phase == parity & 1:
+        if parity not in (0, 1):
+            raise Fault(f"a wait for parity {parity}; 0 and 1 are valid")
+        if barrier.phase == parity:
             return False
         if self.races:
             self.races.acquire(warp.number, barrier.sync.completed)

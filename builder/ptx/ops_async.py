@@ -50,7 +50,10 @@ def _initialise(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         for lane in w.lanes(m):
-            w.block.initialise(int(address(w)[lane]), int(w.views[U32][count][lane]))
+            at = int(address(w)[lane])
+            w.block.initialise(at, int(w.views[U32][count][lane]))
+            if w.block.races:
+                w.block.races.initialised(w.number, at, i.line)
 
     return run
 
@@ -187,6 +190,8 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
         block.mbarrier(signal)
         races = block.races
         copy = races.issue(w.number, (place, signal), line) if races else None
+        if races and copy:
+            races.signals(copy, signal)
 
         def act() -> None:
             offsets, inside = tensor.cover(at)

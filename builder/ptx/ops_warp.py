@@ -173,7 +173,7 @@ def _trap(_d: Decoder, _i: Instruction) -> Step:
 
 def _nothing(_d: Decoder, i: Instruction) -> Step:
     """What changes no value: ``prefetch``, ``setmaxnreg``, ``griddepcontrol``, ``nanosleep``, and
-    fences that order global memory or make an mbarrier's initialisation visible.
+    fences that order global memory.
     """
     sleeps = i.opcode == "nanosleep"
 
@@ -183,12 +183,18 @@ def _nothing(_d: Decoder, i: Instruction) -> Step:
     return run
 
 
+def _fence_initialised(w: Warp, _m: Mask) -> None:
+    """``fence.mbarrier_init``."""
+    if w.block.races:
+        w.block.races.fence_initialised(w.number)
+
+
 def _fence(d: Decoder, i: Instruction) -> Step:
     """``fence.proxy.async`` lets the asynchronous proxy see what was written before."""
     if i.modifiers[:2] != ("proxy", "async"):
         if i.modifiers[:1] == ("proxy",) and i.modifiers[:2] != ("proxy", "tensormap::generic"):
             raise d.unknown(i)
-        return _nothing(d, i)
+        return _fence_initialised if i.modifiers[:1] == ("mbarrier_init",) else _nothing(d, i)
     if i.modifiers[2:] not in ((), ("shared::cta",), ("global",)):
         raise d.unknown(i)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.ptx.memory import SHARED_BASE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -119,6 +121,8 @@ class Races:
         for number, know in enumerate(self.know):
             know.clock[number] = 1
         self._seen: set[tuple[str, int, int]] = set()
+        #: mbarriers that their warp has initialised and not fenced: warp and line by address
+        self._unfenced: dict[int, tuple[int, int]] = {}
 
     # ------------------------------------------------------------------------------------- accesses
 
@@ -226,6 +230,25 @@ class Races:
         self.know[warp].clock[warp] += 1
         return Copy(agent, self._issued[agent - self.warps], line, know)
 
+    def initialised(self, warp: int, address: int, line: int) -> None:
+        """A warp initialised an mbarrier."""
+        self._unfenced[address] = warp, line
+
+    def signals(self, copy: Copy, address: int) -> None:
+        """A copy will complete on an mbarrier, which the asynchronous proxy must see.
+
+        PTX ISA, "membar / fence": ``fence.mbarrier_init``; or ``fence.proxy.async``.
+        """
+        if address in self._unfenced:
+            warp, line = self._unfenced[address]
+            kind = "asynchronous copy on an mbarrier without fence.mbarrier_init"
+            place = [(address - SHARED_BASE) // self.granule]
+            self._report(kind, copy.agent, copy.line, place, warp, line)
+
+    def fence_initialised(self, warp: int) -> None:
+        """``fence.mbarrier_init``: the mbarriers that the warp initialised are seen by copies."""
+        self._unfenced = {a: made for a, made in self._unfenced.items() if made[0] != warp}
+
     def copy_reads(self, copy: Copy, first: int, size: int) -> None:
         """A copy reads shared memory."""
         places = self._granules(np.array([first]), size)
@@ -278,6 +301,7 @@ class Races:
 
     def fence(self, warp: int) -> None:
         """``fence.proxy.async``: what the warp knows of, the asynchronous proxy sees."""
+        self.fence_initialised(warp)
         know = self.know[warp]
         know.fenced = _larger(know.fenced, know.clock)
         self.tick(warp)

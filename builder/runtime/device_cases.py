@@ -90,6 +90,9 @@ class LinearCases:
     ``activations`` is what the kernel multiplies: ``fp4`` (it quantises them itself) or ``bf16``.
     """
 
+    #: of the ordinary activations' blocks; more than one let a device's tensor core lose bits
+    blocks: tuple[float, ...] = (1.0,)
+
     def __init__(self, activations: str, seed: int = 0) -> None:
         self.activations = activations
         self.generator = torch.Generator().manual_seed(seed)
@@ -107,7 +110,7 @@ class LinearCases:
 
     def ordinary(self, m: int, n: int, k: int) -> LinearCase:
         """Random codes; powers of two as scales, so that sums are exact in any order."""
-        left = with_sixes(operand(m, k, (1.0,), self.generator, 0.5), self.generator)
+        left = with_sixes(operand(m, k, self.blocks, self.generator, 0.5), self.generator)
         rows = 2.0 ** torch.randint(-2, 3, (m, 1), generator=self.generator)
         left.scales = (left.scales.float() * rows).to(torch.float8_e4m3fn)
         return self.case("random", left, operand(n, k, (1.0, 2.0), self.generator, 0.25))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from builder.runtime.launch_cases import Case
 
-cases: Any = importlib.import_module("device_cases")
 launch_cases: Any = importlib.import_module("launch_cases")
 reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
@@ -117,7 +116,7 @@ def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     with on_cpu(ask, probe), torch.no_grad():
         handed = Handed()
         for shape in ask["shapes"]:
-            draw = cases.LinearCases("fp4", seed=int(ask.get("seed", 0)))
+            draw = launch_cases.ExactCases("fp4", seed=int(ask.get("seed", 0)))
             for made in (draw.ordinary(*shape), draw.single(*shape)):
                 try:
                     layer = layers.Linear("nvfp4-linear", made, "cpu")

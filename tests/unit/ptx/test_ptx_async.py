@@ -156,6 +156,17 @@ def test_the_parity_names_the_phase() -> None:
         phases(ARRIVE, parity=1)
 
 
+def test_a_wait_for_a_parity_that_there_is_not() -> None:
+    with pytest.raises(Fault, match="a wait for parity 5; 0 and 1 are valid"):
+        run("mbarrier.init.shared.b64 [dynamic], 1;" + WAIT.format(at="dynamic", parity=5))
+
+
+def test_an_arrival_that_counts_nothing() -> None:
+    none = "mbarrier.init.shared.b64 [dynamic], 1; mov.b32 %r10, 0;"
+    with pytest.raises(Fault, match="0 arrivals at once at an mbarrier"):
+        run(f"{none} mbarrier.arrive.shared.b64 _, [dynamic], %r10;")
+
+
 def test_too_many_arrivals_and_no_mbarrier() -> None:
     with pytest.raises(Fault, match="27 arrivals too many at the mbarrier at offset 0"):
         phases("mbarrier.arrive.shared.b64 _, [%r9], 32;", count=5)
@@ -205,7 +216,7 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd6, {{{x}
 #: One lane loads a tile and all wait for it; each then has 4 words of it.
 TILE = (
     "mov.b64 %rd5, p_map; cvta.param.u64 %rd6, %rd5; setp.eq.u32 %p1, %r0, 0;"
-    "@%p1 mbarrier.init.shared.b64 [dynamic], 1; bar.sync 0; @!%p1 bra WAITING;"
+    "\n@%p1 mbarrier.init.shared.b64 [dynamic], 1;\n{fence} bar.sync 0; @!%p1 bra WAITING;"
     "mbarrier.arrive.expect_tx.shared.b64 _, [dynamic], {bytes};"
     "\n{load}"
     "\nWAITING: {wait}"
@@ -219,7 +230,8 @@ def load_tile(
 ) -> Result:
     """Load a tile of 512 bytes."""
     wait = options.pop("wait", WAIT.format(at="dynamic", parity=0))
-    body = TILE.format(bytes=size, load=LOAD.format(x=x, y=y), wait=wait)
+    fence = options.pop("fence", "fence.mbarrier_init.release.cluster;")
+    body = TILE.format(bytes=size, load=LOAD.format(x=x, y=y), wait=wait, fence=fence)
     region = Region(TENSOR, data.view(np.uint8).reshape(-1), False, "tensor")
     return run(body, more=MORE, extra=tensor, memory=(region,), **options)
 
@@ -234,6 +246,18 @@ def test_a_tile_with_what_is_outside_as_zero(schedule: Schedule) -> None:
     wanted = np.zeros((16, 16), np.uint16)
     wanted[2:, :12] = data[:14, 8:20]
     assert (found.out.view(np.uint16).reshape(16, 16) == wanted).all()
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_a_copy_must_see_its_mbarrier(schedule: Schedule) -> None:
+    """The values are right without the fence; a device need not have seen the initialisation."""
+    data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
+    both = "fence.proxy.async.shared::cta;"
+    assert load_tile(data, tensor, fence=both, schedule=schedule, watch=True).outcome.races == []
+    (race,) = load_tile(data, tensor, fence="", schedule=schedule, watch=True).outcome.races
+    assert race.kind == "asynchronous copy on an mbarrier without fence.mbarrier_init"
+    assert (race.other, race.agents) == (12, ("asynchronous copy", "warp 0"))
+    assert race.line > race.other
 
 
 def test_what_is_outside_counts_for_the_mbarrier() -> None:
@@ -349,7 +373,7 @@ def test_tiles_where_none_can_be() -> None:
         put(STORE.format(x=0, y=0, at="%r11+64"))
     with pytest.raises(Fault, match="a tile of 512 bytes at offset 1024 of 1040 bytes"):
         load_tile(data, tensor, shared=1040)
-    with pytest.raises(Fault, match="PTX line 12, block 0,0,0: global address"):
+    with pytest.raises(Fault, match="PTX line 14, block 0,0,0: global address"):
         load_tile(rows(4, 16), descriptor((16, 16), (32,), (16, 16)), schedule=LAZY)
 
 
@@ -359,6 +383,7 @@ def test_two_copies_into_one_place() -> None:
         bytes=1024,
         load=2 * LOAD.format(x=0, y=0),
         wait=WAIT.format(at="dynamic", parity=0),
+        fence="fence.mbarrier_init.release.cluster;",
     )
     region = Region(TENSOR, data.view(np.uint8).reshape(-1), False, "tensor")
     found = run(twice, more=MORE, extra=tensor, memory=(region,), watch=True)

@@ -1,0 +1,190 @@
+"""Kernels with one thing wrong each, drawn at random, and what notices it.
+
+A mutant is a change of one instruction of a decoded kernel: a wait, a barrier, a fence or an
+arrival that is left out or moved, another address, another scale, another operand.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from builder.ptx.program import Program
+from builder.ptx.runs import SCHEDULES, run_once
+from builder.ptx.source import Address, Instruction, Name, Number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from builder.ptx.launchfile import LaunchFile
+    from builder.ptx.source import Kernel, Operand
+
+#: What can notice a mutant.
+CATCHERS = ("numbers", "race", "deadlock", "fault")
+#: Sources of an instruction that may change places without changing its result.
+_COMMUTE = ("add", "and", "or", "xor", "mul", "min", "max", "fma", "mad")
+_SYNCHRONISES = ("bar", "barrier", "fence", "mbarrier")
+_BITS = tuple(1 << bit for bit in range(16))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change."""
+
+    kind: str
+    line: int
+    said: str
+    kernel: Kernel
+
+
+def _nothing(kernel: Kernel, line: int) -> Instruction:
+    """An instruction without any effect, in the place of one that is left out."""
+    register = Name(next(name for name, kind in kernel.registers.items() if kind == "b32"))
+    return Instruction("mov", ("b32",), (register, register), None, line)
+
+
+def _with(kernel: Kernel, place: int, made: Instruction) -> Kernel:
+    return replace(kernel, code=(*kernel.code[:place], made, *kernel.code[place + 1 :]))
+
+
+def _is_wait(one: Instruction) -> bool:
+    return one.opcode == "mbarrier" and one.modifiers[0] in ("try_wait", "test_wait")
+
+
+def _dropped(kernel: Kernel, place: int, _draw: random.Random) -> Iterator[Instruction]:
+    one = kernel.code[place]
+    if _is_wait(one):  # it passes at once
+        zero = Number(0)
+        yield Instruction("setp", ("eq", "u32"), (one.operands[0], zero, zero), one.guard, one.line)
+    elif one.opcode in _SYNCHRONISES or one.name.startswith("cp.async.bulk.wait_group"):
+        yield _nothing(kernel, one.line)
+
+
+def _readdressed(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    one = kernel.code[place]
+    if one.opcode == "prefetch":  # a hint
+        return
+    for number, operand in enumerate(one.operands):
+        if (
+            isinstance(operand, Address)
+            and not operand.coordinates
+            and one.modifiers[:1] != ("param",)
+        ):
+            moved = replace(
+                operand, offset=operand.offset + draw.choice((8, 16, 32, 128, 1024, -16))
+            )
+            yield _other(one, number, moved)
+
+
+def _rescaled(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    one = kernel.code[place]
+    if one.opcode == "mma" and one.has("block_scale"):
+        others = [i for i in kernel.code if i.opcode == "mma" and i is not one]
+        yield _other(_other(one, 4, one.operands[6]), 6, one.operands[4])
+        for number in (4, 6):
+            yield _other(one, number, draw.choice(others).operands[number])
+
+
+def _changed(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    one = kernel.code[place]
+    if one.opcode in ("bra", "ld", "prefetch", "elect", *_SYNCHRONISES):
+        return
+    sources = range(1, len(one.operands))
+    for number in sources:
+        operand = one.operands[number]
+        if isinstance(operand, Number) and not operand.width:
+            bits = operand.value ^ draw.choice(_BITS[: max(3, operand.value.bit_length())])
+            yield _other(one, number, Number(bits))
+    registers = [n for n in sources if isinstance(one.operands[n], Name)]
+    commutes = one.opcode in _COMMUTE or one.has("eq") or one.has("ne")
+    if len(registers) > 1 and not commutes and one.opcode not in ("cp", "mma"):
+        first, second = registers[:2]
+        a, b = one.operands[first], one.operands[second]
+        if a != b:
+            yield _other(_other(one, first, b), second, a)
+
+
+def _other(one: Instruction, number: int, operand: Operand) -> Instruction:
+    operands = [*one.operands]
+    operands[number] = operand
+    return replace(one, operands=tuple(operands))
+
+
+def _moved(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Kernel]:
+    """What synchronises, up to six instructions earlier or later, not past a branch or a label."""
+    one = kernel.code[place]
+    if one.opcode not in _SYNCHRONISES or _is_wait(one) or one.modifiers[0] == "init":
+        return
+    step, code, at = draw.choice((-1, 1)), [*kernel.code], place
+    for _ in range(draw.randint(1, 6)):
+        to = at + step
+        border = max(at, to) in kernel.labels
+        if border or not 0 <= to < len(code) or code[to].opcode in ("bra", "ret", "exit"):
+            break
+        code[at], code[to] = code[to], code[at]
+        at = to
+    if at != place:
+        yield replace(kernel, code=tuple(code))
+
+
+_CHANGES: dict[str, Callable[[Kernel, int, random.Random], Iterator[Instruction | Kernel]]] = {
+    "dropped": _dropped,
+    "moved": _moved,
+    "address": _readdressed,
+    "scale": _rescaled,
+    "operand": _changed,
+}
+
+
+def drawn(kernel: Kernel, count: int, seed: int) -> list[Mutant]:
+    """As many mutants, their kinds in turn; the same for the same seed."""
+    draw, kinds = random.Random(seed), [*_CHANGES]
+    found: list[Mutant] = []
+    seen = {kernel.code}
+    for _ in range(count * 1000):
+        if len(found) == count:
+            return found
+        kind, place = kinds[len(found) % len(kinds)], draw.randrange(len(kernel.code))
+        made = list(_CHANGES[kind](kernel, place, draw))
+        if not made:
+            continue
+        one = draw.choice(made)
+        mutant = _with(kernel, place, one) if isinstance(one, Instruction) else one
+        if mutant.code in seen:
+            continue
+        seen.add(mutant.code)
+        before = kernel.code[place]
+        to = mutant.code.index(before) - place if kind == "moved" else 0
+        said = f"moved by {to}" if to else f"now {_text(mutant.code[place])}"
+        found.append(Mutant(kind, before.line, f"{_text(before)}: {said}", mutant))
+    raise ValueError(f"{kernel.name}: only {len(found)} of {count} mutants")
+
+
+def _text(one: Instruction) -> str:
+    return f"{one.name} {', '.join(map(_word, one.operands))}"
+
+
+def _word(operand: Operand) -> str:
+    if isinstance(operand, Name):
+        return operand.text
+    if isinstance(operand, Number):
+        return str(operand.value)
+    if isinstance(operand, Address):
+        return f"[{_word(operand.base)}{operand.offset:+}]"
+    return "{...}"
+
+
+def caught(mutant: Mutant, launches: Sequence[LaunchFile]) -> tuple[str, ...]:
+    """What notices it, in the first launch in which anything does."""
+    program = Program(mutant.kernel)
+    for launch in launches:
+        found = set()
+        for schedule in SCHEDULES:
+            run = run_once(launch, program, schedule, watch=schedule.order != "lazy").run
+            found |= {"numbers"} if run.wrong else set()
+            found |= {"race"} if run.races else set()
+            found |= {"deadlock" if run.deadlock else "fault"} if run.fault else set()
+        if found:
+            return tuple(name for name in CATCHERS if name in found)
+    return ()

@@ -1,0 +1,67 @@
+"""Mutants of a released kernel: level ``numbers`` notices each, or it is known why it need not.
+
+``SPARK_BUILD_MUTANTS`` is how many are drawn, ``SPARK_BUILD_MUTANTS_SEED`` another draw: then the
+survivors are listed for somebody to look at (``-s``).  docs/verification.md has what was found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from builder.ptx.launchfile import read_launch
+from builder.ptx.runs import program_of
+from builder.verify.launches import LAUNCHED, launch_request
+from builder.verify.targets import target_of_plan
+from tests.mutants import CATCHERS, caught, drawn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from .support import Planner
+
+COUNT, SEED = "SPARK_BUILD_MUTANTS", "SPARK_BUILD_MUTANTS_SEED"
+NOTHING = "now mov.b32 %r0, %r0"
+#: Survivors of the draw that is made without these: each computes the same.
+SAME = {
+    # the producer's last arrival, after which nobody waits
+    f"mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%r854+0], %r855: {NOTHING}",
+    # bits that a thread's number times 128 has not
+    "and.b32 %r936, %r899, 1920: now and.b32 %r936, %r899, 1952",
+    # two barriers follow each other
+    "bar.sync 0: moved by 5",
+}
+
+
+def test_what_notices_a_mutant(
+    planned: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned("pypi:vllm==0.20.1")
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    (kernel,) = (one for one in LAUNCHED if one.name == "b12x GEMM, tile 64x64")
+    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
+    assert target.launch is not None
+    target.launch(launch_request(target.plan["env"], "sm_121a", [kernel]))
+    paths = sorted((tmp_path / "kept").rglob("launch.json"))
+    launches = [read_launch(path) for path in paths]
+    assert len(launches) == len(kernel.request["shapes"])
+    original = program_of(launches[0], paths[0]).kernel
+    asked = os.environ.get(COUNT)
+    mutants = drawn(original, int(asked or 12), int(os.environ.get(SEED, "4")))
+    counts: Counter[str] = Counter()
+    survivors = []
+    for mutant in mutants:
+        by = caught(mutant, launches)
+        counts.update(by or ["nothing"])
+        if not by:
+            survivors.append(mutant)
+    print(f"{len(mutants)} mutants; noticed by {dict(counts)}")  # with -s
+    for mutant in survivors:
+        print(f"survived: PTX line {mutant.line}, {mutant.kind}: {mutant.said}")
+    assert set(counts) <= {*CATCHERS, "nothing"}
+    assert len(survivors) <= 0.35 * len(mutants)
+    if asked is None and SEED not in os.environ:
+        assert {mutant.said for mutant in survivors} <= SAME
