@@ -97,7 +97,7 @@ def describe_code(code: Mapping[str, Any], op: Compile) -> str:
     """What was found of some kernels, in words."""
     what, where = op.code["name"], code["module"]
     if code["how"] == NO_CODE:
-        return "this vLLM has no compiled kernels: it is no build for CUDA"
+        return "this vLLM has no compiled kernels: it is not a CUDA build"
     if code["how"] == ABSENT:
         return f"{where} was built without the {what}"
     if code["how"] == UNLOADABLE:

@@ -67,7 +67,7 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
         raise ValueError(f"it is of layer {held['layer']!r}")
     texts = [*held["env"].values(), *held["serve_flags"], *held["moe_serve_flags"]]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a variable or a flag is no text")
+        raise ValueError("a variable or a flag is not a string")
     for path, entry in held["files"].items():
         if not is_inside(path) or not _is_entry(entry):
             raise ValueError(f"what it says of {path!r} cannot be")

@@ -57,7 +57,7 @@ def _show(inventory: Inventory, *, json: bool) -> None:
         print_json(Listing(repository=inventory.repository, images=rows))
         return
     if not inventory.held:
-        console.say(f"  {inventory.repository} holds no image")
+        console.say(f"  {inventory.repository} has no image")
     for held in inventory.held:
         _show_held(held)
 

@@ -43,10 +43,7 @@ class CompiledRelease(Document, frozen=True, kw_only=True):
     changed: tuple[Text, ...]
     rebuild: Annotated[
         tuple[UnitRow | Text, ...],
-        Meta(
-            description="what the changed files are compiled into; paths alone from "
-            "`compile run --dry-run`"
-        ),
+        Meta(description="the units of the changed files; only paths from `compile run --dry-run`"),
     ]
     units: Annotated[Count, Meta(description="of the whole release")]
     external_projects: tuple[Text, ...]

@@ -259,7 +259,7 @@ def wheel_headers(
             return final
         names = sorted(name for name in wheel.members if name.startswith(chosen))
         if not names:
-            raise UsageError(f"{wheel.file.filename} holds nothing below {', '.join(chosen)}")
+            raise UsageError(f"{wheel.file.filename} has nothing below {', '.join(chosen)}")
         console.detail(f"{len(names)} headers of {wheel.file.filename}")
         wheel.preload(names)
         for name in names:

@@ -80,7 +80,7 @@ def machine_code(file: Path) -> list[MachineCode]:
         cubins = sorted(Path(scratch).glob("*.cubin"))
         if done.returncode or not cubins:
             said = (done.stderr or done.stdout).strip()[:300]
-            raise BuildFailed(f"{file} holds no machine code: {said}")
+            raise BuildFailed(f"{file} has no machine code: {said}")
         codes = [disassemble(cubin.read_bytes()) for cubin in cubins]
     return [
         MachineCode(target=code.target, tensor=dict(code.tensor), traps=code.traps)

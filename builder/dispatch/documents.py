@@ -37,7 +37,7 @@ class Alone(Part, frozen=True, kw_only=True):
     default: dict[str, Outcome]
     choices: Annotated[
         dict[str, dict[str, Text | Outcome]],
-        Meta(description="by kind of layer and choice; a kernel stands as its name alone"),
+        Meta(description="by kind of layer and choice; a kernel is given by its name"),
     ]
     simulated: tuple[Text, ...]
     real: tuple[Text, ...]
@@ -90,7 +90,7 @@ class MatrixRow(Part, frozen=True, kw_only=True):
         dict[str, dict[str, Outcome]] | None,
         Meta(
             description="with --choices: what the unpatched release does by kind of layer and "
-            "choice; the empty choice is nothing set"
+            "choice; the empty choice means that nothing is set"
         ),
     ] = None
 

@@ -156,7 +156,7 @@ class Node:
         hints = {
             255: f"{shlex.join(self.ssh)} {self.host} docker version, which must ask for nothing",
             90: f"add the user to the docker group on {self.host}, or start Docker there",
-            91: "run the same command again: what arrived is kept",
+            91: "run the same command again; completed parts are reused",
         }
         return RemoteError(
             f"{self.host}: failed with status {status}:\n  {words}", hint=hints.get(status, "")

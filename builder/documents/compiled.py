@@ -154,7 +154,7 @@ class CompiledCode(Part, frozen=True, kw_only=True):
 
     code: MachineCode | None = None
     wheel: Annotated[
-        CompiledWheel | None, Meta(description="what the stage made; null before it was run")
+        CompiledWheel | None, Meta(description="the output of the stage; null before it has run")
     ]
     carrier: Annotated[
         Text | None,

@@ -171,7 +171,7 @@ class PullStore:
         except ForgeMissing as error:
             raise RemoteError(
                 f"{pin.request} is pinned at {pin.commit}, which {name} no longer has "
-                "(force-pushed or deleted), and the cache does not hold its diff",
+                "(force-pushed or deleted), and its diff is not in the cache",
                 hint="spark-build lock --upgrade updates the pin; or use a clone that still has "
                 "the commit: --forge-clone DIR",
             ) from error

@@ -73,9 +73,7 @@ class ImageDocument(Built, frozen=True, kw_only=True):
     }
 
     layers: tuple[BuiltLayer, ...]
-    overlay: Annotated[
-        bool, Meta(description="the changed files alone, which are no image that runs")
-    ] = False
+    overlay: Annotated[bool, Meta(description="only the changed files; cannot run alone")] = False
 
 
 class VerifiedImage(ImageDocument, frozen=True, kw_only=True):

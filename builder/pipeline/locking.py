@@ -77,7 +77,7 @@ class Locked(Document, frozen=True, kw_only=True):
     requests: tuple[Text, ...]
     changes: Annotated[
         dict[str, list[Text]],
-        Meta(description="in words, by request; those that hold are left out"),
+        Meta(description="in words, by request; unchanged requests are left out"),
     ]
     written: bool
 

@@ -69,7 +69,7 @@ def prove(
             named = ", ".join(evidence.statement.digests) or "no digest"
             wanted = ", ".join(claim.digest for claim in claims)
             raise UsageError(
-                f"{evidence.origin} is evidence for {named}; what is published is {wanted}",
+                f"{evidence.origin} is evidence for {named}, but the published image is {wanted}",
                 hint="spark-build verify SOURCE --json >evidence.json",
             )
     return {

@@ -64,7 +64,7 @@ def base_reference(baked: Baked) -> str:
                 hint="name it with --base oci:DIR",
             )
         return f"docker://{base.ref.partition('@')[0]}@{base.digest}"
-    raise UsageError(f"an image cannot stand on a {base.kind} base: its plan is damaged")
+    raise UsageError(f"a {base.kind} base is not an image, so the plan is damaged")
 
 
 @dataclasses.dataclass(frozen=True)

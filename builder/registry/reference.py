@@ -118,7 +118,7 @@ def parse_reference(text: str) -> Reference:
         raise _wrong(text, f"the format is {_FORM}")
     rest, at, digest = rest.partition("@")
     if at and not is_digest(digest):
-        raise _wrong(text, "after '@' stands 'sha256:' and 64 lower-case hexadecimal digits")
+        raise _wrong(text, "'@' must be followed by 'sha256:' and 64 lower-case hexadecimal digits")
     host, rest = _split_host(text, rest)
     repository, colon, tag = rest.partition(":")
     if colon and not _TAG.fullmatch(tag):

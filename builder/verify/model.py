@@ -142,10 +142,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     target: Text
     digests: Annotated[
         tuple[Digest, ...],
-        Meta(
-            description="of the image that was verified, under every name; "
-            "none for what is no image"
-        ),
+        Meta(description="of the verified image, under every name; none if it is not an image"),
     ]
     plan_digest: Digest
     passed: Annotated[
@@ -172,7 +169,7 @@ class Report:
 
     target: str
     plan_digest: str
-    #: digests of the image that was verified, under every name; none for what is no image
+    #: digests of the verified image, under every name; none if it is not an image
     digests: tuple[str, ...] = ()
     checks: list[Check] = field(default_factory=list)
     #: a verdict on each layer, where it was asked for

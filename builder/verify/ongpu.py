@@ -91,7 +91,7 @@ class GpuOptions:
                 raise TypeError("'checks' is not a list")
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(
-                f"--against {self.against} is no evidence of a verification: {error}",
+                f"--against {self.against} is not evidence of a verification: {error}",
                 hint="spark-build verify OTHER --level serve --bench --json > FILE",
             ) from None
         return data

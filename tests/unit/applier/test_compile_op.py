@@ -118,7 +118,7 @@ def judged(
         ({"how": ABSENT}, NEEDS_REBUILD, "was built without the FP8 per-tensor GEMM"),
         ({"how": RUNS, "arch": "sm_120f", "guard": ONLY}, NOT_APPLICABLE, "SM121 runs it"),
         ({"how": RUNS, "arch": "sm_120f", "guard": FAMILY}, UPSTREAM, "SM121 runs it"),
-        ({"how": NO_CODE}, NOT_APPLICABLE, "it is no build for CUDA"),
+        ({"how": NO_CODE}, NOT_APPLICABLE, "it is not a CUDA build"),
     ],
     ids=["not-loadable", "trap", "absent", "runs", "runs-with-the-change", "no-code"],
 )

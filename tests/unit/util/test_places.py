@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     SparkBuild = Callable[..., Called]
 
-FILE = "a file stands where a folder is needed; "
-FOLDER = "a folder stands where a file is needed; "
+FILE = "a file is where a folder is needed; "
+FOLDER = "a folder is where a file is needed; "
 LONG = "give it a shorter name"
 
 
