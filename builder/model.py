@@ -18,6 +18,7 @@ from builder.util.documents import plain, read
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from builder.applier.receipts import Receipt
     from builder.applier.trees import Changes
     from builder.documents.compiled import CompiledCode, PinnedWheel
     from builder.documents.plan import ExpectedChoice, State
@@ -158,7 +159,7 @@ class LayerDecision:
 
     layer: Mapping[str, Any]
     outcome: Outcome
-    receipt: Mapping[str, Any] | None
+    receipt: Receipt | None
     #: everything that this layer adds to the image, its receipt included
     changes: Changes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.folders import drop_empty
@@ -15,6 +15,8 @@ from builder.applier.trees import DirTree, Tree, distribution_of, stale_pyc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from builder.applier.receipts import Receipt
 
 
 def leftovers(tree: Tree, final: Mapping[str, str | None]) -> list[str]:
@@ -59,9 +61,7 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
     return removed
 
 
-def _true_records(
-    root: Path, receipts: Sequence[Mapping[str, Any]], compiled: Sequence[str]
-) -> None:
+def _true_records(root: Path, receipts: Sequence[Receipt], compiled: Sequence[str]) -> None:
     """Set RECORD right where ready files were copied over a base that was not read.
 
     ``compiled`` are files of changed modules that were removed; their rows go too.

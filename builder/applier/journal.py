@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from builder.applier.receipts import FileFacts
+
 
 class Journal:
     """The one place that writes a real site-packages directory.
@@ -95,12 +97,14 @@ class Journal:
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         return next((p for p in above if p in ours or not os.path.lexists(self.root / p)), None)
 
-    def _facts(self, path: str) -> dict[str, Any]:
+    def _facts(self, path: str) -> FileFacts:
         """What a file is besides its bytes, to put it back as it was."""
         target = self.root / path
         info = target.stat()
-        facts = {"mode": stat.S_IMODE(info.st_mode), "mtime_ns": info.st_mtime_ns}
-        return {**facts, "link": os.readlink(target)} if target.is_symlink() else facts
+        facts: FileFacts = {"mode": stat.S_IMODE(info.st_mode), "mtime_ns": info.st_mtime_ns}
+        if target.is_symlink():
+            facts["link"] = os.readlink(target)
+        return facts
 
     def _write(self, changes: Changes) -> None:
         stage = self.state / "stage"

@@ -4,19 +4,66 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from builder.applier.failures import ApplyError
 from builder.applier.outcomes import Layer, Outcome, layer_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from builder.applier.trees import Tree
 
 SCHEMA = 1
 STATE_DIR = ".spark-build"
 RECEIPTS = f"{STATE_DIR}/receipts"
+
+
+class FileFacts(TypedDict, total=False):
+    """What a file is besides its bytes."""
+
+    mode: int
+    mtime_ns: int
+    link: str
+
+
+class Original(FileFacts, total=False):
+    """What a RECORD was before; a receipt that is written into an image does not have it."""
+
+    before: str
+
+
+class FileEntry(TypedDict):
+    """A file that a layer changed: sha256 before and after, None where there is no such file."""
+
+    before: str | None
+    after: str | None
+    ops: NotRequired[list[str]]
+    #: the topmost folder that was made for it
+    made: NotRequired[str | None]
+    mode: NotRequired[int]
+    mtime_ns: NotRequired[int]
+    link: NotRequired[str]
+
+
+class Receipt(TypedDict):
+    """What a layer wrote into a tree, as its JSON; a key may be absent where null is a value."""
+
+    schema: NotRequired[int]
+    layer: str
+    layer_digest: str
+    #: the layer whose extension wheel has what was compiled of this one
+    compiled_with: NotRequired[str]
+    variant: str | None
+    sequence: int
+    env: dict[str, str]
+    serve_flags: list[str]
+    moe_serve_flags: list[str]
+    files: dict[str, FileEntry]
+    package: NotRequired[str]
+    #: RECORD files that were kept true
+    records: NotRequired[dict[str, Original]]
+
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
@@ -36,13 +83,13 @@ _FILE_FIELDS: dict[str, Any] = {
 }
 
 
-def receipts_of(tree: Tree) -> list[dict[str, Any]]:
+def receipts_of(tree: Tree) -> list[Receipt]:
     """Receipts in the tree, in order of application.
 
     Raises:
         ApplyError: a receipt is not readable JSON, or not one that was written here.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Receipt] = []
     for name in tree.children(RECEIPTS):
         data = tree.read(f"{RECEIPTS}/{name}")
         if not name.endswith(".json") or data is None:
@@ -57,7 +104,7 @@ def receipts_of(tree: Tree) -> list[dict[str, Any]]:
     return sorted(found, key=lambda receipt: (receipt["sequence"], receipt["layer"]))
 
 
-def _checked(receipt: Any, name: str) -> dict[str, Any]:
+def _checked(receipt: Any, name: str) -> Receipt:
     """A receipt, if it is one.  A revert believes its paths, and removes what is there."""
     held = receipt if isinstance(receipt, dict) else {}
     wrong = [key for key, kind in _FIELDS.items() if not isinstance(held.get(key, ...), kind)]
@@ -78,7 +125,7 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
             raise ValueError(f"what it says of {path!r} cannot be")
     if records and not isinstance(held.get("package"), str):
         raise ValueError("'package' is missing or has the wrong type")
-    return held
+    return cast("Receipt", held)
 
 
 def _is_entry(entry: Any) -> bool:
@@ -111,7 +158,9 @@ def is_inside(path: object) -> bool:
     return not path.startswith("/") and not {"", ".", ".."} & set(path.split("/"))
 
 
-def explained(path: str, start: str | None, current: str | None, receipts: Iterable[Any]) -> bool:
+def explained(
+    path: str, start: str | None, current: str | None, receipts: Iterable[Receipt]
+) -> bool:
     """Whether receipts lead from one digest of a file to its current one, step by step."""
     digest = start
     for receipt in receipts:
@@ -121,7 +170,7 @@ def explained(path: str, start: str | None, current: str | None, receipts: Itera
     return digest == current
 
 
-def kept_true(receipts: Iterable[Mapping[str, Any]]) -> set[str]:
+def kept_true(receipts: Iterable[Receipt]) -> set[str]:
     """The RECORD files that layers kept true: rows count there, not the digest of the whole.
 
     It changes with every layer that comes or goes.
@@ -139,9 +188,7 @@ def originals(tree: Tree) -> dict[str, str]:
     return found
 
 
-def unexplained(
-    receipt: Mapping[str, Any], receipts: Iterable[Mapping[str, Any]], tree: Tree
-) -> list[str]:
+def unexplained(receipt: Receipt, receipts: Iterable[Receipt], tree: Tree) -> list[str]:
     """Files of a receipt that are not what it, and the receipts after it, say they are."""
     known = list(receipts)
     later = [r for r in known if r["sequence"] > receipt["sequence"]]
@@ -154,7 +201,7 @@ def unexplained(
     ]
 
 
-def final_digests(receipts: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+def final_digests(receipts: Iterable[Receipt]) -> dict[str, str | None]:
     """What every file of some receipts is after the last of them; None for one that is gone.
 
     A RECORD that was kept true is not among them: what it must say depends on the image.
@@ -177,13 +224,13 @@ def env_of(tree: Tree) -> dict[str, str]:
 
 def make_receipt(
     layer: Layer, outcome: Outcome, tree: Tree, sequence: int, records: Iterable[str]
-) -> dict[str, Any]:
+) -> Receipt:
     """The receipt of a needed layer: sha256 of every file before and after, per path.
 
     ``records`` are the RECORD files that were kept true with it; their digests are not said, for
     they change with the layers below, and this receipt would with them.
     """
-    files = {}
+    files: dict[str, FileEntry] = {}
     for path in sorted(outcome.changes):
         content = outcome.changes[path]
         files[path] = {
@@ -191,11 +238,9 @@ def make_receipt(
             "after": None if content is None else content.sha256,
             "ops": outcome.ops.get(path, []),
         }
-    carrier = outcome.compiled.get("with")
-    return {
+    receipt: Receipt = {
         "schema": SCHEMA,
         "layer": layer["name"],
-        **({"compiled_with": carrier} if carrier not in (None, layer["name"]) else {}),
         "layer_digest": layer_digest(layer),
         "variant": outcome.variant,
         "sequence": sequence,
@@ -206,9 +251,13 @@ def make_receipt(
         "package": layer["package"],
         "records": {path: {} for path in sorted(records)},
     }
+    carrier = outcome.compiled.get("with")
+    if carrier not in (None, layer["name"]):
+        receipt["compiled_with"] = carrier
+    return receipt
 
 
-def receipt_bytes(receipt: Mapping[str, Any]) -> bytes:
+def receipt_bytes(receipt: Receipt) -> bytes:
     """A receipt as it is written: readable, sorted, with a final newline."""
     return json.dumps(receipt, indent=1, sort_keys=True).encode() + b"\n"
 

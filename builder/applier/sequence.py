@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.judging import judge
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.outcomes import Layer, Outcome, Target
+    from builder.applier.receipts import Receipt
     from builder.applier.sources import Sources
 
 
@@ -26,7 +27,7 @@ class Step:
 
     layer: Layer
     outcome: Outcome
-    receipt: Mapping[str, Any] | None
+    receipt: Receipt | None
     changes: Changes
 
 
@@ -68,7 +69,7 @@ def _judged_once(
     sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
     for number, layer in enumerate(ordered, 1):
         outcome = judge(layer, overlay, sources, target, current, ordered[number:], together)
-        receipt: dict[str, Any] | None = None
+        receipt: Receipt | None = None
         changes: Changes = {}
         if outcome.state == NEEDED:
             sequence += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from builder.applier.digests import sha256_hex
 from builder.applier.environment import ENV_PTH, env_pth
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from builder.applier.outcomes import Layer, Outcome
+    from builder.applier.receipts import FileEntry, FileFacts, Original, Receipt
 
 
 class Store(Journal):
     """Layers in a real site-packages directory; a context manager, as `Journal` is."""
 
-    def commit(self, layer: Layer, outcome: Outcome) -> dict[str, Any]:
+    def commit(self, layer: Layer, outcome: Outcome) -> Receipt:
         """Write a needed layer's changes and its receipt, or nothing at all.
 
         Raises:
@@ -54,10 +55,11 @@ class Store(Journal):
             if entry["before"] is None:
                 entry["made"] = self._first_missing(path, ours)
             else:
-                entry.update(self._facts(path))
-        for path, entry in receipt["records"].items():
-            entry.update(self._facts(path), before=tree.digest(path))
-            entry.update(self._original(path, receipts) or {})
+                _note(entry, self._facts(path))
+        for path, original in receipt["records"].items():
+            _note(original, self._facts(path))
+            original["before"] = tree.digest(path) or ""
+            original.update(self._original(path, receipts) or {})
         if previous is not None:
             _keep_originals(receipt, previous["files"], tree, kept_true(receipts))
             receipt["records"] = {**previous.get("records", {}), **receipt["records"]}
@@ -102,7 +104,7 @@ class Store(Journal):
         return [r["layer"] for r in reversed(going)]
 
     @staticmethod
-    def _refuse_entangled(going: Sequence[Any], staying: Sequence[Any]) -> None:
+    def _refuse_entangled(going: Sequence[Receipt], staying: Sequence[Receipt]) -> None:
         for gone in going:
             for kept in staying:
                 pair = (gone, kept), (kept, gone)
@@ -122,7 +124,9 @@ class Store(Journal):
                         f"revert {kept['layer']} too",
                     )
 
-    def _refuse_edited(self, going: Sequence[Any], receipts: Sequence[Any], force: bool) -> None:
+    def _refuse_edited(
+        self, going: Sequence[Receipt], receipts: Sequence[Receipt], force: bool
+    ) -> None:
         tree = DirTree(self.root)
         for receipt in going:
             edited = [] if force else unexplained(receipt, receipts, tree)
@@ -136,20 +140,21 @@ class Store(Journal):
                     "check the file, then use --force to restore the original anyway",
                 )
 
-    def _refuse_lost(self, going: Sequence[Any]) -> None:
+    def _refuse_lost(self, going: Sequence[Receipt]) -> None:
         tree, backup = DirTree(self.root), DirTree(self.state / "backup")
         for receipt in going:
             for path, entry in receipt["files"].items():
                 before = entry["before"]
-                needed = before is not None and tree.digest(path) != before
-                if needed and backup.digest(before) != before:
+                if before is None or tree.digest(path) == before:
+                    continue
+                if backup.digest(before) != before:
                     raise ApplyError(
                         f"the original of {path} is missing or damaged in {backup.root}",
                         EXIT_DRIFT,
                         f"install {path.split('/')[0]} again",
                     )
 
-    def _put_back(self, receipt: Mapping[str, Any]) -> None:
+    def _put_back(self, receipt: Receipt) -> None:
         for path, entry in receipt["files"].items():
             target = self.root / path
             if entry["before"] is None:
@@ -167,9 +172,7 @@ class Store(Journal):
 
     # -- RECORD
 
-    def _original(
-        self, path: str, receipts: Sequence[Mapping[str, Any]]
-    ) -> Mapping[str, Any] | None:
+    def _original(self, path: str, receipts: Sequence[Receipt]) -> Original | None:
         """What a RECORD was before all of these layers, if it is still theirs and is kept."""
         known = [r["records"][path] for r in receipts if path in r.get("records", ())]
         last = known[-1] if known else {}
@@ -182,11 +185,10 @@ class Store(Journal):
         touched = {file for receipt in receipts for file in receipt["files"]}
         same = untouched_rows(kept or now, touched) == untouched_rows(now, touched)
         names = ("before", "mode", "mtime_ns", "link")
-        return {key: last[key] for key in names if key in last} if same else None
+        known_of_it = {key: value for key, value in last.items() if key in names}
+        return cast("Original", known_of_it) if same else None
 
-    def _put_records_back(
-        self, going: Sequence[Mapping[str, Any]], receipts: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def _put_records_back(self, going: Sequence[Receipt], receipts: Sequence[Receipt]) -> None:
         """Make the RECORD files of reverted layers what they are without them.
 
         One that others wrote to since keeps that, and its rows are set right where they are.
@@ -214,9 +216,16 @@ class Store(Journal):
                 (self.state / "record").replace(self.root / path)
 
 
+def _note(entry: FileEntry | Original, facts: FileFacts) -> None:
+    """Say in a receipt what a file was besides its bytes."""
+    entry["mode"], entry["mtime_ns"] = facts["mode"], facts["mtime_ns"]
+    if "link" in facts:
+        entry["link"] = facts["link"]
+
+
 def _keep_originals(
-    receipt: dict[str, Any],
-    older: Mapping[str, Mapping[str, Any]],
+    receipt: Receipt,
+    older: Mapping[str, FileEntry],
     tree: Tree,
     records: Collection[str],
 ) -> None:
@@ -230,6 +239,7 @@ def _keep_originals(
         now, digest = files.get(path), tree.digest(path)
         if digest != entry["after"] and (path not in records or digest is None):
             continue
-        changed = {} if now is None else {"after": now["after"], "ops": now["ops"]}
-        files[path] = {**entry, **changed}
+        files[path] = entry.copy()
+        if now is not None:
+            files[path].update({"after": now["after"], "ops": now.get("ops", [])})
     receipt["files"] = dict(sorted(files.items()))

@@ -15,8 +15,8 @@ from builder.verify.model import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
 
+    from builder.applier.receipts import Receipt
     from builder.applier.trees import Tree
     from builder.verify.model import VerifyTarget
 
@@ -124,7 +124,7 @@ def check_imports(target: VerifyTarget) -> Iterator[Check]:
         yield _result(path, follower.followed, follower.problems)
 
 
-def _edited(receipts: Sequence[Mapping[str, Any]]) -> set[str]:
+def _edited(receipts: Sequence[Receipt]) -> set[str]:
     return {
         path
         for receipt in receipts

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
+    from builder.applier.receipts import Receipt
     from builder.verify.model import VerifyTarget
     from builder.verify.unrecorded import Unrecorded
 
@@ -79,9 +80,7 @@ def _plan(target: VerifyTarget, label: str) -> Check:
     )
 
 
-def _layer(
-    target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence[Mapping[str, Any]]
-) -> Check:
+def _layer(target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence[Receipt]) -> Check:
     name = decision["name"]
     receipt = next((r for r in receipts if r["layer"] == name), None)
     expected = "receipt present and every file matches it"
@@ -141,7 +140,7 @@ def _environment(target: VerifyTarget) -> Check:
     )
 
 
-def _syntax(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Check:
+def _syntax(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
     paths = sorted(
         {
             path
@@ -167,7 +166,7 @@ def _syntax(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Chec
     )
 
 
-def _record(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> Check:
+def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
     """Every file is what some RECORD says, or a receipt explains the difference."""
     claims: dict[str, set[str]] = {}
     # an overlay's RECORD is set right when it is put onto its image
@@ -246,7 +245,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _unaccounted(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]:
     """Files that an overlay brings to site-packages and that no receipt speaks of."""
     known = {path for receipt in receipts for path in receipt["files"]}
     known |= {receipt_path(receipt["layer"]) for receipt in receipts} | kept_true(receipts)
@@ -255,5 +254,5 @@ def _unaccounted(target: VerifyTarget, receipts: Sequence[Mapping[str, Any]]) ->
     return sorted(path for path in brought if path not in known)
 
 
-def _laid_out(dist: Any, receipts: Sequence[Mapping[str, Any]]) -> bool:
+def _laid_out(dist: Any, receipts: Sequence[Receipt]) -> bool:
     return any(f"{dist.info_dir}/RECORD" in receipt["files"] for receipt in receipts)

@@ -30,10 +30,11 @@ from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import find_isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from builder.applier.outcomes import Layer
+    from builder.applier.receipts import Receipt
     from builder.applier.trees import Changes, Tree
     from builder.verify.isolation import Isolation
 
@@ -164,7 +165,7 @@ class _Released:
             for wheel in self._wheels.wheels
         )
 
-    def patched(self, receipts: Sequence[Mapping[str, object]]) -> set[tuple[str, str]]:
+    def patched(self, receipts: Sequence[Receipt]) -> set[tuple[str, str]]:
         """What the layers of this machine make of the releases, where receipts name them."""
         by_name = {str(layer["name"]): layer for layer in self._trust.layers}
         names = dict.fromkeys(str(receipt["layer"]) for receipt in receipts)

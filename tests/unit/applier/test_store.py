@@ -189,7 +189,7 @@ def test_an_original_that_is_lost_is_reported_before_anything_changes(
 ) -> None:
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))
-    kept = site / STATE_DIR / "backup" / receipt["files"][CORE]["before"]
+    kept = site / STATE_DIR / "backup" / str(receipt["files"][CORE]["before"])
     if damage == "missing":
         kept.unlink()
     else:
