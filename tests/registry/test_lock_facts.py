@@ -325,7 +325,7 @@ def test_a_question_that_was_not_asked_is_answered_by_the_layers(
     said = locked.cold("plan", "-l", "fix", "-b", locked.ref)
     assert said.code == 0, said.err
     assert said.json["layers"][0]["state"] == "needed"
-    assert "the lock does not hold" in said.err
+    assert "the lock has no facts about" in said.err
     assert "vllm/envs.py" in said.err
     assert said.received > 1000
     assert locked.cold("plan", "-l", "fix", "-b", locked.ref, "--locked").code == 9
