@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A file in a wheel, as its central directory and RECORD describe it."""
 
     path: str

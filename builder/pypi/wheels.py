@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import struct
 import zipfile
 import zlib
 from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+import msgspec
 
 from builder.applier.digests import sha256_hex
 from builder.applier.sources import Member
@@ -124,11 +125,11 @@ class RemoteWheel:
     def members(self) -> dict[str, Member]:
         """Files by path."""
         cached = self._cache / "members.json"
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return {row[0]: Member(*row) for row in json.loads(cached.read_bytes())}
+        with contextlib.suppress(OSError, ValueError):
+            members = msgspec.json.decode(cached.read_bytes(), type=list[Member])
+            return {m.path: m for m in members}
         members = wheel_members(self._archive)
-        rows = [[m.path, m.sha256, m.size, m.mode] for m in members]
-        write_atomically(cached, json.dumps(rows).encode())
+        write_atomically(cached, msgspec.json.encode(members))
         return {m.path: m for m in members}
 
     @cached_property
