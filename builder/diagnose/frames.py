@@ -1,4 +1,4 @@
-"""Where a program failed, in words that people can look for."""
+"""Where a program failed, as a search phrase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of several ranks or nodes: which one failed first, and what only follows from it."""
+"""Logs of several ranks or nodes: the first failure, and those that follow from it."""
 
 from __future__ import annotations
 

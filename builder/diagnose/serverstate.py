@@ -1,4 +1,4 @@
-"""How a server goes on: which one it is, whether it is ready, what it waits for."""
+"""The state of a server in its log: version, readiness, and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked for, as far as a log tells: variables, flags, and vLLM's echo of its arguments.
+"""Requested settings in a log: variables, flags, and vLLM's echo of its arguments.
 
 Asked is not got.  The catalogue compares the two; a name is as vLLM's arguments have it
 (``moe_backend``), a variable is in capitals, and what is meant for the draft model of speculative

@@ -1,4 +1,4 @@
-"""Which engine builds: the one that is named, else the one that can; and why it is that one."""
+"""Chooses the engine: the named one, else one that can build this; and gives the reason."""
 
 from __future__ import annotations
 

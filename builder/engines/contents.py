@@ -1,4 +1,4 @@
-"""What a plan puts into an image, layer by layer."""
+"""The files that a plan adds to an image, layer by layer."""
 
 from __future__ import annotations
 

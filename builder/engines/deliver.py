@@ -1,4 +1,4 @@
-"""Bring a new image where it should be: an OCI layout, a registry, or a Docker Engine."""
+"""Deliver a new image to an OCI layout, a registry, or a Docker Engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container that holds nothing of its own: folders of this machine, read-only, and no network."""
+"""A container of an empty image: folders of this machine, read-only, and no network."""
 
 from __future__ import annotations
 

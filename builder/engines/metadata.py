@@ -1,4 +1,4 @@
-"""What an image carries about itself: plan, layers, the applier and the in-image verifier."""
+"""An image's metadata: plan, layers, the applier and the in-image verifier."""
 
 from __future__ import annotations
 

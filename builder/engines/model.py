@@ -1,4 +1,4 @@
-"""What an engine is asked to build, what it gives back, and what an engine is."""
+"""The interface of an engine: its requests and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``docker buildx build`` says: which steps were taken from the cache, and what went wrong.
+"""The output of ``docker buildx build``: cached steps, and errors.
 
 ``--progress=rawjson`` (buildx 0.13) is a stream of documents with ``vertexes`` and ``logs``; it
 alone tells a layer that is taken from the cache above one that was made anew.  Older clients print

@@ -1,4 +1,4 @@
-"""What goes away when patch layers are put onto an image: the ``finish`` step without a container.
+"""Files removed when patch layers are applied to an image: ``finish`` without a container.
 
 ``spark_apply.pyz finish`` runs inside an image and deletes; here the same is decided on the image's
 files as its layers show them, and becomes whiteouts.

@@ -1,4 +1,4 @@
-"""How an image that was built is started: the ``docker run`` line, and what comes before it."""
+"""The commands that run a built image: ``docker run``, and the commands before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a build with the docker client, and what it said."""
+"""Runs a build with the docker client, and returns its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disk space that a Docker Engine will need, where the engine is on this machine."""
+"""Disk space that a local Docker Engine will need."""
 
 from __future__ import annotations
 

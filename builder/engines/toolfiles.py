@@ -1,4 +1,4 @@
-"""What of spark-build itself goes into an image: its version, and the files that it adds."""
+"""The parts of spark-build that go into an image: its version, and the files that it adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan rests on, as the lock holds it, and how two of those differ."""
+"""The inputs of a plan as the lock records them, and their differences."""
 
 from __future__ import annotations
 

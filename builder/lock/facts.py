@@ -1,4 +1,4 @@
-"""What the lock holds of the images that it names, in files beside it: ``spark-build.lock.d/``.
+"""The lock's facts about images, in files next to it: ``spark-build.lock.d/``.
 
 One file for each base and platform, which the lock pins by sha256: what its layers answered when
 it was locked (``rootfs/facts.py``).  With it an image base is identified, planned for and built on

@@ -1,4 +1,4 @@
-"""``spark-build.lock``: what a project's builds are made of, so that the next is made of it too.
+"""``spark-build.lock``: the pinned inputs of a project's builds.
 
 One JSON file beside the project, sorted and one value a line.  For each request (layers, pull
 requests, base, platform) it holds the base's digest, package versions and wheels, the digest of

@@ -1,4 +1,4 @@
-"""What a shared library asks of others and what it offers, from its dynamic symbol table."""
+"""The undefined and defined symbols of a shared library, from its dynamic symbol table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device code inside a shared library: what it is for, and what is in it.
+"""Device code in a shared library: architectures and contents.
 
 A library holds images: machine code (cubin) or PTX, each for one architecture.  ``cuobjdump`` (the
 PyPI package ``nvidia-cuda-cuobjdump``, or a CUDA toolkit) lists and extracts them.

@@ -1,4 +1,4 @@
-"""What is in a cubin: instructions by name, registers, shared memory, spills.
+"""The contents of a cubin: instructions by name, registers, shared memory, spills.
 
 Instructions come from ``nvdisasm`` (the PyPI package ``nvidia-cuda-nvdisasm``, or a CUDA toolkit);
 registers, shared memory, stack and names stand in the cubin's own ELF sections and need no tool.

@@ -1,4 +1,4 @@
-"""What makes ``requests`` use our sockets."""
+"""The adapter that makes ``requests`` use our sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why there was no answer: what another try might change, and what it would not."""
+"""Reasons for failed requests, and whether a retry can help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words for an address that gave no answer: which host, why, and through which proxy."""
+"""Messages for addresses without an answer: host, reason and proxy."""
 
 from __future__ import annotations
 

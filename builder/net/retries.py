@@ -1,4 +1,4 @@
-"""Tries of small reads that urllib3 repeats by itself."""
+"""Retries of small reads, done by urllib3."""
 
 from __future__ import annotations
 

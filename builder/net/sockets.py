@@ -1,4 +1,4 @@
-"""Connections that are never waited for without end, and that end when the run does.
+"""Connections with time limits, which are closed when the run ends.
 
 ``requests`` and urllib3 limit one read, not an exchange: a server that sends a byte a second is
 read for ever.  So the sockets themselves keep the time.  An exchange must move ``STEP`` bytes in

@@ -1,4 +1,4 @@
-"""Whom to trust: the system's authorities, those that the environment names, a registry's own.
+"""Trusted certificate authorities: the system's, the environment's, and a registry's own.
 
 As Docker and Podman do, ``certs.d/HOST/`` below ``/etc/docker`` or ``/etc/containers`` may hold
 ``*.crt`` (authorities for that host only) and ``NAME.cert`` with ``NAME.key`` (who we are).

@@ -1,4 +1,4 @@
-"""The base of a build: the one that a profile names by default, and identifying one."""
+"""The base of a build: the profile's default, and identifying it."""
 
 from __future__ import annotations
 

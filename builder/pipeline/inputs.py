@@ -1,4 +1,4 @@
-"""What a command plans from: the lock, layers and pull requests, the index, and then a base."""
+"""The inputs of planning: the lock, layers, pull requests, the index, and the base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``layers check`` refuses that a base alone would find out: when it is too late."""
+"""Checks of ``layers check`` that would otherwise fail only with a base."""
 
 from __future__ import annotations
 

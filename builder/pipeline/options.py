@@ -1,4 +1,4 @@
-"""What a user asked for, as values: made once from the command line, handed on whole."""
+"""The command-line options as frozen values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a build: the image, the evidence on it, and how it is started."""
+"""The result of a build: the image, its evidence, and the commands to run it."""
 
 from __future__ import annotations
 

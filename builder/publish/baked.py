@@ -1,4 +1,4 @@
-"""What an image carries about itself, read out of its layers: the plan and its layers."""
+"""An image's own metadata, read from its layers: the plan and the rendered layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an immutable tag is made of: release, profile and plan."""
+"""The parts of an immutable tag: release, profile and plan."""
 
 from __future__ import annotations
 

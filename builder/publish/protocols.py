@@ -1,4 +1,4 @@
-"""What publishing needs of a repository, beyond reading and writing images."""
+"""The repository interface for publishing, beyond reading and writing images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way back: a moving tag is given to the image that it named before."""
+"""Rollback: a moving tag is set back to its previous image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publish one image to one repository, and say what was done."""
+"""Publish one image to one repository, and report the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published: an image, or an index of images, read from wherever it lies."""
+"""The image or index to publish, read from any source."""
 
 from __future__ import annotations
 

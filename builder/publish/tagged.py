@@ -1,4 +1,4 @@
-"""What the tags of a repository name: a manifest, and everything that an index of theirs lists."""
+"""The manifests that the tags of a repository name, directly or through an index."""
 
 from __future__ import annotations
 

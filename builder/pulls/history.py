@@ -1,4 +1,4 @@
-"""Where a pull request stands between releases: what it would fit, and what has it already."""
+"""The releases that a pull request applies to, and those that already have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diff taken apart: what of it is installed and where, what is compiled, and what is neither."""
+"""Splits a diff into installed files, compiled sources, and others."""
 
 from __future__ import annotations
 

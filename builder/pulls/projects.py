@@ -1,4 +1,4 @@
-"""Which files of a repository are installed, which are compiled, and which are neither."""
+"""Sorts a repository's files into installed, compiled, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What released wheels say about a change: which hold its text from before, or from after.
+"""Finds which released wheels have the text before or after a change.
 
 Few files of few wheels are read, by range, and kept in the cache; what has been looked at before
 costs nothing.

@@ -1,4 +1,4 @@
-"""What became of each pull request on a base: for people, and as JSON beside the plan."""
+"""The state of each pull request on a base, as text and as JSON."""
 
 from __future__ import annotations
 

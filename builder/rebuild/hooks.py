@@ -1,4 +1,4 @@
-"""Layers with hooks: a rebuild runs them from this machine's folders, never out of an image.
+"""Layers with hooks: a rebuild runs them from local folders, never from an image.
 
 A hook is Python code.  That which an image carries may be anybody's, so it only says which text it
 was: the same text must be here, and whoever rebuilds must agree to run it.

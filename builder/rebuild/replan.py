@@ -1,4 +1,4 @@
-"""The plan again, from nothing but what the image carries: no profile and no layer of today.
+"""Plans again from the image's own metadata: no current profile and no current layer.
 
 The baked layers are complete (their inputs are pinned by sha256), and the baked plan says which
 base, packages and expected lines they were judged on.  So a profile that has changed since, or a

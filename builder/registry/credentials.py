@@ -1,4 +1,4 @@
-"""Who we are at a registry: Docker's and Podman's credential files, and their helper programs.
+"""Registry credentials: Docker's and Podman's files, and their helper programs.
 
 Nothing here prints a secret: it is in no message, no ``repr`` and no command line.
 """

@@ -1,4 +1,4 @@
-"""How patient a registry client is, and what it has moved."""
+"""Timeouts and limits of a registry client, and its traffic counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blobs of an image are really where it is said to be."""
+"""Checks which blobs of an image really exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came back, or did not: bounded reading of answers, and words for failures."""
+"""Bounded reading of responses, and messages for failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of an image have answered once, so that they need not be read for it again.
+"""Recorded facts about an image's layers, so that they need not be read again.
 
 Layers never change, so an answer holds for whatever image has the same ones, and as the lowest.
 What was not asked has no answer here: nothing is concluded from silence.

@@ -1,4 +1,4 @@
-"""What one layer holds, in a file of the cache: entries, whiteouts, and the bytes of small files.
+"""The index of one layer in the cache: entries, whiteouts, and the bytes of small files.
 
 A layer never changes, so its index is made once and named by the layer's digest.  It is an SQLite
 database: written in one pass in constant memory, read by single look-ups.

@@ -1,4 +1,4 @@
-"""What a layer may be.  Beyond these it is refused; every value is far above real images.
+"""Limits of a layer; every value is far above real images.
 
 The largest vLLM images have some 35 GB and 200 000 files in 40 layers.
 """

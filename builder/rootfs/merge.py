@@ -1,4 +1,4 @@
-"""One folder as several layers leave it: what is shown of each, and what the upper ones cover."""
+"""Merges one folder of several layers, as overlayfs shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that goes on beside the main line, and ends with it."""
+"""Background work that ends with the command."""
 
 from __future__ import annotations
 

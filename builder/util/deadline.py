@@ -1,4 +1,4 @@
-"""A limit on the time of a command: it ends as an interrupted one does, and says why."""
+"""The time limit of a command: it ends like an interrupted one, and reports why."""
 
 from __future__ import annotations
 

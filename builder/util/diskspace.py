@@ -1,4 +1,4 @@
-"""Room on disks: compared with what will be written before anything is."""
+"""Checks free disk space before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from images, registries, packages and files, so that a terminal only shows it.
+"""Escapes untrusted text from images, registries, packages and files for the terminal.
 
 What would move a cursor, clear, recolour or reorder is written out: ``\\x1b``, ``\\u202e``.
 """

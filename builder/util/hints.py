@@ -1,4 +1,4 @@
-"""What to try next, as a command line that can be run; and what the system's own errors mean."""
+"""Hints: the next command to run, and explanations of system errors."""
 
 from __future__ import annotations
 

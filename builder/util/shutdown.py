@@ -1,4 +1,4 @@
-"""How a run ends from outside: signals, what it started, and its folder for temporary files."""
+"""Shutdown: signals, child processes, and the folder for temporary files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a file could be written, before the work whose result goes there."""
+"""Checks that an output file can be written before the work starts."""
 
 from __future__ import annotations
 

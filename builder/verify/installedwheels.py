@@ -1,4 +1,4 @@
-"""What a compile stage made, out of a target that has it: taking that apart compiles nothing."""
+"""The extension wheel of a target, read from its files: nothing is compiled again."""
 
 from __future__ import annotations
 

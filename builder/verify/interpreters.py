@@ -1,4 +1,4 @@
-"""Where files are asked that are nowhere installed: the target's own interpreter, other files.
+"""Runs probes with the target's own interpreter on other files.
 
 A target without one of its layers exists on no disk.  In a container its files are put over those
 of the image; beside an environment of this machine they lie in a folder of links that stands for

@@ -1,4 +1,4 @@
-"""What a target is made of, so that it can be put together again without one of its layers."""
+"""The parts of a target, to build it again without one of its layers."""
 
 from __future__ import annotations
 

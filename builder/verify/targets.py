@@ -1,4 +1,4 @@
-"""What can be verified: an image, an overlay layout, released wheels, a directory."""
+"""Verification targets: an image, an overlay layout, released wheels, a directory."""
 
 from __future__ import annotations
 

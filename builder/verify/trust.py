@@ -1,4 +1,4 @@
-"""Which files of a target may be imported on this machine: those that are known by hash.
+"""Decides which files of a target may be imported on this machine: those with a known hash.
 
 An image says of itself what it likes: its RECORD, its receipts and its plan come from whoever made
 it.  So a file counts as known only where somebody else says its sha256: a released wheel on the

@@ -1,4 +1,4 @@
-"""What an image has in site-packages that no RECORD and no receipt speaks of.
+"""Files in an image's site-packages that are in no RECORD and no receipt.
 
 Some of it Python runs whenever it starts: ``.pth`` files with code (the ``site`` module executes
 their lines that begin with ``import``), ``sitecustomize`` and ``usercustomize``.  Those that the

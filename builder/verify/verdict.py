@@ -1,4 +1,4 @@
-"""The verdict of a verification: what is proven, what is not, and what to do about it.
+"""The verdict of a verification: what is proven, what is not, and the next step.
 
 Text, JSON, the page and the Markdown summary all say this one value.
 """
