@@ -99,6 +99,13 @@ class Ran(Part, frozen=True):
     runs: tuple[Run, ...]
 
 
+class CallRuns(Part, frozen=True, kw_only=True):
+    """All launches of one call, or why they could not be read."""
+
+    ran: tuple[Ran, ...] = ()
+    error: str = ""
+
+
 def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:
     """Races with the lines of their PTX, each pair once: the same two meet in many blocks."""
     found: dict[object, FoundRace] = {}

@@ -11,13 +11,12 @@ import numpy as np
 
 from builder.errors import UsageError
 from builder.ptx.errors import Deadlock, Fault, PtxError
-from builder.ptx.findings import Ran, Run, found_races
+from builder.ptx.findings import CallRuns, Ran, Run, found_races
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import judge, read_launch
 from builder.ptx.places import without_places
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of
-from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,10 +150,10 @@ def run_once(
     return Once(Run(**found), memory)
 
 
-def run_folders(folders: Sequence[str]) -> dict[str, Any]:
-    """Run the launches of one call, for a process of its own: ``ran`` of each, or an ``error``."""
+def run_folders(folders: Sequence[str]) -> CallRuns:
+    """Run the launches of one call, for a process of its own."""
     paths = [Path(folder) / "launch.json" for folder in folders]
     try:
-        return {"ran": [plain(one) for one in run_files(paths)]}
+        return CallRuns(ran=tuple(run_files(paths)))
     except PtxError as error:
-        return {"error": str(error)}
+        return CallRuns(error=str(error))

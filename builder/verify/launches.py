@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.applier.trees import versions
-from builder.errors import UsageError
+from builder.errors import SparkBuildError, UsageError
 from builder.ptx.findings import Ran
 from builder.runtime import LAUNCH_PROBE
-from builder.util.documents import Part, read
+from builder.util.documents import Part, plain, read
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.replies import LaunchReply, RecordedKernel
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from builder.applier.trees import Tree
+    from builder.ptx.findings import CallRuns
 
 PROBE = LAUNCH_PROBE[-1]
 TIMEOUT = 600.0
@@ -200,12 +202,11 @@ def sandbox_launcher(
         with _folder() as folder:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
-            recorded = ask_probe(sandbox.python, full, TIMEOUT, PROBE)
-            document = _run_all(recorded, int(request["jobs"]))
-        document["simulated"][:0] = [torch.what]
-        if all(not one["error"] or one["stage"] == NO_LAYER for one in document["replies"]):
-            results().put(inputs, document)
-        return read(document, Replies)
+            recorded = _recorded(ask_probe(sandbox.python, full, TIMEOUT, PROBE))
+            replies = _run_all(recorded, int(request["jobs"]), torch.what)
+        if all(not one.error or one.stage == NO_LAYER for one in replies.replies):
+            results().put(inputs, plain(replies))
+        return replies
 
     return launch
 
@@ -235,39 +236,49 @@ def _folder() -> Iterator[str]:
     yield str(path)
 
 
-def _run_all(recorded: Mapping[str, Any], jobs: int) -> dict[str, Any]:
+def _recorded(answer: object) -> LaunchReply:
+    """What the probe replied.
+
+    Raises:
+        SparkBuildError: the target's code wrote something else.
+    """
+    try:
+        return read(answer, LaunchReply)
+    except ValueError as error:
+        raise SparkBuildError(f"the probe's answer is malformed: {error}") from None
+
+
+def _run_all(recorded: LaunchReply, jobs: int, torch: str) -> Replies:
     """Run every launch that a probe recorded, some at a time."""
     from builder.ptx.runs import run_folders
 
-    fatal = recorded.get("fatal")
-    count = max(len(recorded["kernels"]), 1)
-    kernels = recorded["kernels"] if not fatal else [{"error": fatal, "launches": []}] * count
-    calls = [tuple(one["folders"]) for kernel in kernels for one in kernel["launches"]]
+    kernels = recorded.kernels
+    if recorded.fatal:
+        kernels = (RecordedKernel(error=recorded.fatal),) * max(len(kernels), 1)
+    calls = [call for kernel in kernels for call in kernel.launches]
+    folders = [call.folders for call in calls]
     if len(calls) < 2:
-        ran = {call: run_folders(call) for call in calls}
+        ran = dict(zip(calls, map(run_folders, folders), strict=True))
     else:
         # not forked: numpy may have threads here
         with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
-            ran = dict(zip(calls, pool.map(run_folders, calls), strict=True))
-    return {
-        "replies": [_reply(kernel, ran) for kernel in kernels],
-        "versions": recorded["versions"],
-        "simulated": list(recorded["simulated"]),
-    }
+            ran = dict(zip(calls, pool.map(run_folders, folders), strict=True))
+    return Replies(
+        replies=tuple(
+            _reply(kernel, [ran[call] for call in kernel.launches]) for kernel in kernels
+        ),
+        versions=recorded.versions,
+        simulated=(torch, *recorded.simulated),
+    )
 
 
-def _reply(kernel: Mapping[str, Any], ran: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+def _reply(kernel: RecordedKernel, calls: Sequence[CallRuns]) -> Reply:
     """The reply to one kernel: what the probe said, or else what the executor could not read."""
-    found = [ran[tuple(one["folders"])] for one in kernel["launches"]]
-    unread = next((one["error"] for one in found if "error" in one), "")
-    if kernel["error"] or unread:
-        stage = kernel["error"]["stage"] if kernel["error"] else UNREAD
-        return {"error": _words(kernel["error"]) or unread, "stage": stage, "ran": []}
-    return {"error": "", "stage": "", "ran": [one for call in found for one in call["ran"]]}
-
-
-def _words(error: Mapping[str, Any] | None) -> str:
-    return f"{error['type']}: {error['message']}" if error else ""
+    if kernel.error:
+        return Reply(error=str(kernel.error), stage=kernel.error.stage, ran=())
+    if unread := next((call.error for call in calls if call.error), ""):
+        return Reply(error=unread, stage=UNREAD, ran=())
+    return Reply(error="", stage="", ran=tuple(one for call in calls for one in call.ran))
 
 
 def launch_request(

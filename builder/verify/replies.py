@@ -69,3 +69,38 @@ class CodegenReply(Part, frozen=True, kw_only=True):
     fatal: Failure | None = None
     #: an earlier run's
     kept: bool = False
+
+
+class LaunchFailure(Part, frozen=True, kw_only=True):
+    """Why a kernel was not launched."""
+
+    type: str
+    message: str
+    stage: str
+
+    def __str__(self) -> str:
+        """Both in one line."""
+        return f"{self.type}: {self.message}"
+
+
+class RecordedCall(Part, frozen=True, kw_only=True):
+    """The launches of one call: a folder for each, in order."""
+
+    folders: tuple[str, ...]
+
+
+class RecordedKernel(Part, frozen=True, kw_only=True):
+    """The calls that launched a kernel, or why there are none."""
+
+    error: LaunchFailure | None = None
+    launches: tuple[RecordedCall, ...] = ()
+
+
+class LaunchReply(Part, frozen=True, kw_only=True):
+    """What the launch probe wrote into files, a kernel of its request each."""
+
+    kernels: tuple[RecordedKernel, ...] = ()
+    versions: Mapping[str, str | None]
+    simulated: tuple[str, ...]
+    #: why nothing could be launched
+    fatal: LaunchFailure | None = None

@@ -425,6 +425,17 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
 TRUSTED = TrustedSources(everything=True)
 
 
+def test_a_malformed_answer_is_no_traceback(
+    recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for answer in ({}, {"kernels": [{}], "versions": {}, "simulated": "it"}):
+        monkeypatch.setattr(launches, "ask_probe", lambda *_, answer=answer: answer)
+        launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+        with pytest.raises(SparkBuildError, match="the probe's answer is malformed: "):
+            launch(launch_request({}, "sm_121a", LAUNCHED[:1]))
+    assert recorded == []
+
+
 def test_code_that_is_not_known_is_not_run(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
