@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from builder.errors import RemoteError, UsageError
+from builder.net.attempts import Attempts
 from builder.net.messages import resolved, through
 from builder.util.console import console
 
@@ -105,17 +106,17 @@ class ForgeClient:
 
     def _try(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         """One address, again after a pause where the server stumbled."""
-        for pause in (*_PAUSES, None):
+        attempts = Attempts(len(_PAUSES) + 1, lambda failures: _PAUSES[failures - 1])
+        while True:
             try:
                 answer = self._ask(url, accept, subject, limit)
             except ForgeUnreachable:
-                if pause is None:
+                if (pause := attempts.failed()) is None:
                     raise
             else:
-                if answer.status < 500 or pause is None:
+                if answer.status < 500 or (pause := attempts.failed()) is None:
                     return answer
-            self._pause(pause or 0)
-        raise AssertionError
+            self._pause(pause)
 
     def _ask(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         import requests

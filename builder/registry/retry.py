@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
 from builder.net import sockets
+from builder.net.attempts import Attempts, seconds_asked
 
 if TYPE_CHECKING:
     import requests
@@ -37,7 +37,10 @@ class Retries:
         self._subject = subject
         self._seconds = min(options.deadline, options.small_deadline if small else math.inf)
         self._until = time.monotonic() + self._seconds
-        self._failures = 0
+        self._attempts = Attempts(
+            options.attempts,
+            lambda failures: options.backoff * 2 ** (failures - 1) * random.uniform(0.5, 1.5),  # noqa: S311
+        )
         self._moved = 0
 
     def time_left(self) -> float:
@@ -59,13 +62,13 @@ class Retries:
     @property
     def at_last_try(self) -> bool:
         """Whether one more failure in a row is the end."""
-        return self._failures + 1 >= self._transport.options.attempts
+        return self._attempts.at_last
 
     def moved(self, count: int) -> None:
         """Bytes came through; enough of them make up for earlier failures."""
         self._moved += count
         if self._moved >= _PROGRESS:
-            self._failures = 0
+            self._attempts.forget()
 
     def lost(self, lost: RequestFailed) -> None:
         """The same for a connection; some need no second try."""
@@ -81,9 +84,9 @@ class Retries:
             RemoteError: this was the last try, or the wait would be too long.
         """
         options, host = self._transport.options, self._transport.host
-        self._failures += 1
+        pause = self._attempts.failed()
         self._moved = 0
-        if self._failures >= options.attempts:
+        if pause is None:
             raise RemoteError(
                 f"{host}: {self._subject}: {reason}, {options.attempts} times",
                 hint="run the same command again; completed work is reused",
@@ -94,12 +97,10 @@ class Retries:
                 f"{host}: {self._subject}: {reason}, and asks to wait {wait:.0f} s",
                 hint="run the same command again after that time",
             )
-        if wait is None:
-            wait = options.backoff * 2 ** (self._failures - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+        wait = pause if wait is None else wait
         soon = f" in {wait:.0f} s" if wait >= 2 else ""
-        self._transport.say_once(
-            f"  {host}: {reason}; trying again{soon} ({self._failures} of {options.attempts - 1})"
-        )
+        count = f"{self._attempts.failures} of {options.attempts - 1}"
+        self._transport.say_once(f"  {host}: {reason}; trying again{soon} ({count})")
         sockets.pause(min(wait, limit))
 
 
@@ -108,13 +109,5 @@ def retry_after(response: requests.Response) -> float | None:
 
     Only 429 and 503 give it that meaning.
     """
-    value = response.headers.get("Retry-After", "").strip()
-    if not value or response.status_code not in (429, 503):
-        return None
-    if value.isdecimal():
-        return float(value[:9])
-    try:
-        date = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, date.timestamp() - time.time())
+    meant = response.status_code in (429, 503)
+    return seconds_asked(response.headers.get("Retry-After", "")) if meant else None
