@@ -31,11 +31,17 @@ ABOUT = {
     "imports": "Every name that a patched module imports exists, and calls match the definitions.",
     "dispatch": "vLLM's own selector, told that the device is SM121. The log lines are vLLM's.",
     "codegen": "The selected kernels, compiled for SM121 without a GPU, and their machine code.",
-    "numbers": "The selected kernels, run on a CPU without a GPU: their values and races.",
+    "numbers": (
+        "The selected kernels, run on a CPU without a GPU. Each value is held against the exact "
+        "one, in several orders in which a GPU may do the work. A race is two accesses that "
+        "nothing keeps in order: the values may be wrong on some days."
+    ),
     "binaries": "The prebuilt machine code of the release: does SM121 run it?",
     "device": "On the GB10 itself: each kernel against a reference.",
     "serve": "On a GPU: vllm serve of a small generated model, its log and its answer.",
 }
+#: Levels whose figures are one table, a row for each check.
+TABLES = ("numbers",)
 STATUSES: tuple[Status, ...] = ("pass", "fail", "not-run")
 
 
@@ -49,7 +55,8 @@ def counted(checks: Sequence[Check]) -> dict[str, int]:
 
 def _plain(check: Check) -> bool:
     """Whether there is nothing to see in a check but that it passed."""
-    return check.status == "pass" and not check.refusal and not check.figures
+    drawn = check.figures and check.level not in TABLES
+    return check.status == "pass" and not check.refusal and not drawn
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,11 @@ class Level:
     def folded(self) -> list[Check]:
         """The plain passes."""
         return [check for check in self.checks if _plain(check)]
+
+    @property
+    def rows(self) -> list[Check]:
+        """The checks of its table, where it has one."""
+        return [check for check in self.checks if check.figures and self.name in TABLES]
 
     def compared(self, check: Check) -> dict[str, float]:
         """Those figures that other checks have too, as percent of the largest of their name."""

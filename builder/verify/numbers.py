@@ -19,7 +19,7 @@ from builder.verify.launches import NO_LAYER, UNREAD, launch_request, wanted_lau
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.ptx.findings import FoundRace, Run
     from builder.verify.launches import Launched, Replies, Reply
@@ -84,9 +84,10 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
         faults = [run for run in runs if run.fault]
         seen = seen or "; ".join(_fault(run) for run in faults[:1]) or "no value was checked"
         return _check(one, "fail", seen, where=where, simulated=simulated)
-    found = Findings.of(runs)
+    found, figures = Findings.of(runs), figures_of(reply)
     if found.words:
-        return _check(one, "fail", "; ".join(found.words), where=where, simulated=simulated)
+        seen = "; ".join(found.words)
+        return _check(one, "fail", seen, where=where, simulated=simulated, figures=figures)
     values = sum(run.values for run in runs)
     races = f"no race; {found.unset}" if found.unset else "no race"
     seen = (
@@ -94,7 +95,25 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
         f"{_many(len(runs) // len(reply.ran), 'schedule')} each; {races}; {_coverage(reply)}; "
         f"{sum(run.instructions for run in runs)} warp instructions"
     )
-    return _check(one, "pass", seen, where=where, simulated=simulated)
+    return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures)
+
+
+def figures_of(reply: Reply) -> dict[str, int]:
+    """A row of the page's table; races by the lines of the kernel's own source."""
+    runs = [run for ran in reply.ran for run in ran.runs]
+    reads = [race for run in runs for race in run.races if race.kind != UNWRITTEN]
+    pairs = {(race.kind, *(line.source or str(line.line) for line in race.lines)) for race in reads}
+    covered = _covered(reply)
+    blocks = sum(ran.blocks for ran in {ran.ptx: ran for ran in reply.ran}.values())
+    return {
+        "values": sum(run.values for run in runs),
+        "wrong": sum(run.wrong for run in runs),
+        "races": len(pairs),
+        "did not end": sum(bool(run.fault) for run in runs),
+        "inputs": len(reply.ran),
+        "schedules": len({run.schedule for run in runs}),
+        "% of code run": 100 * sum(map(len, covered.values())) // max(blocks, 1),
+    }
 
 
 @dataclass(frozen=True)
@@ -140,13 +159,17 @@ def _fault(run: Run) -> str:
     return f"{run.launch}, {run.schedule}: {kind}: {run.fault[:600]}"
 
 
-def _coverage(reply: Reply) -> str:
-    """Basic blocks that ran, of the kernel that most launches are of."""
+def _covered(reply: Reply) -> dict[str, set[int]]:
+    """Basic blocks that ran, by kernel."""
     covered: dict[str, set[int]] = {}
-    blocks = {ran.ptx: ran.blocks for ran in reply.ran}
     for ran in reply.ran:
         for run in ran.runs:
             covered.setdefault(ran.ptx, set()).update(run.covered)
+    return covered
+
+
+def _coverage(reply: Reply) -> str:
+    covered, blocks = _covered(reply), {ran.ptx: ran.blocks for ran in reply.ran}
     parts = [f"{len(seen)} of {blocks[ptx]}" for ptx, seen in covered.items()]
     return f"{' and '.join(parts)} basic blocks ran"
 
@@ -173,6 +196,7 @@ def _check(
     where: str = "",
     reason: str = "",
     simulated: tuple[str, ...] = (),
+    figures: Mapping[str, int] | None = None,
 ) -> Check:
     return Check(
         level="numbers",
@@ -183,4 +207,5 @@ def _check(
         where=where,
         reason=reason,
         simulated=simulated,
+        figures=figures or {},
     )

@@ -52,6 +52,22 @@ def test_a_figure_is_held_against_those_of_its_name() -> None:
     assert level.compared(other) == {"OMMA": 50.0}
 
 
+def test_the_numbers_are_a_table_and_what_passes_is_folded() -> None:
+    good, bad = check("pass", "numbers", values=64, wrong=0), check("fail", "numbers", values=9)
+    idle = check("not-run", "numbers")
+    level = Level("numbers", [good, bad, idle])
+    assert (level.rows, level.open, level.folded) == ([good, bad], [bad, idle], [good])
+    assert Level("codegen", [check("pass", OMMA=1)]).rows == []
+    plan = make_plan_of(fake_base(vllm_files()), make_layer()).as_json()
+    wrong = check("fail", "numbers", values=1234, wrong=5, races=0)
+    report = Report(target="t", plan_digest="sha256:0", checks=[wrong])
+    page = render_html(report, plan)
+    assert '<td class="number" data-name="values">1,234</td>' in page
+    assert '<td class="number bad" data-name="wrong">5</td>' in page
+    assert '<td class="number" data-name="races">0</td>' in page
+    assert '<div class="bars' not in page
+
+
 def test_every_level_is_listed_and_described() -> None:
     report = Report(target="t", plan_digest="sha256:0", checks=[check("pass", "static")])
     assert [level.name for level in levels_of(report)] == [*LEVELS]

@@ -296,6 +296,12 @@ def test_right_values_pass_with_what_was_run() -> None:
         "18 warp instructions"
     )
     assert check.where == "FlashInfer 0.6.9 + CuTe DSL 4.4.2 of t; PTX ffffffffffff"
+    assert check.figures == {
+        "values": 128, "wrong": 0, "races": 0, "did not end": 0, "inputs": 1, "schedules": 1,
+        "% of code run": 50,
+    }  # fmt: skip
+    bad = first(GOOD, WRONG, RACY, STUCK).figures
+    assert [bad[name] for name in ("wrong", "races", "did not end")] == [3, 2, 1]
     assert check.simulated[0] == "torch"
     assert any("executed on a CPU" in words for words in check.simulated)
 
