@@ -162,7 +162,7 @@ def test_options_reach_the_command_line() -> None:
 def test_evidence_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(UsageError, match="no evidence") as caught:
+    with pytest.raises(UsageError, match="not evidence") as caught:
         GpuOptions(against=file).evidence()
     assert "--bench --json" in caught.value.hint
 
