@@ -29,7 +29,7 @@ class Input(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PinnedWheel(Part, frozen=True, kw_only=True):
     """A wheel by its sha256."""
 
-    filename: Annotated[str, Meta(pattern=r"\.whl$")]
+    filename: Annotated[str, Meta(pattern=r"\.whl$(?!\n)")]
     sha256: Sha256
 
 

@@ -23,7 +23,7 @@ class PlannedBase(Part, frozen=True, kw_only=True):
     ref: Text
     digest: Digest
     platform: Annotated[str, Meta(pattern="^linux/")]
-    python: Annotated[str, Meta(pattern=r"^3\.\d+$")]
+    python: Annotated[str, Meta(pattern=r"^3\.\d+$(?!\n)")]
     site_packages: Annotated[str, Meta(pattern="^/")]
     interpreter: Text
     packages: Annotated[

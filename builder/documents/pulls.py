@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from builder.util.documents import Count, Part, Sha256, Text, always
 
-Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}([0-9a-f]{24})?$")]
-Day = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+Commit = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$(?!\n)")]
+Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$(?!\n)")]
 
 
 #: What a hunk finds in a file.
@@ -38,7 +38,7 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     sha256: Sha256
     size: Annotated[int, Meta(ge=1, description="bytes of the diff in normal form")]
-    state: Annotated[str, Meta(pattern="^(open|merged|closed|unknown)$")] = ""
+    state: Annotated[str, Meta(pattern=r"^(open|merged|closed|unknown)$(?!\n)")] = ""
     superseded_by: Text = ""
     title: Text = ""
     url: Text = ""

@@ -23,13 +23,15 @@ T = TypeVar("T")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE = "#/$defs/{name}"
 
+# In Python ``$`` also matches before a final newline, in JSON Schema not. ``$(?!\n)`` is the
+# end of the text for both.
 Text = Annotated[str, Meta(min_length=1)]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Digest = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 #: A moment in UTC, to the second.
-Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$(?!\n)")]
 
 
 def always(value: Any) -> Any:

@@ -7,7 +7,20 @@ from typing import Any, ClassVar
 import jsonschema
 import pytest
 
-from builder.util.documents import Count, Document, Part, Text, always, json_schema, plain, read
+from builder.documents.pulls import Commit, Day
+from builder.util.documents import (
+    Count,
+    Digest,
+    Document,
+    Moment,
+    Part,
+    Sha256,
+    Text,
+    always,
+    json_schema,
+    plain,
+    read,
+)
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -45,6 +58,17 @@ def test_what_is_printed_is_read_back() -> None:
     assert read({**PRINTED, "newer": True}, Table) == TABLE
     with pytest.raises(ValueError, match=r"at `\$\.rows\[0\]\.name`"):
         read({**PRINTED, "rows": [{"name": "", "last": None}]}, Table)
+
+
+@pytest.mark.parametrize("form", [Sha256, Digest, Moment, Commit, Day])
+def test_a_text_ends_where_its_form_ends(form: Any) -> None:
+    good = {
+        Sha256: "0" * 64, Digest: "sha256:" + "0" * 64, Moment: "2026-11-22T00:00:00Z",
+        Commit: "0" * 40, Day: "2026-11-22",
+    }[form]  # fmt: skip
+    assert read(good, form) == good
+    with pytest.raises(ValueError, match="matching regex"):
+        read(f"{good}\n", form)
 
 
 def test_the_schema_takes_what_is_printed() -> None:
