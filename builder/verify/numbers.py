@@ -104,7 +104,7 @@ def figures_of(reply: Reply) -> dict[str, int]:
     reads = [race for run in runs for race in run.races if race.kind != UNWRITTEN]
     pairs = {(race.kind, *(line.source or str(line.line) for line in race.lines)) for race in reads}
     covered = _covered(reply)
-    blocks = sum(ran.blocks for ran in {ran.ptx: ran for ran in reply.ran}.values())
+    blocks = sum(ran.blocks for ran in {(ran.ptx, ran.kernel): ran for ran in reply.ran}.values())
     return {
         "values": sum(run.values for run in runs),
         "wrong": sum(run.wrong for run in runs),
@@ -159,18 +159,19 @@ def _fault(run: Run) -> str:
     return f"{run.launch}, {run.schedule}: {kind}: {run.fault[:600]}"
 
 
-def _covered(reply: Reply) -> dict[str, set[int]]:
-    """Basic blocks that ran, by kernel."""
-    covered: dict[str, set[int]] = {}
+def _covered(reply: Reply) -> dict[tuple[str, str], set[int]]:
+    """Basic blocks that ran, by PTX and kernel: two may be in one PTX."""
+    covered: dict[tuple[str, str], set[int]] = {}
     for ran in reply.ran:
         for run in ran.runs:
-            covered.setdefault(ran.ptx, set()).update(run.covered)
+            covered.setdefault((ran.ptx, ran.kernel), set()).update(run.covered)
     return covered
 
 
 def _coverage(reply: Reply) -> str:
-    covered, blocks = _covered(reply), {ran.ptx: ran.blocks for ran in reply.ran}
-    parts = [f"{len(seen)} of {blocks[ptx]}" for ptx, seen in covered.items()]
+    covered = _covered(reply)
+    blocks = {(ran.ptx, ran.kernel): ran.blocks for ran in reply.ran}
+    parts = [f"{len(seen)} of {blocks[kernel]}" for kernel, seen in covered.items()]
     return f"{' and '.join(parts)} basic blocks ran"
 
 

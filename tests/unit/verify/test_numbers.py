@@ -326,6 +326,13 @@ def test_a_read_of_what_nobody_wrote_is_told_and_fails_where_it_may_matter() -> 
     assert (check.status, check.seen) == ("fail", f"race, {RACES[0]} (and 1 more)")
 
 
+def test_coverage_is_told_of_each_kernel_of_one_ptx() -> None:
+    ran = (Ran("k", "f" * 64, 4, (GOOD,)), Ran("l", "f" * 64, 5, (GOOD,)))
+    replies = [Reply(error="", stage="", ran=ran)] * len(wanted_launches([LINEAR]))
+    check = next(check_numbers(target_of(replies, LINEAR)))
+    assert "; 2 of 4 and 2 of 5 basic blocks ran; " in check.seen
+
+
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
