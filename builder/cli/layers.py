@@ -44,10 +44,10 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
         return
     print("profiles")
     for profile in profiles:
-        print(f"  {profile.name:<22}{profile.summary}")
+        print(f"  {profile.name:<29}{profile.summary}")
     print("layers, in order of application")
     for layer in layers:
-        print(f"  {layer['name']:<22}{layer['summary']}")
+        print(f"  {layer['name']:<29}{layer['summary']}")
 
 
 def show_command(name: str, patches: list[Path] | None, refresh: bool, json: bool) -> None:

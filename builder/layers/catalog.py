@@ -52,8 +52,6 @@ class Profile:
     pins: Mapping[str, str]
     needs: Mapping[str, str]
     needs_reason: str
-    #: first vLLM release that needs no patch of this profile, only settings
-    clean_from: str = ""
     #: name of the exported mod
     mod: str = ""
     expect: tuple[Expectation, ...] = ()
@@ -63,7 +61,7 @@ class Profile:
         return [e for e in self.expect if all_match(e.when, packages)]
 
 
-_PROFILE_KEYS = {"summary", "layers", "base", "needs", "expect", "mod", "clean-from"}
+_PROFILE_KEYS = {"summary", "layers", "base", "needs", "expect", "mod"}
 _BASE_KEYS = {"image", "pypi", "pins"}
 
 
@@ -87,7 +85,6 @@ def load_profile(path: Path) -> Profile:
             image=base["image"],
             pypi=base["pypi"],
             pins={normalize(k): v for k, v in base.get("pins", {}).items()},
-            clean_from=raw.get("clean-from", ""),
             mod=raw.get("mod", path.stem),
             needs_reason=needs.pop("reason", ""),
             needs={normalize(k): v for k, v in needs.items()},

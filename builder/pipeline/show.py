@@ -61,7 +61,7 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
     since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
     console.say(
         f"  {console.style(state, _STATE_STYLE[decision.outcome.state])}"
-        f"{decision.name:<22}{decision.outcome.reason}{since}"
+        f"{decision.name:<29}{decision.outcome.reason}{since}"
     )
     if decision.needed:
         for note in decision.outcome.notes:

@@ -107,23 +107,16 @@ def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
 def hints(
     selection: Selection, decisions: list[LayerDecision], packages: Mapping[str, str]
 ) -> list[str]:
-    """What the user may like to know: which base would make the patches unnecessary."""
-    if any(d.outcome.state == NEEDS_REBUILD for d in decisions):
+    """What the user may like to know: that no file is patched."""
+    if any(d.outcome.state in (NEEDS_REBUILD, APPLIED) for d in decisions):
         return []
-    patched = [d for d in decisions if d.needed and (d.outcome.changes or d.outcome.pending)]
-    before = any(d.outcome.state == APPLIED for d in decisions)
-    found = []
-    for profile in selection.profiles:
-        if patched and profile.clean_from:
-            found.append(
-                f"vllm {profile.clean_from} and later need no patch for {profile.name}, only "
-                f"settings: --base pypi:vllm=={profile.clean_from}"
-            )
-        elif not patched and not before and profile.layers:
-            found.append(
-                f"vllm {packages.get('vllm')} needs no patch for {profile.name}, only settings"
-            )
-    return found
+    if any(d.needed and (d.outcome.changes or d.outcome.pending) for d in decisions):
+        return []
+    return [
+        f"vllm {packages.get('vllm')} needs no patch for {profile.name}, only settings"
+        for profile in selection.profiles
+        if profile.layers
+    ]
 
 
 def refuse_plan(plan: BuildPlan, command: str = "") -> None:

@@ -17,6 +17,7 @@ from builder.applier.states import APPLIED, NEEDED, UPSTREAM
 from builder.errors import SparkBuildError
 from builder.util.console import console
 from builder.verify.kernels import wanted_kernels
+from builder.verify.launches import wanted_launches
 from builder.verify.levels import PROOF_LEVELS
 from builder.verify.model import Check, Necessity
 from builder.verify.parts import difference
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from builder.verify.parts import Parts
 
 _IN_FORCE = (NEEDED, APPLIED)
+#: What a kernel of the CuTe DSL begins with.
+_KERNEL = b"@cute.kernel"
 
 
 @contextmanager
@@ -135,7 +138,7 @@ class _Removal:
         left_out: list[str] = []
         ran: list[str] = []
         levels = dict.fromkeys(check.level for check in self.report.checks)
-        proof = (*PROOF_LEVELS, *_of_code(layer))
+        proof = (*PROOF_LEVELS, "numbers", *_of_code(layer))
         for level in (name for name in levels if name in proof):
             of_level = (
                 self._others(without) if level == "static" else verify(without, [level]).checks
@@ -192,9 +195,13 @@ class _Removal:
         return before is not None and before.status != "not-run"
 
     def _never_asked(self, layer: Mapping[str, Any]) -> list[str]:
-        """Levels that could still show it: those that ask vLLM, the compiler, machine code."""
+        """Levels that could still show it: those that ask vLLM, the compiler, machine code.
+
+        Of a change to a kernel's source, what the kernel computes too.
+        """
         expect = self.full.plan["expect"]
         deciding = ["dispatch"] if expect else []
+        deciding += ["numbers"] if wanted_launches(expect) and self._of_kernels(layer) else []
         deciding += _of_code(layer)
         deciding += ["codegen"] if wanted_kernels(expect) else []
         missing = []
@@ -206,6 +213,11 @@ class _Removal:
             elif skipped:
                 missing.append(_said(skipped[0]))
         return missing
+
+    def _of_kernels(self, layer: Mapping[str, Any]) -> bool:
+        """Whether the layer changes a file that a kernel is compiled from."""
+        texts = (self.full.tree.read(file["path"]) for file in layer["files"])
+        return any(_KERNEL in text for text in texts if text)
 
 
 def _of_code(layer: Mapping[str, Any]) -> list[str]:

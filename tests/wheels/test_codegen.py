@@ -33,6 +33,8 @@ LAYERS = (
     "cutlass-dsl-sm121a",
     "flashinfer-b12x",
     "flashinfer-sm121",
+    "flashinfer-b12x-moe-barrier",
+    "flashinfer-b12x-store-wait",
     "vllm-b12x-backend",
     "b12x-env",
 )

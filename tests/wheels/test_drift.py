@@ -40,6 +40,10 @@ BASES = {
     ("cutlass-dsl-sm121a", "dsl-4.4"): "pypi:vllm==0.20.1",
     ("flashinfer-sm121", "fi-0.6.9"): "pypi:vllm==0.20.1",
     ("flashinfer-sm121", "fi-0.6.10"): "pypi:vllm==0.22.1",
+    ("flashinfer-b12x-moe-barrier", "fi-0.6.9"): "pypi:vllm==0.20.1",
+    ("flashinfer-b12x-store-wait", "fi-0.6.9"): "pypi:vllm==0.20.1",
+    ("flashinfer-b12x-store-wait", "fi-0.6.10"): "pypi:vllm==0.22.1",
+    ("flashinfer-b12x-store-wait", "fi-0.6.14"): "pypi:vllm==0.28.0",
     ("vllm-b12x-backend", "vllm-0.20"): "pypi:vllm==0.20.1",
     ("vllm-b12x-reachable", "vllm-0.24"): "pypi:vllm==0.25.1",
     ("vllm-marlin-fp8", "vllm-0.19"): "pypi:vllm==0.20.1",
@@ -249,6 +253,7 @@ def upstream_probes() -> list[tuple[str, str, int]]:
         "cutlass-dsl-sm121a": "pypi:vllm==0.33.0",
         "flashinfer-b12x": "pypi:vllm==0.33.0",
         "flashinfer-sm121": "pypi:vllm==0.24.0",
+        "flashinfer-b12x-store-wait": "pypi:vllm==0.29.0",
         "vllm-b12x-backend": "pypi:vllm==0.22.0",
         "vllm-b12x-reachable": "pypi:vllm==0.28.0",
     }

@@ -42,6 +42,7 @@ ALL = (*ASKED, "codegen")
 LINEAR = "vllm/model_executor/kernels/linear/__init__.py"
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"
 MMA = "nvidia_cutlass_dsl/python_packages/cutlass/cute/nvgpu/warp/mma.py"
+MOE = "flashinfer/fused_moe/cute_dsl/blackwell_sm12x"
 GEMM = "flashinfer/gemm/kernels/dense_blockscaled_gemm_sm120.py"
 RECORD = "vllm-0.20.1.dist-info/RECORD"
 BACKEND = "vllm-b12x-backend"
@@ -293,6 +294,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "the kernel's class has another name": Mutation(
         edited(GEMM, "\nSm120BlockScaledDenseGemmKernel = ", "\nOtherKernel = "),
         {"static layer flashinfer-b12x", "static layer flashinfer-sm121"}
+        | {"static layer flashinfer-b12x-store-wait"}
+        | {f"imports names used by {MOE}/moe_{k}_kernel.py" for k in ("micro", "static", "dynamic")}
         | UNTOUCHED
         | {"dispatch nvfp4-linear"}
         | COMPILED,

@@ -39,6 +39,8 @@ TEXT_OPS = {"replace", "diff", "graft", "copy", "hook"}
 TEXT_LAYERS = (
     "cutlass-dsl-sm121a",
     "flashinfer-sm121",
+    "flashinfer-b12x-moe-barrier",
+    "flashinfer-b12x-store-wait",
     "vllm-b12x-backend",
     "vllm-b12x-reachable",
 )

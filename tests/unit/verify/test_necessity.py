@@ -17,6 +17,7 @@ from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.bases.model import Base
 from builder.errors import SparkBuildError
+from builder.ptx.findings import Ran, Run
 from builder.util.documents import plain
 from builder.verify import sandbox
 from builder.verify.interpreters import (
@@ -27,6 +28,7 @@ from builder.verify.interpreters import (
     unsetting,
     write_tar,
 )
+from builder.verify.launches import Replies, Reply
 from builder.verify.levels import LEVELS, PROOF_LEVELS
 from builder.verify.model import Necessity, VerifyTarget
 from builder.verify.necessity import prove, whole
@@ -193,6 +195,49 @@ def test_codegen_is_missed_where_the_expected_kernel_is_compiled_at_run_time() -
     asked = proven(target_of(IDLE, asking=b12x, line="Using b12x"), PROOF_LEVELS)["idle"]
     assert asked.necessary == "unknown"
     assert "but codegen NVFP4 warp MMA did not run: no compiler is available" in asked.reason
+
+
+KERNEL = {"vllm/kernel.py": b"@cute.kernel\ndef scatter():\n    read()\n"}
+READ, WAIT = "    read()", "    wait()\n    read()"
+BARRIER = make_layer("barrier", replace_op(READ, WAIT, "vllm/kernel.py"))
+
+
+def kernels(tree: Tree, env: Mapping[str, str]) -> Probes:
+    """A kernel that gives wrong values unless it waits; which one is selected, nobody asks."""
+    right = b"wait()" in (tree.read("vllm/kernel.py") or b"")
+    run = Run(launch="scatter", schedule="lazy", values=4, wrong=0 if right else 2, said="2 wrong")
+    ran = Ran(kernel="scatter", ptx="f" * 64, blocks=1, runs=(run,))
+
+    def launch(request: Mapping[str, Any]) -> Replies:
+        reply = Reply(error="", stage="", ran=(ran,))
+        return Replies(replies=(reply,) * len(request["kernels"]), versions={}, simulated=())
+
+    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _says("Using b12x", request)
+
+    return Probes(ask=ask, compile=None, launch=launch)
+
+
+def of_a_kernel(*layers: Layer) -> VerifyTarget:
+    """Layers on a release that selects b12x and has a kernel's source."""
+    target = target_of(*layers, files={**vllm_files(), **KERNEL}, asking=kernels, line="Using b12x")
+    return dataclasses.replace(target, launch=kernels(target.tree, target.env).launch)
+
+
+def test_a_layer_that_makes_a_kernel_right_is_necessary_by_its_values() -> None:
+    verdicts = proven(of_a_kernel(BARRIER, IDLE), ("dispatch", "numbers"))
+    assert words(verdicts["barrier"])[:2] == (True, "numbers")
+    assert "wrong values in 1 run of 1 (lazy)" in verdicts["barrier"].seen
+    assert verdicts["idle"].necessary == "unknown", "codegen was not requested"
+
+
+def test_only_of_a_kernels_source_it_is_said_that_numbers_was_not_asked() -> None:
+    """The values of a kernel hang on its source, and no other level looks at them."""
+    verdicts = proven(of_a_kernel(BARRIER, IDLE), ("dispatch",))
+    said = "but numbers was not requested (--level numbers)"
+    assert said in verdicts["barrier"].reason
+    assert said not in verdicts["idle"].reason
+    assert {verdict.necessary for verdict in verdicts.values()} == {"unknown"}
 
 
 def test_with_a_full_set_that_fails_nothing_is_proven() -> None:
