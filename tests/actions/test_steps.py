@@ -246,7 +246,7 @@ def test_a_build_that_fails_verification_fails_the_job(
     with pytest.raises(StepFailed) as failed:
         machine.composite(given, contexts, {})
     assert failed.value.code == 5
-    assert "::error title=spark-build::NOT PROVEN: that the kernels run on" in failed.value.out
+    assert "::error title=spark-build::NOT PROVEN: whether the kernels run on" in failed.value.out
     assert "**NOT PROVEN**" in machine.summary
 
 
