@@ -89,14 +89,29 @@ def test_plan_holds_nothing_local(plans: tuple[Ran, Ran]) -> None:
     assert "://" not in text
 
 
-@pytest.mark.parametrize("release", ["0.28.0", "0.33.0"])
-def test_a_recent_release_needs_no_file(tmp_path: Path, release: str) -> None:
+BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
+
+
+@pytest.mark.parametrize(
+    ("release", "kernels"),
+    [
+        ("0.28.0", {BARRIER: [f"moe_{one}_kernel.py" for one in ("dynamic", "micro", "static")],
+                    WAIT: ["dense_blockscaled_gemm_sm120_b12x.py"]}),
+        ("0.33.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"]}),
+    ],
+)  # fmt: skip
+def test_a_recent_release_needs_what_its_kernels_lack(
+    tmp_path: Path, release: str, kernels: dict[str, list[str]]
+) -> None:
     words = ("plan", "--layers", "b12x-full", "--base", f"pypi:vllm=={release}", "--json")
     ran = spark_build(*words, cwd=tmp_path)
     assert ran.code == 0
-    needed = [layer for layer in ran.json()["layers"] if layer["state"] == "needed"]
-    assert [layer["name"] for layer in needed] == ["b12x-env"]
-    assert needed[0]["files"] == []
+    needed = {
+        layer["name"]: [file["path"].rpartition("/")[2] for file in layer["files"]]
+        for layer in ran.json()["layers"]
+        if layer["state"] == "needed"
+    }
+    assert needed == {**kernels, "b12x-env": []}
     assert ran.json()["serve_flags"] == ["--linear-backend", "flashinfer_b12x"]
 
 
