@@ -91,5 +91,5 @@ def test_a_changed_vllm_answers_isolated(
     assert (linear.status, LINE in linear.seen) == ("pass", True), linear
     assert any("no network" in part for part in linear.simulated)
     said = capfd.readouterr().err
-    assert f"isolated ({bwrap.name}): vllm/logger.py: not as a release" in said
+    assert f"isolated ({bwrap.name}): vllm/logger.py: not from a release" in said
     assert not canary.exists()
