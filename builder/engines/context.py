@@ -35,7 +35,7 @@ def context_of(plan: BuildPlan) -> Iterator[tuple[Path, int]]:
             target = Path(folder) / folder_of(name)
             with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
                 size = write_context(target, files, plan.epoch, bar.advance)
-            console.say(f"  {name:<22}{len(files):>5} files {megabytes(size):>10}")
+            console.say(f"  {name:<28}{len(files):>5} files {megabytes(size):>10}")
             added += size
         yield Path(folder), added
 

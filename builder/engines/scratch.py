@@ -45,7 +45,7 @@ class Blob:
 def say_layer(name: str, files: int, blob: Blob) -> None:
     """One line about a layer that was added."""
     kept = "  (kept from an earlier build)" if blob.cached else ""
-    console.say(f"  {name:<22.22}{files:>5} files {megabytes(blob.size):>10}{kept}")
+    console.say(f"  {name:<28.28}{files:>5} files {megabytes(blob.size):>10}{kept}")
 
 
 class Scratch:
