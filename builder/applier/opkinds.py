@@ -16,8 +16,18 @@ if TYPE_CHECKING:
 When = Mapping[str, str]
 
 
+class _Subject:
+    #: the field that says what an op is about
+    about: ClassVar[str] = "file"
+
+    @property
+    def subject(self) -> str:
+        """What it is about, in a word."""
+        return str(getattr(self, self.about))
+
+
 @dataclass(frozen=True)
-class Replace:
+class Replace(_Subject):
     """Old text for new text, an exact number of times."""
 
     kind: ClassVar[str] = "replace"
@@ -28,14 +38,9 @@ class Replace:
     count: int = 1
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.file
-
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(_Subject):
     """A unified diff; of a pull request, ``file`` is the request and ``pull`` its source."""
 
     kind: ClassVar[str] = "diff"
@@ -45,14 +50,9 @@ class Diff:
     pull: Mapping[str, Any] = field(default_factory=dict)
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.file
-
 
 @dataclass(frozen=True)
-class Graft:
+class Graft(_Subject):
     """Definitions of a released wheel's file; ``donor`` is ``DISTRIBUTION==VERSION``."""
 
     kind: ClassVar[str] = "graft"
@@ -67,84 +67,63 @@ class Graft:
     when: When = field(default_factory=dict)
 
     @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.file
-
-    @property
     def donor_file(self) -> str:
         """The file in the wheel."""
         return self.member or self.file
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(_Subject):
     """A new file; ``data`` is base64."""
 
     kind: ClassVar[str] = "copy"
+    about: ClassVar[str] = "to"
 
     to: str
     data: str
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.to
-
 
 @dataclass(frozen=True)
-class Wheel:
+class Wheel(_Subject):
     """A distribution, at a version or at that of another distribution (``version_of``)."""
 
     kind: ClassVar[str] = "wheel"
+    about: ClassVar[str] = "distribution"
 
     distribution: str
     version: str = ""
     version_of: str = ""
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.distribution
-
 
 @dataclass(frozen=True)
-class Remove:
+class Remove(_Subject):
     """A distribution that goes away, unless its version is in a range."""
 
     kind: ClassVar[str] = "remove"
+    about: ClassVar[str] = "distribution"
 
     distribution: str
     unless: str | None = None
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.distribution
-
 
 @dataclass(frozen=True)
-class Env:
+class Env(_Subject):
     """An environment variable, and the file that reads it."""
 
     kind: ClassVar[str] = "env"
+    about: ClassVar[str] = "name"
 
     name: str
     value: str
     reader: str = "vllm/envs.py"
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.name
-
 
 @dataclass(frozen=True)
-class Hook:
+class Hook(_Subject):
     """A function from a file's text to its new text; ``source`` is the module that has it."""
 
     kind: ClassVar[str] = "hook"
@@ -154,14 +133,9 @@ class Hook:
     function: str
     when: When = field(default_factory=dict)
 
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.file
-
 
 @dataclass(frozen=True)
-class Compile:
+class Compile(_Subject):
     """A change to compiled code: one known by name (``change``), or what a pull request has.
 
     Without ``source`` no stage can compile it.
@@ -195,21 +169,17 @@ class Compile:
 
 
 @dataclass(frozen=True)
-class Pull:
+class Pull(_Subject):
     """A pull request; it is turned into other ops before a layer is judged."""
 
     kind: ClassVar[str] = "pull"
+    about: ClassVar[str] = "pull"
 
     pull: str
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     map: Mapping[str, str] | None = None
     when: When = field(default_factory=dict)
-
-    @property
-    def subject(self) -> str:
-        """What it is about, in a word."""
-        return self.pull
 
 
 FORMS = {

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 5ea460e9a58d7bb8b3dbbbb4ca45949fd319c27123437c17e3921ce448b5185f
+#   sha256 24b813384264adb267167c2b6db22a78bf1002de99fc4063164e64f8bbd81597
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py
