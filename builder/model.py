@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Outcome, Target, layer_digest
 from builder.applier.states import NEEDED
@@ -271,7 +273,10 @@ class BuildPlan:
 
     def body(self) -> dict[str, Any]:
         """What the digest is taken of: no local path, clock or host name."""
-        value = _body(plain(self._with_digest("")))
+        return self._body_of(self._undigested)
+
+    def _body_of(self, document: PlanDocument) -> dict[str, Any]:
+        value = _body(plain(document))
         if self.base.is_installed:
             for name in ("ref", "site_packages", "interpreter"):
                 del value["base"][name]
@@ -280,20 +285,22 @@ class BuildPlan:
     @property
     def digest(self) -> str:
         """``sha256:...`` of the canonical body."""
-        return f"sha256:{sha256_hex(canonical_json(self.body()))}"
+        return _digest(self.body())
 
     @property
     def document(self) -> PlanDocument:
         """The plan as it is printed and baked in."""
-        return self._with_digest(self.digest)
+        made = self._undigested
+        return msgspec.structs.replace(made, plan_digest=_digest(self._body_of(made)))
 
     def as_json(self) -> dict[str, Any]:
         """The same as dictionaries and lists."""
         return plain(self.document)
 
-    def _with_digest(self, digest: str) -> PlanDocument:
+    @property
+    def _undigested(self) -> PlanDocument:
         return PlanDocument(
-            plan_digest=digest,
+            plan_digest="",
             name=self.name,
             profiles=self.profiles,
             base=self.base.document,
@@ -336,4 +343,8 @@ _NOT_DIGESTED = ("plan_digest", "hints", "pulls")
 
 def digest_of(plan: Mapping[str, Any]) -> str:
     """The digest that a baked plan must have, recomputed from its JSON."""
-    return f"sha256:{sha256_hex(canonical_json(_body(plan)))}"
+    return _digest(_body(plan))
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return f"sha256:{sha256_hex(canonical_json(body))}"
