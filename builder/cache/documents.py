@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from builder.util.documents import Count, Document, Moment, Part, Text
+from builder.util.documents import Count, Document, Moment, Part, Text, moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +42,8 @@ class KindRow(Part, frozen=True, kw_only=True):
             paths=tuple(str(cache / folder) for folder in folders),
             entries=len(found),
             bytes=sum(entry.bytes for entry in found),
-            oldest_use=_moment(used[0]) if used else None,
-            last_use=_moment(used[-1]) if used else None,
+            oldest_use=moment(used[0]) if used else None,
+            last_use=moment(used[-1]) if used else None,
             prunable=kind.prunable,
         )
 
@@ -84,7 +83,7 @@ class Removal(Document, frozen=True, kw_only=True):
         rows = (
             RemovedEntry(
                 kind=entry.kind.name, path=str(entry.path), bytes=entry.bytes,
-                last_use=_moment(entry.used),
+                last_use=moment(entry.used),
             )
             for entry in done.removed
         )  # fmt: skip
@@ -96,8 +95,3 @@ class Removal(Document, frozen=True, kw_only=True):
             kept_bytes=done.kept_bytes,
             in_use=done.in_use,
         )
-
-
-def _moment(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

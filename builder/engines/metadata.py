@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from dataclasses import replace
@@ -16,7 +15,7 @@ from builder.errors import UsageError
 from builder.model import PLAN_SCHEMA
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
-from builder.util.documents import read
+from builder.util.documents import moment, read
 from builder.util.paths import project_file
 
 if TYPE_CHECKING:
@@ -243,5 +242,4 @@ def _base_image(base: BaseIdentity) -> dict[str, str]:
 
 def created(plan: BuildPlan) -> str:
     """The plan's time as images write it."""
-    moment = datetime.datetime.fromtimestamp(plan.epoch, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment(plan.epoch)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.publish import evidence, provenance, sbom
 from builder.publish.referrers import Attachment
+from builder.util.documents import moment
 
 if TYPE_CHECKING:
     from builder.publish.baked import Baked
@@ -28,7 +28,7 @@ def published_at() -> str:
     """
     named = settings.EPOCH.value
     seconds = int(named) if named.isdigit() else int(time.time())
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment(seconds)
 
 
 def documents(image: Image, baked: Baked, claim: Claim, proof: Proof) -> list[Attachment]:

@@ -10,6 +10,7 @@ value, unless its default was given by `always`.  So ``X | None`` prints null, a
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -32,6 +33,12 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 #: A moment in UTC, to the second.
 Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$(?!\n)")]
+
+
+def moment(seconds: float) -> Moment:
+    """Seconds since 1970 as a moment."""
+    whole = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
+    return whole.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def always(value: Any) -> Any:
