@@ -22,20 +22,24 @@ if TYPE_CHECKING:
 _PLAIN = {"rn", "f32"}
 
 
+def _registers(d: Decoder, i: Instruction, name: str, count: int) -> tuple[int, list[int]]:
+    """Where the result goes, and the ``count`` operands, all of one type."""
+    kind = type_named(name)
+    assert kind is not None
+    if len(i.operands) != count + 1:
+        raise d.unknown(i, f"{len(i.operands)} operands")
+    return d.out(i, i.operands[0], kind), [d.source(i, s, kind) for s in i.operands[1:]]
+
+
 def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitter:
     """``op{.rn}{.ftz}.f32``; ``paired`` also has ``.f32x2``: both halves of 64 bits."""
 
     def emit(d: Decoder, i: Instruction) -> Step:
         if paired and i.modifiers[-1] in _PAIRS:
             return _pair(d, i, function, count)
-        kind = type_named("f32")
-        assert kind is not None
         if not set(i.modifiers) <= {*_PLAIN, "ftz", *more} or i.modifiers[-1] != "f32":
             raise d.unknown(i)
-        if len(i.operands) != count + 1:
-            raise d.unknown(i, f"{len(i.operands)} operands")
-        out = d.out(i, i.operands[0], kind)
-        sources = [d.source(i, s, kind) for s in i.operands[1:]]
+        out, sources = _registers(d, i, "f32", count)
         ftz = i.has("ftz")
 
         def run(w: Warp, m: Mask) -> None:
@@ -64,12 +68,7 @@ def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
     if not set(i.modifiers[:-1]) <= ({"rn"} if halves else {"rn", "ftz"}) or (halves and count > 2):
         raise d.unknown(i)
     held, view = _PAIRS[name]
-    kind = type_named(held)
-    assert kind is not None
-    if len(i.operands) != count + 1:
-        raise d.unknown(i, f"{len(i.operands)} operands")
-    out = d.out(i, i.operands[0], kind)
-    sources = [d.source(i, s, kind) for s in i.operands[1:]]
+    out, sources = _registers(d, i, held, count)
     ftz = i.has("ftz")
 
     def run(w: Warp, m: Mask) -> None:
