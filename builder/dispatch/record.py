@@ -20,7 +20,7 @@ from builder.plan.planner import make_plan
 from builder.runtime.dispatch_expect import backends
 from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
-from builder.verify.replies import DispatchReply
+from builder.verify.replies import DispatchReply, reply_of
 from builder.verify.targets import target_of_plan
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _ask(
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
     if target.ask is None:
         raise SparkBuildError(f"{target.name} cannot be asked: {target.cannot_ask}")
-    reply = read(target.ask(request), DispatchReply)
+    reply = reply_of(target.ask(request), DispatchReply)
     if reply.fatal:
         raise SparkBuildError(
             f"{target.name}: vllm cannot be imported: {reply.fatal}", Exit.VERIFY_FAILED

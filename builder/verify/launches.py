@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.applier.trees import versions
-from builder.errors import SparkBuildError, UsageError
+from builder.errors import UsageError
 from builder.ptx.findings import Ran
 from builder.runtime import LAUNCH_PROBE
 from builder.util.documents import Part, plain, read
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
-from builder.verify.replies import LaunchReply, RecordedKernel
+from builder.verify.replies import LaunchReply, RecordedKernel, reply_of
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
@@ -202,7 +202,7 @@ def sandbox_launcher(
         with _folder() as folder:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
-            recorded = _recorded(ask_probe(sandbox.python, full, TIMEOUT, PROBE))
+            recorded = reply_of(ask_probe(sandbox.python, full, TIMEOUT, PROBE), LaunchReply)
             replies = _run_all(recorded, int(request["jobs"]), torch.what)
         if all(not one.error or one.stage == NO_LAYER for one in replies.replies):
             results().put(inputs, plain(replies))
@@ -234,18 +234,6 @@ def _folder() -> Iterator[str]:
     if used:
         raise UsageError(f"{name}: {path} is not empty", hint=f"{name}=DIR, an empty directory")
     yield str(path)
-
-
-def _recorded(answer: object) -> LaunchReply:
-    """What the probe replied.
-
-    Raises:
-        SparkBuildError: the target's code wrote something else.
-    """
-    try:
-        return read(answer, LaunchReply)
-    except ValueError as error:
-        raise SparkBuildError(f"the probe's answer is malformed: {error}") from None
 
 
 def _run_all(recorded: LaunchReply, jobs: int, torch: str) -> Replies:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import field
 
+from builder.errors import SparkBuildError
 from builder.runtime.dispatch_expect import Answer, Failure
-from builder.util.documents import Part
+from builder.util.documents import Part, read
+
+T = TypeVar("T", bound=Part)
+
+
+def reply_of(answer: object, form: type[T]) -> T:
+    """What a probe replied.
+
+    Raises:
+        SparkBuildError: the target's code wrote something else.
+    """
+    try:
+        return read(answer, form)
+    except ValueError as error:
+        raise SparkBuildError(f"the probe's answer is malformed: {error}") from None
 
 
 class DispatchReply(Part, frozen=True, kw_only=True):
