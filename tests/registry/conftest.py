@@ -11,12 +11,15 @@ from builder.registry.locations import Locations
 from builder.registry.options import Options
 from tests.engine import cache, machine
 from tests.faultproxy import FaultProxy
+from tests.unit.caller import call
 
 from . import servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+__all__ = ["call"]
 
 #: Impatient, and in small pieces, so that a layer of 150 kB takes three.
 QUICK = Options(backoff=0.01, read_timeout=1.0, connect_timeout=5.0, chunk=64 << 10, settle=0.0)

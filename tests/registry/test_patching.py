@@ -14,7 +14,6 @@ from builder.registry.layout import LayoutDirectory
 from tests.countproxy import CountProxy
 from tests.faultproxy import Fault, FaultProxy
 from tests.memoryregistry import MemoryRegistry
-from tests.unit.caller import Call, call_below
 from tests.unit.images import SITE, Item, packed, put_index, put_vllm, tar_of
 from tests.unit.startup import HEAVY, imported
 
@@ -26,20 +25,13 @@ if TYPE_CHECKING:
 
     from builder.registry.client import Repository
     from tests.engine import machine
+    from tests.unit.caller import Call
 
 #: More than manifests, configurations and our own small layers; less than the base's filler.
 FEW_BYTES = 200_000
 FILLER = 3_000_000
 #: What a plan may ask of a registry when the lock and the cache know the base.
 LOCKED_BYTES = 20_000
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """With one layer of its own."""
-    return call_below(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
 from builder.verify.sandbox import lay_out
 from tests.faultproxy import FaultProxy
-from tests.unit.caller import Call, call_below
 from tests.unit.fakes import dist_files, vllm_files
 from tests.unit.images import Item, hardlink, packed, put_image, python_items, symlink, tar_of
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.engine.machine import Registry as Running
+    from tests.unit.caller import Call
 
 CACHE = "root/.cache/uv/archive-v0"
 FLASHINFER = dist_files(
@@ -46,14 +46,6 @@ def proxy(registry: Running) -> Iterator[FaultProxy]:
     """The registry, and a list of what it was asked."""
     with FaultProxy(registry.address) as running:
         yield running
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """With one layer of its own."""
-    return call_below(tmp_path, monkeypatch, capsys)
 
 
 def linked(site: str, files: Mapping[str, bytes], archive: str) -> list[Item]:

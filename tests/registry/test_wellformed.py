@@ -13,7 +13,7 @@ from tests.engine import cache
 from tests.unit.images import put_vllm
 
 from . import images, overlays, servers, wellformed
-from .test_patching import IMAGE, call, put_base
+from .test_patching import IMAGE, put_base
 from .test_publish import attached, publish, repository
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tests.engine.machine import Programs, Registry
     from tests.unit.caller import Call
-
-__all__ = ["call"]
 
 
 @pytest.fixture(scope="session", autouse=True)

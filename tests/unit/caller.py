@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from builder.__main__ import run
 from tests.unit.fakes import REPLACE, layer_text, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 LAYER = layer_text(REPLACE)
 
@@ -42,15 +42,16 @@ class Call:
         return Result(code, *self._capsys.readouterr())
 
 
-def call_below(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
     """With the one layer, no Docker Engine and no sandbox."""
-    write_tree(folder / "patches", {"fix/layer.toml": LAYER.encode()})
-    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(folder / "patches"))
+    write_tree(tmp_path / "patches", {"fix/layer.toml": LAYER.encode()})
+    monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
     monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
-    (folder / "work").mkdir()
-    monkeypatch.chdir(folder / "work")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
     return Call(capsys)

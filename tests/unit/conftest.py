@@ -12,6 +12,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.registry.options import Options
+from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.pullworld import World, make_world
 from tests.wheels.fakeindex import FakeIndex
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from tests.forge import LocalForge
 
+
+__all__ = ["call"]
 
 _NUMBERS = itertools.count()
 

@@ -14,7 +14,6 @@ from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST,
 from builder.rootfs.image import open_image
 from builder.util.background import wait_for_background
 from builder.verify.installer import SandboxUnavailable
-from tests.unit.caller import Call, call_below
 from tests.unit.fakes import vllm_files
 from tests.unit.images import (
     CONFIG,
@@ -33,12 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    return call_below(tmp_path, monkeypatch, capsys)
+    from tests.unit.caller import Call
 
 
 IMAGE = ("image", "-l", "fix")

@@ -18,7 +18,6 @@ from builder.publish.sources import open_source
 from builder.publish.subject import read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
-from tests.unit.caller import Call, call_below
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.images import put_vllm
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.model import BuildPlan
+    from tests.unit.caller import Call
 
 TO = ("--to", "h.example/me/x")
 
@@ -106,13 +106,6 @@ def test_what_its_dockerfile_makes_is_an_image_of_ours(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------- on the command line
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    return call_below(tmp_path, monkeypatch, capsys)
 
 
 def test_an_image_is_no_overlay(call: Call, tmp_path: Path) -> None:

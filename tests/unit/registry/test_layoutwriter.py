@@ -19,7 +19,6 @@ from builder.registry.layout import REF_NAME, LayoutDirectory
 from builder.registry.layoutwriter import LayoutWriter, add_image, check_layout_target, work_folder
 from builder.registry.locations import layout_place
 from builder.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
-from tests.unit.caller import Call, call_below
 from tests.unit.engines.test_patched import base_of
 from tests.unit.fakeregistry import manifest
 from tests.unit.fakes import BACKEND, copy_op, fake_base, make_layer, make_plan_of, vllm_files
@@ -27,6 +26,7 @@ from tests.unit.images import put_vllm
 
 if TYPE_CHECKING:
     from builder.model import BuildPlan
+    from tests.unit.caller import Call
 
 
 def plan_of(text: str) -> BuildPlan:
@@ -283,13 +283,6 @@ def test_room_is_needed_for_what_is_not_there(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------- on the command line
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    return call_below(tmp_path, monkeypatch, capsys)
 
 
 def test_several_images_in_one_layout(call: Call, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from builder.registry.model import (
 from builder.rootfs.tar import LayerTar
 from builder.rootfs.unpack import Unpacked
 from tests.unit import tarcases
-from tests.unit.caller import Call, call_below
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.images import Item, diff_id, packed, put, put_vllm, tar_of, view_of
@@ -37,6 +36,8 @@ from tests.unit.images import Item, diff_id, packed, put, put_vllm, tar_of, view
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.unit.caller import Call
 
 SEED = 20_261_122
 COUNT = int(os.environ.get("SPARK_BUILD_TEST_FUZZ", "25"))
@@ -160,13 +161,6 @@ def test_layers(tmp_path: Path, kind: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------- documents
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    return call_below(tmp_path, monkeypatch, capsys)
 
 
 def fine(call: Call, name: str, *words: object) -> int:

@@ -15,7 +15,6 @@ from builder.registry.model import (
     OCI_MANIFEST,
     RawManifest,
 )
-from tests.unit.caller import Call, call_below
 from tests.unit.fakes import dist_files
 from tests.unit.images import (
     SITE,
@@ -34,14 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.unit.caller import Call
+
 CODE = b"import os; os.system('id')\n"
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    return call_below(tmp_path, monkeypatch, capsys)
 
 
 def built(call: Call, tmp_path: Path, *base: Item) -> LayoutDirectory:

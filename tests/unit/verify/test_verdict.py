@@ -14,7 +14,6 @@ from builder.verify.model import Check, Report
 from builder.verify.summary import render_summary
 from builder.verify.verdict import family_of, kernel_of, serve_lines, verdict_of
 from tests.documents import validated
-from tests.unit.caller import Call, call_below
 from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.images import put_vllm
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.verify.levels import Level
+    from tests.unit.caller import Call
 
 DIGEST = f"sha256:{'0' * 64}"
 LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
@@ -199,12 +199,10 @@ def test_the_page_and_the_summary_say_it_first() -> None:
 
 
 @pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    made = call_below(tmp_path, monkeypatch, capsys)
+def call(call: Call, tmp_path: Path) -> Call:
+    """With an image of vLLM beside it."""
     put_vllm(tmp_path / "base")
-    return made
+    return call
 
 
 def verifier(report: Report) -> Callable[..., Report]:
