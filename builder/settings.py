@@ -55,7 +55,7 @@ NVCC = Variable("SPARK_BUILD_NVCC", "the nvcc to compile with, or: wheels")
 TORCH = Variable("SPARK_BUILD_TORCH", "torch version used for verification")
 TORCH_INDEX = Variable("SPARK_BUILD_TORCH_INDEX", "package index with CPU builds of torch")
 KEEP_LAUNCHES = Variable(
-    "SPARK_BUILD_KEEP_LAUNCHES", "an empty directory: keep there what level numbers runs"
+    "SPARK_BUILD_KEEP_LAUNCHES", "an empty directory to keep the launches of level numbers in"
 )
 REAL_EXTENSIONS = Variable(
     "SPARK_BUILD_REAL_EXTENSIONS", "1: sandboxes load vLLM's real operator library"

@@ -42,6 +42,7 @@ _WAIT = (
     "{{ .reg .pred late; .reg .b32 thread; mov.u32 thread, %tid.x; and.b32 thread, thread, {bit}; "
     "setp.{test}.u32 late, thread, 0; @late nanosleep.u32 20000; }}"
 )
+_STORE = "st.shared.b32"
 #: The end of the stores of one part of the output.
 _FENCE = "fence.proxy.async.shared::cta;"
 
@@ -55,14 +56,17 @@ def late(ptx: str, warps: str) -> str:
     bit, test = _LATE[warps]
     lines = ptx.split("\n")
     first: list[int] = []
-    for end in (n for n, line in enumerate(lines) if line.strip() == _FENCE):
-        stores = end
-        while stores and not lines[stores].strip().startswith(("st.shared.b32", "bar.", "bra")):
-            stores -= 1
-        while lines[stores - 1].strip().startswith("st.shared.b32"):
-            stores -= 1
-        if lines[stores].strip().startswith("st.shared.b32"):
+    stores: int | None = None  # where the latest run of stores began
+    before = ""
+    for number, text in enumerate(map(str.strip, lines)):
+        if text.startswith(_STORE):
+            stores = stores if before.startswith(_STORE) else number
+        elif text.startswith(("bar.", "bra")):
+            stores = None
+        elif text == _FENCE and stores is not None:
             first.append(stores)
+            stores = None
+        before = text
     if not first:
         raise ValueError("it does not store its output to shared memory by st.shared.b32")
     for at in reversed(first):
