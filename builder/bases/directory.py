@@ -11,7 +11,8 @@ from builder.applier.receipts import env_of, originals
 from builder.applier.trees import DirTree, versions
 from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
-from builder.model import BaseIdentity, Platform
+from builder.model.base import BaseIdentity
+from builder.model.platform import Platform
 
 
 def find_site_packages(path: Path) -> Path:

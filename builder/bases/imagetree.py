@@ -13,7 +13,8 @@ from builder.applier.receipts import env_of
 from builder.applier.trees import Distribution, distribution_of
 from builder.bases.model import Base
 from builder.errors import UsageError
-from builder.model import BaseIdentity, Platform
+from builder.model.base import BaseIdentity
+from builder.model.platform import Platform
 from builder.registry.config import env_of_config
 from builder.util.hints import TEMPORARY, os_hint
 

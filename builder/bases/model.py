@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.trees import Tree
-    from builder.model import BaseIdentity
+    from builder.model.base import BaseIdentity
     from builder.pypi.index import PackageIndex
     from builder.registry.model import Descriptor
     from builder.rootfs.facts import RecordedFiles

@@ -13,7 +13,8 @@ from builder.applier.versions import normalize
 from builder.bases.model import Base, BaseRequest
 from builder.documents.compiled import PinnedWheel
 from builder.errors import UsageError
-from builder.model import BaseIdentity, Platform
+from builder.model.base import BaseIdentity
+from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
 from builder.util.documents import plain
 

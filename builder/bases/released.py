@@ -20,7 +20,7 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from builder.model import Platform
+    from builder.model.platform import Platform
     from builder.pypi.index import PackageIndex
     from builder.rootfs.view import Rootfs
 

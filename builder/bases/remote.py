@@ -17,7 +17,7 @@ from builder.bases.model import OpenedImage
 from builder.bases.records import recorded
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.registry.config import env_of_config
 from builder.rootfs.facts import RecordedFiles
 from builder.rootfs.image import open_image

@@ -18,7 +18,7 @@ from builder.compile.source import SourceTree, source_of
 from builder.compile.toolchain import make_toolchain, pinned_torch, torch_headers
 from builder.compile.unitcheck import CompiledUnit
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex
 from builder.util.console import console, print_json
 

@@ -21,7 +21,7 @@ from builder.compile.wheeldocuments import PlannedWheel
 from builder.compile.wheelplan import plan_wheel
 from builder.compile.wheelrequest import request_for
 from builder.errors import EngineError, UsageError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex
 from builder.util.console import console, print_json
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.dispatch import Outcome
     from builder.documents.plan import State
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.verify.model import Check
 
 _SHORT = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.compile.changes import image_of
 from builder.errors import Exit, SparkBuildError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel
 
 if TYPE_CHECKING:

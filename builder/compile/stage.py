@@ -44,7 +44,7 @@ from builder.compile.toolchain import header_wheels, pinned_torch
 from builder.compile.wheelrequest import request_for
 from builder.documents.compiled import CompiledPull, Input, SourceUnit, StageRequest
 from builder.errors import UsageError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.index import write_atomically
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console

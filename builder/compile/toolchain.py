@@ -21,7 +21,7 @@ from builder.compile.host import NATIVE
 from builder.compile.toolkit import toolkit_parts
 from builder.documents.compiled import Input
 from builder.errors import EngineError, UsageError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console
 from builder.util.locks import locked

@@ -20,7 +20,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.host import TARGETS
 from builder.documents.compiled import Input
 from builder.errors import EngineError, RemoteError, UsageError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.download import download
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.documents.plan import State
     from builder.layers.catalog import Catalog, Selection
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
 
 #: What in a layer decides nothing: words for people.

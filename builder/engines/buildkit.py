@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.engines.builders import Builder
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 #: What buildx says where a builder's driver cannot bring its cache elsewhere.
 _NO_CACHE = re.compile(r"cache export (feature )?is (currently )?not supported", re.IGNORECASE)

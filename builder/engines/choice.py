@@ -15,7 +15,7 @@ from builder.errors import EngineError
 if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.engines.model import Engine
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 
 def get_engine(name: str, builder: str = "") -> Engine:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.applier.trees import Content
-    from builder.model import BuildPlan, LayerDecision
+    from builder.model.plan import BuildPlan, LayerDecision
 
 
 def added_bytes(plan: BuildPlan) -> int:

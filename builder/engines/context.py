@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from builder.applier.trees import Content
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 
 def folder_of(name: str) -> str:

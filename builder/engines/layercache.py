@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.trees import Content
-    from builder.model import BuildPlan, LayerDecision
+    from builder.model.plan import BuildPlan, LayerDecision
 
 #: Goes up when the same entries would be written as other bytes.
 RECIPE = 1

@@ -12,7 +12,7 @@ from builder.documents.plan import BakedPlan
 from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import APPLIER, programs
 from builder.errors import UsageError
-from builder.model import PLAN_SCHEMA
+from builder.model.plan import PLAN_SCHEMA
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
 from builder.util.documents import moment, read
@@ -21,7 +21,8 @@ from builder.util.paths import project_file
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.model import BaseIdentity, BuildPlan
+    from builder.model.base import BaseIdentity
+    from builder.model.plan import BuildPlan
 
 SHARE = "/usr/share/spark-build"
 #: Owners and modes that a copy into an image cannot give.

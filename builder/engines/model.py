@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from builder.basekinds import base_kind
+from builder.model.base import base_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from builder.bases.model import Base
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.util.diskspace import Need
 
 

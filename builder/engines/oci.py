@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from builder.bases.model import OpenedImage
     from builder.engines.model import BuildRequest, BuiltImage
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 
 class OciEngine:

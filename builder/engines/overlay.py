@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from builder.engines.model import BuiltImage
     from builder.engines.scratch import Scratch
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 
 def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Content
     from builder.bases.model import Base, OpenedImage
     from builder.engines.scratch import Blob, Scratch
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.registry.model import RawManifest
     from builder.rootfs.view import Rootfs
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.engines.model import BuiltImage
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 #: The container sees the GPU, vLLM's processes share memory, and models stay on the host.
 RUN = (

@@ -8,7 +8,7 @@ from functools import cache
 
 from builder import __version__
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.model import Maker
+from builder.model.plan import Maker
 from builder.runtime import IMAGE_VERIFIER, TERMS
 from builder.util.paths import package_file, project_file
 

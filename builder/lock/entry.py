@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.lock.document import Request
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.pypi.index import PackageIndex
 
 

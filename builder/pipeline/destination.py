@@ -13,7 +13,7 @@ from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 
 if TYPE_CHECKING:
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.pipeline.options import ImageOptions
 
 _TAG = re.compile(r"[a-z0-9][a-zA-Z0-9._/:-]*")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from builder.compile.container import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.documents.pulls import Pin
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
 
     Identify = Callable[[str], Base]

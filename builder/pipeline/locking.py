@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.lock.document import FactsPin, LockEntry
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
 
 

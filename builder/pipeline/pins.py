@@ -15,7 +15,7 @@ from builder.applier.opkinds import Compile, Graft, Pull, Wheel, ops_of
 from builder.applier.versions import normalize, version_matches
 from builder.machinecode.facts import read_module
 from builder.machinecode.modules import Modules
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex, WheelFile, vllm_releases, write_atomically
 from builder.pypi.wheels import RemoteWheel, WheelTree
 from builder.util.documents import plain

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from builder.documents.plan import State
     from builder.engines.model import BuiltImage
     from builder.engines.runcommands import RunCommands
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.verify.model import Report
 
 

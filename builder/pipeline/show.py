@@ -12,7 +12,7 @@ from builder.util.console import console, counted
 from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
-    from builder.model import BuildPlan, LayerDecision
+    from builder.model.plan import BuildPlan, LayerDecision
     from builder.verify.model import Check, Necessity, Report
     from builder.verify.verdict import Verdict
 

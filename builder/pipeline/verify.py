@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import ImageOptions, VerifyOptions
     from builder.verify.model import Report, VerifyTarget

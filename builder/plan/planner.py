@@ -21,7 +21,7 @@ from builder.compile.changes import compile_ops, estimate_of
 from builder.compile.host import where_to_compile
 from builder.engines.toolfiles import maker
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
-from builder.model import BuildPlan, LayerDecision
+from builder.model.plan import BuildPlan, LayerDecision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from builder.applier.sources import Sources
     from builder.bases.model import Base
     from builder.layers.catalog import Selection
-    from builder.model import BaseIdentity
+    from builder.model.base import BaseIdentity
 
 #: Seconds since 1970, up to the year 9999 or so.
 _SECONDS = re.compile("[0-9]{1,11}")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from builder.basekinds import base_kind
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import UsageError
+from builder.model.base import base_kind
 from builder.publish.push import Mirror
 from builder.publish.referrers import Attachment
 from builder.publish.subject import read_subject

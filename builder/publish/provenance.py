@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from builder import __version__
 from builder.applier.digests import sha256_hex
-from builder.basekinds import base_kind
 from builder.engines.metadata import SHARE
 from builder.engines.toolfiles import programs
+from builder.model.base import base_kind
 from builder.publish.sbom import inputs_of, purl, toolkit_of_layer
 from builder.util.paths import in_checkout, package_file
 

@@ -15,7 +15,7 @@ from builder.applier.files import judge_diff
 from builder.applier.states import POST
 from builder.applier.versions import all_match
 from builder.errors import SparkBuildError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:

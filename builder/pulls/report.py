@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.compile.stage import RejectedDiff
     from builder.documents.pulls import Conflict, Found, Pin
-    from builder.model import BuildPlan, LayerDecision
+    from builder.model.plan import BuildPlan, LayerDecision
     from builder.pulls.parts import Parts
     from builder.pypi.index import PackageIndex
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from builder.model import Platform
+    from builder.model.platform import Platform
 
 #: The first vLLM release that any profile serves.
 OLDEST_VLLM = Version("0.17.0")

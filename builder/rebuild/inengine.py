@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.publish.sources import EngineImage
     from builder.rebuild.compare import ComparedImage
 

@@ -11,11 +11,11 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
-from builder.basekinds import base_kind
 from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
-from builder.model import PLAN_SCHEMA
+from builder.model.base import base_kind
+from builder.model.plan import PLAN_SCHEMA
 from builder.plan.planner import make_plan
 from builder.rebuild.compare import compare_documents
 from builder.util.documents import read
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.documents.plan import ImageInputs
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
     from builder.rebuild.compare import Difference

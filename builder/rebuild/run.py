@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from builder.bases.model import Base
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
     from builder.publish.subject import Image

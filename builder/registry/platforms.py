@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
-from builder.model import is_default
+from builder.model.platform import is_default
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import RawManifest, parse_json
 

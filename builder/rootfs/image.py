@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError, UsageError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.registry.config import parse_config
 from builder.registry.manifests import blobs, entries, is_index
 from builder.registry.model import DOCKER_CONFIG, OCI_CONFIG

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from builder.basekinds import base_kind
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.engines import metadata
+from builder.model.base import base_kind
 from builder.verify.codegen import PROBE
 from builder.verify.interpreters import DISPATCH, Probes, ask_in_container, in_container
 from builder.verify.ongpu import run_in_container

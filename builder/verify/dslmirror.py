@@ -19,7 +19,7 @@ from builder.applier.outcomes import Target
 from builder.applier.records import record_of
 from builder.bases.model import TRACKED
 from builder.errors import SparkBuildError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.plan.sources import preload
 from builder.pypi.index import PackageIndex
 from builder.pypi.wheels import RemoteWheel

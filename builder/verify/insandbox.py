@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.bases.model import Base
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from builder.verify.sandbox import PreparedSandbox
 
 

@@ -9,10 +9,10 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from builder.basekinds import base_kind
 from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
+from builder.model.base import base_kind
 from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs

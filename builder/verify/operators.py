@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.errors import SparkBuildError
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex, write_atomically
 from builder.pypi.wheels import RemoteWheel
 from builder.runtime.stub_driver import needed_libraries

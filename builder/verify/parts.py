@@ -16,7 +16,7 @@ from builder.bases.identify import identify
 from builder.bases.model import TRACKED, Base, BaseRequest
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Selection
-from builder.model import LAYOUT
+from builder.model.base import LAYOUT
 from builder.plan.planner import make_plan
 from builder.verify.installedwheels import InstalledWheelSources
 from builder.verify.trust import has_hook

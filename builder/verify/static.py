@@ -16,7 +16,7 @@ from builder.applier.receipts import (
 )
 from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
-from builder.model import digest_of
+from builder.model.plan import digest_of
 from builder.util.console import counted
 from builder.verify.model import Check
 

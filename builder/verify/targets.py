@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.bases.model import FactsOf
     from builder.layers.catalog import Selection
-    from builder.model import BaseIdentity, BuildPlan
+    from builder.model.base import BaseIdentity
+    from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
     from builder.verify.interpreters import Probes

@@ -25,7 +25,7 @@ from builder.applier.digests import sha256_hex
 from builder.bases.pypi import requirements_of
 from builder.errors import SparkBuildError, UsageError
 from builder.machinecode.elf import read_elf
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex
 from builder.pypi.wheels import RemoteWheel
 from builder.runtime.stub_driver import NO_DEVICE, UnknownMachineError, shared_library

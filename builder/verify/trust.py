@@ -21,7 +21,7 @@ from builder.applier.trees import OverlayTree
 from builder.bases.model import TRACKED
 from builder.errors import SparkBuildError
 from builder.layers.catalog import Catalog, order
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.plan.sources import IndexSources
 from builder.pypi.index import PackageIndex
 from builder.pypi.wheels import RemoteWheel, WheelTree

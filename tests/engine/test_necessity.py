@@ -8,7 +8,8 @@ import pytest
 
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.model import Base
-from builder.model import BaseIdentity, Platform
+from builder.model.base import BaseIdentity
+from builder.model.platform import Platform
 from builder.runtime import DISPATCH_PROBE
 from builder.util import paths
 from builder.verify.interpreters import in_container

@@ -12,7 +12,7 @@ from builder.bases.model import BaseRequest
 from builder.documents.plan import ExpectedChoice
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.publish.subject import read_subject
 from builder.pypi.index import PackageIndex
 from builder.registry.copy import copy_image
@@ -45,7 +45,7 @@ from . import images
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": ""})
 PASS: dict[str, Any] = {"status": "pass", "expected": "x", "seen": "x", "where": "", "reason": ""}

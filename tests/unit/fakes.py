@@ -20,7 +20,9 @@ from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.wheels import wheel_members
 from builder.bases.model import Base
 from builder.engines.toolfiles import maker
-from builder.model import BaseIdentity, BuildPlan, LayerDecision, Platform
+from builder.model.base import BaseIdentity
+from builder.model.plan import BuildPlan, LayerDecision
+from builder.model.platform import Platform
 from builder.plan.planner import epoch_for
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
     from builder.bases.model import Base
     from builder.layers.catalog import Selection
-    from builder.model import BuildPlan, LayerDecision
+    from builder.model.plan import BuildPlan, LayerDecision
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.compile.wheelfile import WheelNames, wheel_bytes
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel
 from builder.util.paths import package_file
 

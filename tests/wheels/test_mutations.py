@@ -17,7 +17,7 @@ import pytest
 
 from builder.applier.receipts import receipt_path
 from builder.applier.trees import Content, OverlayTree
-from builder.model import digest_of
+from builder.model.plan import digest_of
 from builder.pypi.wheels import WheelTree
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.insandbox import sandbox_asker

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.model import Platform
+from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel
 from builder.util.paths import cache_dir
 from tests.forge import LocalForge, Pull, Repository

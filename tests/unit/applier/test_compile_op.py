@@ -27,7 +27,7 @@ from builder.machinecode.facts import read_module
 from builder.machinecode.fatbin import BadBinary, images
 from builder.machinecode.modules import KernelCode, Summary
 from builder.machinecode.sass import ToolMissing
-from builder.model import digest_of
+from builder.model.plan import digest_of
 from builder.plan.planner import hints, refuse_plan
 from builder.publish.sbom import inputs_of
 from builder.util.documents import read
@@ -181,7 +181,7 @@ def planned(stage: Stage | None) -> Any:
     sources = FakeSources(WHEEL, code={MODULE: NOT_LOADED}, stage=stage)
     steps = judge_in_order([LAYER], base.tree, sources, TARGET, {})
     plan = make_plan_of(base)
-    from builder.model import LayerDecision
+    from builder.model.plan import LayerDecision
 
     made = tuple(
         LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)

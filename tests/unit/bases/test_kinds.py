@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import builder
-from builder import basekinds
-from builder.basekinds import BaseKind
 from builder.engines.buildkit import BuildkitEngine
 from builder.engines.oci import OciEngine
+from builder.model.base import KINDS, BaseKind
 from tests.unit.fakes import copy_op, fake_base, make_layer, make_plan_of, vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 #: A module that compares a kind of base with a word, as ``base.kind == "pypi"``.
 COMPARED = re.compile(r"\b(?:base|identity)(?:\.kind|\[\"kind\"\]) *(?:==|!=|in|not in) ")
@@ -29,7 +28,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseKind], BuildPlan]:
     """A plan on a base of a kind that nothing else knows."""
 
     def made(kind: BaseKind) -> BuildPlan:
-        monkeypatch.setitem(basekinds.KINDS, kind.name, kind)
+        monkeypatch.setitem(KINDS, kind.name, kind)
         base = fake_base(vllm_files(), kind=kind.name)
         return make_plan_of(base, make_layer("fix", copy_op("vllm/new.py", b"NEW = 1\n")))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 FIX = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": ""})

@@ -38,7 +38,7 @@ from tests.unit.fakes import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 SITE = "/usr/lib/python3/dist-packages"
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": "", "lib/x.py": ""})

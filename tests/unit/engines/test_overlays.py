@@ -24,7 +24,7 @@ from tests.unit.images import put_vllm
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from tests.unit.caller import Call
 
 TO = ("--to", "h.example/me/x")

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.bases.model import Base
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 EDIT = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")
 LAYERS = (

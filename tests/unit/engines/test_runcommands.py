@@ -17,7 +17,7 @@ from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_o
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 DIGEST = "sha256:" + "a" * 64
 NAME = "spark-build/test:0.20.1-abc"

@@ -21,7 +21,7 @@ from builder.engines.oci import OciEngine
 from builder.engines.toolfiles import maker
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
-from builder.model import PLAN_SCHEMA, digest_of
+from builder.model.plan import PLAN_SCHEMA, digest_of
 from builder.plan.planner import make_plan
 from builder.publish.baked import Baked
 from builder.pypi.index import PackageIndex
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
 
 LINE = Expectation(when={}, kind="nvfp4-linear", line="MarlinNvFp4LinearKernel")
 PROFILE = Profile(

@@ -9,7 +9,7 @@ from builder.applier.outcomes import Outcome
 from builder.applier.trees import Content
 from builder.documents.compiled import PinnedWheel
 from builder.documents.plan import ExpectedChoice
-from builder.model import BuildPlan, LayerDecision, Maker, digest_of
+from builder.model.plan import BuildPlan, LayerDecision, Maker, digest_of
 from tests.unit.fakes import BACKEND, fake_base, make_layer, vllm_files
 
 PIN = {

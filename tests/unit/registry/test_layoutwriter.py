@@ -25,7 +25,7 @@ from tests.unit.fakes import BACKEND, copy_op, fake_base, make_layer, make_plan_
 from tests.unit.images import put_vllm
 
 if TYPE_CHECKING:
-    from builder.model import BuildPlan
+    from builder.model.plan import BuildPlan
     from tests.unit.caller import Call
 
 

@@ -1,20 +1,17 @@
-"""The values that flow through the pipeline.  All are immutable; none does I/O."""
+"""A plan: every layer as it was judged, and all that decides an image.  Nothing here does I/O."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.outcomes import Outcome, Target, layer_digest
+from builder.applier.outcomes import Outcome, layer_digest
 from builder.applier.states import NEEDED
-from builder.basekinds import base_kind
 from builder.documents.compiled import Input, StageRequest
-from builder.documents.plan import ImageInputs, PlanDocument, PlannedBase, PlannedFile, PlannedLayer
-from builder.errors import UsageError
+from builder.documents.plan import ImageInputs, PlanDocument, PlannedFile, PlannedLayer
 from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
@@ -22,137 +19,13 @@ if TYPE_CHECKING:
 
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Changes
-    from builder.documents.compiled import CompiledCode, PinnedWheel
+    from builder.documents.compiled import CompiledCode
     from builder.documents.plan import ExpectedChoice, State
     from builder.documents.pulls import PullReport
+    from builder.model.base import BaseIdentity
 
 #: 2: a plan says by which spark-build, at which time and in what form its image is made.
 PLAN_SCHEMA = 2
-#: What images call a base that was a layout on somebody's disk.
-LAYOUT = "oci:layout"
-
-#: One table for architecture names: OCI architecture -> uname machine.
-_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
-#: Architecture -> the variants that its bare name stands for, in the forms that are written.
-_DEFAULTS = {"arm64": ("v8", "8", "v8.0"), "amd64": ("v1",)}
-_ALIASES = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64", "arm64v8": "arm64"}
-
-
-def is_default(architecture: str, variant: str) -> bool:
-    """Whether a variant adds nothing to the architecture."""
-    return variant in _DEFAULTS.get(architecture, ())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Platform:
-    """What the image runs on: an OCI platform and a CPython tag (``cp312``)."""
-
-    architecture: str = "arm64"
-    python: str = "cp312"
-
-    @classmethod
-    def parse(cls, text: str, python: str = "3.12") -> Platform:
-        """From ``linux/arm64``, ``linux/arm64/v8`` (or a machine name) and ``3.12`` (or ``cp312``).
-
-        Raises:
-            UsageError: the platform is not one that vLLM has wheels for.
-        """
-        name, _, variant = text.removeprefix("linux/").partition("/")
-        architecture = _ALIASES.get(name, name)
-        if architecture not in _MACHINES:
-            raise UsageError(f"platform {text!r} is not linux/arm64 or linux/amd64")
-        if variant and not is_default(architecture, variant):
-            raise UsageError(
-                f"platform {text!r}: of {architecture}, variant {variant} is not supported; "
-                f"runtimes on a DGX Spark ask for linux/arm64",
-                hint=f"--platform linux/{architecture}, or an image by its digest: NAME@sha256:...",
-            )
-        digits = re.fullmatch(r"(?:cp)?(\d)\.?(\d+)", python)
-        if not digits:
-            raise UsageError(f"python {python!r} is not of the form 3.12")
-        return cls(architecture=architecture, python=f"cp{digits[1]}{digits[2]}")
-
-    @property
-    def oci(self) -> str:
-        """``linux/arm64``."""
-        return f"linux/{self.architecture}"
-
-    @property
-    def machine(self) -> str:
-        """``aarch64``, as uname and wheel tags say it."""
-        return _MACHINES[self.architecture]
-
-    @property
-    def python_version(self) -> tuple[int, int]:
-        """``(3, 12)``."""
-        return int(self.python[2]), int(self.python[3:])
-
-    @property
-    def target(self) -> Target:
-        """The same for the applier."""
-        return Target(self.oci, self.python)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseIdentity:
-    """What is patched, pinned: everything that a plan may depend on.
-
-    ``digest`` identifies the content: an image's manifest or config digest, or the sha256 over
-    the wheels' file names and hashes.  ``site_packages`` is absolute inside the image.
-    """
-
-    kind: str
-    ref: str
-    digest: str
-    platform: Platform
-    site_packages: str
-    packages: Mapping[str, str]
-    wheels: tuple[PinnedWheel, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    interpreter: str = "python3"
-    #: absolute path -> [mode, uid, gid] of folders that are not root's with mode 0755
-    folders: Mapping[str, Any] = field(default_factory=dict)
-    #: absolute path of a folder that is a link -> where it leads
-    links: Mapping[str, str] = field(default_factory=dict)
-    #: path below site-packages -> [uid, gid] of files that are not root's
-    owners: Mapping[str, Any] = field(default_factory=dict)
-    user: str = ""
-    created: str = ""
-
-    @property
-    def is_image(self) -> bool:
-        """Whether it is an image, which a build puts layers on."""
-        return base_kind(self.kind).is_image
-
-    @property
-    def is_wheels(self) -> bool:
-        """Whether it is released wheels, of which a build makes an overlay."""
-        return base_kind(self.kind).is_wheels
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether it is an environment of this machine, which is patched in place."""
-        return base_kind(self.kind).is_installed
-
-    @property
-    def name(self) -> str:
-        """``ref`` as images carry it: a layout's place on some disk says nothing elsewhere."""
-        return LAYOUT if self.ref.startswith("oci:") else self.ref
-
-    @property
-    def document(self) -> PlannedBase:
-        """The base as recorded in the plan."""
-        return PlannedBase(
-            kind=self.kind,
-            ref=self.name,
-            digest=self.digest,
-            platform=self.platform.oci,
-            python=".".join(map(str, self.platform.python_version)),
-            site_packages=self.site_packages,
-            interpreter=self.interpreter,
-            packages=dict(sorted(self.packages.items())),
-            wheels=self.wheels,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

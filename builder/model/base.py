@@ -1,0 +1,113 @@
+"""What is patched: the kinds of base, and one base, pinned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from builder.documents.plan import PlannedBase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.documents.compiled import PinnedWheel
+    from builder.model.platform import Platform
+
+#: What images call a base that was a layout on somebody's disk.
+LAYOUT = "oci:layout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseKind:
+    """What can be done with bases of a kind."""
+
+    name: str
+    #: an image, which a build puts layers on
+    is_image: bool = False
+    #: released wheels, of which a build makes an overlay for any image
+    is_wheels: bool = False
+    #: an environment of this machine, which ``apply`` patches in place
+    is_installed: bool = False
+
+    @property
+    def is_built(self) -> bool:
+        """Whether an engine makes an image of it."""
+        return self.is_image or self.is_wheels
+
+
+#: Every kind, by its name in plans.
+KINDS = {
+    kind.name: kind
+    for kind in (
+        BaseKind(name="image", is_image=True),
+        BaseKind(name="pypi", is_wheels=True),
+        BaseKind(name="dir", is_installed=True),
+    )
+}
+
+
+def base_kind(name: str) -> BaseKind:
+    """The kind of that name; one that a plan of another spark-build names is none of ours."""
+    return KINDS.get(name) or BaseKind(name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseIdentity:
+    """What is patched, pinned: everything that a plan may depend on.
+
+    ``digest`` identifies the content: an image's manifest or config digest, or the sha256 over
+    the wheels' file names and hashes.  ``site_packages`` is absolute inside the image.
+    """
+
+    kind: str
+    ref: str
+    digest: str
+    platform: Platform
+    site_packages: str
+    packages: Mapping[str, str]
+    wheels: tuple[PinnedWheel, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    interpreter: str = "python3"
+    #: absolute path -> [mode, uid, gid] of folders that are not root's with mode 0755
+    folders: Mapping[str, Any] = field(default_factory=dict)
+    #: absolute path of a folder that is a link -> where it leads
+    links: Mapping[str, str] = field(default_factory=dict)
+    #: path below site-packages -> [uid, gid] of files that are not root's
+    owners: Mapping[str, Any] = field(default_factory=dict)
+    user: str = ""
+    created: str = ""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an image, which a build puts layers on."""
+        return base_kind(self.kind).is_image
+
+    @property
+    def is_wheels(self) -> bool:
+        """Whether it is released wheels, of which a build makes an overlay."""
+        return base_kind(self.kind).is_wheels
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it is an environment of this machine, which is patched in place."""
+        return base_kind(self.kind).is_installed
+
+    @property
+    def name(self) -> str:
+        """``ref`` as images carry it: a layout's place on some disk says nothing elsewhere."""
+        return LAYOUT if self.ref.startswith("oci:") else self.ref
+
+    @property
+    def document(self) -> PlannedBase:
+        """The base as recorded in the plan."""
+        return PlannedBase(
+            kind=self.kind,
+            ref=self.name,
+            digest=self.digest,
+            platform=self.platform.oci,
+            python=".".join(map(str, self.platform.python_version)),
+            site_packages=self.site_packages,
+            interpreter=self.interpreter,
+            packages=dict(sorted(self.packages.items())),
+            wheels=self.wheels,
+        )

@@ -1,0 +1,70 @@
+"""The platforms that images are made for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from builder.applier.outcomes import Target
+from builder.errors import UsageError
+
+#: One table for architecture names: OCI architecture -> uname machine.
+_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+#: Architecture -> the variants that its bare name stands for, in the forms that are written.
+_DEFAULTS = {"arm64": ("v8", "8", "v8.0"), "amd64": ("v1",)}
+_ALIASES = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64", "arm64v8": "arm64"}
+
+
+def is_default(architecture: str, variant: str) -> bool:
+    """Whether a variant adds nothing to the architecture."""
+    return variant in _DEFAULTS.get(architecture, ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What the image runs on: an OCI platform and a CPython tag (``cp312``)."""
+
+    architecture: str = "arm64"
+    python: str = "cp312"
+
+    @classmethod
+    def parse(cls, text: str, python: str = "3.12") -> Platform:
+        """From ``linux/arm64``, ``linux/arm64/v8`` (or a machine name) and ``3.12`` (or ``cp312``).
+
+        Raises:
+            UsageError: the platform is not one that vLLM has wheels for.
+        """
+        name, _, variant = text.removeprefix("linux/").partition("/")
+        architecture = _ALIASES.get(name, name)
+        if architecture not in _MACHINES:
+            raise UsageError(f"platform {text!r} is not linux/arm64 or linux/amd64")
+        if variant and not is_default(architecture, variant):
+            raise UsageError(
+                f"platform {text!r}: of {architecture}, variant {variant} is not supported; "
+                f"runtimes on a DGX Spark ask for linux/arm64",
+                hint=f"--platform linux/{architecture}, or an image by its digest: NAME@sha256:...",
+            )
+        digits = re.fullmatch(r"(?:cp)?(\d)\.?(\d+)", python)
+        if not digits:
+            raise UsageError(f"python {python!r} is not of the form 3.12")
+        return cls(architecture=architecture, python=f"cp{digits[1]}{digits[2]}")
+
+    @property
+    def oci(self) -> str:
+        """``linux/arm64``."""
+        return f"linux/{self.architecture}"
+
+    @property
+    def machine(self) -> str:
+        """``aarch64``, as uname and wheel tags say it."""
+        return _MACHINES[self.architecture]
+
+    @property
+    def python_version(self) -> tuple[int, int]:
+        """``(3, 12)``."""
+        return int(self.python[2]), int(self.python[3:])
+
+    @property
+    def target(self) -> Target:
+        """The same for the applier."""
+        return Target(self.oci, self.python)
