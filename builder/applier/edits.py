@@ -31,11 +31,11 @@ def replace_text(text: str, old: str, new: str, count: int) -> tuple[str, str]:
     if pre == count:
         return PRE, text.replace(old, new)
     if pre > count:
-        return AMBIGUOUS, f"{first_line(old)!r} is there {pre} times, expected {count}"
+        return AMBIGUOUS, f"{first_line(old)!r} occurs {pre} times, expected {count}"
     if pre == 0 and post == count:
         return POST, text
     if post > count:
-        return AMBIGUOUS, f"{first_line(new)!r} is there {post} times, expected {count}"
+        return AMBIGUOUS, f"{first_line(new)!r} occurs {post} times, expected {count}"
     if pre or post:
         return DRIFT, f"{pre} of {count} places are unpatched and {post} are patched"
     place = nearest_place(text, old)
@@ -99,7 +99,7 @@ def graft_text(
             return DRIFT, f"{name} is not defined, so it cannot be replaced"
         else:
             if after is not None and after not in spans:
-                return DRIFT, f"{after}, after which {name} belongs, is not defined"
+                return DRIFT, f"{name} belongs after {after}, which is not defined"
             at = spans[after][1] if after else len(lines)
             if lines and not lines[-1].endswith("\n"):
                 lines[-1] += "\n"
@@ -109,7 +109,7 @@ def graft_text(
         verdicts.add(PRE)
         text = "".join(lines)
     if len(verdicts) > 1:
-        return DRIFT, "some of the definitions are already there and some are not"
+        return DRIFT, "some of the definitions already exist and some do not"
     return verdicts.pop(), text
 
 

@@ -18,7 +18,7 @@ def edit_file(tree: Tree, path: str, edit: Callable[[str], tuple[str, str]]) -> 
     """Judge an edit of a text file: what the edit finds, and the file as it leaves it."""
     data = tree.read(path)
     if data is None:
-        return OpResult(DRIFT, reason=f"{path} is not there")
+        return OpResult(DRIFT, reason=f"{path} does not exist")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def create_file(tree: Tree, path: str, data: bytes, mode: int = 0o644) -> OpResu
     if present == data:
         return OpResult(POST)
     if present is not None:
-        return OpResult(DRIFT, reason=f"{path} is already there with other content")
+        return OpResult(DRIFT, reason=f"{path} already exists with different content")
     return OpResult(PRE, changes={path: Content.of(data, mode)})
 
 
@@ -104,7 +104,7 @@ def judge_deletion(change: FileDiff, tree: Tree) -> OpResult:
         return OpResult(POST)
     text = "".join(line for hunk in change.hunks for line in hunk.old)
     if data != text.encode("utf-8"):
-        return OpResult(DRIFT, reason=f"{change.path} is not the file that the diff deletes")
+        return OpResult(DRIFT, reason=f"{change.path} differs from the file that the diff deletes")
     return OpResult(PRE, changes={change.path: None})
 
 
@@ -112,16 +112,16 @@ def _judge_rename(change: FileDiff, tree: Tree) -> OpResult:
     old, new = change.old or "", change.new or ""
     before, after = tree.read(old), tree.read(new)
     if (before is None) == (after is None):
-        both = "both are" if before is not None else "neither is"
-        return OpResult(DRIFT, reason=f"{old} should become {new}, and {both} there")
+        both = "both exist" if before is not None else "neither exists"
+        return OpResult(DRIFT, reason=f"{old} should become {new}, but {both}")
     path = new if before is None else old
     result = _judge_hunks_of(change, tree, path) if change.hunks else OpResult(PRE)
     if before is None:
         if change.hunks and result.found == PRE:
-            return OpResult(DRIFT, reason=f"{new} is there already, without the edits")
+            return OpResult(DRIFT, reason=f"{new} already exists, without the edits")
         return result if change.hunks else OpResult(POST)
     if result.found == POST:
-        return OpResult(DRIFT, reason=f"{old} has the edits already, but is not yet {new}")
+        return OpResult(DRIFT, reason=f"{old} already has the edits, but is not renamed to {new}")
     if result.found == PRE:
         data = before if not change.hunks else (result.changes[old] or Content.of(b"")).read()
         result.changes = {old: None, new: Content.of(data, change.mode or tree.mode(old))}
@@ -132,7 +132,7 @@ def _judge_mode(change: FileDiff, tree: Tree) -> OpResult:
     path, mode = change.path, change.mode or 0o644
     data = tree.read(path)
     if data is None:
-        return OpResult(DRIFT, reason=f"{path} is not there")
+        return OpResult(DRIFT, reason=f"{path} does not exist")
     if bool(tree.mode(path) & 0o111) == bool(mode & 0o111):
         return OpResult(POST)
     return OpResult(PRE, changes={path: Content.of(data, mode)})

@@ -106,7 +106,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
     there = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == POST]
     if there and len(there) < len(verdicts):
         missing = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == PRE]
-        reason = f"some hunks are already there ({', '.join(there)}) and some are not"
+        reason = f"some hunks are already applied ({', '.join(there)}) and some are not"
         return DRIFT, f"{reason} ({', '.join(missing)})", []
     offsets = [(n, verdict.offset) for n, verdict in enumerate(verdicts, 1) if verdict.offset]
     notes = [f"hunk {number} applied at offset {offset:+d}" for number, offset in offsets]

@@ -100,7 +100,7 @@ def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outco
     return Outcome(
         layer["name"],
         APPLIED,
-        f"receipt found, {count} file{'s' if count != 1 else ''} as it says",
+        f"receipt found, {count} file{'s match' if count != 1 else ' matches'} it",
         variant=receipt["variant"],
         env=dict(receipt["env"]),
         serve_flags=list(receipt["serve_flags"]),
@@ -125,8 +125,8 @@ def _judge_no_variant(layer: Layer, packages: Mapping[str, str]) -> Outcome:
         return Outcome(
             layer["name"],
             DRIFT,
-            f"{failed['since']} should have this fix, but {describe_probe(failed['probe'])} "
-            "does not hold",
+            f"{failed['since']} should have this fix, but its probe failed; expected: "
+            f"{describe_probe(failed['probe'])}",
         )
     wanted = [", ".join(f"{p} {s}" for p, s in v["when"].items()) for v in layer["variants"]]
     names = sorted({normalize(p) for v in layer["variants"] for p in v["when"]})

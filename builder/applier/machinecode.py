@@ -43,7 +43,7 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     tool = shutil.which("cuobjdump") or (str(beside) if os.access(beside, os.X_OK) else None)
     if tool is None:
         raise ApplyError(
-            f"the architectures of {file} cannot be read: cuobjdump is not installed",
+            f"cannot read the architectures of {file}: cuobjdump is not installed",
             EXIT_MISSING,
             "pip install nvidia-cuda-cuobjdump",
         )
@@ -59,7 +59,7 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     if done.returncode:
         raise ApplyError(f"cuobjdump cannot read {file}: {done.stderr.strip()[-300:]}")
     if "FUNC" in done.stdout and not _CODE_KERNEL.search(done.stdout):
-        raise ApplyError(f"what {tool} lists of {file} is in an unknown format")
+        raise ApplyError(f"{tool} printed an unknown format for {file}")
     parts = _CODE_IMAGE.split(done.stdout)
     pattern = re.compile(wanted["symbol"])
     found: dict[str, set[str]] = {}
@@ -101,7 +101,9 @@ def describe_code(code: Mapping[str, Any], op: Compile) -> str:
     if code["how"] == ABSENT:
         return f"{where} was built without the {what}"
     if code["how"] == UNLOADABLE:
-        return f"{where} has the {what} for {code['arch']} alone, which SM121 does not load"
+        return f"{where} has the {what} only for {code['arch']}, which SM121 does not load"
     if code["how"] == TRAP:
-        return f"{where} has the {what} for {code['arch']} as traps: its guard admits SM120 alone"
+        return (
+            f"{where} has the {what} for {code['arch']} only as traps: the guard admits only SM120"
+        )
     return f"{where} has the {what} for {code['arch']}, and SM121 runs it"

@@ -202,8 +202,8 @@ def read_op(raw: Mapping[str, Any]) -> Op:
     form = FORMS.get(raw.get("op", ""))
     if form is None:
         raise ApplyError(
-            f"op {raw.get('op')!r} is none of {', '.join(FORMS)}: the layer comes from another "
-            "version of spark-build",
+            f"unknown op {raw.get('op')!r} (known: {', '.join(FORMS)}): the layer comes from "
+            "another version of spark-build",
             EXIT_USAGE,
         )
     values: dict[str, Any] = {}

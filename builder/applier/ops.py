@@ -44,7 +44,7 @@ class Ops(CompileOps):
             return result
         # later changes of the same stack may have edited what this one made
         below = judge_diff(files, undone(self.view, self.later))
-        reason = "it is there, below later changes of its series"
+        reason = "it is already applied, below later changes of its series"
         return OpResult(POST, reason=reason) if below.found == POST else result
 
     def op_graft(self, op: Graft) -> OpResult:
@@ -73,7 +73,7 @@ class Ops(CompileOps):
         reader = op.reader
         data = self.view.read(reader)
         if data is None:
-            return OpResult(DRIFT, reason=f"{reader}, which should read {name}, is not there")
+            return OpResult(DRIFT, reason=f"{reader}, which should read {name}, does not exist")
         text = data.decode("utf-8")
         if reader == "vllm/envs.py":
             try:

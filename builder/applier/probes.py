@@ -38,7 +38,7 @@ def describe_probe(probe: Iterable[Layer]) -> str:
         if clause.get("missing"):
             parts.append(f"{clause['file']} is absent")
         elif "contains" in clause:
-            parts.append(f"{clause['file']} holds {first_line(clause['contains'])!r}")
+            parts.append(f"{clause['file']} contains {first_line(clause['contains'])!r}")
         else:
             parts.append(f"{clause['file']} lacks {first_line(clause['lacks'])!r}")
     return " and ".join(parts)

@@ -111,18 +111,18 @@ def _checked(receipt: Any, name: str) -> Receipt:
     if wrong:
         raise ValueError(f"{wrong[0]!r} is missing or has the wrong type")
     if f"{held['layer']}.json" != name:
-        raise ValueError(f"it is of layer {held['layer']!r}")
+        raise ValueError(f"it belongs to layer {held['layer']!r}")
     texts = [*held["env"].values(), *held["serve_flags"], *held["moe_serve_flags"]]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a variable or a flag is not a string")
     for path, entry in held["files"].items():
         if not is_inside(path) or not _is_entry(entry):
-            raise ValueError(f"what it says of {path!r} cannot be")
+            raise ValueError(f"its entry for {path!r} is invalid")
     records = held.get("records", {})
     said = records.items() if isinstance(records, dict) else [("", records)]
     for path, entry in said:
         if not _RECORD.fullmatch(path) or not _is_record_entry(entry):
-            raise ValueError(f"what it says of {path!r} cannot be")
+            raise ValueError(f"its entry for {path!r} is invalid")
     if records and not isinstance(held.get("package"), str):
         raise ValueError("'package' is missing or has the wrong type")
     return cast("Receipt", held)

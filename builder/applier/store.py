@@ -111,7 +111,7 @@ class Store(Journal):
                 if any(one.get("compiled_with") == other["layer"] for one, other in pair):
                     raise ApplyError(
                         f"layers {gone['layer']} and {kept['layer']} are compiled into one "
-                        f"extension wheel, so {gone['layer']} cannot go alone",
+                        f"extension wheel, so {gone['layer']} cannot be reverted alone",
                         EXIT_DRIFT,
                         f"revert {kept['layer']} too",
                     )
@@ -119,7 +119,7 @@ class Store(Journal):
                 if kept["sequence"] > gone["sequence"] and both:
                     raise ApplyError(
                         f"layer {kept['layer']} was applied on top of {gone['layer']} "
-                        f"({min(both)}), so {gone['layer']} cannot go alone",
+                        f"({min(both)}), so {gone['layer']} cannot be reverted alone",
                         EXIT_DRIFT,
                         f"revert {kept['layer']} too",
                     )

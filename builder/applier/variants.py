@@ -53,7 +53,9 @@ def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] =
         run.later = [*diffs_of(ops[number:], run.packages), *later]
         label = f"{number} ({kind} {op.subject})"
         if kind == "compile" and texts[POST] and not texts[PRE]:
-            outcome.notes.append(f"op {label} is taken to be there, as the text beside it is")
+            outcome.notes.append(
+                f"op {label} is assumed to be applied, because the text edits of this layer are"
+            )
             continue
         result = run.judged(op)
         if result.found == SKIP:
@@ -109,8 +111,7 @@ def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) 
 def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
     outcome.state, outcome.changes = DRIFT, {}
     outcome.reason = (
-        f"partly there: {', '.join(texts[POST])} already in the base, "
-        f"{', '.join(texts[PRE])} not; all or nothing"
+        f"partly applied: {', '.join(texts[POST])} already in the base, {', '.join(texts[PRE])} not"
     )
     return outcome
 
@@ -131,7 +132,7 @@ def _reason(
         if stage:
             how = f"{stage['change']} compiled for {stage['arch']}"
         edited = sum("compile" not in kinds for kinds in outcome.ops.values())
-        beside = f"; {edited} file{'s' if edited != 1 else ''} to change beside it"
+        beside = f"; {edited} file{'s' if edited != 1 else ''} to change as well"
         return f"{how}: {compiled}{beside if edited else ''}"
     if texts[PRE] or ensured[PRE]:
         what = len(outcome.changes)
@@ -139,15 +140,15 @@ def _reason(
         parts = [f"{what} file{'s' if what != 1 else ''} to change"] if what else []
         if settings:
             parts.append("sets " + ", ".join(f"{k}={v}" for k, v in outcome.env.items()))
-        return "; ".join(parts) or "nothing but order"
+        return "; ".join(parts) or "nothing to change"
     if texts[POST] or ensured[POST]:
         outcome.state, outcome.changes = APPLIED, {}
-        return "the change is already there, byte for byte"
+        return "the change is already applied, byte for byte"
     flags = outcome.serve_flags + outcome.moe_serve_flags
     if flags:
         return "settings only: " + " ".join(flags)
     outcome.state, outcome.changes = NOT_APPLICABLE, {}
-    return f"no op of variant {variant['name']} concerns this base"
+    return f"no op of variant {variant['name']} applies to this base"
 
 
 def _finish_changes(run: Ops, outcome: Outcome) -> None:

@@ -64,7 +64,9 @@ class WheelOps:
         members = self.sources.members(pin)
         installed = self.view.distributions().get(name)
         if installed and installed.version == version and self._wins(members):
-            return OpResult(POST, reason=f"{name} {version} is there and its files won")
+            return OpResult(
+                POST, reason=f"{name} {version} is installed and its files take precedence"
+            )
         changes: Changes = {}
         if installed:
             changes.update(self._without(installed))
@@ -80,7 +82,7 @@ class WheelOps:
         if installed is None:
             return OpResult(POST, reason=f"{op.distribution} is not in the base")
         if op.unless is not None and version_matches(installed.version, op.unless):
-            return OpResult(POST, reason=f"{op.distribution} {installed.version} may stay")
+            return OpResult(POST, reason=f"{op.distribution} {installed.version} is allowed")
         return OpResult(PRE, changes=self._without(installed))
 
     def _wheel_pin(self, name: str, version: str) -> Mapping[str, Any]:

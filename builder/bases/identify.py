@@ -43,9 +43,7 @@ def identify(request: BaseRequest) -> Base:
             raise  # no Docker Engine was meant
         more = f"; {error.hint}" if error.hint else ""
         raise RemoteError(
-            f"no Docker Engine is running that could have {rest}, and it could not be read from "
-            f"its registry: "
-            f"{error}",
+            f"no Docker Engine is running, and {rest} could not be read from its registry: {error}",
             hint=f"start the engine, or name the registry: docker://HOST/{rest}{more}",
         ) from None
 

@@ -47,7 +47,7 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
             raise wrong
         named[normalize(requirement.name)] = (spec.version, frozenset(requirement.extras))
     if "vllm" not in named:
-        raise UsageError("pypi: names no vllm", hint="pypi:vllm==0.20.1")
+        raise UsageError("pypi: needs vllm==VERSION", hint="pypi:vllm==0.20.1")
     return named
 
 

@@ -155,7 +155,7 @@ def _version_in(metadata: bytes, where: str) -> str:
     headers = email.parser.BytesParser().parsebytes(metadata, headersonly=True)
     version = str(headers["Version"] or "")
     if not version:
-        raise UsageError(f"{where}/METADATA names no version")
+        raise UsageError(f"{where}/METADATA has no version")
     return version
 
 

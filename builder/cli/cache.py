@@ -65,9 +65,9 @@ def prune_command(
     done = prune(cache_dir(), wish, dry_run=dry_run)
     kept = f"; the other {megabytes(done.kept_bytes)} are kept" if done.kept_bytes else ""
     if older_than is not None:
-        nothing = f"nothing in it was unused for {older_than}{kept}"
+        nothing = f"every entry was used within the last {older_than}{kept}"
     else:
-        nothing = f"it is already below {keep_bytes} of removable entries"
+        nothing = f"its removable entries already take less than {keep_bytes}"
     _tell(done, nothing, "spark-build cache clean", dry_run=dry_run, json=json)
 
 

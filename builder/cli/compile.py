@@ -52,7 +52,7 @@ def show_command(
     operators: bool,
     json: bool,
 ) -> None:
-    """Print what would be compiled for what, and whether it would run on SM121."""
+    """Print what a build would compile, for which architectures, and whether SM121 runs it."""
     result = outcome(source_tree(PackageIndex(), vllm, source), arch_list, cuda, changed)
     rows = operator_rows(result.source, result.recipe) if operators else []
     if json:

@@ -18,10 +18,10 @@ def confirm(action: str, note: str, otherwise: str) -> None:
     """
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"this would {action}, and there is no terminal to ask on",
+            f"this would {action}, and there is no terminal to confirm it",
             hint=again("--yes"),
         )
     console.warn(f"this will {action}{note}")
-    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    print("continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again("--yes"))

@@ -157,4 +157,4 @@ def _check(names: Sequence[str]) -> None:
             "fix the entry, then run: spark-build diagnose check FILE.toml",
         )
     count = sum(len(entry.examples) for entry in entries)
-    print(f"{len(entries)} entries, {count} examples: all hold")
+    print(f"{len(entries)} entries, {count} examples: all pass")

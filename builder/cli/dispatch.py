@@ -111,7 +111,7 @@ def table(
         )
     if not to.is_file() or to.read_text("utf-8") != text:
         raise SparkBuildError(
-            f"{to} does not match the records in {evidence} say",
+            f"{to} does not match the records in {evidence}",
             Exit.STALE,
             hint="spark-build dispatch table",
         )

@@ -17,33 +17,33 @@ class Entry(NamedTuple):
 
 DOCUMENTS = {
     "apply": Entry(
-        "`apply --json`: a plan, and whether it was carried out",
+        "`apply --json`: a plan, and whether it was applied",
         ("builder.documents.plan:AppliedPlan",),
     ),
     "cache-clean": Entry(
-        "`cache clean --json`: what was removed, or with --dry-run would be",
+        "`cache clean --json`: what was removed; with --dry-run, what would be removed",
         ("builder.cache.documents:Removal",),
     ),
     "cache-prune": Entry(
-        "`cache prune --json`: what was removed, or with --dry-run would be",
+        "`cache prune --json`: what was removed; with --dry-run, what would be removed",
         ("builder.cache.documents:Removal",),
     ),
     "cache-show": Entry(
         "`cache show --json`: the contents of the cache", ("builder.cache.documents:CacheContents",)
     ),
     "compile-run": Entry(
-        "`compile run --json`: compiled units and their machine code, or with --dry-run the plan",
+        "`compile run --json`: compiled units and their machine code; with --dry-run, the plan",
         (
             "builder.compile.documents:CompileRun",
             "builder.compile.documents:CompiledRelease",
         ),
     ),
     "compile-show": Entry(
-        "`compile show --json`: what would be compiled for what",
+        "`compile show --json`: what would be compiled, and for which architectures",
         ("builder.compile.documents:CompiledRelease",),
     ),
     "compile-wheel": Entry(
-        "`compile wheel --json`: the wheel and what was proven of it, or with --dry-run the plan",
+        "`compile wheel --json`: the wheel and its checks; with --dry-run, the plan",
         (
             "builder.compile.wheeldocuments:WheelReport",
             "builder.compile.wheeldocuments:PlannedWheel",
@@ -64,14 +64,14 @@ DOCUMENTS = {
         ("builder.diagnose.documents:Entries",),
     ),
     "dispatch-ask": Entry(
-        "`dispatch ask --json`: what releases select, as it is kept in docs/evidence",
+        "`dispatch ask --json`: the kernels that releases select, as recorded in docs/evidence",
         ("builder.dispatch.documents:Records",),
     ),
     "dispatch-table": Entry(
         "`dispatch table --json`: the release table", ("builder.dispatch.documents:TableFile",)
     ),
     "distribute": Entry(
-        "`distribute --json`: what each node lacked, and what it fetched",
+        "`distribute --json`: what each host lacked and fetched",
         ("builder.distribute.run:Deliveries",),
     ),
     "error": Entry(
@@ -98,10 +98,10 @@ DOCUMENTS = {
     "layers-check": Entry("`layers check --json`", ("builder.layers.documents:CheckedLayers",)),
     "layers-list": Entry("`layers list --json`", ("builder.layers.documents:LayerList",)),
     "layers-new": Entry(
-        "`layers new --json`: the layer that was started", ("builder.layers.documents:NewLayer",)
+        "`layers new --json`: the new layer folder", ("builder.layers.documents:NewLayer",)
     ),
     "layers-pin": Entry(
-        "`layers pin --json`: what was pinned", ("builder.layers.documents:PinnedLayer",)
+        "`layers pin --json`: the pinned inputs", ("builder.layers.documents:PinnedLayer",)
     ),
     "layers-show": Entry(
         "`layers show NAME --json`: a layer as it is applied, or a profile",
@@ -111,13 +111,13 @@ DOCUMENTS = {
         ),
     ),
     "lock": Entry(
-        "`lock --json`: what is locked, and what changed", ("builder.pipeline.locking:Locked",)
+        "`lock --json`: the locked inputs, and what changed", ("builder.pipeline.locking:Locked",)
     ),
     "matrix": Entry(
         "`matrix --json`: every layer on every release", ("builder.dispatch.documents:Matrix",)
     ),
     "mods-export": Entry(
-        "`mods export --json`: the mods that were written, or are up to date",
+        "`mods export --json`: the mods that were written or are up to date",
         ("builder.layers.documents:ExportedMods",),
     ),
     "plan": Entry(
@@ -128,19 +128,19 @@ DOCUMENTS = {
         "`ptx races --json`: each race of a kernel once", ("builder.ptx.owned:KernelRaces",)
     ),
     "ptx-run": Entry(
-        "`ptx run --json`: what each schedule of a kernel showed",
+        "`ptx run --json`: the result of each schedule of a kernel",
         ("builder.ptx.owned:KernelRuns",),
     ),
     "publish": Entry(
-        "`publish --json`: what went where",
+        "`publish --json`: what was published where",
         ("builder.publish.results:Published",),
     ),
     "rebuild": Entry(
-        "`rebuild --json`: the image made again from what it carries",
+        "`rebuild --json`: an image rebuilt from its own metadata, and the differences",
         ("builder.rebuild.run:Rebuild",),
     ),
     "revert": Entry(
-        "`revert --json`: the layers that were taken off, last applied first",
+        "`revert --json`: the layers that were removed, last applied first",
         ("builder.cli.apply:Reverted",),
     ),
     "schema": Entry(
@@ -152,7 +152,7 @@ DOCUMENTS = {
         ("builder.publish.cosign:Signed",),
     ),
     "tags": Entry(
-        "`tags --json`: what a repository holds, or with --prune what retention keeps",
+        "`tags --json`: the images of a repository; with --prune, what retention keeps",
         (
             "builder.publish.inventory:Listing",
             "builder.publish.prune:Retention",

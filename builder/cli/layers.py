@@ -140,7 +140,7 @@ forwarded = "no"
 applied-upstream = "no"
 last-update = {today}
 
-# When the base has the change already: the range nominates, the probe decides.
+# Releases that already have the change: the range selects them, the probe then checks the file.
 # [[upstream]]
 # when = {{ "{package}" = ">=1.2.0rc0" }}
 # since = "{package} 1.2.0"

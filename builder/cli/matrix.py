@@ -125,7 +125,7 @@ def _print_dispatch(rows: list[MatrixRow]) -> None:
     print(f"\n{'vllm':<10}{'':<18}{'kind':<15}{'by default':<40}as planned")
     for row in rows:
         if not row.served:
-            print(f"{row.vllm:<10}the profile does not serve this release")
+            print(f"{row.vllm:<10}the profile does not support this release")
         for check in row.dispatch or ():
             default = check.reason.rpartition(": ")[2]
             line = check.seen.split(" out of ")[0]
@@ -159,5 +159,5 @@ def _print_table(names: list[str], rows: list[MatrixRow]) -> None:
             f"{_SHORT[row.states[name]]:<{width}}"
             for name, width in zip(names, widths, strict=True)
         ]
-        served = "" if row.served else "  (not served by the profile)"
+        served = "" if row.served else "  (not supported by the profile)"
         print(f"{row.vllm:<10}" + "  ".join(cells) + served)

@@ -110,7 +110,7 @@ def _work(
 
         return back, None
     if options.source is None:
-        raise UsageError("no image is named", hint="spark-build publish oci:DIR --to HOST/REPO")
+        raise UsageError("no image given", hint="spark-build publish oci:DIR --to HOST/REPO")
     with console.step(f"read {options.source}"):
         opened = stack.enter_context(open_source(options.source, places))
         plan_digest = opened.name.plan_digest

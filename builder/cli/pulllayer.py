@@ -61,13 +61,15 @@ def _layer_text(pin: Pin, parts: Parts) -> str:
     lines += [f"{key} = {_string(said[key])}" for key in ("forwarded", "applied-upstream")]
     lines += [f"last-update = {pin.date}", "", "[[variant]]"]
     lines += [f"name = {_string(f'pr-{pin.number}' if pin.number else pin.short)}"]
-    lines += ["# The text decides; narrow the range where it should not even be looked for."]
+    lines += [
+        "# Every release in this range is searched for the text; narrow it to leave releases out."
+    ]
     lines += [f'when = {{ {_string(parts.project.package)} = ">=0" }}', ""]
     if pin.release:
         package = parts.project.package
-        lines.append(f"# {package} {pin.release} has it; there and later it counts as upstream.")
+        lines.append(f"# {package} {pin.release} has it; from there on it counts as upstream.")
     lines += [f"# not installed, so dropped: {path} ({why})" for path, why in parts.dropped]
-    lines += [f"# reaches the wheel compiled: {section.path}" for section in parts.compiled]
+    lines += [f"# compiled into the wheel: {section.path}" for section in parts.compiled]
     lines += ["[[variant.op]]", 'op = "pull"', f"pull = {_string(pin.request)}", ""]
     return "\n".join(lines)
 

@@ -116,7 +116,7 @@ def _declaring(
         why = f"it changes {unit.path}" if unit.path in paths else f"it reaches {unit.path}"
         why += f" through {', '.join(through)}" if through and unit.path not in paths else ""
         names = b", ".join(fresh[:6]).decode()
-        said = f"new are {names}" if fresh else "their parameters may have changed"
+        said = f"{names} are new" if fresh else "their parameters may have changed"
         return (
             f"{why}, which declares the operators of {unit.extension} ({said}); an extension wheel "
             "registers kernels for operators that the base declares, and no others"

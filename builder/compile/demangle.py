@@ -26,7 +26,7 @@ def demangled(symbols: Sequence[str]) -> set[Name]:
     """
     tool = shutil.which("c++filt")
     if tool is None:
-        raise EngineError("no c++filt here", hint="apt-get install binutils")
+        raise EngineError("c++filt is not installed", hint="apt-get install binutils")
     done = subprocess.run(
         [tool], input="\n".join(symbols), capture_output=True, text=True, check=True
     )

@@ -93,4 +93,4 @@ class CompileRun(Document, frozen=True, kw_only=True):
 
     vllm: Text
     units: tuple[CompiledUnit, ...]
-    passed: Annotated[bool, Meta(description="no unit is nothing but traps")]
+    passed: Annotated[bool, Meta(description="false if some unit contains only traps")]

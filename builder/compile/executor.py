@@ -170,7 +170,7 @@ def find_ninja() -> str:
     beside = Path(sys.executable).parent / "ninja"
     found = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
     if found is None:
-        raise EngineError("no ninja here", hint="pip install 'spark-build[compile]'")
+        raise EngineError("ninja is not installed", hint="pip install 'spark-build[compile]'")
     return found
 
 

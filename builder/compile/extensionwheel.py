@@ -215,7 +215,8 @@ def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
     if kernels.faults:
         shown = "\n  ".join(kernels.faults[:6])
         raise SparkBuildError(
-            f"some kernels of the wheel, compiled for {arch_list}, are not real:\n  {shown}",
+            f"some kernels of the wheel, compiled for {arch_list}, contain no real code:\n  "
+            f"{shown}",
             Exit.VERIFY_FAILED,
             hint="spark-build compile show lists the guards in the sources",
         )

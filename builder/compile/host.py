@@ -42,7 +42,7 @@ def host_compiler(platform: str) -> HostCompiler:
         return found
     if found == NATIVE:
         raise EngineError("g++ is not on PATH; nvcc needs it", hint="apt-get install g++")
-    spark = ": the Spark itself, say" if platform == "linux/arm64" else ""
+    spark = ", such as the Spark itself" if platform == "linux/arm64" else ""
     raise EngineError(
         f"the base is for {platform} and this machine is {Target.here().platform}: compiling for "
         f"it takes {found.command}, which is not on PATH",

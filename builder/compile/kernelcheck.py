@@ -174,4 +174,4 @@ def _lost(objects: Sequence[Path], library: Sequence[Image]) -> list[str]:
         for image in _machine_code(file)
         for name in image.kernels
     }
-    return [f"{name[:120]} for {arch} is lost" for arch, name in sorted(made - there)]
+    return [f"{name[:120]} for {arch} is missing" for arch, name in sorted(made - there)]

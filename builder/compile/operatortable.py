@@ -27,9 +27,11 @@ class Row(Part, frozen=True, kw_only=True):
     extension: Text
     operators: Annotated[
         tuple[OperatorName, ...],
-        Meta(description="what is registered anew: an operator for a dispatch key"),
+        Meta(description="what is registered again: an operator for a dispatch key"),
     ] = always(())
-    between: Annotated[tuple[Text, ...], Meta(description="units that come along")] = always(())
+    between: Annotated[
+        tuple[Text, ...], Meta(description="units that must be compiled with it")
+    ] = always(())
     refused: Annotated[
         str,
         Meta(description="why its whole extension has to be compiled; empty where it need not be"),

@@ -84,7 +84,7 @@ def plan_wheel(
     if len(modules) != 1:
         raise UsageError(
             f"{change.name} reaches operators of {len(modules)} extensions ({', '.join(modules)}); "
-            "an extension wheel goes beside one"
+            "an extension wheel extends only one"
         )
     paths = {unit.path for unit in rebuilt}
     siblings = {unit.path: unit for unit in behind.siblings if unit.path not in paths}

@@ -154,7 +154,7 @@ class Node:
         lines = [line for line in said.splitlines() if line.strip() and "Allocated" not in line]
         words = "\n  ".join(lines[-_LINES:])
         hints = {
-            255: f"{shlex.join(self.ssh)} {self.host} docker version, which must ask for nothing",
+            255: f"{shlex.join(self.ssh)} {self.host} docker version; it must not prompt",
             90: f"add the user to the docker group on {self.host}, or start Docker there",
             91: "run the same command again; completed parts are reused",
         }

@@ -37,7 +37,7 @@ class PlannedFile(Part, frozen=True, kw_only=True):
 
     path: Annotated[str, Meta(pattern="^[^/]", description="below site-packages")]
     before: Annotated[Sha256 | None, Meta(description="null: the file is new")]
-    after: Annotated[Sha256 | None, Meta(description="null: the file goes away")]
+    after: Annotated[Sha256 | None, Meta(description="null: the file is removed")]
     size: Annotated[Count, Meta(description="bytes afterwards")]
 
 
@@ -112,7 +112,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     moe_serve_flags: Annotated[
         tuple[Text, ...], Meta(description="flags for MoE models that its kernels support")
     ]
-    expect: Annotated[tuple[ExpectedChoice, ...], Meta(description="what vLLM must say on SM121")]
+    expect: Annotated[tuple[ExpectedChoice, ...], Meta(description="what vLLM must log on SM121")]
     build: ImageInputs
     hints: Annotated[tuple[Text, ...], Meta(description="for people; not part of the digest")]
     pulls: tuple[PullReport, ...] = ()

@@ -142,7 +142,7 @@ def _ask(docker: str, name: str, said: str, env: Mapping[str, str]) -> Builder:
 
 def _no_answer(said: str, words: str) -> EngineError:
     lines = [line for line in words.strip().splitlines() if line.strip(" -")]
-    shown = "\n  ".join(line.removeprefix("ERROR: ") for line in lines[-4:]) or "it says nothing"
+    shown = "\n  ".join(line.removeprefix("ERROR: ") for line in lines[-4:]) or "no output"
     return EngineError(f"builder {said} cannot be used:\n  {shown}", hint="docker buildx ls")
 
 

@@ -304,7 +304,7 @@ def _cannot_start(image: str, program: str, words: str) -> Exception:
             hint="install qemu-user-static and binfmt-support, or use a pypi: base",
         )
     if "no such file or directory" in words or "not found" in words:
-        return UsageError(f"image {image} holds no {program}, so vLLM cannot run in it")
+        return UsageError(f"image {image} has no {program}, so vLLM cannot run in it")
     return BuildFailed(f"{image}: cannot run {program}: {words}")
 
 

@@ -119,7 +119,7 @@ def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
         return None
     if (found, size) != (kept.digest, kept.size):
         target.unlink()
-        _damaged(folder, f"it is {found}, and was {kept.digest}")
+        _damaged(folder, f"its digest is {found}, expected {kept.digest}")
         return None
     with contextlib.suppress(OSError):
         os.utime(folder)

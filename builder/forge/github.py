@@ -152,8 +152,8 @@ class GitHub:
         except ForgeMissing:
             compared = {}
         if compared.get("status") == "ahead":
-            return f"its head is {head[:12]} by now, {compared.get('ahead_by')} commits further"
-        return f"{commit[:12]} is not in the history of its head, which is {head[:12]} now"
+            return f"its head is now {head[:12]}, {compared.get('ahead_by')} commits ahead"
+        return f"{commit[:12]} is not in the history of its head, now {head[:12]}"
 
     def _superseded(self, pull: dict[str, Any], repository: str, ref: PullRef) -> str:
         """The pull request that took this one's place, where its text or a comment says so."""

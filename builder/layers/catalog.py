@@ -170,7 +170,7 @@ class Catalog:
         wanted = set(names) or set(self.shadowed)
         for name in sorted(wanted & set(self.shadowed)):
             old = self.shadowed[name]
-            what = "the built-in one" if old.parent == data_dir("patches") else f"that of {old}"
+            what = "the built-in one" if old.parent == data_dir("patches") else f"the one in {old}"
             console.warn(f"layer {name} is {self.folders[name]}, in place of {what}")
 
     def layer(self, name: str) -> Mapping[str, Any]:

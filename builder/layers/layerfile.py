@@ -147,7 +147,7 @@ class _Reader:
             if source is not None:
                 op[side] = self.text(source)
             if not op[side]:
-                raise self.fail(where, f"{side!r} is empty, so its state could not be told")
+                raise self.fail(where, f"{side!r} is empty, so its state cannot be determined")
         if op.setdefault("count", 1) < 1:
             raise self.fail(where, "'count' is less than 1: it would change nothing")
         if op["old"] == op["new"]:
@@ -230,7 +230,7 @@ class _Reader:
         for folder, becomes in op.get("map", {}).items():
             self.below(str(becomes), where, "map")
             if not (isinstance(becomes, str) and folder.endswith("/") and becomes.endswith("/")):
-                raise self.fail(where, "'map' should lead from folders to folders, both with '/'")
+                raise self.fail(where, "'map' should map folders to folders, both with '/'")
         return op
 
     def variant(self, value: object, where: str) -> Table:
@@ -248,7 +248,7 @@ class _Reader:
             if len(clause) != 2 or clause.get("missing") is False:
                 raise self.fail(where, "a probe clause is 'file' and one test")
         if not entry["probe"]:
-            raise self.fail(where, "the probe is empty: a range alone decides nothing")
+            raise self.fail(where, "the probe is empty: a version range alone is not enough")
         return {**entry, "when": self.when(entry["when"], where)}
 
     def pins(self) -> Table:

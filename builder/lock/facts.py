@@ -120,7 +120,7 @@ def remove_unnamed(lock: Lock) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if re.fullmatch(FACTS_NAME, path.name) and path.name not in named:
             path.unlink()
-            console.say(f"  {path} is gone: nothing in the lock names it")
+            console.say(f"  {path} removed: the lock no longer uses it")
 
 
 class LockedFacts:

@@ -120,7 +120,7 @@ def images(file: Path) -> list[Image]:
     if symbols is None:
         return []
     if "FUNC" in symbols and not _KERNEL.search(symbols):
-        raise BadBinary(f"what cuobjdump lists of {file.name} is in an unknown format")
+        raise BadBinary(f"cuobjdump printed an unknown format for {file.name}")
     parts = _IMAGE.split(symbols)
     found = [
         Image(kind="elf", arch=Arch.parse(arch), kernels={k: {} for k in _KERNEL.findall(body)})

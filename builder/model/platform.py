@@ -40,7 +40,7 @@ class Platform:
             raise UsageError(f"platform {text!r} is not linux/arm64 or linux/amd64")
         if variant and not is_default(architecture, variant):
             raise UsageError(
-                f"platform {text!r}: of {architecture}, variant {variant} is not supported; "
+                f"platform {text!r}: variant {variant} of {architecture} is not supported; "
                 f"runtimes on a DGX Spark ask for linux/arm64",
                 hint=f"--platform linux/{architecture}, or an image by its digest: NAME@sha256:...",
             )

@@ -27,7 +27,9 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
         UsageError: no profile is named, so there is no default.
     """
     if not selection.profiles:
-        raise UsageError("no --base, and no profile that has one", hint="--base pypi:vllm==0.20.1")
+        raise UsageError(
+            "no base: give --base, or a profile that has one", hint="--base pypi:vllm==0.20.1"
+        )
     profile = selection.profiles[0]
     if engine != "oci":
         from builder.engines import docker

@@ -53,10 +53,12 @@ def check_destination(options: ImageOptions, engine: str) -> Destination:
         folder, name = layout_place(output)
         check_folder(folder.absolute())
     if is_digest(name):
-        raise UsageError(f"--output {output!r}: a new image gets a name, and its digest follows")
+        raise UsageError(
+            f"--output {output!r}: give a name without a digest, which is known after the build"
+        )
     if name and options.tag not in (None, name):
         raise UsageError(
-            f"--output {output!r} and --tag {options.tag!r} are two names; one of them"
+            f"--output {output!r} and --tag {options.tag!r} are two names; give only one"
         )
     tag = options.tag or name
     if tag and not _TAG.fullmatch(tag):
@@ -68,16 +70,16 @@ def check_destination(options: ImageOptions, engine: str) -> Destination:
 def _refuse_contradictions(options: ImageOptions, engine: str, output: str, *, push: bool) -> None:
     if engine == "buildkit" and output.startswith("oci:") and not options.builder:
         raise UsageError(
-            f"--output {output!r} is not what the buildkit engine makes",
+            f"--output {output!r} is not an output of the buildkit engine",
             hint="--output docker or registry; or --engine oci --output oci:DIR",
         )
     if push and output.startswith("oci:"):
-        raise UsageError("--push and --output oci:DIR are two places; one at a time")
+        raise UsageError("--push and --output oci:DIR are two places; give only one")
     if push and options.tag is None:
-        raise UsageError("nothing says where to push", hint="--tag HOST/NAME:TAG")
+        raise UsageError("no destination to push to", hint="--tag HOST/NAME:TAG")
     if options.thin and (engine == "buildkit" or push or output == "docker"):
         raise UsageError(
-            "--thin leaves the base's blobs out of an OCI layout, and none is written",
+            "--thin applies to an OCI layout, and none is written",
             hint="--output oci:DIR",
         )
     if options.plan.single_layer and engine == "buildkit":
@@ -92,7 +94,7 @@ def check_base_options(options: ImageOptions, ref: str) -> None:
     """
     if options.thin and ref.startswith("pypi:"):
         raise UsageError(
-            "--thin leaves the base's blobs out, and released wheels have none",
+            "--thin leaves the base's blobs out, but released wheels have none",
             hint="leave --thin out, or name an image: --base docker://IMAGE",
         )
 

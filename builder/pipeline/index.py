@@ -60,7 +60,7 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
                     entries.append(found)
         if not entries:
             raise SparkBuildError(
-                f"nothing to do: no image of {ref} is one that this profile serves",
+                f"nothing to do: this profile supports no image of {ref}",
                 Exit.NOTHING_TO_DO,
             )
         yield PlannedBuild(entries=tuple(entries), inputs=inputs, timings=timings, ref=ref)
@@ -72,15 +72,15 @@ def _check(options: ImageOptions) -> str:
         raise UsageError(f"--others {options.others!r} is neither keep nor drop")
     ref = options.plan.base
     if ref is None or ref.startswith(("pypi:", "dir:")):
-        raise UsageError("--all-platforms and --others are about an index: name it with --base")
+        raise UsageError("--all-platforms and --others need an image index: name it with --base")
     if options.plan.compile_here:
         raise UsageError(
-            "--compile makes modules for this machine's architecture alone",
+            "--compile compiles only for this machine's architecture",
             hint="one platform at a time: --platform, without --all-platforms and --others",
         )
     if options.print_dockerfile:
         raise UsageError(
-            "--print-dockerfile shows what is built for one platform",
+            "--print-dockerfile works for one platform",
             hint="--platform, without --all-platforms and --others",
         )
     if options.engine == "buildkit":
@@ -94,7 +94,7 @@ def _platforms(ref: str, options: ImageOptions) -> list[str]:
         place = locations.open(ref)
         top = place.image.manifest(place.reference)
     if not is_index(top):
-        raise UsageError(f"{ref} is one image, not an index of several")
+        raise UsageError(f"{ref} is a single image, not an index")
     has = [name for e in image_entries(top) if (name := platform_of(e)) in _PLATFORMS]
     rest = [name for e in subjects(top) if (name := platform_name(e.platform)) not in has]
     if rest:

@@ -102,7 +102,7 @@ class Inputs:
             raise self._not_locked(f"--locked, and there is no {NAME} ({self.path})")
         missing = [request for request in self.with_pr if request not in self.lock.pulls]
         if missing:
-            raise self._not_locked(f"{self.path} does not hold {', '.join(missing)}")
+            raise self._not_locked(f"{self.path} has no entry for {', '.join(missing)}")
 
     def _not_locked(self, message: str) -> SparkBuildError:
         return SparkBuildError(message, Exit.STALE, hint=self.lock_command)
@@ -165,7 +165,7 @@ class Inputs:
         for name, value in (("--python", python), ("--site-packages", site_packages)):
             if value is not None and not ref.startswith("pypi:"):
                 raise UsageError(
-                    f"{name} is for a pypi: base; {ref} says itself which it has",
+                    f"{name} applies only to a pypi: base; {ref} already determines it",
                     hint=f"leave {name} out",
                 )
         self.request = Request(
@@ -327,6 +327,6 @@ class Inputs:
             entry = lock.entries.get(request.key)
             found = [differences(entry, made)] if entry else []
         if not found:
-            return self._not_locked(f"{self.path} does not hold {request.key}")
+            return self._not_locked(f"{self.path} has no entry for {request.key}")
         least = min(found, key=len)
         return stale(self.path, least) if least else None

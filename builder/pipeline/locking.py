@@ -150,7 +150,7 @@ def _one(options: PlanOptions) -> FreshEntry:
     ref = inputs.base_ref()
     if ref.startswith("dir:"):
         raise UsageError(
-            f"{ref} is not locked: a directory is what it is",
+            f"{ref} cannot be locked: it is a directory",
             hint="lock the release that it was installed from: --base pypi:vllm==VERSION",
         )
     identified = inputs.identify(ref, locking=True)

@@ -199,7 +199,7 @@ _VERDICT = {
 
 def _show_necessity(verdicts: list[Necessity]) -> None:
     """What became of the target without each layer."""
-    console.say("  each layer taken away in turn:")
+    console.say("  each layer removed in turn:")
     for verdict in verdicts:
         word, style = _VERDICT[verdict.necessary]
         console.say(f"  {console.style(f'{word:<15}', style)}{verdict.layer}")

@@ -54,7 +54,7 @@ def fields(value: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
         ValueError: it has others.
     """
     if not isinstance(value, dict):
-        raise TypeError(f"{what} is no object in braces: {str(value)[:60]}")
+        raise TypeError(f"{what} is not a JSON object: {str(value)[:60]}")
     for key in value:
         if key not in known:
             raise ValueError(
@@ -70,7 +70,7 @@ def whole(value: Any, what: str, least: int = 0) -> int:
         ValueError: it is none, or too small.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{what} is no whole number from {least} on: {str(value)[:60]}")
+        raise ValueError(f"{what} is not a whole number of at least {least}: {str(value)[:60]}")
     return value
 
 
@@ -82,7 +82,7 @@ def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
         OSError: a file cannot be read.
     """
     if not isinstance(document, list):
-        raise TypeError("memory is no list of arrays")
+        raise TypeError("memory is not a list of arrays")
     found = [_array(folder, one, place) for place, one in enumerate(document)]
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):
@@ -95,7 +95,7 @@ def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
             address = -(-free // _APART) * _APART
             free = address + len(one.data) + _APART
         if address + len(one.data) > _ADDRESSES:
-            raise ValueError(f"array {one.name} ends behind 48 bits of address")
+            raise ValueError(f"array {one.name} ends beyond the 48-bit address space")
         placed.append(Array(one.name, address, one.data, one.writable, one.type, one.shape))
     return tuple(placed)
 
@@ -151,7 +151,7 @@ def contents(
 
 def _shape(shape: Any, what: str) -> tuple[int, ...]:
     if not isinstance(shape, list):
-        raise TypeError(f"{what}: shape is no list of numbers")
+        raise TypeError(f"{what}: shape is not a list of numbers")
     sizes = tuple(whole(size, f"{what}: a size", 1) for size in shape)
     count = 1
     for size in sizes:
@@ -168,7 +168,7 @@ def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tup
         data, found = path.read_bytes(), kind or "u8"
         count, rest = divmod(len(data), TYPES[found].itemsize)
         if rest:
-            raise ValueError(f"{what}: {len(data)} bytes are no whole number of {found}")
+            raise ValueError(f"{what}: {len(data)} bytes are not a whole number of {found}")
         return data, found, (count,)
     try:
         with path.open("rb") as file:
@@ -176,7 +176,7 @@ def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tup
                 raise ValueError("it begins otherwise")
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{what}: {path.name} is no .npy file: {error}") from None
+        raise ValueError(f"{what}: {path.name} is not an .npy file: {error}") from None
     held = array.dtype.newbyteorder("<")
     own = next((name for name, dtype in TYPES.items() if dtype == held), None)
     if own is None or TYPES[kind or own] != held:
@@ -194,7 +194,7 @@ def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
         raise ValueError(f"{what}: type {kind!r} is not known; types are {', '.join(TYPES)}")
     given, dtype = np.array(values), TYPES[kind]
     if given.dtype.kind not in "iuf":
-        raise ValueError(f"{what}: these are no numbers: {str(values)[:60]}")
+        raise ValueError(f"{what}: these are not numbers: {str(values)[:60]}")
     with np.errstate(over="ignore"):
         if kind == "bf16":
             return to_bf16(np.atleast_1d(given.astype(np.float32))).astype(dtype)
@@ -202,9 +202,9 @@ def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
             return np.atleast_1d(given.astype(dtype))
     limits = np.iinfo(dtype)
     if given.size and (given.dtype.kind == "f" or given.min() < limits.min):
-        raise ValueError(f"{what}: {kind} does not hold {str(values)[:60]}")
+        raise ValueError(f"{what}: {kind} cannot represent {str(values)[:60]}")
     if given.size and given.max() > limits.max:
-        raise ValueError(f"{what}: {kind} does not hold {str(values)[:60]}")
+        raise ValueError(f"{what}: {kind} cannot represent {str(values)[:60]}")
     return np.atleast_1d(given.astype(dtype))
 
 

@@ -97,7 +97,7 @@ class Block:
         """``bar.sync`` and ``bar.arrive`` of a whole warp."""
         wanted = self.threads if threads is None else threads
         if wanted % LANES and threads is not None:
-            raise Fault(f"barrier {number} wants {wanted} threads, no multiple of {LANES}")
+            raise Fault(f"barrier {number} wants {wanted} threads, not a multiple of {LANES}")
         meeting = self.meetings.setdefault(number, Meeting())
         meeting.arrived.append(warp.number)
         meeting.threads = -(-wanted // LANES)
@@ -119,7 +119,7 @@ class Block:
     def initialise(self, address: int, count: int) -> None:
         """``mbarrier.init``."""
         if address % 8:
-            raise Fault(f"an mbarrier at {address - SHARED_BASE}, no multiple of 8")
+            raise Fault(f"an mbarrier at {address - SHARED_BASE}, not a multiple of 8")
         if not 0 < count < 2**20:
             raise Fault(f"an mbarrier with an expected count of {count}")
         self.mbarriers[address] = Mbarrier(count, count)
@@ -148,7 +148,7 @@ class Block:
         barrier.pending -= count
         if barrier.pending < 0:
             raise Fault(
-                f"{-barrier.pending} arrivals too many at the mbarrier at offset "
+                f"{-barrier.pending} excess arrivals at the mbarrier at offset "
                 f"{address - SHARED_BASE}"
             )
         self.grid.events += 1

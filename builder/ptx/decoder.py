@@ -138,14 +138,14 @@ class Decoder:
         """The place of an operand that must be a register."""
         if isinstance(operand, Name) and operand.text in self.slots:
             return self.slots[operand.text]
-        raise self.unknown(i, f"{_text(operand)} is no register")
+        raise self.unknown(i, f"{_text(operand)} is not a register")
 
     def source(self, i: Instruction, operand: Operand, kind: Type) -> int:
         """The index of a value in the views of a type's width."""
         width = 1 if kind.bits == 1 else max(kind.bits, 16)
         if isinstance(operand, Number):
             if kind.name.startswith("f") and operand.width != kind.bits:
-                raise self.unknown(i, f"{operand.value} is no {kind.name}")
+                raise self.unknown(i, f"{operand.value} is not of type {kind.name}")
             return self.constant(operand.value, width)
         if isinstance(operand, Name) and operand.text not in self.slots:
             if operand.text in self.symbols:
@@ -175,7 +175,7 @@ class Decoder:
     def address(self, i: Instruction, operand: Operand, width: int = 32) -> Callable[[Warp], Any]:
         """How an address is computed: shared ones are 32 bits wide, others 64."""
         if not isinstance(operand, Address) or operand.coordinates:
-            raise self.unknown(i, f"{_text(operand)} is no address")
+            raise self.unknown(i, f"{_text(operand)} is not an address")
         base, offset = operand.base, operand.offset
         if isinstance(base, Number) or base.text not in self.slots:
             place = self._symbol(i, base) + offset

@@ -157,7 +157,7 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
         memory = read_arrays(path.parent, document["memory"])
         given = document["parameters"]
         if not isinstance(given, list):
-            raise TypeError("parameters is no list")
+            raise TypeError("parameters is not a list")
         return LaunchFile(
             name=str(document.get("name", path.name)),
             ptx=_text(ptx or path.parent / document["ptx"]),
@@ -182,12 +182,12 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is not PTX: it is no text in UTF-8") from None
+        raise UsageError(f"{path} is not PTX: it is not UTF-8 text") from None
 
 
 def _triple(value: Any, what: str, most: int) -> tuple[int, int, int]:
     if not isinstance(value, list) or len(value) != 3:
-        raise ValueError(f"{what} is no list of three numbers: {str(value)[:60]}")
+        raise ValueError(f"{what} is not a list of three numbers: {str(value)[:60]}")
     x, y, z = (whole(size, f"a size of {what}", 1) for size in value)
     if x * y * z > most:
         raise ValueError(f"{what} {value} is {x * y * z}; {most} are the most")
@@ -209,7 +209,7 @@ def _wanted(folder: Path, value: Any, memory: tuple[Array, ...]) -> Wanted:
         data, kind, _ = contents(folder, source, "result's exact", array.type, shape)
         allowed = float(document.get("bound", 0))
         if not 0 <= allowed < np.inf:
-            raise ValueError(f"result's bound is no number from 0 on: {allowed}")
+            raise ValueError(f"result's bound is not a number of at least 0: {allowed}")
         exact = as_numbers(data, kind).reshape(array.shape)
         bound = np.full(array.shape, allowed)
         return Wanted(array.address, array.shape, exact, bound, kind)

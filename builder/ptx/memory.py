@@ -59,7 +59,7 @@ class GlobalMemory:
             raise Fault(f"global address {first:#x} ({end - first} bytes): there are no buffers")
         near = min(self.regions, key=lambda r: min(abs(first - r.address), abs(first - r.end)))
         raise Fault(
-            f"global address {first:#x} ({end - first} bytes) is outside of every buffer; the "
+            f"global address {first:#x} ({end - first} bytes) is outside every buffer; the "
             f"nearest is {near.name or 'one'}, {near.address:#x} to {near.end:#x}"
         )
 
@@ -136,7 +136,7 @@ class SharedMemory:
         if (found < 0).any() or (found + size > self.size).any():
             wrong = found[(found < 0) | (found + size > self.size)][0]
             raise Fault(
-                f"shared memory offset {int(wrong)} ({size} bytes) is outside of the block's "
+                f"shared memory offset {int(wrong)} ({size} bytes) is outside the block's "
                 f"{self.size} bytes"
             )
         if (found % size).any():

@@ -157,7 +157,7 @@ def _map_at(block: Block, address: int) -> TensorMap:
     if found is None:
         place, data = address - PARAMETERS, block.grid.launch.parameters
         if not 0 <= place <= len(data) - 128 or place % 64:
-            raise Fault("a tensor map that is no parameter, or not at a multiple of 64 bytes")
+            raise Fault("a tensor map that is not a parameter, or not at a multiple of 64 bytes")
         found = block.maps[address] = TensorMap.of(data[place : place + 128])
     return found
 
@@ -169,7 +169,7 @@ def _signed(values: Any, lane: int) -> int:
 def _check_tile(tensor: TensorMap, place: int, shared: int) -> None:
     first = place - SHARED_BASE
     if place % 128:
-        raise Fault(f"a tile at shared memory offset {first}, no multiple of 128")
+        raise Fault(f"a tile at shared memory offset {first}, not a multiple of 128")
     if first < 0 or first + tensor.size > shared:
         raise Fault(f"a tile of {tensor.size} bytes at offset {first} of {shared} bytes")
 

@@ -194,7 +194,7 @@ def load_parameter(d: Decoder, i: Instruction) -> Step:
     if not set(i.modifiers[1:-1]) <= {"v2", "v4"} or not isinstance(place, Address):
         raise d.unknown(i)
     if not isinstance(place.base, Name) or place.base.text not in d.kernel.parameters:
-        raise d.unknown(i, "its address is no parameter")
+        raise d.unknown(i, "its address is not a parameter")
     first = d.kernel.parameters[place.base.text].offset + place.offset
     outs = [d.register(i, one) for one in d.parts(i.operands[0])]
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
@@ -202,7 +202,7 @@ def load_parameter(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         data = w.block.grid.launch.parameters
         if first + kind.bytes * len(outs) > len(data):
-            raise Fault("a read behind the last parameter")
+            raise Fault("a read beyond the last parameter")
         values = np.frombuffer(data, np.uint8, kind.bytes * len(outs), first).view(read)
         for slot, value in zip(outs, values, strict=True):
             row = w.views[_VIEW_OF[slot.width]][slot.index]

@@ -127,8 +127,8 @@ def _local(w: Warp, m: Mask, at: Any, size: int) -> tuple[Any, Any]:
     wrong = (places < 0) | (places + size > w.local.shape[1]) | (places % size != 0)
     if wrong.any():
         raise Fault(
-            f"local memory offset {int(places[wrong][0])} ({size} bytes) is outside of the "
-            f"thread's {w.local.shape[1]} bytes, or no multiple of {size}"
+            f"local memory offset {int(places[wrong][0])} ({size} bytes) is outside the "
+            f"thread's {w.local.shape[1]} bytes, or not a multiple of {size}"
         )
     return w.lanes(m)[:, None], places[:, None] + np.arange(size)
 

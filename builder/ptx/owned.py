@@ -144,7 +144,7 @@ def _schedule(word: str) -> Schedule:
     order, colon, seed = word.partition(":")
     if order == "random" and (not colon or re.fullmatch("[0-9]{1,9}", seed)):
         return Schedule("random", int(seed or 1))
-    raise UsageError(f"no schedule {word!r}; there is eager, lazy, random and random:SEED")
+    raise UsageError(f"no schedule {word!r}; the schedules are eager, lazy, random and random:SEED")
 
 
 def run_own(ptx: Path, launch: Path, words: Sequence[str] = ()) -> Owned:

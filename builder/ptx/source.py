@@ -195,7 +195,7 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
     for part in filter(None, map(str.strip, text.split(","))):
         match = _PARAMETER.fullmatch(part)
         if match is None:
-            raise PtxError(f"a parameter that is not understood: {' '.join(part.split())}", line)
+            raise PtxError(f"an unknown form of parameter: {' '.join(part.split())}", line)
         element = int(match[2]) // 8
         align, size = int(match[1] or element), element * int(match[4] or 1)
         offset = -(-offset // align) * align
@@ -276,7 +276,7 @@ class _Body:
             elif not statement.startswith("."):
                 self._instruction(statement)
             elif not statement.startswith((".shared", ".local", ".pragma")):
-                raise PtxError(f"a directive that is not known: {statement[:80]}", self.line)
+                raise PtxError(f"an unknown directive: {statement[:80]}", self.line)
         except (ValueError, RecursionError):
             raise PtxError(f"not understood: {statement[:80]}", self.line) from None
         finally:
@@ -286,7 +286,7 @@ class _Body:
     def _declare(self, statement: str) -> None:
         match = _REGISTERS.fullmatch(statement)
         if match is None:
-            raise PtxError(f"registers that are not understood: {statement[:80]}", self.line)
+            raise PtxError(f"an unknown form of register: {statement[:80]}", self.line)
         scope, known = self._scopes[-1]
         for part in split(match[2]):
             many = _RANGE.fullmatch(part)
@@ -337,12 +337,12 @@ class _Body:
             return Number(int(text.rstrip("U"), 0))
         if _NAME.fullmatch(text):
             return Name(self._known(text))
-        raise PtxError(f"an operand that is not understood: {text[:80]}", self.line)
+        raise PtxError(f"an unknown form of operand: {text[:80]}", self.line)
 
     def _address(self, text: str) -> Address:
         match = _ADDRESS.fullmatch(text)
         if match is None:
-            raise PtxError(f"an address that is not understood: {text[:80]}", self.line)
+            raise PtxError(f"an unknown form of address: {text[:80]}", self.line)
         offset = int(match[3], 0) if match[3] else 0
         coordinates = tuple(self.operand(part) for part in split(match[4] or ""))
         sign = -1 if match[2] == "-" else 1
@@ -358,7 +358,7 @@ class _Body:
                 places = (self.labels.get(self._unique(named, s)) for s in reversed(scopes))
                 place = next((p for p in places if p is not None), None)
                 if place is None:
-                    raise PtxError(f"a branch to a label that is not there: {named}", made.line)
+                    raise PtxError(f"a branch to a label that does not exist: {named}", made.line)
                 made = Instruction(
                     made.opcode, made.modifiers, made.operands, made.guard, made.line, place
                 )

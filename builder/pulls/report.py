@@ -118,7 +118,7 @@ def _left_over(entry: Pulled, files: Sequence[PatchedFile]) -> Iterator[str]:
     if found == {PRE, POST}:
         there = [file.path for file in files if POST in file.hunks]
         yield (
-            f"{entry.pin.request} is partly there ({', '.join(there[:4])}): a layer can add the "
+            f"{entry.pin.request} is partly applied ({', '.join(there[:4])}): a layer can add the "
             f"rest, file by file: spark-build layers new NAME --from-pr, and 'include'"
         )
 

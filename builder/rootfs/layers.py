@@ -188,7 +188,7 @@ class LayerCache:
                 partial.replace(path)
         except (sqlite3.OperationalError, OSError) as error:
             raise UsageError(
-                f"cannot keep what layer {layer.digest[:19]} holds in {path.parent}: {error}",
+                f"cannot cache the contents of layer {layer.digest[:19]} in {path.parent}: {error}",
                 hint=os_hint(error, CACHE),
             ) from error
 

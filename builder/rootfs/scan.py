@@ -79,7 +79,7 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
     elif name.startswith(_PREFIX):
         target = name.removeprefix(_PREFIX)
         if target in ("", ".", ".."):
-            raise RemoteError(f"{where}: a whiteout of nothing: {member.path!r}")
+            raise RemoteError(f"{where}: a whiteout without a name: {member.path!r}")
         writer.hide(f"{folder}/{target}" if folder else target, WHITEOUT)
     elif not member.path and member.kind != DIR:
         raise RemoteError(f"{where}: its root is not a directory")

@@ -209,7 +209,7 @@ class LayerTar:
     def _checked(self, name: bytes) -> str:
         text = name.decode("utf-8", "surrogateescape")
         if len(name) >= limits.PATH_BYTES:
-            raise self._wrong(f"the name {text[:60]!r}... is not one of a file")
+            raise self._wrong(f"the name {text[:60]!r}... is not a file name")
         return text
 
     def _wrong(self, what: str) -> RemoteError:

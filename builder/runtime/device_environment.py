@@ -206,7 +206,9 @@ def gib(size: float) -> str:
 def check_driver(driver: str | None, facts: Json, wanted: str | None) -> list[Json]:
     """Is the driver new enough for the CUDA that torch was built with?"""
     if not wanted:
-        reason = "torch is not there, or was built without CUDA, so nothing says what is wanted"
+        reason = (
+            "torch is missing or was built without CUDA, so the required CUDA version is unknown"
+        )
         return [verify_checks.not_run(LEVEL, "driver", "new enough for torch's CUDA", reason)]
     major = version_key(wanted)[0]
     oldest = OLDEST_DRIVER.get(major)
@@ -223,7 +225,7 @@ def check_driver(driver: str | None, facts: Json, wanted: str | None) -> list[Js
     has = version_key(facts.get("cuda", "0"))
     reason = ""
     if has[0] >= major and has < version_key(wanted):
-        reason = "older minor version: it runs finished code, but cannot compile newer PTX"
+        reason = "older minor version: it runs compiled code, but cannot compile newer PTX"
     expected = f"CUDA {major} or later"
     seen = f"CUDA {facts.get('cuda', '?')}"
     good = has[0] >= major
@@ -275,7 +277,7 @@ def check_processes(processes: list[Process]) -> Json:
             LEVEL,
             "other processes",
             known <= OTHERS_ALLOWED,
-            f"others hold at most {gib(OTHERS_ALLOWED)} of GPU memory",
+            f"other processes use at most {gib(OTHERS_ALLOWED)} of GPU memory",
             listed or "none",
             where="nvidia-smi, which in a container may not see the host's processes",
         )
@@ -284,7 +286,7 @@ def check_processes(processes: list[Process]) -> Json:
 
 def check_slowdown(gpu: dict[str, str | None]) -> Json:
     """Is the GPU held back now?"""
-    expected = "nothing but idleness or the power limit holds clocks back"
+    expected = "only idleness or the power limit reduces the clocks"
     held = slowdowns(gpu.get("slowdown"))
     if held is None:
         reason = "nvidia-smi gives no clock event reasons here"
@@ -295,7 +297,7 @@ def check_slowdown(gpu: dict[str, str | None]) -> Json:
         if gpu.get(field)
     ]
     seen = "; ".join([", ".join(held) or "none", *now])
-    reason = "bench figures would be of a slowed GPU: see to cooling and the power supply"
+    reason = "benchmark figures would be those of a throttled GPU: check cooling and power supply"
     return dict(
         verify_checks.check(
             LEVEL,

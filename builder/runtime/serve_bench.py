@@ -159,7 +159,7 @@ def compare(own: Sequence[Json], other: Json, name: str) -> list[Json]:
             verify_checks.check(LEVEL, f"{label}, compared", True, expected, seen, figures=ratios)
         )
     if not made:
-        reason = "no bench of this run ended"
+        reason = "no benchmark of this run finished"
         made.append(verify_checks.not_run(LEVEL, "bench, compared", expected, reason))
     return made
 

@@ -103,7 +103,7 @@ class Server:
         self.reader.join(5)
         took = time.monotonic() - asked
         if clean:
-            return True, f"ended with {status} after {took:.1f} s, and nothing is left of it"
+            return True, f"ended with {status} after {took:.1f} s, and no process is left"
         return False, f"had to be killed after {took:.1f} s"
 
     def _signal(self, number: int) -> None:
@@ -190,7 +190,7 @@ class Session:
             clean, words = server.stop(self.options["stop"])
         self.lines()
         if not trouble:
-            self.check("stops", clean, "ends when asked, with all its processes", words)
+            self.check("stops", clean, "stops when asked to, with all its processes", words)
         return self.checks
 
     def answer(self, url: str) -> None:
@@ -227,7 +227,7 @@ class Session:
         if odd and not bad:
             words += f", but: {'; '.join(shown)}"
         expected = (
-            f"no line that one of {len(self.watch.markers)} known errors and warnings shows by"
+            f"no line that matches one of {len(self.watch.markers)} known errors and warnings"
         )
         self.check("bad lines", not bad, expected, words, reason)
 

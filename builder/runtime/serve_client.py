@@ -76,7 +76,7 @@ def complete(url: str, model: str, prompt: list[int], tokens: int, timeout: floa
         with post(url, "/v1/completions", body, timeout) as answer:
             value: Json = json.load(answer)
     except (ValueError, OSError) as error:
-        raise ServeError(f"the completion broke off: {error}") from None
+        raise ServeError(f"the completion was cut off: {error}") from None
     return value
 
 
@@ -98,7 +98,7 @@ def judge(answer: Json, tokens: int) -> tuple[list[str], str]:
     elif any(p > 1e-6 for p in probabilities):
         problems.append(f"a log probability of {max(probabilities):g} is above 0")
     if words and set(words) == {"t0"}:
-        problems.append("token 0 every time (what people see as !!!!!): the logits are no numbers")
+        problems.append("token 0 every time (what people see as !!!!!): the logits are not numbers")
     seen = f"{count} tokens: {' '.join(map(str, words[:8]))}"
     return problems, seen
 
@@ -120,9 +120,9 @@ def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
                 if event.get("usage"):
                     tokens = int(event["usage"]["completion_tokens"])
     except (OSError, ValueError) as error:
-        raise ServeError(f"the stream broke off: {error}") from None
+        raise ServeError(f"the stream was cut off: {error}") from None
     if first is None or not tokens:
-        raise ServeError("the stream held no token")
+        raise ServeError("the stream had no token")
     return Timing(tokens, first, time.monotonic() - start)
 
 

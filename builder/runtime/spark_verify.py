@@ -150,14 +150,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--level",
         action="append",
         choices=LEVELS,
-        help="only this one, or these, which must run (default: all; device and serve need a GPU)",
+        help="run only these levels; they must run (default: all; device and serve need a GPU)",
     )
     parser.add_argument(
         "--require",
         action="append",
         choices=LEVELS,
         default=[],
-        help="one more that must run",
+        help="also run this level; it must run",
     )
     parser.add_argument("--json", action="store_true", help="print the evidence as JSON")
     parser.add_argument(
@@ -171,7 +171,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--serve-args", metavar="TEXT", help="more arguments for vllm serve")
     parser.add_argument(
-        "--ready-timeout", type=float, metavar="S", help="seconds a server may take to start"
+        "--ready-timeout", type=float, metavar="S", help="seconds that a server may take to start"
     )
     options = parser.parse_args(arguments)
     if options.against:
@@ -180,7 +180,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             loaded = json.loads(Path(options.against).read_text("utf-8"))
             assert isinstance(loaded["checks"], list)
         except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
-            parser.error(f"--against {options.against} is no evidence of spark-verify: {error}")
+            parser.error(f"--against {options.against} is not evidence from spark-verify: {error}")
     return options
 
 

@@ -94,7 +94,7 @@ def of_the_system(error: Exception) -> tuple[str, str] | None:
         try:
             Path.cwd()
         except FileNotFoundError:
-            hint = f"cd to a folder that is there, then: {again()}"
+            hint = f"cd to a folder that exists, then: {again()}"
             return "the working directory no longer exists", hint
     number = _number(error)
     if number not in _ADVICE:

@@ -32,9 +32,9 @@ ABOUT = {
     "dispatch": "vLLM's own selector, told that the device is SM121. The log lines are vLLM's.",
     "codegen": "The selected kernels, compiled for SM121 without a GPU, and their machine code.",
     "numbers": (
-        "The selected kernels, run on a CPU without a GPU. Each value is held against the exact "
-        "one, in several orders in which a GPU may do the work. A race is two accesses that "
-        "nothing keeps in order: the values may be wrong on some days."
+        "The selected kernels, run on a CPU without a GPU. Each value is compared with the "
+        "exact one, in several orders in which a GPU may do the work. A race is two accesses whose "
+        "order nothing guarantees: the values may be wrong in some runs."
     ),
     "binaries": "The prebuilt machine code of the release: does SM121 run it?",
     "device": "On the GB10 itself: each kernel against a reference.",

@@ -113,7 +113,7 @@ def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | No
             continue
         load = None if digest is None else originals(path, digest)
         if digest is not None and load is None:
-            raise CannotTakeApart(f"the original of {path} is lost")
+            raise CannotTakeApart(f"the original of {path} is missing")
         content = None if digest is None else Content(sha256=digest, size=0, load=load, origin=path)
         changes[path] = content
     tree = OverlayTree(base.tree)

@@ -42,7 +42,7 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
                 level="static",
                 name=f"layer {decision['name']}",
                 status="fail",
-                expected="the change is there",
+                expected="the change is present",
                 seen=f"{decision['state']}: {decision['reason']}",
                 reason=f"layer {decision['name']} does not apply: {decision['state']}",
             )
@@ -89,7 +89,7 @@ def _layer(target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence
             level="static",
             name=f"layer {name}",
             status="pass",
-            expected="the change is there",
+            expected="the change is present",
             seen=decision["reason"],
         )
     if receipt is None:

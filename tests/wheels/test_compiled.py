@@ -37,7 +37,7 @@ LAYER = Catalog.discover().layer("sm120-family")
 (OP,) = compile_ops(LAYER)
 OLD, STABLE = "vllm/_C.abi3.so", "vllm/_C_stable_libtorch.abi3.so"
 RELEASES = {
-    "0.19.1": (OLD, NEEDS_REBUILD, "for sm_120a alone, which SM121 does not load"),
+    "0.19.1": (OLD, NEEDS_REBUILD, "only for sm_120a, which SM121 does not load"),
     "0.20.1": (STABLE, NOT_APPLICABLE, "for sm_120f, and SM121 runs it"),
     "0.22.1": (STABLE, UPSTREAM, "for sm_120f, and SM121 runs it"),
 }

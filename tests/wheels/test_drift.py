@@ -193,7 +193,7 @@ def test_the_anchor_is_there_twice(case: Case) -> None:
 @replaces
 def test_the_file_is_missing(case: Case) -> None:
     case.mutate(lambda text: None)
-    case.refused(DRIFT, f"{case.file} is not there")
+    case.refused(DRIFT, f"{case.file} does not exist")
 
 
 @replaces
@@ -216,7 +216,7 @@ def test_a_layer_that_is_half_there(case: Case) -> None:
     if is_alone(case):
         assert case.judge().state == APPLIED
         return
-    case.refused(DRIFT, "partly there", "already in the base", case.file)
+    case.refused(DRIFT, "partly applied", "already in the base", case.file)
 
 
 @replaces
@@ -232,10 +232,10 @@ def test_an_edit_that_would_not_parse(case: Case) -> None:
 
 @grafts
 def test_a_graft_into_a_file_that_is_there(case: Case) -> None:
-    """A new module is already there with other content, or a definition is, with another body."""
+    """A new module already exists with different content, or a definition is, with another body."""
     if case.op.get("whole"):
         write(case.root, case.file, b"# something else\n")
-        case.refused(DRIFT, case.file, "already there with other content")
+        case.refused(DRIFT, case.file, "already exists with different content")
         return
     name = case.op["names"][0]
     case.mutate(lambda text: text + f"\n\ndef {name}() -> None:\n    pass\n")
@@ -249,7 +249,7 @@ def test_a_graft_whose_neighbour_is_gone(case: Case) -> None:
     if after is None:
         return  # it goes to the end of the file, or is a file of its own
     case.mutate(lambda text: text.replace(after, f"{after}_v2"))
-    case.refused(DRIFT, f"{after}, after which ", "is not defined")
+    case.refused(DRIFT, f"belongs after {after}, which is not defined")
 
 
 # ----------------------------------------------------------------------- fixes that should be there

@@ -113,7 +113,7 @@ def judged(
 @pytest.mark.parametrize(
     ("facts", "state", "reason"),
     [
-        (NOT_LOADED, NEEDS_REBUILD, "for sm_120a alone, which SM121 does not load"),
+        (NOT_LOADED, NEEDS_REBUILD, "only for sm_120a, which SM121 does not load"),
         ({"how": TRAP, "arch": "sm_121a", "guard": ONLY}, NEEDS_REBUILD, "as traps"),
         ({"how": ABSENT}, NEEDS_REBUILD, "was built without the FP8 per-tensor GEMM"),
         ({"how": RUNS, "arch": "sm_120f", "guard": ONLY}, NOT_APPLICABLE, "SM121 runs it"),
@@ -358,9 +358,9 @@ def test_the_list_of_cuda_12_is_read_alike(tmp_path: Path, monkeypatch: pytest.M
     listing.write_text(as_12)
     assert read_code(listing, OP["code"]) == NOT_LOADED
     listing.write_text(as_12.replace("STO_ENTRY", "SOMETHING"))
-    with pytest.raises(ApplyError, match="is in an unknown format"):
+    with pytest.raises(ApplyError, match="printed an unknown format"):
         read_code(listing, OP["code"])
-    with pytest.raises(BadBinary, match="is in an unknown format"):
+    with pytest.raises(BadBinary, match="printed an unknown format"):
         images(listing)
 
 

@@ -203,4 +203,4 @@ def test_an_offset_stands_in_the_notes_of_the_outcome() -> None:
 def test_a_missing_file_is_drift() -> None:
     outcome = judged(diff_layer(*changed("a")), vllm_files())
     assert outcome.state == DRIFT
-    assert "vllm/a.py is not there" in outcome.reason
+    assert "vllm/a.py does not exist" in outcome.reason

@@ -109,17 +109,25 @@ class TestShapes:
 
 
 DRIFTS = {
-    "new-is-there-otherwise": (FILLED, tree(new="a = 2\n"), "already there with other content"),
-    "deleted-is-another": (GONE, tree(gone="a = 1\n"), "is not the file that the diff deletes"),
-    "renamed-both-there": (MOVED, tree(a=TEXT, b=TEXT), "both are there"),
-    "renamed-neither-there": (MOVED, tree(), "neither is there"),
+    "new-is-there-otherwise": (
+        FILLED,
+        tree(new="a = 2\n"),
+        "already exists with different content",
+    ),
+    "deleted-is-another": (
+        GONE,
+        tree(gone="a = 1\n"),
+        "differs from the file that the diff deletes",
+    ),
+    "renamed-both-there": (MOVED, tree(a=TEXT, b=TEXT), "both exist"),
+    "renamed-neither-there": (MOVED, tree(), "neither exists"),
     "renamed-without-the-edit": (moved_and_edited(), tree(b=TEXT), "without the edits"),
     "edited-without-the-rename": (
         moved_and_edited(),
         tree(a=TEXT.replace("= 10", "= 'ten'")),
-        "has the edits already",
+        "already has the edits",
     ),
-    "mode-of-nothing": (MODE, tree(), "vllm/a.py is not there"),
+    "mode-of-nothing": (MODE, tree(), "vllm/a.py does not exist"),
     "half": (GONE + FILLED, tree(), "vllm/gone.py already patched, vllm/new.py not"),
 }
 
@@ -284,7 +292,7 @@ class TestCompiled:
         files = tree(a=TEXT.replace("= 10", "= 'ten'"))
         outcome = judged(self.layer(FIRST), files)
         assert outcome.state == APPLIED
-        assert "taken to be there" in outcome.notes[0]
+        assert "assumed to be applied" in outcome.notes[0]
 
     @pytest.mark.parametrize(
         ("version", "state"), [("0.22.0", UPSTREAM), ("0.21.0", NEEDS_REBUILD)]

@@ -96,7 +96,7 @@ def test_a_file_without_a_final_newline_is_no_trouble() -> None:
     [
         ("LIMIT = 4\n", ["LIMIT"], None, False, "already defined (line 1) and differs"),
         (TARGET, ["LIMIT"], None, True, "cannot be replaced"),
-        (TARGET, ["LIMIT"], "Gone", False, "Gone, after which LIMIT belongs, is not defined"),
+        (TARGET, ["LIMIT"], "Gone", False, "LIMIT belongs after Gone, which is not defined"),
         (f"{TARGET}LIMIT = 3\n", ["LIMIT", "Kernel"], "Old", False, "some of the definitions"),
     ],
 )
@@ -151,7 +151,7 @@ class TestWholeFile:
     def test_never_overwrites_another(self) -> None:
         outcome = judged(self.LAYER, vllm_files(kernels=TARGET), WHEEL)
         assert outcome.state == DRIFT
-        assert "already there with other content" in outcome.reason
+        assert "already exists with different content" in outcome.reason
 
 
 def test_an_input_that_is_not_pinned_is_refused() -> None:

@@ -111,7 +111,7 @@ def test_env_is_needed_until_the_base_sets_it() -> None:
         ),
         pytest.param(
             env_op("FLASHINFER_X", "1", reader="flashinfer/env.py"),
-            "flashinfer/env.py, which should read FLASHINFER_X, is not there",
+            "flashinfer/env.py, which should read FLASHINFER_X, does not exist",
             id="no-reader",
         ),
         pytest.param(

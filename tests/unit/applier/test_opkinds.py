@@ -69,8 +69,8 @@ def test_a_condition_is_on_versions_that_are_there() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"op": "rewrite", "file": "a.py"}, "op 'rewrite' is none of replace, diff, "),
-        ({"file": "a.py"}, "op None is none of"),
+        ({"op": "rewrite", "file": "a.py"}, "unknown op 'rewrite' .known: replace, diff, "),
+        ({"file": "a.py"}, "unknown op None .known: "),
         ({"op": "replace", "file": "a.py", "old": "x"}, "op replace: 'new' is missing"),
         ({"op": "graft", "file": "a.py"}, "op graft: 'from' is missing"),
     ],

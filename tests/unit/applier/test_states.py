@@ -58,10 +58,10 @@ FIX = make_layer("fix", BACKEND, upstream=[upstream("pick()")])
     ("layer", "files", "state", "reason"),
     [
         (FIX, BASE, NEEDED, "1 file to change"),
-        (FIX, PATCHED, APPLIED, "already there, byte for byte"),
+        (FIX, PATCHED, APPLIED, "already applied, byte for byte"),
         (FIX, FIXED, UPSTREAM, "merged"),
         (FIX, OTHER, DRIFT, "\"BACKEND = 'cutlass'\" not found; nearest is line 1"),
-        (FIX, TWICE, AMBIGUOUS, "is there 2 times, expected 1"),
+        (FIX, TWICE, AMBIGUOUS, "occurs 2 times, expected 1"),
         (make_layer("cuda", {"op": "compile"}), BASE, NEEDS_REBUILD, "compiled code"),
         (make_layer("fix", BACKEND, package="sglang"), BASE, NOT_APPLICABLE, "not in the base"),
     ],
@@ -119,7 +119,8 @@ def test_a_release_that_should_have_the_fix_but_does_not_is_drift() -> None:
     outcome = judged(layer, BASE)
     assert outcome.state == DRIFT
     assert outcome.reason == (
-        "vllm 0.20.0 should have this fix, but vllm/core.py holds 'pick()' does not hold"
+        "vllm 0.20.0 should have this fix, but its probe failed; "
+        "expected: vllm/core.py contains 'pick()'"
     )
 
 
@@ -154,8 +155,7 @@ def test_half_applied_is_drift_and_names_both_halves() -> None:
     outcome = judged(TWO, PATCHED)
     assert (outcome.state, outcome.changes) == (DRIFT, {})
     assert outcome.reason == (
-        "partly there: 1 (replace vllm/core.py) already in the base, "
-        "2 (replace vllm/core.py) not; all or nothing"
+        "partly applied: 1 (replace vllm/core.py) already in the base, 2 (replace vllm/core.py) not"
     )
 
 
@@ -219,7 +219,7 @@ def test_receipts_explain_a_file_that_two_layers_changed() -> None:
     tree = committed([FIX, SECOND], MemoryTree(BASE))
     again = [step.outcome for step in steps_of([FIX, SECOND], tree)]
     assert [outcome.state for outcome in again] == [APPLIED, APPLIED]
-    assert again[0].reason == "receipt found, 1 file as it says"
+    assert again[0].reason == "receipt found, 1 file matches it"
 
 
 def test_without_its_receipt_the_overwritten_change_is_drift() -> None:
@@ -247,7 +247,7 @@ def test_a_receipt_comes_before_the_upstream_probe() -> None:
 def test_a_receipt_of_an_older_form_of_the_layer_leaves_it_to_content() -> None:
     tree = committed([FIX], MemoryTree(BASE))
     newer = {**FIX, "summary": "said better"}
-    assert judged(newer, tree).reason == "the change is already there, byte for byte"
+    assert judged(newer, tree).reason == "the change is already applied, byte for byte"
     changed = make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x-2'"))
     assert judged(changed, tree).state == DRIFT
 

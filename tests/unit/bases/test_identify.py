@@ -260,7 +260,7 @@ def test_packages_in_two_directories_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("METADATA", b"Name: vllm\n", "names no version"),
+        ("METADATA", b"Name: vllm\n", "has no version"),
         ("RECORD", b"a,sha256=%%%,x\n", "RECORD is damaged"),
         ("RECORD", b"\xff\xfe", "RECORD is damaged"),
         ("RECORD", b"", "its 0 rows do not name"),
@@ -446,7 +446,7 @@ def test_a_later_variant_is_taken_by_its_digest_alone(tmp_path: Path) -> None:
         ) as e:
             find_image(layout, "all", asked)
         assert e.value.hint.endswith(raws["v9"].digest)
-    with pytest.raises(UsageError, match="variant v9 is not supported"):
+    with pytest.raises(UsageError, match="variant v9 of arm64 is not supported"):
         find_image(layout, "all", "linux/arm64/v9")
     assert find_image(layout, raws["v9"].digest, None).manifest == raws["v9"]
 

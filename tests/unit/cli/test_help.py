@@ -46,7 +46,7 @@ LEAVES = {name: COMMANDS[name] for name in COMMANDS if name not in GROUPS}
 
 
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command line prints; it says nothing else."""
+    """What a command line prints; no output else."""
     assert run(words) == 0
     out, err = capsys.readouterr()
     assert err == ""

@@ -81,14 +81,14 @@ def test_without_an_output_it_goes_into_a_folder_of_its_own(call: Call, tmp_path
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--push"], 2, "nothing says where to push"),
-        (["--output", "registry"], 2, "nothing says where to push"),
+        (["--push"], 2, "no destination to push to"),
+        (["--output", "registry"], 2, "no destination to push to"),
         (["--push", "--output", "oci:x", "-t", "h.example/a:1"], 2, "two places"),
         (["--output", "somewhere"], 2, "is not docker, oci:DIR or registry"),
         (["--output", "docker"], 6, "no Docker Engine is running"),
         (["--engine", "buildkit"], 6, "no docker client|no Docker Engine"),
         (["--others", "maybe"], 2, "neither keep nor drop"),
-        (["--all-platforms"], 2, "not an index of several"),
+        (["--all-platforms"], 2, "not an index"),
         (["--push", "-t", "127.0.0.1:1/x:1"], 8, "127.0.0.1:1"),
     ],
 )
@@ -275,7 +275,7 @@ def test_what_an_index_cannot_be(call: Call, tmp_path: Path) -> None:
         assert done.code in (2, 6)
         assert message in done.err
     done = call(*IMAGE, "-b", "pypi:vllm==0.20.1", "--all-platforms")
-    assert "are about an index" in done.err
+    assert "need an image index" in done.err
     dry = call(*IMAGE, "-b", base, "--all-platforms", "--dry-run", "--json")
     assert len(dry.json["plans"]) == 2
     assert not list((tmp_path / "work").iterdir())

@@ -179,7 +179,7 @@ def test_6_a_machine_of_another_architecture(
     assert ended.code == 6
     assert "the base is for linux/arm64 and this machine is linux/amd64" in ended.err
     assert "apt-get install g++-aarch64-linux-gnu" in ended.err
-    assert "run the same command on a linux/arm64 machine: the Spark itself" in ended.err
+    assert "run the same command on a linux/arm64 machine, such as the Spark itself" in ended.err
 
 
 def test_0_a_toolkit_image_compiles_for_another_architecture(

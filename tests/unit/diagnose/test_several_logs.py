@@ -173,7 +173,7 @@ def test_the_check_finds_what_is_wrong_with_an_entry(
     path = tmp_path / "wombat.toml"
     path.write_text(ENTRY)
     diagnose_command(["check", str(path)], None, json=False)
-    assert "1 entries, 2 examples: all hold" in capsys.readouterr().out
+    assert "1 entries, 2 examples: all pass" in capsys.readouterr().out
     path.write_text(ENTRY.replace(*change))
     with pytest.raises(SparkBuildError, match="examples of") as ended:
         diagnose_command(["check", str(tmp_path)], None, json=False)

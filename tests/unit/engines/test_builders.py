@@ -102,7 +102,7 @@ def test_a_setting_gives_way_to_an_option(
     words = ("image", "-l", "marlin", "-b", "pypi:vllm==0.20.1", "--all-platforms")
     assert "--builder: the buildkit engine" in spark_build(*words, "--builder", "farm").err
     monkeypatch.setenv("SPARK_BUILD_BUILDER", "farm")
-    assert "are about an index" in spark_build(*words).err
+    assert "need an image index" in spark_build(*words).err
     assert "--builder" not in spark_build(*words, "--engine", "oci").err
 
 

@@ -184,7 +184,7 @@ def test_a_number_that_no_python_reads_is_no_valid_toml(tmp_path: Path) -> None:
     [
         ('{ file = "a.py", contains = "x" }', None),
         ('{ file = "a.py", missing = true }', None),
-        ("", "upstream 1: the probe is empty: a range alone decides nothing"),
+        ("", "upstream 1: the probe is empty: a version range alone is not enough"),
         ('{ file = "a.py" }', "upstream 1: a probe clause is 'file' and one test"),
         ('{ file = "a.py", contains = "x", lacks = "y" }', "'file' and one test"),
         ('{ file = "a.py", holds = "x" }', "upstream 1 probe: unknown key 'holds'"),

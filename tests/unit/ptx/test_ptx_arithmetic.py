@@ -242,5 +242,5 @@ def test_lanes_that_go_apart_meet_again() -> None:
 
 
 def test_a_number_of_the_wrong_kind_is_refused() -> None:
-    with pytest.raises(PtxError, match=r"unknown instruction add\.f32: 1 is no f32"):
+    with pytest.raises(PtxError, match=r"unknown instruction add\.f32: 1 is not of type f32"):
         one("add.f32 %r5, %r1, 1;")

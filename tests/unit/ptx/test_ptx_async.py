@@ -168,7 +168,7 @@ def test_an_arrival_that_counts_nothing() -> None:
 
 
 def test_too_many_arrivals_and_no_mbarrier() -> None:
-    with pytest.raises(Fault, match="27 arrivals too many at the mbarrier at offset 0"):
+    with pytest.raises(Fault, match="27 excess arrivals at the mbarrier at offset 0"):
         phases("mbarrier.arrive.shared.b64 _, [%r9], 32;", count=5)
     with pytest.raises(Fault, match="no mbarrier was initialised at offset 8"):
         run("mbarrier.arrive.shared.b64 _, [dynamic+8];")
@@ -369,7 +369,7 @@ def test_a_missing_proxy_fence_changes_no_number_and_is_seen() -> None:
 
 def test_tiles_where_none_can_be() -> None:
     data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
-    with pytest.raises(Fault, match="no multiple of 128"):
+    with pytest.raises(Fault, match="not a multiple of 128"):
         put(STORE.format(x=0, y=0, at="%r11+64"))
     with pytest.raises(Fault, match="a tile of 512 bytes at offset 1024 of 1040 bytes"):
         load_tile(data, tensor, shared=1040)

@@ -222,32 +222,32 @@ def memory(**changes: object) -> dict[str, object]:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"launch": "{"}, "launch.json is not a launch: Expecting property name"),
     ({"launch": "[" * 100_000}, "launch.json is not a launch: "),
-    ({"launch": [1]}, "launch.json is not a launch: it is no object in braces: [1]"),
+    ({"launch": [1]}, "launch.json is not a launch: it is not a JSON object: [1]"),
     ({"launch": {}}, "launch.json is not a launch: no 'schema'"),
     ({"blocks": 1}, "it has a key 'blocks' that is not known; did you mean 'block'?"),
     ({"schema": 2}, "launch.json: schema 2, not 1"),
     ({"kernel": "sum"}, "no kernel sum; it has total"),
-    ({"grid": [0, 1, 1]}, "a size of grid is no whole number from 1 on: 0"),
-    ({"grid": 4}, "grid is no list of three numbers: 4"),
+    ({"grid": [0, 1, 1]}, "a size of grid is not a whole number of at least 1: 0"),
+    ({"grid": 4}, "grid is not a list of three numbers: 4"),
     ({"grid": [2**20, 1, 1]}, "4096 are the most"),
     ({"block": [1025, 1, 1]}, "1024 are the most"),
-    ({"shared": -1}, "shared is no whole number from 0 on"),
+    ({"shared": -1}, "shared is not a whole number of at least 0"),
     ({"shared": 2**20}, "a block has at most 232448"),
-    ({"parameters": {}}, "parameters is no list"),
+    ({"parameters": {}}, "parameters is not a list"),
     ({"parameters": []}, "parameters of [] bytes; total takes [8, 8, 4]"),
     ({"parameters": ["00" * 8, "00" * 8, "00"]}, "of [8, 8, 1] bytes; total takes [8, 8, 4]"),
-    ({"parameters": [1]}, "parameters[0] is no object in braces: 1"),
+    ({"parameters": [1]}, "parameters[0] is not a JSON object: 1"),
     ({"parameters": ["xy"]}, "is not a launch: "),
     ({"parameters": [{"type": "u8"}]}, "parameters[0] has not an array, or a type and a value"),
     ({"parameters": [{"type": "f8", "value": 1}]}, "parameters[0]: type 'f8' is not known"),
-    ({"parameters": [{"type": "u8", "value": 256}]}, "u8 does not hold 256"),
-    ({"parameters": [{"type": "u8", "value": 1.5}]}, "u8 does not hold 1.5"),
-    ({"parameters": [{"type": "u8", "value": -1}]}, "u8 does not hold -1"),
-    ({"parameters": [{"type": "u8", "value": "1"}]}, "these are no numbers: 1"),
+    ({"parameters": [{"type": "u8", "value": 256}]}, "u8 cannot represent 256"),
+    ({"parameters": [{"type": "u8", "value": 1.5}]}, "u8 cannot represent 1.5"),
+    ({"parameters": [{"type": "u8", "value": -1}]}, "u8 cannot represent -1"),
+    ({"parameters": [{"type": "u8", "value": "1"}]}, "these are not numbers: 1"),
     ({"parameters": [{"type": "u8", "value": [1, 2]}]}, "parameters[0] has 2 values"),
     ({"parameters": [{"array": "givn"}]}, "an array 'givn'; did you mean 'given'?"),
     ({"parameters": [{"array": "given", "value": 1}]}, "has an array, and a type or a value"),
-    ({"memory": 1}, "memory is no list of arrays"),
+    ({"memory": 1}, "memory is not a list of arrays"),
     ({"memory": LAUNCH["memory"] * 2}, "two arrays have the name given"),
     (memory(name="../x"), "a name is letters, digits"),
     (memory(fill=None), "array given has none of file, values, fill"),
@@ -259,12 +259,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (memory(fill=None, values=[1, 2, 3]), "12 bytes are not [64] elements of f32"),
     (memory(fill=None, values=[[1], [1, 2]]), "is not a launch: "),
     (memory(writable=1), "writable is true or false, not 1"),
-    (memory(address=2**63), "ends behind 48 bits of address"),
+    (memory(address=2**63), "ends beyond the 48-bit address space"),
     (memory(fill=None, file="none.bin"), "none.bin: No such file or directory"),
     (memory(fill=None, file="launch.json"), "bytes are n"),
     ({"result": {"array": "sum"}}, "no 'exact'"),
     ({"result": {"array": "sum", "exact": {"values": [1, 2]}}}, "8 bytes are not [1] elements"),
-    ({"result": {"array": "sum", "exact": {"fill": 1}, "bound": -1}}, "bound is no number from 0"),
+    ({"result": {"array": "sum", "exact": {"fill": 1}, "bound": -1}}, "bound is not a number"),
     ({"result": {"array": "nosuch", "exact": {}}}, "result names an array 'nosuch'"),
 ]  # fmt: skip
 
@@ -301,10 +301,10 @@ def test_a_npy_file_of_another_type(ptx: Callable[..., Called]) -> None:
         (GOOD.replace("shr.u32", "frob.u32"), "PTX line 29: unknown instruction frob.u32"),
         (GOOD.replace("bar.sync 0", "bar.sync"), "PTX line 17: unknown instruction bar.sync: its"),
         (GOOD.replace("[%r5]", "[%r5+x]"), "PTX line 24: not understood: ld.shared.f32"),
-        (GOOD.replace("bra MEET", "bra"), "PTX line 21: a branch to a label that is not there"),
+        (GOOD.replace("bra MEET", "bra"), "PTX line 21: a branch to a label that does not exist"),
         ("hello", "there is no .target directive: is this PTX?"),
         (".target sm_121a\n", "total.ptx: no kernel ; it has none"),
-        (b"\x7fELF\xff\xfe", "total.ptx is not PTX: it is no text in UTF-8"),
+        (b"\x7fELF\xff\xfe", "total.ptx is not PTX: it is not UTF-8 text"),
     ],
     ids=["opcode", "operands", "address", "branch", "text", "no kernel", "binary"],
 )  # fmt: skip
@@ -335,7 +335,9 @@ def test_files_that_are_missing(spark_build: Callable[..., Called]) -> None:
 def test_schedules_that_there_are_not(ptx: Callable[..., Called], word: str) -> None:
     called = ptx("run", GOOD, "--schedule", word)
     assert called.code == 2
-    assert f"no schedule {word!r}; there is eager, lazy, random and random:SEED" in called.err
+    assert (
+        f"no schedule {word!r}; the schedules are eager, lazy, random and random:SEED" in called.err
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_what_nobody_wrote_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("ld.global.b32 %r5, [%rd1+512];", "outside of every buffer; the nearest is in"),
+        ("ld.global.b32 %r5, [%rd1+512];", "outside every buffer; the nearest is in"),
         ("ld.global.b32 %r5, [%rd1+2];", "is not a multiple of 4"),
         ("ld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%rd1+8];", "is not a multiple of 16"),
         ("st.global.b32 [%rd1], %r1;", "a write to in at"),
@@ -126,7 +126,7 @@ def test_each_thread_has_its_own_local_memory() -> None:
 
 @pytest.mark.parametrize("place", ["own+64", "own+61", "own+2", "own-4"])
 def test_local_memory_ends(place: str) -> None:
-    with pytest.raises(Fault, match=r"outside of the thread's 64 bytes, or no multiple of 4"):
+    with pytest.raises(Fault, match=r"outside the thread's 64 bytes, or not a multiple of 4"):
         run(f"{LOCAL} ld.local.b32 %r5, [{place}]; }}")
 
 

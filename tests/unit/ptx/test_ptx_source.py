@@ -87,12 +87,12 @@ def test_names_of_inner_scopes_are_their_own() -> None:
         ("\n\nadd.sat.s32 %r1, %r2, %r3;", "PTX line 13: unknown instruction add.sat.s32"),
         (
             "\nadd.s32 %r1, %r2, %q3;",
-            "PTX line 12: unknown instruction add.s32: %q3 is no register",
+            "PTX line 12: unknown instruction add.s32: %q3 is not a register",
         ),
         ("\nadd.s32 %r1, %r2, %rd3;", "%rd3 has 64 bits, not 32"),
-        ("\nbra NOWHERE;", "PTX line 12: a branch to a label that is not there: NOWHERE"),
-        ("\nmov.b32 %r1, a-b-c;", "PTX line 12: an operand that is not understood: a-b-c"),
-        ("\n.frob 1;", "PTX line 12: a directive that is not known: .frob 1"),
+        ("\nbra NOWHERE;", "PTX line 12: a branch to a label that does not exist: NOWHERE"),
+        ("\nmov.b32 %r1, a-b-c;", "PTX line 12: an unknown form of operand: a-b-c"),
+        ("\n.frob 1;", "PTX line 12: an unknown directive: .frob 1"),
         ("\nld.b32 %r1, [%rd1];", "unknown instruction ld.b32: of generic addresses"),
         ("\ncvt.rn.f16x2.e5m2x2 %r1, %rs1;", "unknown instruction cvt.rn.f16x2.e5m2x2"),
         ("\nshfl.sync.idx.b64 %r1, %r2, 0, 31, -1;", "unknown instruction shfl.sync.idx.b64"),
@@ -111,5 +111,5 @@ def test_what_is_no_ptx() -> None:
         kernels_of(".target sm_90\n.visible .entry k() { ret;")
     with pytest.raises(PtxError, match="a statement without its ;"):
         kernels_of(".target sm_90\n.visible .entry k() { ret }")
-    with pytest.raises(PtxError, match="a parameter that is not understood"):
+    with pytest.raises(PtxError, match="an unknown form of parameter"):
         kernels_of(".target sm_90\n.visible .entry k(.param .texref t) { ret; }")

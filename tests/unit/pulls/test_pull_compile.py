@@ -149,7 +149,7 @@ def test_an_image_has_what_is_compiled_and_the_python_beside_it(
     planned = plan(cw.BOTH).json
     said = planned["layers"][0]["reason"]
     assert said.startswith("pr-vllm-3 compiled for 12.1a: ")
-    assert said.endswith("; 1 file to change beside it")
+    assert said.endswith("; 1 file to change as well")
     words = ("--engine", "oci", "-o", "oci:out", "--compile")
     result = spark_build("image", *named(cw.BOTH), *BASE, *words, "--no-verify", "--json")
     assert (result.code, result.json["plan_digest"]) == (0, planned["plan_digest"])
@@ -224,7 +224,7 @@ STATES = {
     "partly-in-it": (cw.PARTLY, "drift", 4, "scaled_mm_blockwise_sm120_fp8.cu already patched"),
     "conflict": (cw.CONFLICT, "drift", 4, f"(in {ARCHIVE})"),
     "unknown-operator": (cw.UNKNOWN, "needs-rebuild", 10, "csrc/topk.cu: which torch operator"),
-    "new-operator": (cw.NEW_OPERATOR, "needs-rebuild", 10, "new are fresh"),
+    "new-operator": (cw.NEW_OPERATOR, "needs-rebuild", 10, "fresh are new"),
     "declarations": (
         cw.DECLARATIONS,
         "needs-rebuild",

@@ -80,7 +80,7 @@ class TestNew:
     def test_lists_what_is_dropped_and_what_is_compiled(self, made: Callable[..., Path]) -> None:
         assert "# not installed, so dropped: docs/guide.md" in (made() / "layer.toml").read_text()
         text = (made(pw.GPU_AND_PYTHON, "gpu") / "layer.toml").read_text()
-        assert "# reaches the wheel compiled: csrc/gemm.cu" in text
+        assert "# compiled into the wheel: csrc/gemm.cu" in text
 
     def test_can_be_planned_at_once(self, made: Callable[..., Path], spark_build: Call) -> None:
         made()

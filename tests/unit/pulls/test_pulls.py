@@ -128,7 +128,7 @@ def test_what_is_there_in_part_is_drift_and_says_which(
         "vllm/crlf.py": ["post"],
         "vllm/no_end.py": ["pre"],
     }
-    assert "is partly there (vllm/crlf.py)" in report["hints"][0]
+    assert "is partly applied (vllm/crlf.py)" in report["hints"][0]
 
 
 def test_what_was_taken_back_is_said(plan: Call) -> None:
@@ -277,7 +277,7 @@ class TestCommits:
         forge.pulls[pw.OPEN].head = world.repository.commit("More", {"vllm/late.py": "LATE = 1\n"})
         words = ["--with-pr", f"vllm-project/vllm#1@{old[:9]}", "-b", "pypi:vllm==1.0.0"]
         result = spark_build("plan", *words)
-        assert "1 commits further" in result.err
+        assert "1 commits ahead" in result.err
         assert "1 file to change" in result.out
         assert "2 files to change" in plan(pw.OPEN, more=()).out
 

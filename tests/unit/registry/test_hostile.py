@@ -81,7 +81,7 @@ def scanned(tmp_path: Path, blob: bytes) -> Any:
         ("/..", "leaves the root"),
         ("n" * 256, "too long for a file system"),
         ("/".join(["d"] * 201), "too long for a file system"),
-        ("n/" * 2100, "is not one of a file"),
+        ("n/" * 2100, "is not a file name"),
     ],
 )
 def test_names_that_are_refused(tmp_path: Path, name: str, message: str) -> None:
@@ -98,7 +98,7 @@ def test_a_nul_in_a_name() -> None:
 
 
 def test_a_link_of_any_length_is_not_kept() -> None:
-    with pytest.raises(RemoteError, match="is not one of a file"):
+    with pytest.raises(RemoteError, match="is not a file name"):
         read(tar_of(symlink("l", "x" * 5000)))
 
 
@@ -126,8 +126,8 @@ def test_links_never_lead_to_this_machine(tmp_path: Path) -> None:
         ([symlink("a", "/etc"), Item("a/passwd", b"x")], "not a directory in this layer"),
         ([symlink("a", "."), Item("a/a/b")], "not a directory in this layer"),
         ([Item("a", type=tarfile.FIFOTYPE), Item("a/b")], "not a directory in this layer"),
-        ([Item(".wh.")], "a whiteout of nothing"),
-        ([Item("a/.wh...")], "a whiteout of nothing"),
+        ([Item(".wh.")], "a whiteout without a name"),
+        ([Item("a/.wh...")], "a whiteout without a name"),
         ([Item("./", b"root")], "its root is not a directory"),
     ],
 )

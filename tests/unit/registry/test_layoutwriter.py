@@ -309,7 +309,7 @@ def test_several_images_in_one_layout(call: Call, tmp_path: Path) -> None:
     )
     for words, message in (
         (["-o", "oci:out:me/a:1", "-t", "me/b:1"], "are two names"),
-        (["-o", second.out.strip()], "a new image gets a name"),
+        (["-o", second.out.strip()], "give a name without a digest"),
     ):
         refused = call(*image, *words)
         assert refused.code == 2

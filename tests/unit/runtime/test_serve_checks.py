@@ -158,7 +158,7 @@ def test_progress_is_said_while_it_starts(
         ("zeros", "token 0 every time (what people see as !!!!!)"),
         ("short", "2 tokens and 2 probabilities, not 16"),
         ("error", "/v1/completions answered 500"),
-        ("garbage", "the completion broke off"),
+        ("garbage", "the completion was cut off"),
         ("hang", "did not answer"),
     ],
 )

@@ -232,7 +232,7 @@ def test_a_hook_in_a_baked_plan(machine: Machine, hooked: Path) -> None:
     assert (done.code, "differs:" in done.err) == (2, True)
 
     done = machine.call(*rebuild, "--patches", hooked)
-    assert (done.code, "no terminal to ask on" in done.err) == (2, True)
+    assert (done.code, "no terminal to confirm it" in done.err) == (2, True)
     assert not machine.canary.exists(), "nothing so far ran it"
 
     done = machine.call(*rebuild, "--patches", hooked, "--yes")

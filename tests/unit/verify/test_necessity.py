@@ -419,7 +419,7 @@ def test_originals_that_are_lost_are_said(site: Path) -> None:
     base = patched_directory(site, PATCH)
     for kept in (site / STATE_DIR / "backup").iterdir():
         kept.unlink()
-    with pytest.raises(CannotTakeApart, match=r"the original of vllm/core.py is lost"):
+    with pytest.raises(CannotTakeApart, match=r"the original of vllm/core.py is missing"):
         without_layers(base, of_backup(site))
 
 

@@ -170,7 +170,7 @@ def test_nothing_follows_a_launch_that_did_not_end(tmp_path: Path) -> None:
 
 def test_a_fault_is_a_result(tmp_path: Path) -> None:
     ran = run_file(write_launch(tmp_path, block=[96, 1, 1]))
-    assert all("outside of every buffer" in run.fault for run in ran.runs)
+    assert all("outside every buffer" in run.fault for run in ran.runs)
     assert not any(run.deadlock for run in ran.runs)
     stuck = run_file(write_launch(tmp_path, sync="bar.sync 0, 128;"))
     assert all(run.deadlock and "waits at barrier 0" in run.fault for run in stuck.runs)
@@ -190,7 +190,7 @@ def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
         ({"kernel": "thrice"}, "no kernel thrice; it has twice"),
         ({"parameters": ["00"]}, "parameters of [1] bytes; twice takes [8, 8]"),
         ({"schema": 2}, "schema 2, not 1"),
-        ({"grid": [1, 1]}, "is not a launch: grid is no list of three numbers"),
+        ({"grid": [1, 1]}, "is not a launch: grid is not a list of three numbers"),
         ({"memory": [{"address": 0}]}, "array memory-0 has none of file, values, fill"),
         ({"ptx": "none.ptx"}, "none.ptx: No such file or directory"),
         ({"parameters": ["xy"]}, "is not a launch"),
