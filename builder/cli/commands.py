@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP = "Build", "Inspect", "Publish", "Maintain", "Develop"
+BUILD, SERVE, INSPECT, PUBLISH = "Build", "Serve", "Inspect", "Publish"
+MAINTAIN, DEVELOP = "Maintain", "Develop"
 
 
 class Entry(NamedTuple):
@@ -52,6 +53,7 @@ COMMANDS = (
 )  # fmt: skip
 
 GROUPS = (
+    Entry("models", "servingapp", "models_app", SERVE, "Show models that recipes exist for."),
     Entry("layers", "layersapp", "layers_app", DEVELOP,
           "List, check and create layers."),
     Entry("dispatch", "dispatch", "app", DEVELOP, "Record the kernels that vLLM releases select."),

@@ -53,6 +53,13 @@ def schemas(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
+def models(incomplete: str) -> list[str]:
+    """Models that come with spark-build; reads file names only."""
+    from builder.serving.models import Models
+
+    return [name for name in Models.discover().files if name.startswith(incomplete)]
+
+
 def kinds(incomplete: str) -> list[str]:
     """Kinds of what is kept on this machine that can be removed."""
     from builder.cache.kinds import KINDS

@@ -116,6 +116,14 @@ DOCUMENTS = {
     "matrix": Entry(
         "`matrix --json`: every layer on every release", ("builder.dispatch.documents:Matrix",)
     ),
+    "models-list": Entry(
+        "`models list --json`: the models that recipes exist for",
+        ("builder.serving.models:ModelList",),
+    ),
+    "models-show": Entry(
+        "`models show NAME --json`: what is known of a model, and who says so",
+        ("builder.serving.models:ModelShown",),
+    ),
     "mods-export": Entry(
         "`mods export --json`: the mods that were written or are up to date",
         ("builder.layers.documents:ExportedMods",),

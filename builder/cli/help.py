@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from builder.cli.commands import BUILD, DEVELOP, INSPECT, MAINTAIN, PUBLISH
+from builder.cli.commands import BUILD, DEVELOP, INSPECT, MAINTAIN, PUBLISH, SERVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typer.models import CommandFunctionType, CommandInfo
 
 #: In the order in which help lists them.
-_GROUPS = (BUILD, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
+_GROUPS = (BUILD, SERVE, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
 #: The names of ``--help``, on every command.
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 

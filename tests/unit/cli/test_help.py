@@ -95,7 +95,7 @@ def test_no_command_is_help(words: list[str], capsys: pytest.CaptureFixture[str]
 def test_commands_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown([], capsys)
     titles = re.findall(r"^(\w+):$", out, re.MULTILINE)
-    assert titles == ["Options", "Build", "Inspect", "Publish", "Maintain", "Develop"]
+    assert titles == ["Options", "Build", "Serve", "Inspect", "Publish", "Maintain", "Develop"]
     listed = re.findall(r"^  ([a-z][a-z-]+)  +\w", rows_of(out), re.MULTILINE)
     assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name and name != ROOT)
 

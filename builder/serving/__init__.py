@@ -1,0 +1,1 @@
+"""From an image to a served model: models, what a release understands, recipes for other tools."""

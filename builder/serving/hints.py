@@ -1,0 +1,165 @@
+"""What a configuration field's type means on the command line, as vLLM's ``get_kwargs`` has it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.serving.modules import Module, Modules
+
+#: How many words follow a flag: none, one, one or none, one or more; a number is that many.
+Takes = Literal["nothing", "one", "optional", "many"] | int
+
+#: What a value must be, where that is known.
+Kind = Literal["text", "integer", "number", "json", "true-or-false"]
+
+_WRAPPERS = ("Annotated", "SkipValidation", "Final")
+_PLAIN = {"str", "int", "float", "bool", "dict", "list", "tuple", "set"}
+_COLLECTIONS = ("tuple", "list", "set")
+_CONFIG_DECORATORS = ("config", "dataclass")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What may follow a flag."""
+
+    takes: Takes = "one"
+    kind: Kind = "text"
+    #: the only values, where the release checks them
+    choices: tuple[str, ...] = ()
+    #: case and hyphens of a value do not matter
+    folds: bool = False
+    #: also has a form that switches it off
+    switch: bool = False
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One of the types of a field."""
+
+    kind: str
+    #: of a literal
+    values: tuple[object, ...] = ()
+    #: of a collection
+    items: tuple[ast.expr, ...] = ()
+    module: Module | None = None
+
+
+class Hints:
+    """Reads type annotations of a release."""
+
+    def __init__(self, modules: Modules, *, optional_text: bool) -> None:
+        self._modules = modules
+        #: whether ``bool | str | None`` is a flag with an optional value
+        self._optional_text = optional_text
+
+    def words(self, module: Module, annotation: ast.expr) -> Words:  # noqa: PLR0911 - one a type
+        """What a field of this type takes on the command line."""
+        hints = list(self._of(module, annotation))
+        kinds = {hint.kind for hint in hints}
+        if "dataclass" in kinds:
+            return Words(kind="json")
+        if self._optional_text and kinds == {"bool", "str", "none"}:
+            return Words("optional")
+        if "bool" in kinds:
+            return Words("nothing", "true-or-false", switch=True)
+        for literal in (hint for hint in hints if hint.kind == "literal"):
+            return self._literal(literal, checked="str" not in kinds)
+        for hint in hints:
+            if hint.kind in _COLLECTIONS:
+                return self._collection(hint)
+        for name, kind in (("int", "integer"), ("float", "number")):
+            if name in kinds:
+                return Words(kind=kind)  # type: ignore[arg-type]
+        if "dict" in kinds and not kinds & {"str", "other"}:
+            return Words(kind="json")
+        return Words()
+
+    @staticmethod
+    def _literal(hint: Hint, *, checked: bool) -> Words:
+        kind: Kind = "integer" if isinstance(hint.values[0], int) else "text"
+        choices = tuple(sorted(str(value) for value in hint.values)) if checked else ()
+        return Words(kind=kind, choices=choices)
+
+    def _collection(self, hint: Hint) -> Words:
+        assert hint.module is not None
+        rest = [i for i in hint.items if not _is_ellipsis(i)]
+        fixed = hint.kind == "tuple" and len(rest) == len(hint.items)
+        takes: Takes = len(rest) if fixed and rest else "many"
+        if not rest:
+            return Words(takes)
+        inner = self.words(hint.module, rest[0])
+        return replace(inner, takes=takes) if inner.choices else Words(takes, inner.kind)
+
+    def _of(self, module: Module, node: ast.expr) -> Iterator[Hint]:
+        if isinstance(node, ast.BinOp):
+            yield from self._of(module, node.left)
+            yield from self._of(module, node.right)
+        elif isinstance(node, ast.Constant) and node.value is None:
+            yield Hint("none")
+        elif isinstance(node, ast.Name):
+            yield from self._named(module, node.id)
+        elif isinstance(node, ast.Subscript):
+            yield from self._subscript(module, node)
+        else:
+            yield Hint("other")
+
+    def _named(self, module: Module, name: str) -> Iterator[Hint]:
+        found = self._modules.find(module, name)
+        if found is not None and found.value is not None:
+            yield from self._of(found.module, found.value)
+        elif found is not None and isinstance(found.node, ast.ClassDef):
+            yield Hint(self._class_kind(found.node))
+        else:
+            yield Hint(name, module=module) if name in _PLAIN else Hint("other")
+
+    @staticmethod
+    def _class_kind(node: ast.ClassDef) -> str:
+        decorators = {_name(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list}
+        if decorators & set(_CONFIG_DECORATORS):
+            return "dataclass"
+        bases = {_name(b.value if isinstance(b, ast.Subscript) else b) for b in node.bases}
+        return "dict" if "dict" in bases else "other"
+
+    def _subscript(self, module: Module, node: ast.Subscript) -> Iterator[Hint]:
+        name = _name(node.value)
+        items = tuple(node.slice.elts) if isinstance(node.slice, ast.Tuple) else (node.slice,)
+        if name == "Literal":
+            yield Hint("literal", tuple(self._values(module, items)))
+        elif name == "Optional":
+            yield from self._of(module, items[0])
+            yield Hint("none")
+        elif name == "Union":
+            for item in items:
+                yield from self._of(module, item)
+        elif name in _WRAPPERS:
+            yield from self._of(module, items[0])
+        elif name.lower() in _PLAIN:
+            yield Hint(name.lower(), items=items, module=module)
+        else:
+            yield Hint("other")
+
+    def _values(self, module: Module, items: tuple[ast.expr, ...]) -> Iterator[object]:
+        for item in items:
+            if isinstance(item, ast.Constant):
+                yield item.value
+            else:  # a literal in a literal is the same as its values
+                for hint in self._of(module, item):
+                    yield from hint.values
+
+    def values_of(self, module: Module, name: str) -> tuple[str, ...]:
+        """The values of a named literal type."""
+        hints = self._named(module, name)
+        return tuple(str(value) for hint in hints for value in hint.values)
+
+
+def _name(node: ast.expr) -> str:
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...

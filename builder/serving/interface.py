@@ -1,0 +1,201 @@
+"""What ``vllm serve`` of one release understands: flags, environment variables, parser names.
+
+All of it is read from the release's own source, and nothing of it is imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from builder.applier.environment import read_envs
+from builder.errors import UsageError, did_you_mean
+from builder.serving.flags import FlagReader, RawFlag
+from builder.serving.hints import Kind, Takes
+from builder.serving.modules import Modules
+from builder.util.documents import Part, Text
+
+if TYPE_CHECKING:
+    from builder.applier.trees import Tree
+
+#: Files that are read in few ranges before anything else, each of which every release has.
+FIRST = (
+    "vllm/engine/arg_utils.py",
+    "vllm/envs.py",
+    "vllm/entrypoints/cli/serve.py",
+    "vllm/utils/argparse_utils.py",
+    "vllm/reasoning/__init__.py",
+    "vllm/tool_parsers/__init__.py",
+)
+_CONFIG = "vllm/config"
+#: Where releases register parsers, and the table in which they do so.
+_REASONING = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
+_TOOLS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
+#: Flags that take the name of a parser, and the flag with which a checkpoint brings its own.
+REASONING_FLAG, TOOL_FLAG = "--reasoning-parser", "--tool-call-parser"
+PLUGINS = {REASONING_FLAG: "--reasoning-parser-plugin", TOOL_FLAG: "--tool-parser-plugin"}
+#: Variables begin with this; vLLM warns about those that it does not know.
+VARIABLES = "VLLM_"
+
+
+class Flag(Part, frozen=True, kw_only=True):
+    """One flag of ``vllm serve``."""
+
+    names: Annotated[tuple[Text, ...], Meta(description="the long name first")]
+    takes: Annotated[Takes, Meta(description="how many words follow; a number is exactly that")]
+    kind: Kind
+    choices: Annotated[
+        tuple[str, ...], Meta(description="the only values, where the release checks them")
+    ] = ()
+    folds: Annotated[bool, Meta(description="case and hyphens of a value do not matter")] = False
+    off: Annotated[tuple[Text, ...], Meta(description="those of the names that switch it off")] = ()
+    deprecated: Annotated[str, Meta(description="what the release says of its end")] = ""
+
+    @classmethod
+    def of(cls, raw: RawFlag) -> Flag:
+        """A flag as it was read."""
+        words = raw.words
+        ordered = sorted(raw.names, key=lambda name: not name.startswith("--"))
+        return cls(
+            names=tuple(ordered), takes=words.takes, kind=words.kind, choices=words.choices,
+            folds=words.folds, off=raw.off, deprecated=raw.deprecated,
+        )  # fmt: skip
+
+    def refusal(self, value: str | None) -> str:
+        """Why the release's parser would not take this value; empty where it would.
+
+        A value that the parser takes may still be refused by the model or the machine.
+        """
+        if self.takes == "nothing":
+            return "" if value is None else "takes no value"
+        if value is None:
+            return "" if self.takes == "optional" else "needs a value"
+        if self.choices and (_folded(value) if self.folds else value) not in self.choices:
+            known = ", ".join(self.choices)
+            return f"has no value {value!r}{did_you_mean(value, self.choices)} (it has {known})"
+        return self._not_of_its_kind(value)
+
+    def _not_of_its_kind(self, value: str) -> str:
+        if self.takes not in ("one", "optional"):
+            return ""
+        try:
+            if self.kind == "number":
+                float(value)
+            elif self.kind == "json":
+                json.loads(value)
+            elif self.kind == "integer" and not _counted(value):
+                raise ValueError
+        except ValueError:
+            return f"takes {_KINDS[self.kind]}, not {value!r}"
+        return ""
+
+
+_KINDS = {"number": "a number", "json": "JSON", "integer": "a whole number"}
+
+
+def _folded(value: str) -> str:
+    """As vLLM reads the values of ``--moe-backend`` and ``--linear-backend``."""
+    return value.lower().replace("-", "_")
+
+
+def _counted(value: str) -> bool:
+    """Whether it is a whole number as vLLM reads some of them: 4096, 4k, 25.6k, auto."""
+    text = value.strip()
+    if text.lower() == "auto" or not text:
+        return text.lower() == "auto"
+    if text[-1] in "kKmMgGtT":
+        text = text[:-1].replace(".", "", 1)
+    return text.removeprefix("-").isdigit()
+
+
+class ServeInterface(Part, frozen=True, kw_only=True):
+    """What ``vllm serve`` of one release understands."""
+
+    vllm: Text
+    flags: tuple[Flag, ...]
+    variables: Annotated[
+        dict[str, tuple[str, ...]],
+        Meta(description="names that envs.py reads, with the values that it accepts; none: any"),
+    ]
+    reasoning_parsers: tuple[str, ...]
+    tool_parsers: tuple[str, ...]
+
+    def flag(self, name: str) -> Flag | None:
+        """A flag by one of its names; underscores mean hyphens, as vLLM takes them."""
+        spelled = canonical(name) if name.startswith("--") else name
+        return next((flag for flag in self.flags if spelled in flag.names), None)
+
+    def refusal(self, name: str, value: str | None) -> str:
+        """Why this release would not take a flag with this value; empty where it would."""
+        plain, _, key = canonical(name).partition(".")
+        found = self.flag(plain)
+        if found is None:
+            known = [n for flag in self.flags for n in flag.names]
+            return f"vLLM {self.vllm} has no flag {name}{did_you_mean(name, known)}"
+        if key:  # --kernel-config.linear_backend VALUE
+            return "" if found.kind == "json" else f"{plain} of vLLM {self.vllm} takes no keys"
+        why = found.refusal(value)
+        return f"{name} of vLLM {self.vllm} {why}" if why else ""
+
+    def variable_refusal(self, name: str, value: str) -> str:
+        """Why this release would not read a variable; empty where it would, or it is not vLLM's."""
+        if not name.startswith(VARIABLES):
+            return ""
+        if name not in self.variables:
+            guess = did_you_mean(name, self.variables)
+            return f"vLLM {self.vllm} does not read the variable {name}{guess}"
+        choices = self.variables[name]
+        wrong = [one for one in value.split(",") if choices and one not in choices]
+        if wrong:
+            return f"{name} of vLLM {self.vllm} has no value {wrong[0]!r} ({', '.join(choices)})"
+        return ""
+
+    def parsers(self, flag: str) -> tuple[str, ...]:
+        """The built-in parsers that a flag chooses from."""
+        return {REASONING_FLAG: self.reasoning_parsers, TOOL_FLAG: self.tool_parsers}.get(flag, ())
+
+
+def canonical(name: str) -> str:
+    """A long flag as vLLM's parser spells it: hyphens up to the first dot."""
+    head, dot, rest = name.partition(".")
+    return head.replace("_", "-") + dot + rest
+
+
+def read_interface(tree: Tree, vllm: str) -> ServeInterface:
+    """Read it out of a release's files.
+
+    Raises:
+        UsageError: the release builds its parser in a way that is not known here.
+        RemoteError: the package index or the registry does not answer.
+    """
+    preload = getattr(tree, "preload", None)
+    if preload is not None:
+        config = [f"{_CONFIG}/{name}" for name in tree.children(_CONFIG) if name.endswith(".py")]
+        preload([*FIRST, *config])
+    modules = Modules(tree.read)
+    known = read_envs(modules.needed("vllm.envs").source).known
+    return ServeInterface(
+        vllm=vllm,
+        flags=tuple(map(Flag.of, FlagReader(modules).read())),
+        variables={name: choices or () for name, choices in sorted(known.items())},
+        reasoning_parsers=_registered(modules, *_REASONING),
+        tool_parsers=_registered(modules, *_TOOLS),
+    )
+
+
+def _registered(modules: Modules, module: str, table: str) -> tuple[str, ...]:
+    """The keys of a table of parsers.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    found = modules.needed(module).names.get(table)
+    value = getattr(found, "value", None)
+    keys = value.keys if isinstance(value, ast.Dict) else ()
+    names = sorted(str(key.value) for key in keys if isinstance(key, ast.Constant))
+    if not names:
+        raise UsageError(f"{module} of this vLLM has no table {table}: its parsers are unknown")
+    return tuple(names)

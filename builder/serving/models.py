@@ -1,0 +1,288 @@
+"""Models as data: what is known of each one, and who says so.
+
+A figure that no source gives is absent, and what depends on it says that it is unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from builder.errors import UsageError, did_you_mean
+from builder.util.documents import Count, Document, Part, Text
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Kinds of layers that a checkpoint holds.  The first six are those that the dispatch level asks
+#: vLLM about (``builder/verify/kinds.py``).
+LayerKind = Literal[
+    "nvfp4-linear", "nvfp4-moe", "fp8-linear", "fp8-block", "w4a16-linear", "w4a16-moe",
+    "mxfp4-moe", "unquantized",
+]  # fmt: skip
+#: What experts compute between their two products, by vLLM's names; which kernels have it differs.
+Activation = Literal["silu", "relu2", "gelu_tanh", "swigluoai"]
+
+
+class _Known(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Something that a source says."""
+
+    source: Annotated[Text, Meta(description="who says so")]
+
+
+class KnownText(_Known, frozen=True, kw_only=True):
+    """A text, and who says so."""
+
+    value: Text
+
+
+class KnownCount(_Known, frozen=True, kw_only=True):
+    """A number, and who says so."""
+
+    value: Count
+
+
+class KnownActivation(_Known, frozen=True, kw_only=True):
+    """What a model's experts compute, and who says so."""
+
+    value: Activation
+
+
+class HeldLayers(_Known, frozen=True, kw_only=True):
+    """One kind of layers that the checkpoint holds."""
+
+    kind: LayerKind
+
+
+class _When(_Known, frozen=True, kw_only=True):
+    """Something that holds for some releases of vLLM."""
+
+    vllm: Annotated[str, Meta(description="a range of vLLM releases; absent: all")] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a malformed range.
+
+        Raises:
+            ValueError: it is one.
+        """
+        try:
+            SpecifierSet(self.vllm)
+        except InvalidSpecifier:
+            raise ValueError(f"{self.vllm!r} is no range of releases") from None
+
+    def holds_for(self, vllm: str) -> bool:
+        """Whether this release is in the range; pre-releases count by their number."""
+        return SpecifierSet(self.vllm).contains(vllm, prereleases=True)
+
+
+class Needs(_When, frozen=True, kw_only=True):
+    """The releases that serve a model."""
+
+
+class ParserChoice(_When, frozen=True, kw_only=True):
+    """A parser of the model's output; the first that a release has is taken."""
+
+    name: Text
+    plugin: Annotated[
+        Text | None, Meta(description="file in the checkpoint that brings it; absent: built in")
+    ] = None
+
+
+class FlagWish(_When, frozen=True, kw_only=True):
+    """A flag of ``vllm serve`` that the model should be served with."""
+
+    flag: Annotated[str, Meta(pattern="^--[a-z]")]
+    value: Annotated[Text | None, Meta(description="absent: the flag takes none")] = None
+    why: Text
+
+
+class VariableWish(_When, frozen=True, kw_only=True):
+    """An environment variable that the model should be served with."""
+
+    name: Annotated[str, Meta(pattern="^[A-Z]")]
+    value: Text
+    why: Text
+
+
+class Speculation(_When, frozen=True, kw_only=True):
+    """Draft tokens out of the checkpoint itself."""
+
+    method: Text
+    tokens: Annotated[int, Meta(ge=1)]
+    moe_backend: Annotated[Text | None, Meta(description="of the draft's experts")] = None
+
+
+class Measured(_When, frozen=True, kw_only=True):
+    """What somebody measured on a GB10; none of it was measured by spark-build."""
+
+    profile: Annotated[Text | None, Meta(description="whose kernels these are, nearest")] = None
+    setup: Annotated[Text, Meta(description="release, kernels and topology, in the source's words")]
+    concurrency: Annotated[int, Meta(ge=1)]
+    tokens_per_second: Annotated[float, Meta(gt=0)]
+
+
+class KnownFailure(_When, frozen=True, kw_only=True):
+    """What goes wrong with this model, and what helps."""
+
+    what: Text
+    helps: Text
+
+
+class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """What is known of a model; what is absent is unknown."""
+
+    name: Text
+    summary: Text
+    id: Annotated[KnownText, Meta(description="on Hugging Face")]
+    revision: Annotated[KnownText | None, Meta(description="commit on Hugging Face")] = None
+    needs: Annotated[Needs | None, Meta(description="the releases that serve it")] = None
+    holds: Annotated[tuple[HeldLayers, ...], Meta(description="kinds of layers in it")] = ()
+    experts: KnownActivation | None = None
+    parameters: KnownCount | None = None
+    active_parameters: KnownCount | None = None
+    weight_bytes: KnownCount | None = None
+    context: Annotated[KnownCount | None, Meta(description="tokens to serve it with")] = None
+    maximum_context: KnownCount | None = None
+    block_size: Annotated[
+        KnownCount | None, Meta(description="least batched tokens of a hybrid model")
+    ] = None
+    kv_cache_dtype: KnownText | None = None
+    gpu_memory_utilization: KnownText | None = None
+    reasoning_parsers: tuple[ParserChoice, ...] = ()
+    tool_parsers: tuple[ParserChoice, ...] = ()
+    speculation: Speculation | None = None
+    flags: tuple[FlagWish, ...] = ()
+    variables: tuple[VariableWish, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    failures: tuple[KnownFailure, ...] = ()
+
+    def kinds(self) -> set[str]:
+        """The kinds of layers that it holds; empty where nobody says."""
+        return {held.kind for held in self.holds}
+
+    def unknown(self) -> list[str]:
+        """What no source says of it."""
+        named = [f.encode_name for f in msgspec.structs.fields(type(self)) if not f.required]
+        return [n for n in named if not getattr(self, n.replace("-", "_")) and n in _FIGURES]
+
+
+#: Figures that somebody who plans to serve a model asks for.
+_FIGURES = (
+    "revision", "holds", "experts", "parameters", "active-parameters", "weight-bytes", "context",
+    "maximum-context", "block-size", "kv-cache-dtype", "gpu-memory-utilization",
+    "reasoning-parsers", "tool-parsers", "speculation", "measured",
+)  # fmt: skip
+
+
+class ModelRow(Part, frozen=True, kw_only=True):
+    """A model in a list."""
+
+    name: Text
+    id: Text
+    summary: Text
+    file: Text
+
+
+class ModelList(Document, frozen=True, kw_only=True):
+    """All models that are known."""
+
+    models: tuple[ModelRow, ...]
+
+
+class ModelShown(Document, frozen=True, kw_only=True):
+    """One model, and what no source says of it."""
+
+    file: Text
+    model: Model
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Models:
+    """Model files by name; each is read when asked for."""
+
+    files: Mapping[str, Path]
+
+    @classmethod
+    def discover(cls, extra: Iterable[Path] = ()) -> Models:
+        """Our own, then those of a user's folders; later ones win.
+
+        Raises:
+            UsageError: a folder does not exist, or holds no model.
+        """
+        files = {p.stem: p for p in sorted(package_file("data", "models").glob("*.toml"))}
+        for place in extra:
+            if not place.is_dir():
+                raise UsageError(f"models folder {place} does not exist")
+            found = {p.stem: p for p in sorted(place.glob("*.toml"))}
+            if not found:
+                raise UsageError(
+                    f"{place} holds no model (NAME.toml)",
+                    hint="spark-build models show nemotron-3-super prints one",
+                )
+            files |= found
+        return cls(files)
+
+    def model(self, name: str) -> Model:
+        """One model, by its name or by its id on Hugging Face.
+
+        Raises:
+            UsageError: there is none, or its file is malformed.
+        """
+        if name in self.files:
+            return read_model(self.files[name])
+        for path in self.files.values() if "/" in name else ():
+            model = read_model(path)
+            if model.id.value == name:
+                return model
+        raise UsageError(
+            f"unknown model {name!r}{did_you_mean(name, self.files)}",
+            hint="spark-build models list, or your own: --models DIR with NAME.toml",
+        )
+
+    def listed(self) -> ModelList:
+        """All of them, one line each."""
+        models = [(read_model(path), path) for _, path in sorted(self.files.items())]
+        rows = (
+            ModelRow(name=m.name, id=m.id.value, summary=m.summary, file=_shown(path))
+            for m, path in models
+        )
+        return ModelList(models=tuple(rows))
+
+    def shown(self, name: str) -> ModelShown:
+        """One of them with all that is known."""
+        model = self.model(name)
+        return ModelShown(
+            file=_shown(self.files[model.name]), model=model, unknown=tuple(model.unknown())
+        )
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def read_model(path: Path) -> Model:
+    """Read one model file.
+
+    Raises:
+        UsageError: it is malformed; the message says where.
+    """
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        return msgspec.convert({**raw, "name": path.stem}, Model)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"{path}: {error}", hint="spark-build schema models-show lists the keys"
+        ) from None
