@@ -40,7 +40,7 @@ def test_zizmor_finds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_zizmor_sees_an_action_that_floats(tmp_path: Path) -> None:
+def test_zizmor_reports_an_unpinned_action(tmp_path: Path) -> None:
     page = copy_of_workflows(tmp_path) / ".github" / "workflows" / "images.yml"
     page.write_text(re.sub(r"actions/checkout@\S+", "actions/checkout@v4", page.read_text()))
     done = zizmor(tmp_path)
@@ -54,7 +54,7 @@ def test_actionlint_finds_nothing() -> None:
     assert [row for row in found if not known.search(row["message"])] == []
 
 
-def test_actionlint_sees_a_wrong_name(tmp_path: Path) -> None:
+def test_actionlint_reports_a_wrong_name(tmp_path: Path) -> None:
     broken = tmp_path / "images.yml"
     text = (ROOT / ".github" / "workflows" / "images.yml").read_text()
     broken.write_text(text.replace("steps.list.outputs.thin", "steps.lsit.outputs.thin"))
@@ -81,7 +81,7 @@ def uses() -> Iterator[tuple[str, str]]:
                 yield found[1], found[2]
 
 
-def test_foreign_actions_are_pinned_by_commit_and_say_their_version() -> None:
+def test_third_party_actions_are_pinned_by_commit_with_a_version_comment() -> None:
     foreign = [(name, rest) for name, rest in uses() if name != "./"]
     assert foreign
     for name, rest in foreign:
@@ -108,7 +108,7 @@ def test_containers_are_pinned_by_digest() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_permissions_are_named_by_each_job(path: Path) -> None:
+def test_every_job_declares_its_permissions(path: Path) -> None:
     document = load(path)
     assert document["permissions"] == {}
     for job in document["jobs"].values():
@@ -134,7 +134,7 @@ def test_only_jobs_that_push_may_write_and_only_from_main() -> None:
         assert "github.event_name != 'pull_request'" in job["if"]
 
 
-def test_no_pull_request_reaches_our_own_machine() -> None:
+def test_pull_requests_never_run_on_the_self_hosted_runner() -> None:
     own = 0
     for path in WORKFLOWS:
         document = load(path)

@@ -154,7 +154,7 @@ def test_a_locked_base_stays_in_its_registry(small: Small) -> None:
         lock.unlink()
 
 
-def test_what_failed_is_kept_and_not_published(small: Small, listed: dict[str, Any]) -> None:
+def test_failed_image_is_kept_but_not_published(small: Small, listed: dict[str, Any]) -> None:
     needs: dict[str, Any] = {"list": {"outputs": listed}}
     with pytest.raises(StepFailed, match="drift"):
         small.machine.job(IMAGES, "build", matrix=small.entry("drifts"), needs=needs)
@@ -165,9 +165,7 @@ def test_what_failed_is_kept_and_not_published(small: Small, listed: dict[str, A
         small.machine.job(IMAGES, "publish", matrix=small.entry("drifts"), needs=needs)
 
 
-def test_nothing_is_published_where_nothing_was_built(
-    machine: Machine, entry: dict[str, str]
-) -> None:
+def test_no_build_publishes_nothing(machine: Machine, entry: dict[str, str]) -> None:
     """An empty list of images is no matrix for the job that would publish them."""
     needs = {"list": {"outputs": {"thin": "[]"}}, "build": {"result": "skipped"}}
     assert machine.job(IMAGES, "publish", matrix=entry, needs=needs) is None
@@ -204,14 +202,14 @@ def test_a_checkout_of_another_owner(machine: Machine, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "action.yml\n"), done.stderr
 
 
-def test_list_is_every_profile_on_every_base(listed: dict[str, Any]) -> None:
+def test_list_has_every_profile_on_every_base(listed: dict[str, Any]) -> None:
     wanted = json.loads((ROOT / ".github" / "images.json").read_text())
     rows = json.loads(listed["thin"])
     assert len(rows) == len(wanted["profiles"]) * len(wanted["bases"])
     assert len({row["name"] for row in rows}) == len(rows)
 
 
-def test_no_two_images_move_the_same_tag(listed: dict[str, Any]) -> None:
+def test_each_image_moves_a_different_tag(listed: dict[str, Any]) -> None:
     rows = json.loads(listed["thin"])
     tags = {tag: row["base"] for row in rows for tag in row["tags"].split()}
     assert len(tags) == sum(len(row["tags"].split()) for row in rows)
@@ -259,7 +257,7 @@ def test_a_build_that_fails_verification_fails_the_job(
     ],
     ids=["locked", "overlay", "with-pr"],
 )
-def test_what_the_action_is_given_arrives(
+def test_action_inputs_reach_the_command(
     machine: Machine, entry: dict[str, str], given: dict[str, str], code: int, said: str
 ) -> None:
     contexts = {"matrix": entry, "steps": {}, **machine.contexts}
@@ -269,9 +267,7 @@ def test_what_the_action_is_given_arrives(
     assert said in failed.value.out + failed.value.err
 
 
-def test_what_passed_is_published_though_another_image_failed(
-    published: str, machine: Machine
-) -> None:
+def test_passed_images_are_published_when_another_failed(published: str, machine: Machine) -> None:
     tags = requests.get(f"{published}/tags/list", timeout=10).json()["tags"]
     image = json.loads((machine.home / "artifacts" / "fits-v1" / "image.json").read_text())
     plan = image["plan_digest"].removeprefix("sha256:")[:12]
@@ -290,7 +286,7 @@ def test_nothing_is_published_for_a_pull_request(
     assert machine.job(IMAGES, job, github=github, matrix=entry, needs=needs) is None
 
 
-def test_every_run_step_has_run(machine: Machine, published: str) -> None:
+def test_every_run_step_is_tested(machine: Machine, published: str) -> None:
     assert published
     steps = set().union(*(run_steps(path) for path in [*WORKFLOWS, ACTION]))
     publishes = {step for step in steps if step[0] == ACTION.name} - set(machine.ran)

@@ -30,7 +30,7 @@ def debian() -> Debian:
         pytest.skip(f"NOT RUN: no arm64 here, so nothing is proven there: {error}")
 
 
-def test_the_readmes_first_command_proves_dispatch_natively(
+def test_first_readme_command_passes_dispatch_on_arm64(
     debian: Debian, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert f"python3 {COMMAND}" in (CHECKOUT / "README.md").read_text("utf-8")

@@ -33,7 +33,7 @@ def luminance(colour: str) -> float:
     return sum(weight * p for weight, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_the_plot_is_that_of_the_numbers() -> None:
+def test_plot_matches_the_numbers() -> None:
     numbers = json.loads((DOCS / "registry_push.json").read_text("utf-8"))
     assert draw(numbers) == CHART.read_text("utf-8")
     changed = json.loads(json.dumps(numbers))
@@ -42,7 +42,7 @@ def test_the_plot_is_that_of_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_can_be_read(browser: Chromium, tmp_path: Path, scheme: str) -> None:
+def test_plot_fits_a_phone_and_is_legible(browser: Chromium, tmp_path: Path, scheme: str) -> None:
     page = tmp_path / "chart.html"
     head = '<!doctype html><meta name="viewport" content="width=device-width">'
     drawn = CHART.read_text("utf-8").replace("<svg ", '<svg style="max-width: 100%" ', 1)

@@ -130,7 +130,7 @@ def texts(page: Page, selector: str) -> list[str]:
 # -------------------------------------------------------------------------------------- complete
 
 
-def test_every_check_is_there_with_its_evidence(show: Show) -> None:
+def test_page_lists_every_check_with_its_evidence(show: Show) -> None:
     page = show()
     assert len(texts(page, ".check")) == len(CHECKS)
     words = {"pass": "✓ pass", "fail": "✕ FAIL", "not-run": "○ not run"}
@@ -142,7 +142,7 @@ def test_every_check_is_there_with_its_evidence(show: Show) -> None:
         assert ("⊘ expected refusal" if one.refusal else word) in text
 
 
-def test_plain_passes_are_folded_and_the_rest_is_seen(show: Show) -> None:
+def test_passes_are_folded_and_everything_else_is_visible(show: Show) -> None:
     page = show(folded=True)
     for number, one in enumerate(CHECKS, 1):
         seen = page.evaluate(f"document.querySelector('#check-{number}').checkVisibility()")
@@ -151,7 +151,7 @@ def test_plain_passes_are_folded_and_the_rest_is_seen(show: Show) -> None:
     assert texts(page, "summary") == ["1 check passed"] * 5
 
 
-def test_what_a_reader_came_for_is_first(show: Show) -> None:
+def test_verdict_is_at_the_top(show: Show) -> None:
     """The verdict, the kernels, the limits, and how to run it; all before any check."""
     page = show(390)
     order = page.evaluate("Array.from(document.querySelectorAll('h1, h2')).map(e => e.innerText)")
@@ -166,7 +166,7 @@ def test_what_a_reader_came_for_is_first(show: Show) -> None:
     assert "VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x" in run
 
 
-def test_a_digest_or_a_command_is_taken_with_one_click(show: Show) -> None:
+def test_one_click_copies_a_digest_or_a_command(show: Show) -> None:
     page = show(390)
     for text in (f"sha256:{'2' * 64}", f"{LONG} serve MODEL"):
         taken = page.evaluate(
@@ -179,7 +179,7 @@ def test_a_digest_or_a_command_is_taken_with_one_click(show: Show) -> None:
         assert text in taken
 
 
-def test_every_level_is_there_asked_for_or_not(show: Show) -> None:
+def test_page_lists_every_level_requested_or_not(show: Show) -> None:
     page = show()
     shown = dict(
         page.evaluate(
@@ -209,7 +209,7 @@ def test_layers_show_what_fails_without_them(show: Show) -> None:
     assert "no check fails without it" in idle
 
 
-def test_what_failed_is_named_at_the_top_and_can_be_reached(show: Show) -> None:
+def test_failures_are_named_at_the_top_and_linked(show: Show) -> None:
     page = show()
     links = page.evaluate(
         "Array.from(document.querySelectorAll('header a')).map(a => a.getAttribute('href'))"
@@ -222,7 +222,7 @@ def test_what_failed_is_named_at_the_top_and_can_be_reached(show: Show) -> None:
     assert "3 failed · 3 not run · 1 refused as expected · 8 passed" in texts(page, "header")[0]
 
 
-def test_figures_are_drawn_against_those_of_their_name(show: Show) -> None:
+def test_figures_are_compared_with_others_of_the_same_name(show: Show) -> None:
     page = show()
     bars = page.evaluate(
         "Array.from(document.querySelectorAll('.bar')).map(e => [e.clientWidth, "
@@ -236,13 +236,13 @@ def test_figures_are_drawn_against_those_of_their_name(show: Show) -> None:
 # ----------------------------------------------------------------------------------------- quiet
 
 
-def test_nothing_is_fetched_and_nothing_is_said(show: Show, file: Path) -> None:
+def test_page_makes_no_requests_and_logs_nothing(show: Show, file: Path) -> None:
     page = show()
     assert page.requests == [file.as_uri()]
     assert page.complaints == []
 
 
-def test_text_of_the_target_is_text(show: Show) -> None:
+def test_text_from_the_target_is_escaped(show: Show) -> None:
     page = show()
     assert page.evaluate("document.title") == f"not verified: {LONG}"
     assert page.evaluate("document.querySelectorAll('script, img').length") == 0
@@ -256,7 +256,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_a_page_that_is_not_quiet_is_noticed(show: Show, tmp_path: Path, noise: str) -> None:
+def test_a_page_that_makes_requests_is_detected(show: Show, tmp_path: Path, noise: str) -> None:
     before, after = NOISE[noise]
     good, bad = tmp_path / "good.html", tmp_path / "bad.html"
     good.write_text(before)
@@ -268,7 +268,7 @@ def test_a_page_that_is_not_quiet_is_noticed(show: Show, tmp_path: Path, noise: 
     assert (len(page.requests) > 1) is (noise == "fetches")
 
 
-def test_the_page_forbids_what_it_does_not_need(show: Show, file: Path, tmp_path: Path) -> None:
+def test_page_has_a_strict_content_security_policy(show: Show, file: Path, tmp_path: Path) -> None:
     """What slips through escaping some day would still not run, and not be fetched."""
     path = tmp_path / "spoilt.html"
     path.write_text(file.read_text().replace("</body>", f"{NOISE['fails'][1]}</body>"))
@@ -298,7 +298,7 @@ def test_nothing_is_wider_than_the_window(show: Show, width: int) -> None:
     assert too_wide(page) == []
 
 
-def test_what_is_too_wide_is_noticed(show: Show, file: Path, tmp_path: Path) -> None:
+def test_an_element_that_is_too_wide_is_detected(show: Show, file: Path, tmp_path: Path) -> None:
     path = tmp_path / "wide.html"
     text = file.read_text()
     assert text.count("overflow-wrap: anywhere") == 1
@@ -382,7 +382,7 @@ def test_statuses_differ_in_words_form_and_lightness(show: Show, scheme: str) ->
         ("✕", "✓", "sign of pass and fail"),
     ],
 )
-def test_statuses_that_only_colour_tells_apart_are_noticed(
+def test_statuses_that_differ_only_in_colour_are_detected(
     show: Show, file: Path, tmp_path: Path, rule: str, instead: str, same: str
 ) -> None:
     path = tmp_path / "spoilt.html"
@@ -392,7 +392,7 @@ def test_statuses_that_only_colour_tells_apart_are_noticed(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_words_can_be_read(show: Show, scheme: str) -> None:
+def test_text_has_enough_contrast(show: Show, scheme: str) -> None:
     """Contrast of at least 4.5 to 1, as WCAG 2 asks for text of this size."""
     for status, look in looks(show(scheme=scheme)).items():
         assert look["contrast"] >= 4.5, status

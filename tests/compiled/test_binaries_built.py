@@ -95,13 +95,13 @@ def test_family_code_for_12_0_runs_on_sm121(checks: Callable[..., dict[str, Chec
     )
 
 
-def test_code_for_12_1_alone_runs_too(checks: Callable[..., dict[str, Check]]) -> None:
+def test_code_for_12_1_only_runs_on_sm121(checks: Callable[..., dict[str, Check]]) -> None:
     found = checks("cutlass", "sm_121a")
     assert failed(found) == set()
     assert "1 native (sm_121a)" in found[GROUPED].seen
 
 
-def test_code_for_12_0_alone_does_not_load(checks: Callable[..., dict[str, Check]]) -> None:
+def test_code_for_12_0_only_does_not_load(checks: Callable[..., dict[str, Check]]) -> None:
     found = checks("cutlass", "sm_120a")
     assert failed(found) == {*CUTLASS, MODULE}
     for name in CUTLASS:
@@ -109,7 +109,7 @@ def test_code_for_12_0_alone_does_not_load(checks: Callable[..., dict[str, Check
         assert found[name].reason.startswith("needs a rebuild: SM121 loads none of sm_120a; ")
 
 
-def test_a_build_for_12_1_of_the_old_guard_traps(checks: Callable[..., dict[str, Check]]) -> None:
+def test_a_build_for_12_1_with_the_old_guard_traps(checks: Callable[..., dict[str, Check]]) -> None:
     found = checks("cutlass", "sm_121a", only_1200=True)
     assert failed(found) == {FP8}
     assert found[FP8].seen == "1 kernel: 1 native (sm_121a); 1 x BPT.TRAP"
@@ -132,13 +132,13 @@ def test_ptx_of_the_family_is_compiled_by_the_driver(
     assert list(found[QUANT].figures) == ["cvt.rn.satfinite.e2m1x2.f32"]
 
 
-def test_ptx_of_another_chip_alone_is_not(checks: Callable[..., dict[str, Check]]) -> None:
+def test_ptx_of_another_chip_is_not_compiled(checks: Callable[..., dict[str, Check]]) -> None:
     found = checks("cutlass", "compute_120a")
     assert failed(found) == {*CUTLASS, MODULE}
     assert found[MODULE].seen.startswith("machine code for nothing; PTX for sm_120a x1; of 4 ")
 
 
-def test_marlin_for_8_0_runs_by_its_ptx_alone(checks: Callable[..., dict[str, Check]]) -> None:
+def test_marlin_for_8_0_runs_only_from_its_ptx(checks: Callable[..., dict[str, Check]]) -> None:
     found = checks("marlin", "sm_80", "compute_80")
     assert failed(found) == set()
     assert found[MARLIN].seen == (

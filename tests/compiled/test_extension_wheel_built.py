@@ -73,9 +73,7 @@ def test_the_runtime_of_the_base_is_used(kernels: Path, tmp_path: Path) -> None:
     assert made.base.stand_ins, "the base has no runtime, so the toolkit's was read"
 
 
-def test_where_the_base_has_another_runtime_it_brings_its_own(
-    kernels: Path, tmp_path: Path
-) -> None:
+def test_another_runtime_in_the_base_means_a_static_one(kernels: Path, tmp_path: Path) -> None:
     made = linked(tmp_path, [kernels], runtime=False)
     assert made.runtime == "static"
     assert not [name for name in made.proof.needed if "cudart" in name]
@@ -86,7 +84,7 @@ def test_the_same_objects_give_the_same_bytes(kernels: Path, tmp_path: Path) -> 
     assert first.data == linked(tmp_path / "b", [kernels], runtime=True).data
 
 
-def test_a_symbol_of_nobody_stays_open_and_is_named(kernels: Path, tmp_path: Path) -> None:
+def test_an_undefined_symbol_is_named(kernels: Path, tmp_path: Path) -> None:
     text = "int offered(void); int nobody_has(void); int g(void){return offered()+nobody_has();}"
     source = tmp_path / "host.c"
     source.write_text(text)
@@ -112,7 +110,7 @@ def test_a_trap_is_named(tmp_path: Path) -> None:
     assert any(fault.startswith("a trap in ") for fault in proof.faults)
 
 
-def test_no_kernel_at_all_is_named(kernels: Path, tmp_path: Path) -> None:
+def test_a_library_without_kernels_is_named(kernels: Path, tmp_path: Path) -> None:
     other = replace(OPERATOR, kernels="no_such_kernel")
     proof = prove_kernels(linked(tmp_path, [kernels], runtime=True).data, [other])
     assert proof.faults == ("_C::cutlass_scaled_mm: the library has no kernel for it",)
@@ -129,7 +127,7 @@ def test_kernels_that_write_to_memory_pass(kernels: Path, tmp_path: Path) -> Non
     assert proof.as_released == ()
 
 
-def test_a_trap_passes_only_where_the_release_has_it_too(tmp_path: Path) -> None:
+def test_a_trap_passes_only_if_the_release_has_it_too(tmp_path: Path) -> None:
     trap = compiled(tmp_path, "-DONLY_1200")
     library = linked(tmp_path, [trap], runtime=True).data
     alone = prove_kernels(library, [FOUND], [trap])
@@ -150,7 +148,7 @@ def test_a_trap_passes_only_where_the_release_has_it_too(tmp_path: Path) -> None
     assert none.faults == alone.faults
 
 
-def test_a_kernel_that_was_lost_is_named(kernels: Path, tmp_path: Path) -> None:
+def test_a_missing_kernel_is_named(kernels: Path, tmp_path: Path) -> None:
     other = compiled(tmp_path, arch="120a")
     proof = prove_kernels(linked(tmp_path, [kernels], runtime=True).data, [FOUND], [other])
     assert proof.faults

@@ -200,7 +200,7 @@ def test_from_sources_to_the_same_wheel_twice(request_of: WheelRequest, tmp_path
     assert again.path.name == made.path.name
 
 
-def test_an_image_is_a_base_like_any_other(request_of: WheelRequest, tmp_path: Path) -> None:
+def test_an_image_works_as_a_base(request_of: WheelRequest, tmp_path: Path) -> None:
     site = tmp_path / "site"
     files = {
         path.relative_to(site).as_posix(): path.read_bytes()
@@ -221,7 +221,7 @@ def test_an_image_is_a_base_like_any_other(request_of: WheelRequest, tmp_path: P
     )
 
 
-def test_a_change_that_does_not_cure_is_found_in_the_machine_code(
+def test_an_ineffective_change_is_found_in_the_machine_code(
     request_of: WheelRequest, tmp_path: Path
 ) -> None:
     wrong = SourceChange(
@@ -233,7 +233,7 @@ def test_a_change_that_does_not_cure_is_found_in_the_machine_code(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_symbol_that_the_base_lacks_stops_it(request_of: WheelRequest, tmp_path: Path) -> None:
+def test_a_symbol_that_the_base_lacks_is_an_error(request_of: WheelRequest, tmp_path: Path) -> None:
     shared(tmp_path / "site/torch/lib/libc10.so", "int other() { return 1; }")
     with pytest.raises(SparkBuildError, match="it uses _Z10from_torchv, which no") as caught:
         build_extension_wheel(request_of, tmp_path / "out")
@@ -249,14 +249,14 @@ def test_sources_of_another_release_are_refused(request_of: WheelRequest, tmp_pa
         build_extension_wheel(replace(request_of, source=other), tmp_path / "out")
 
 
-def test_a_change_that_is_there_already_is_nothing_to_do(request_of: WheelRequest) -> None:
+def test_a_change_that_is_already_applied_compiles_nothing(request_of: WheelRequest) -> None:
     empty = SourceChange(name="cure", texts={}, upstream="0.9")
     with pytest.raises(SparkBuildError, match=r"upstream since 0\.9") as caught:
         plan_wheel(request_of.source, empty, "12.1a", "13.0", (OPERATOR,))
     assert caught.value.code == Exit.NOTHING_TO_DO
 
 
-def test_a_unit_of_no_known_operator_says_what_a_whole_build_takes(
+def test_a_unit_without_a_known_operator_reports_the_cost_of_a_full_build(
     request_of: WheelRequest,
 ) -> None:
     with pytest.raises(SparkBuildError) as caught:
@@ -287,7 +287,7 @@ def found(request: WheelRequest, **files: str) -> WheelRequest:
     return replace(request, operators=())
 
 
-def test_an_operator_that_no_table_knows_is_registered_anew(
+def test_an_operator_that_no_table_lists_is_registered_again(
     request_of: WheelRequest, tmp_path: Path
 ) -> None:
     request = found(request_of)
@@ -304,7 +304,7 @@ def test_an_operator_that_no_table_knows_is_registered_anew(
     ("stub", "said"),
     [('asm volatile("trap;");', "a trap in"), ("(void)out;", "nothing is written to memory by")],
 )
-def test_a_kernel_that_does_nothing_is_no_kernel(
+def test_an_empty_kernel_is_an_error(
     request_of: WheelRequest, tmp_path: Path, stub: str, said: str
 ) -> None:
     request = found(request_of, kernel_sm120=KERNEL.replace('asm volatile("trap;");', stub))
@@ -317,7 +317,7 @@ def test_a_kernel_that_does_nothing_is_no_kernel(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_unit_that_only_the_objects_ask_for_comes_along(
+def test_a_unit_that_only_the_linker_needs_is_compiled_too(
     request_of: WheelRequest, tmp_path: Path
 ) -> None:
     """A macro declares the function: the sources do not say it, the linker does."""

@@ -54,7 +54,7 @@ def test_the_docker_lane_frees_disk_builds_and_publishes(
     assert ("action.yml", "runs", "3") in machine.ran
 
 
-def test_without_a_gpu_the_device_lane_fails_and_says_why(machine: Machine, patched: str) -> None:
+def test_device_job_without_a_gpu_fails_with_a_reason(machine: Machine, patched: str) -> None:
     machine.contexts["github"]["event_name"] = "workflow_dispatch"
     machine.contexts["inputs"] = {"image": patched, "levels": "device,serve"}
     with pytest.raises(StepFailed) as failed:

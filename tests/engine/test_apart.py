@@ -45,7 +45,7 @@ def given(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_a_program_sees(way: Container, given: Path) -> None:
+def test_isolated_program_sees_only_its_files(way: Container, given: Path) -> None:
     """No network, no HOME, nothing to write to, and no file but programs and what it is given."""
     python = Path(sys.executable)
     targets = [given / "new", given / "nosy.py", Path("/usr/new"), Path("/new")]
@@ -65,7 +65,9 @@ def test_what_a_program_sees(way: Container, given: Path) -> None:
     assert "shadow" not in seen["etc"]
 
 
-def test_what_takes_too_long_is_ended(way: Container, given: Path, engine: machine.Engine) -> None:
+def test_a_program_that_takes_too_long_is_killed(
+    way: Container, given: Path, engine: machine.Engine
+) -> None:
     (given / "slow.py").write_text("import time\ntime.sleep(600)\n")
     python = Path(sys.executable)
     folders = [given, *interpreter_folders(python)]
@@ -75,7 +77,7 @@ def test_what_takes_too_long_is_ended(way: Container, given: Path, engine: machi
     assert engine.run("ps", "--all", "--quiet").split() == before, "no container is left"
 
 
-def test_a_vllm_answers_there(way: Container, tmp_path: Path) -> None:
+def test_vllm_runs_in_isolation(way: Container, tmp_path: Path) -> None:
     """The dispatch probe, with the interpreter and the folders that it is given."""
     root = write_fake_vllm(tmp_path / "site")
     apart = IsolatedRun(isolation=way, because="a test")

@@ -212,7 +212,7 @@ def test_a_named_builder_writes_a_layout(world: World, named: str, tmp_path: Pat
     assert again.last == done.last
 
 
-def test_the_engine_beside_us_gets_it(world: World) -> None:
+def test_a_builder_loads_the_image_into_the_local_engine(world: World) -> None:
     done = world.image("--output", "docker", "-t", "near:1", "--json").ok().json
     try:
         assert support.inspect(world.near, "near:1")["Id"] == done["digest"]
@@ -225,7 +225,7 @@ def test_the_engine_beside_us_gets_it(world: World) -> None:
 # ------------------------------------------------------------------------------------- what is kept
 
 
-def test_a_changed_layer_leaves_the_others_cached(world: World) -> None:
+def test_a_changed_layer_keeps_the_others_cached(world: World) -> None:
     world.push()
     world.set("two", 2)
     try:
@@ -250,7 +250,7 @@ def test_a_cache_in_a_registry_serves_a_fresh_builder(world: World) -> None:
 # --------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_builder_that_nobody_knows(world: World) -> None:
+def test_an_unknown_builder(world: World) -> None:
     done = world.image("--push", "-t", f"{world.registry}/no/thing:1", "--json", builder="farn")
     assert done.code == 6
     error = done.json["error"]
@@ -259,7 +259,7 @@ def test_a_builder_that_nobody_knows(world: World) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "unix:///nonexistent/buildkit.sock"])
-def test_an_address_where_nobody_answers(world: World, tmp_path: Path, address: str) -> None:
+def test_an_address_that_does_not_answer(world: World, tmp_path: Path, address: str) -> None:
     words = ("--output", f"oci:{tmp_path}/out", "-t", "x:1")
     done = world.image(*words, builder=address)
     assert done.code == 6
@@ -269,7 +269,7 @@ def test_an_address_where_nobody_answers(world: World, tmp_path: Path, address: 
     assert not list(tmp_path.iterdir())
 
 
-def test_another_docker_engine_is_no_builder(world: World) -> None:
+def test_another_docker_engine_is_not_a_builder(world: World) -> None:
     world.near.run("context", "create", "other", "--docker", f"host={world.far.host}")
     try:
         done = world.image("--push", "-t", f"{world.registry}/no/thing:1", builder="other")
@@ -280,7 +280,7 @@ def test_another_docker_engine_is_no_builder(world: World) -> None:
     assert "DOCKER_HOST=" in done.err
 
 
-def test_a_base_that_only_this_machine_has(world: World) -> None:
+def test_a_base_that_exists_only_on_this_machine(world: World) -> None:
     name = f"{world.registry}/only/here:1"
     Built(world.near)(name, "FROM scratch\nLABEL a=b\n")
     try:
@@ -292,14 +292,14 @@ def test_a_base_that_only_this_machine_has(world: World) -> None:
     assert "docker push it to a registry that the builder can reach" in done.err
 
 
-def test_a_registry_that_refuses(world: World) -> None:
+def test_a_registry_that_refuses_the_push(world: World) -> None:
     done = world.image("--push", "-t", "127.0.0.1:9/no/thing:1")
     assert done.code == 8, done.err
     assert "pushing failed on builder" in done.err
     assert not done.out
 
 
-def test_the_builder_of_the_engine_beside_us_keeps_steps_too(world: World) -> None:
+def test_the_local_engine_exports_its_cache_too(world: World) -> None:
     """Without --builder: the Docker Engine's own, whichever builder buildx has in use."""
     world.near.run("buildx", "create", "--name", "inuse", "--driver", "remote", "--use",
                    "unix:///nonexistent/in-use.sock")  # fmt: skip

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 OMMA = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"
 
 
-def test_the_images_own_packages_compile(cli: Cli, patched: str) -> None:
+def test_the_packages_of_the_image_compile(cli: Cli, patched: str) -> None:
     report = cli("verify", patched, "--level", "codegen", "--json").ok().json
     checks = {check["name"]: check for check in report["checks"]}
     assert len(checks) == 6
@@ -23,7 +23,7 @@ def test_the_images_own_packages_compile(cli: Cli, patched: str) -> None:
     assert checks["b12x GEMM, every tile"]["figures"] == tiles
 
 
-def test_the_base_image_does_not(cli: Cli, base_image: str) -> None:
+def test_the_base_image_does_not_compile(cli: Cli, base_image: str) -> None:
     done = cli("verify", base_image, "--layers", "b12x-full", "--level", "codegen", "--json")
     assert done.code == 5
     checks = {check["name"]: check for check in done.json["checks"]}

@@ -56,7 +56,7 @@ def _remove(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("forget")
-def test_only_what_is_missing_travels(
+def test_only_missing_layers_are_sent(
     cli: Cli, engine: Engine, server: sshd.Server, layout: Path
 ) -> None:
     (image,) = read_subject(LayoutDirectory(layout), "").images
@@ -77,7 +77,7 @@ def test_only_what_is_missing_travels(
 
 
 @pytest.mark.usefixtures("forget")
-def test_several_nodes_and_one_that_is_not_there(
+def test_several_nodes_and_an_unreachable_one(
     cli: Cli, engine: Engine, server: sshd.Server, layout: Path
 ) -> None:
     words = ("distribute", f"oci:{layout}", "node", "node-2", "absent.invalid")
@@ -92,7 +92,7 @@ def test_several_nodes_and_one_that_is_not_there(
 
 
 @pytest.mark.usefixtures("forget")
-def test_a_node_that_has_the_base_gets_the_patches_alone(
+def test_a_node_with_the_base_gets_only_the_patches(
     cli: Cli,
     engine: Engine,
     server: sshd.Server,
@@ -118,7 +118,7 @@ def test_a_node_that_has_the_base_gets_the_patches_alone(
 
 
 @pytest.mark.usefixtures("forget")
-def test_a_damaged_layer_does_not_arrive(
+def test_a_damaged_layer_is_not_loaded(
     cli: Cli, engine: Engine, server: sshd.Server, layout: Path, tmp_path: Path
 ) -> None:
     subprocess.run(["cp", "-r", str(layout), str(tmp_path / "bad")], check=True)
@@ -136,7 +136,7 @@ def test_a_damaged_layer_does_not_arrive(
 
 
 @pytest.mark.usefixtures("forget")
-def test_what_broke_off_goes_on_where_it_stopped(
+def test_an_interrupted_transfer_resumes(
     cli: Cli,
     engine: Engine,
     server: sshd.Server,

@@ -146,7 +146,7 @@ def trapped(build: Built, name: str, base: str, word: str, action: str) -> str:
 # --- no engine ------------------------------------------------------------------------------------
 
 
-def test_no_engine_where_one_is_asked_for(cli: Cli) -> None:
+def test_a_requested_engine_is_missing(cli: Cli) -> None:
     words = ("--base", "pypi:vllm==0.20.1", "--engine", "buildkit")
     done = cli(*SETTINGS, *words, env=NOBODY)
     assert done.code == Exit.ENGINE
@@ -170,7 +170,7 @@ def test_no_engine_and_released_wheels_make_a_layout(cli: Cli, tmp_path: Path) -
     assert done.last == f"oci:{tmp_path}/layout@{digest}"
 
 
-def test_auto_does_not_take_the_layout_where_an_engine_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_auto_writes_no_layout_if_an_engine_is_named(cli: Cli, tmp_path: Path) -> None:
     here = Cli({**cli.env, **NOBODY}, tmp_path)
     done = here(*SETTINGS, "--base", "pypi:vllm==0.20.1")
     assert done.code == Exit.ENGINE
@@ -181,7 +181,7 @@ def test_auto_does_not_take_the_layout_where_an_engine_is_named(cli: Cli, tmp_pa
 @pytest.mark.skipif(
     Path("/var/run/docker.sock").exists(), reason="NOT RUN: a Docker Engine of this machine answers"
 )
-def test_auto_takes_the_layout_of_its_own_accord(cli: Cli, tmp_path: Path) -> None:
+def test_auto_writes_a_layout_without_an_engine(cli: Cli, tmp_path: Path) -> None:
     here = Cli({**cli.env, "DOCKER_HOST": ""}, tmp_path)
     done = here(*SETTINGS, "--base", "pypi:vllm==0.20.1", "--json").ok()
     assert done.json["engine"] == "oci"
@@ -219,7 +219,7 @@ def test_image_without_a_shell(cli: Cli, engine: Engine, build: Built) -> None:
     assert not left
 
 
-def test_tag_that_moved_is_not_built_on(
+def test_a_tag_that_moved_is_refused(
     engine: Engine, slim: str, build: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in engine.env.items():
@@ -241,7 +241,7 @@ def test_tag_that_moved_is_not_built_on(
     assert "built-on:old" not in support.tags(engine)
 
 
-def test_distribution_that_only_an_op_names_is_looked_for(
+def test_a_distribution_named_only_by_an_op_is_looked_up(
     cli: Cli, slim: str, patches: Path
 ) -> None:
     words = ("--layers", "unnamed", "--patches", patches, "--base", slim, "--json")
@@ -318,7 +318,7 @@ def test_interrupted_build(
     assert "interrupted:1" not in support.tags(engine)
 
 
-def test_interrupted_while_the_base_is_asked(
+def test_interrupted_while_the_base_is_identified(
     cli: Cli, engine: Engine, slim: str, build: Built
 ) -> None:
     image = trapped(build, "slow-probe:1", slim, "SPARK_BUILD_PROBE", "time.sleep(50)")
@@ -350,7 +350,7 @@ def test_user_of_the_base_is_kept(
     assert not [name for name in gone if name.startswith("packaging")]
 
 
-def test_folders_of_the_user_stay_his(cli: Cli, engine: Engine, slim: str, build: Built) -> None:
+def test_folders_keep_their_owner(cli: Cli, engine: Engine, slim: str, build: Built) -> None:
     image = build("of-a-user:2", OF_A_USER.format(base=slim))
     cli(*SETTINGS, "--base", image, "--tag", "for-a-user:2").ok()
     build.made.append("for-a-user:2")
@@ -360,7 +360,7 @@ def test_folders_of_the_user_stay_his(cli: Cli, engine: Engine, slim: str, build
     assert support.script(engine, "for-a-user:2", show) == was
 
 
-def test_odd_values_arrive_as_they_are(
+def test_unusual_environment_values_are_preserved(
     cli: Cli, engine: Engine, slim: str, build: Built, patches: Path
 ) -> None:
     words = ("--layers", "odd-env", "--patches", patches, "--base", slim)
@@ -405,7 +405,9 @@ NO_ROOT = (
 
 
 @pytest.mark.parametrize(("required", "code"), [("1", 1), ("", 0)], ids=["gate", "laptop"])
-def test_no_engine_fails_the_gate_and_is_told_elsewhere(required: str, code: int) -> None:
+def test_a_missing_engine_fails_the_gate_and_is_reported_elsewhere(
+    required: str, code: int
+) -> None:
     one = "tests/engine/test_machine.py::test_engine_and_buildx_answer"
     done = subprocess.run(
         [sys.executable, "-c", NO_ROOT, one],

@@ -149,7 +149,7 @@ def test_json_has_the_documented_keys(built: Done) -> None:
         assert check.keys() >= {"level", "name", "status", "expected", "seen", "where", "reason"}
 
 
-def test_its_own_vllm_says_which_kernels_it_selects(built: Done) -> None:
+def test_vllm_in_the_image_logs_the_selected_kernels(built: Done) -> None:
     checks = {c["name"]: c for c in built.json["verify"]["checks"] if c["level"] == "dispatch"}
     assert checks["nvfp4-linear"]["seen"] == LINEAR
     assert checks["nvfp4-moe"]["seen"].startswith(MOE)
@@ -218,7 +218,7 @@ def test_baked_files(engine: machine.Engine, built: Done) -> None:
     assert built.json["plan_digest"] in metadata
 
 
-def test_base_image_is_as_it_was(engine: machine.Engine, built: Done, base_image: str) -> None:
+def test_base_image_is_unchanged(engine: machine.Engine, built: Done, base_image: str) -> None:
     """Its files are those that its packages record, and no layer or label was added to it."""
     layout = machine.base_layout(engine.tools)
     layout_digest, manifest = support.layout_manifest(layout)
@@ -230,9 +230,7 @@ def test_base_image_is_as_it_was(engine: machine.Engine, built: Done, base_image
     assert image["RootFS"]["Layers"][: len(seen["RootFS"]["Layers"])] == seen["RootFS"]["Layers"]
 
 
-def test_nothing_else_is_left_in_the_engine(
-    engine: machine.Engine, built: Done, base_image: str
-) -> None:
+def test_engine_has_no_leftovers(engine: machine.Engine, built: Done, base_image: str) -> None:
     others = (*machine.KEPT, "broken:")
     names = {name for name in support.tags(engine) if not name.startswith(others)}
     assert names == {built.json["image"]}
@@ -287,7 +285,9 @@ def test_verifies_from_inside(verdicts: dict[str, Future[Done]], built: Done) ->
     assert said.strip().splitlines()[-1] == f"plan {built.json['plan_digest']}: {unproven}"
 
 
-def test_unpatched_image_is_told_from_a_patched_one(verdicts: dict[str, Future[Done]]) -> None:
+def test_unpatched_image_is_distinguished_from_a_patched_one(
+    verdicts: dict[str, Future[Done]],
+) -> None:
     done = verdicts["unpatched"].result()
     assert done.code == 5
     assert {f"static layer {name}" for name in APPLIED} <= done.checks("fail")
@@ -302,7 +302,7 @@ def test_unpatched_image_is_told_from_a_patched_one(verdicts: dict[str, Future[D
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_image_fails_where_it_is_broken(
+def test_broken_image_fails_the_matching_check(
     verdicts: dict[str, Future[Done]], built: Done, name: str
 ) -> None:
     done = verdicts[name].result()

@@ -82,7 +82,7 @@ def test_push_and_pull(engine: machine.Engine, registry: machine.Registry, tmp_p
     engine.run("image", "rm", target)
 
 
-def test_base_image_holds_the_released_packages(engine: machine.Engine, base_image: str) -> None:
+def test_base_image_contains_the_released_packages(engine: machine.Engine, base_image: str) -> None:
     script = (
         "import importlib.metadata as m, json\n"
         "import vllm, vllm.model_executor.kernels.linear as kernels\n"
@@ -96,7 +96,7 @@ def test_base_image_holds_the_released_packages(engine: machine.Engine, base_ima
     assert versions.items() <= base.requirements().items()
 
 
-def test_base_image_is_as_pip_leaves_it(engine: machine.Engine, base_image: str) -> None:
+def test_base_image_matches_a_pip_install(engine: machine.Engine, base_image: str) -> None:
     script = (
         "import base64, csv, hashlib, importlib.metadata as m, pathlib\n"
         "files = [f for f in m.distribution('vllm').files]\n"
@@ -109,7 +109,7 @@ def test_base_image_is_as_pip_leaves_it(engine: machine.Engine, base_image: str)
     assert (bad, bytecode) == ("[]", "True")
 
 
-def test_base_image_starts_as_the_official_ones_do(engine: machine.Engine, base_image: str) -> None:
+def test_base_image_starts_like_the_official_ones(engine: machine.Engine, base_image: str) -> None:
     config = json.loads(engine.run("image", "inspect", base_image))[0]["Config"]
     assert config["Entrypoint"] == ["vllm", "serve"]
     assert in_container(engine, base_image, "sh", "-c", "command -v vllm").strip() == (
@@ -129,7 +129,7 @@ def test_second_start_installs_nothing(
     assert machine.base_layout(engine.tools).name == base.reference().rpartition(":")[2]
 
 
-def test_layout_lists_what_it_holds(engine: machine.Engine, base_image: str) -> None:
+def test_layout_lists_its_contents(engine: machine.Engine, base_image: str) -> None:
     layout = machine.base_layout(engine.tools)
     names = {path.name for path in ocilayout.archive_members(layout)}
     index = json.loads((layout / "index.json").read_text())

@@ -19,7 +19,7 @@ ANCHOR = "vllm/envs.py"
 RUNTIME = Path(__file__).parents[2] / "builder" / "runtime"
 
 
-def test_mod_succeeds_and_says_what_it_did(modded: Modded) -> None:
+def test_mod_succeeds_and_reports_its_changes(modded: Modded) -> None:
     done = modded.first.ok()
     said = done.err + done.out
     for layer in ("cutlass-dsl-cu13", "flashinfer-b12x", "vllm-b12x-backend", "b12x-env"):
@@ -28,7 +28,7 @@ def test_mod_succeeds_and_says_what_it_did(modded: Modded) -> None:
     assert "start vLLM" in said or "--moe-backend flashinfer_b12x" in said
 
 
-def test_kernels_are_selected_with_no_variable_set(engine: Engine, modded: Modded) -> None:
+def test_kernels_are_selected_without_variables(engine: Engine, modded: Modded) -> None:
     """What the recipe exports is not seen here, so the variables must come with Python itself."""
     names = ("VLLM_NVFP4_GEMM_BACKEND", "CUTE_DSL_ARCH", "FLASHINFER_DISABLE_VERSION_CHECK")
     config = json.loads(engine.run("inspect", modded.held))[0]["Config"]
@@ -47,7 +47,7 @@ def test_kernels_are_selected_with_no_variable_set(engine: Engine, modded: Modde
     assert any(line.startswith(MOE) for line in moe["lines"])
 
 
-def test_variables_reach_every_python_and_can_be_overruled(engine: Engine, modded: Modded) -> None:
+def test_variables_reach_every_python_and_can_be_overridden(engine: Engine, modded: Modded) -> None:
     show = "import os; print(os.environ.get('VLLM_NVFP4_GEMM_BACKEND'))"
     words = (modded.held, "python3", "-c", show)
     assert engine.run("exec", *words).strip() == "flashinfer-b12x"
@@ -55,7 +55,7 @@ def test_variables_reach_every_python_and_can_be_overruled(engine: Engine, modde
     assert engine.run("exec", *mine, *words).strip() == "marlin"
 
 
-def test_packages_say_what_is_there(engine: Engine, modded: Modded) -> None:
+def test_package_metadata_matches_the_files(engine: Engine, modded: Modded) -> None:
     """An empty metadata folder of the older FlashInfer would do for Python to name no version."""
     show = (
         "import importlib.metadata as m; "
@@ -64,7 +64,7 @@ def test_packages_say_what_is_there(engine: Engine, modded: Modded) -> None:
     assert engine.run("exec", modded.held, "python3", "-c", show).strip() == "['0.6.9']"
 
 
-def test_second_run_changes_nothing_and_says_so(engine: Engine, modded: Modded) -> None:
+def test_second_run_reports_no_changes(engine: Engine, modded: Modded) -> None:
     before = support.stamps(engine, modded.held)
     again = modded.run(MOD).ok()
     assert "applied        vllm-b12x-backend: receipt found" in again.err
@@ -75,7 +75,7 @@ def test_second_run_changes_nothing_and_says_so(engine: Engine, modded: Modded) 
     assert not support.differences(support.without(after, *ours), support.without(before, *ours))
 
 
-def test_drift_stops_the_launch_and_nothing_is_written(mod_container: Modded) -> None:
+def test_drift_stops_the_start_and_writes_nothing(mod_container: Modded) -> None:
     held, engine = mod_container.held, mod_container.engine
     edit = f'sed -i \'s/"flashinfer-cudnn",/"flashinfer-cudnn2",/\' {base.SITE}/{ANCHOR}'
     engine.run("exec", held, "sh", "-c", edit)
@@ -88,7 +88,7 @@ def test_drift_stops_the_launch_and_nothing_is_written(mod_container: Modded) ->
     assert not support.differences(support.stamps(engine, held), before)
 
 
-def test_layers_that_do_not_concern_the_image_are_no_failure(
+def test_layers_that_do_not_apply_are_not_a_failure(
     cli: Cli, mod_container: Modded, tmp_path: Path
 ) -> None:
     """It is up to date in its own way; the mod says why it does nothing, and vLLM starts."""

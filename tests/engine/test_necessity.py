@@ -48,7 +48,7 @@ def marlin(cli: Cli, engine: Engine, base_image: str) -> Iterator[str]:
     engine.run("image", "rm", IMAGE)
 
 
-def test_an_image_is_asked_without_its_layer(cli: Cli, engine: Engine, marlin: str) -> None:
+def test_an_image_is_checked_without_its_layer(cli: Cli, engine: Engine, marlin: str) -> None:
     before = support.containers(engine)
     words = ("--prove-necessary", "--level", "static,dispatch", "--json")
     done = cli("verify", marlin, *words).ok()
@@ -63,7 +63,7 @@ def test_an_image_is_asked_without_its_layer(cli: Cli, engine: Engine, marlin: s
     assert support.containers(engine) == before
 
 
-def test_other_files_lie_over_those_of_the_image(
+def test_replacement_files_cover_those_of_the_image(
     engine: Engine, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changed, new and removed ones; the image has no trace of it afterwards."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LEVELS = ("device", "serve")
 
 
-def test_an_engine_without_gpus_says_so_and_nothing_passes(
+def test_an_engine_without_gpus_passes_nothing(
     cli: Cli, engine: machine.Engine, base_image: str
 ) -> None:
     """The engine refuses the container itself; its words and the command are in the evidence."""
@@ -36,7 +36,7 @@ def test_an_engine_without_gpus_says_so_and_nothing_passes(
 
 
 @pytest.mark.parametrize(("levels", "code"), [("static", 0), ("static,serve", 5)])
-def test_not_run_is_a_failure_where_it_was_asked_for(
+def test_a_requested_level_that_did_not_run_is_a_failure(
     cli: Cli, patched: str, levels: str, code: int
 ) -> None:
     assert cli("verify", patched, "--level", levels).code == code

@@ -142,7 +142,7 @@ def test_the_image_is_published_and_the_overlay_is_not(
     assert f"{folder}.Dockerfile" in refused.err
 
 
-def test_overlaid_image_is_taken_apart_by_its_wheels(cli: Cli, overlaid: str) -> None:
+def test_layers_are_removed_from_an_overlaid_image_with_its_wheels(cli: Cli, overlaid: str) -> None:
     """It does not say which image is below; the released wheels have the files as they were."""
     done = cli("verify", overlaid, "--prove-necessary", "--level", "static", "--json").ok()
     in_force = [v for v in done.json["necessity"] if v["state"] == "needed"]

@@ -92,7 +92,7 @@ def test_rebuild_of_an_image_that_was_loaded(cli: Cli, loaded: str) -> None:
     assert cli("rebuild", loaded).ok().last.startswith("same sha256:")
 
 
-def test_rebuild_of_what_buildkit_made(cli: Cli, overlay: str) -> None:
+def test_rebuild_of_a_buildkit_image(cli: Cli, overlay: str) -> None:
     """Other tars, so another digest; every file is the same, and what BuildKit adds is named."""
     done = cli("rebuild", overlay, "--json")
     assert done.code == 5

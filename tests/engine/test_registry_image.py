@@ -106,7 +106,7 @@ def test_the_base_is_read_once_and_never_sent(published: Published) -> None:
     assert published.sent < published.done.json["added_bytes"] + FEW_BYTES
 
 
-def test_a_known_base_costs_next_to_nothing(cli: Cli, published: Published) -> None:
+def test_a_known_base_is_not_read_again(cli: Cli, published: Published) -> None:
     published.proxy.take()
     words = ("plan", "-l", PROFILE, "-b", f"docker://{published.base}", "--json")
     again = cli(*words, env=NO_ENGINE).ok()
@@ -135,7 +135,7 @@ def test_blobs_of_the_base_are_the_same(published: Published) -> None:
 # ------------------------------------------------------------------------- what others make of it
 
 
-def test_it_is_verified_where_it_lies(published: Published) -> None:
+def test_it_is_verified_in_its_registry(published: Published) -> None:
     report = published.done.json["verify"]
     assert report["passed"] is True
     assert report["not_run"] == 0
@@ -189,7 +189,7 @@ def test_skopeo_copies_it_and_finds_nothing_wrong(
 # -------------------------------------------------------------------- two ways to ask, and to build
 
 
-def test_the_plan_is_the_same_whoever_is_asked(
+def test_every_source_gives_the_same_plan(
     cli: Cli, engine: machine.Engine, base_image: str, published: Published
 ) -> None:
     engine.run("pull", "--quiet", published.base)
@@ -281,7 +281,7 @@ def test_both_engines_give_the_same_tree(
 # -------------------------------------------------------------------------------- other places
 
 
-def test_another_registry_gets_what_it_lacks(
+def test_another_registry_gets_the_missing_blobs(
     cli: Cli, tools: machine.EngineTools, published: Published
 ) -> None:
     with machine.Registry(tools) as other, CountProxy(other.address) as counted:

@@ -152,7 +152,7 @@ def test_every_rule(tmp_path: Path, rules: Rules) -> None:
 
 
 @pytest.mark.parametrize("kind", ["headers", "layers"])
-def test_tars_of_chance(tmp_path: Path, kind: str) -> None:
+def test_random_tars(tmp_path: Path, kind: str) -> None:
     """Every case has a seed of its own, so that one can be tried alone."""
     same = 0
     for first in range(0, COUNT, BATCH):

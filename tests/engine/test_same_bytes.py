@@ -130,7 +130,7 @@ def test_image_is_the_base_and_the_plan_and_nothing_else(
     assert not support.differences(executables_aside(expected), executables_aside(seen))
 
 
-def test_record_is_true_for_every_planned_file(
+def test_record_matches_every_planned_file(
     engine: Engine, patched: str, plan: dict[str, Any]
 ) -> None:
     text = support.script(engine, patched, f"cat {base.SITE}/*.dist-info/RECORD")
@@ -186,7 +186,7 @@ def exported(engine: Engine, base_image: str) -> Iterator[Path]:
         yield root
 
 
-def test_apply_gives_what_the_image_has(
+def test_apply_gives_the_same_files_as_the_image(
     cli: Cli, exported: Path, base_tree: Tree, built_tree: Tree, plan: dict[str, Any]
 ) -> None:
     before = support.files_of(support.tree_of_directory(exported))
@@ -203,7 +203,7 @@ def test_apply_gives_what_the_image_has(
     assert not support.differences(after, wanted)
 
 
-def test_mod_gives_what_the_image_has(built_tree: Tree, modded_tree: Tree) -> None:
+def test_a_mod_gives_the_same_files_as_the_image(built_tree: Tree, modded_tree: Tree) -> None:
     of_mod = support.without(modded_tree, *STATE)
     of_image = support.without(built_tree, *STATE)
     assert len(of_mod) > 40_000
@@ -213,7 +213,7 @@ def test_mod_gives_what_the_image_has(built_tree: Tree, modded_tree: Tree) -> No
 # --- and that the comparison can fail -----------------------------------------------------------
 
 
-def test_comparison_sees_a_byte_and_a_mode(tmp_path: Path) -> None:
+def test_comparison_detects_a_byte_and_a_mode(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name / "package").mkdir(parents=True)
         (tmp_path / name / "package" / "module.py").write_text("x = 1\n")
@@ -230,7 +230,7 @@ def test_comparison_sees_a_byte_and_a_mode(tmp_path: Path) -> None:
     assert support.differences(trees(one), trees(other))["package/module.py"][0] is None
 
 
-def test_comparison_sees_a_changed_file_of_an_image(
+def test_comparison_detects_a_changed_file_in_an_image(
     engine: Engine, patched: str, built_tree: Tree, build: Built
 ) -> None:
     text = f"FROM {patched}\nRUN printf '\\n' >> {base.SITE}/vllm/config/kernel.py\n"

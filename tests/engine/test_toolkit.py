@@ -65,7 +65,7 @@ def inside(request: WheelRequest, container: ContainerExecutor, site: Path) -> W
 @pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc to compare with what an image compiles"
 )
-def test_the_wheel_is_the_one_of_this_machine(
+def test_the_wheel_equals_one_compiled_on_this_machine(
     request_of: WheelRequest,  # noqa: F811
     toolkit_image: str,
     tmp_path: Path,
@@ -125,7 +125,7 @@ def test_an_image_for_another_platform(cli: Cli, toolkit_image: str) -> None:
     assert f"{toolkit_image} is for linux/amd64, but the target platform is linux/arm64" in done.err
 
 
-def test_an_image_that_nobody_has(cli: Cli) -> None:
+def test_an_image_that_does_not_exist(cli: Cli) -> None:
     done = cli(*WHEEL, "--toolkit", "127.0.0.1:9/no/thing:1")
     assert done.code == 8
     assert "127.0.0.1:9/no/thing:1 is not in the Docker Engine and cannot be pulled" in done.err
@@ -141,7 +141,7 @@ def test_interrupted(cli: Cli, engine: Engine, build: Built, toolkit_image: str)
     assert not until_gone(engine, "sleep 54321")
 
 
-def test_a_builder_elsewhere(
+def test_a_remote_builder(
     engine: Engine, tools: EngineTools, registry: Registry, toolkit_image: str, tmp_path: Path
 ) -> None:
     """It takes the image out of the registry, by the digest that the tag has there.

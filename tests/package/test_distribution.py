@@ -77,7 +77,7 @@ def test_the_source_archive_holds_license_and_data(sdist: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["builder/_data/LICENSE", "builder/_data/patches/b12x-env/layer.toml"]
 )
-def test_a_missing_file_would_be_seen(wheel: Path, name: str) -> None:
+def test_a_missing_file_is_detected(wheel: Path, name: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert missing_from_wheel(names - {name}) == {name}

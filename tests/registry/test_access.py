@@ -183,7 +183,7 @@ def test_tokens_for_visitors_and_for_accounts(
     assert [asked.scopes for asked in tokens.log] == [("repository:token/a:pull",)]
 
 
-def test_a_mount_needs_leave_for_two_repositories(
+def test_a_mount_needs_access_to_two_repositories(
     guarded_by_tokens: DockerRegistry, tokens: TokenServer, tmp_path: Path
 ) -> None:
     address = guarded_by_tokens.address
@@ -281,7 +281,7 @@ def test_a_private_authority(
             assert push(tmp_path / "from", address, f"tls:{name}").present == 3
 
 
-def test_an_authority_of_one_host_is_none_for_another(
+def test_a_certificate_authority_is_used_only_for_its_host(
     encrypted: DockerRegistry, authority: trustme.CA, tmp_path: Path
 ) -> None:
     folder = tmp_path / "docker" / "certs.d" / "127.0.0.1:1"
@@ -314,7 +314,7 @@ def as_client(folder: Path, authority: trustme.CA) -> None:
         pem.write_to_path(str(folder / "client.cert"), append=True)
 
 
-def test_a_registry_that_wants_a_certificate_of_ours(
+def test_a_registry_that_requires_a_client_certificate(
     members_only: DockerRegistry,
     authority: trustme.CA,
     members: trustme.CA,
@@ -341,7 +341,7 @@ def test_a_registry_that_wants_a_certificate_of_ours(
         push(tmp_path / "from", address, "tls:v1")
 
 
-def test_a_certificate_of_ours_goes_to_no_other_host(
+def test_a_client_certificate_is_sent_to_no_other_host(
     members_only: DockerRegistry, authority: trustme.CA, members: trustme.CA, tmp_path: Path
 ) -> None:
     images.image(tmp_path / "from", "member")
@@ -354,7 +354,7 @@ def test_a_certificate_of_ours_goes_to_no_other_host(
         push(tmp_path / "from", members_only.address, "tls:v9")
 
 
-def test_an_older_tls_with_such_a_wish_is_still_tls(authority: trustme.CA) -> None:
+def test_an_older_tls_that_requires_a_certificate_is_still_tls(authority: trustme.CA) -> None:
     """There the server ends the greeting with an alert, which is not plain http."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.maximum_version = ssl.TLSVersion.TLSv1_2

@@ -114,7 +114,7 @@ def line(request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
 
 
 @lines(*CURED, *LONG)
-def test_a_push_gets_over_it(line: FaultProxy, fault: Fault, tmp_path: Path) -> None:
+def test_a_push_recovers(line: FaultProxy, fault: Fault, tmp_path: Path) -> None:
     seed = fresh()
     made = images.image(tmp_path / "from", seed)
     count = requests_of(line, lambda: push(tmp_path / "from", line, fresh()))
@@ -211,7 +211,7 @@ def test_a_registry_that_fails_at_every_mount_gets_the_blobs(
 
 
 @lines(Fault.CUT_AFTER, Fault.BUSY)
-def test_what_does_not_end(line: FaultProxy, fault: Fault, tmp_path: Path) -> None:
+def test_a_transfer_that_does_not_end(line: FaultProxy, fault: Fault, tmp_path: Path) -> None:
     """The line is lost for good at some request: an error that says so, and no tag."""
     seed = fresh()
     images.image(tmp_path / "from", seed)
@@ -232,7 +232,7 @@ def test_what_does_not_end(line: FaultProxy, fault: Fault, tmp_path: Path) -> No
         assert stored(line.upstream, name) == made.digest
 
 
-def test_talk_is_short(
+def test_output_is_short(
     proxy: FaultProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However often a line is cut, that is said once; the registry's wish to wait is honoured."""

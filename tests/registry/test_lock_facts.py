@@ -164,7 +164,7 @@ def test_a_locked_base_is_not_read_again(project: Project) -> None:
     assert not project.index.requests, "nor was the package index asked"
 
 
-def test_what_was_built_is_verified_without_reading_the_base(locked: Project) -> None:
+def test_a_built_image_is_verified_without_reading_the_base(locked: Project) -> None:
     image = locked.image("verified", "--locked").json
     target = f"docker://{image['image']}@{image['digest']}"
     for more in ("--locked", "--platform=linux/arm64"):
@@ -175,7 +175,7 @@ def test_what_was_built_is_verified_without_reading_the_base(locked: Project) ->
         assert "reading its layers" not in said.err
 
 
-def test_outside_of_the_project_the_layers_are_read(
+def test_outside_the_project_the_layers_are_read(
     locked: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = locked.image("outside", "--locked").json
@@ -306,7 +306,7 @@ def test_facts_of_another_base_are_not_used(locked: Project, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["../base-0123456789ab.json.gz", "/etc/passwd", "x", 3])
-def test_a_pin_names_no_file_elsewhere(locked: Project, name: object) -> None:
+def test_a_pin_cannot_name_a_file_elsewhere(locked: Project, name: object) -> None:
     lock = locked.lock
     (entry,) = lock["locked"].values()
     entry["base"]["facts"]["file"] = name
@@ -316,9 +316,7 @@ def test_a_pin_names_no_file_elsewhere(locked: Project, name: object) -> None:
     assert "cannot be used" in said.json["error"]["message"]
 
 
-def test_a_question_that_was_not_asked_is_answered_by_the_layers(
-    locked: Project, tmp_path: Path
-) -> None:
+def test_missing_facts_are_read_from_the_layers(locked: Project, tmp_path: Path) -> None:
     """The layer changes another file by now: its content is not in the facts, and is no guess."""
     other = 'op = "replace"\nfile = "vllm/envs.py"\nold = "import os"\nnew = "import sys, os"\n'
     write_tree(tmp_path / "patches", {"fix/layer.toml": layer_text(other).encode()})
@@ -331,7 +329,7 @@ def test_a_question_that_was_not_asked_is_answered_by_the_layers(
     assert locked.cold("plan", "-l", "fix", "-b", locked.ref, "--locked").code == 9
 
 
-def test_what_is_published_is_verified_without_reading_the_base(
+def test_a_published_image_is_verified_without_reading_the_base(
     locked: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Level dispatch reads vLLM's files wherever they are, so it is left out here."""
@@ -360,7 +358,7 @@ def test_locking_again_changes_nothing_and_reads_nothing(locked: Project) -> Non
     assert (file.read_bytes(), (locked.root / NAME).read_bytes()) == before
 
 
-def test_files_that_nothing_names_go(locked: Project, tmp_path: Path) -> None:
+def test_unused_files_are_removed(locked: Project, tmp_path: Path) -> None:
     (file,) = locked.facts
     other = file.with_name("notes.txt")
     other.write_text("mine")

@@ -70,7 +70,7 @@ def test_a_thin_layout_takes_the_base_from_its_registry(
     servers.skopeo(programs, "copy", "--src-tls-verify=false", source, f"oci:{tmp_path}/back:v1")
 
 
-def test_a_whole_layout_does_not_send_what_its_base_has_there(
+def test_a_full_layout_does_not_send_blobs_that_the_base_has(
     registry: servers.DockerRegistry,
     base: str,
     tmp_path: Path,
@@ -163,7 +163,7 @@ def test_rebuild_gives_the_same_digest(
         assert capsys.readouterr().out.strip() == f"same {whole}"
 
 
-def test_rebuild_uses_no_layer_of_today(
+def test_rebuild_ignores_the_current_layers(
     thin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def forbidden(*_words: object) -> None:
@@ -217,7 +217,7 @@ def tampered(layout: Path, change: Any) -> None:
     source.put_manifest(raw, "v1")
 
 
-def test_rebuild_says_where_it_differs(thin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebuild_reports_the_difference(thin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def change(member: tarfile.TarInfo, data: bytes) -> bytes:
         if member.name.endswith("spark_verify.py"):
             return data[:10] + b"XY" + data[12:]
@@ -241,7 +241,7 @@ def test_rebuild_says_where_it_differs(thin: Path, capsys: pytest.CaptureFixture
     assert len(layers) == 1, "the blob is named"
 
 
-def test_rebuild_of_what_carries_another_plan(
+def test_rebuild_of_an_image_with_another_plan(
     thin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its label says one plan, and the plan inside is another: nothing is rebuilt from it."""
@@ -258,7 +258,7 @@ def test_rebuild_of_what_carries_another_plan(
     assert "modified after the build" in capsys.readouterr().err
 
 
-def test_rebuild_of_what_is_not_ours(
+def test_rebuild_of_a_foreign_image(
     registry: servers.DockerRegistry, base: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["rebuild", f"docker://{base}"]) == 2
@@ -267,7 +267,7 @@ def test_rebuild_of_what_is_not_ours(
     assert run(["rebuild", f"docker://{base}", "--engine", "buildkit"]) == 2
 
 
-def test_a_thin_image_is_taken_apart_by_its_base(
+def test_layers_are_removed_from_a_thin_image_with_its_base(
     thin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the layers changed is read as it was from the image below, wherever that lies."""

@@ -86,9 +86,7 @@ def test_a_push_imports_no_library_that_it_does_not_need(
     assert repository(registry.address, "out/imports").manifest("1").digest
 
 
-def test_with_a_lock_next_to_nothing_is_asked_of_the_registry(
-    call: Call, tmp_path: Path, counted: CountProxy
-) -> None:
+def test_a_lock_saves_registry_requests(call: Call, tmp_path: Path, counted: CountProxy) -> None:
     """The manifest and the configuration are read again; that a layer is not, the bytes say."""
     base = f"docker://{put_base(tmp_path, counted.address, 'base/locked')}"
     assert call("plan", "-l", "fix", "-b", base, "--locked").code == 9
@@ -133,7 +131,7 @@ def test_a_thin_layout_finds_its_base_in_the_registry(
     assert counted.take()[1] > FILLER
 
 
-def test_into_another_registry_everything_travels(
+def test_another_registry_gets_all_blobs(
     call: Call, tmp_path: Path, counted: CountProxy, second: servers.Crane
 ) -> None:
     base = put_base(tmp_path, counted.address)
@@ -227,7 +225,7 @@ def test_a_fault_on_any_request_ends_well_or_leaves_no_tag(
     assert wanted
 
 
-def test_a_layer_that_another_has_spoiled_is_refused_and_nothing_is_kept(
+def test_a_corrupted_layer_is_refused_and_not_cached(
     call: Call, tmp_path: Path, registry: servers.DockerRegistry
 ) -> None:
     bad = packed(tar_of(Item("../../etc/cron.d/x", b"x"), Item(f"{SITE}/vllm/core.py", b"x")))
@@ -240,7 +238,7 @@ def test_a_layer_that_another_has_spoiled_is_refused_and_nothing_is_kept(
         assert "leaves the root" in done.err
 
 
-def test_what_is_not_there(call: Call, registry: servers.DockerRegistry) -> None:
+def test_missing_images(call: Call, registry: servers.DockerRegistry) -> None:
     cases: dict[str, Any] = {
         f"docker://{registry.address}/no/such:1": 8,
         f"docker://{registry.address}/no/such@sha256:{'0' * 64}": 8,
@@ -254,7 +252,7 @@ def test_what_is_not_there(call: Call, registry: servers.DockerRegistry) -> None
         assert done.err.count("error:") == 1
 
 
-def test_what_a_registry_has_lost_is_missed_and_sent_again(
+def test_blobs_lost_by_a_registry_are_sent_again(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything that is known of the image lies in the cache."""

@@ -132,7 +132,7 @@ def test_the_image_and_its_proofs(
         assert raw["artifactType"] == entry.artifact_type
 
 
-def test_the_second_time_nothing_travels(
+def test_publishing_again_sends_nothing(
     registry: Registry, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = f"{registry.address}/again/x"
@@ -159,7 +159,7 @@ def test_a_dry_run_writes_nothing(
     assert not repository(registry.address, "dry/x").tags()
 
 
-def test_an_index_goes_under_one_tag(
+def test_an_index_gets_one_tag(
     registry: Registry, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = overlays.build_index(tmp_path / "many")
@@ -181,7 +181,7 @@ def test_an_index_goes_under_one_tag(
         assert {one.artifact_type for one in found} == TYPES
 
 
-def test_an_index_with_one_image_unproven_is_refused(
+def test_an_index_with_an_unverified_image_is_refused(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overlays.build_index(tmp_path / "many")
@@ -197,7 +197,7 @@ def test_an_index_with_one_image_unproven_is_refused(
 # --------------------------------------------------------------------------------------- refusals
 
 
-def test_what_nothing_proves_is_refused(
+def test_an_unverified_image_is_refused(
     registry: Registry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -220,7 +220,7 @@ def test_what_nothing_proves_is_refused(
     assert not repository(registry.address, "refused/x").tags()
 
 
-def test_verify_is_run_where_no_evidence_is_known(
+def test_verify_runs_if_there_is_no_evidence(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = overlays.build(tmp_path / "bare")
@@ -263,7 +263,7 @@ def test_evidence_for_another_digest_is_refused(
     ],
     ids=["no-check", "level-missing", "not-run", "odd-status"],
 )  # fmt: skip
-def test_evidence_that_proves_nothing(
+def test_insufficient_evidence_is_refused(
     registry: Registry, out: Path, changes: dict[str, Any]
 ) -> None:
     overlays.evidence(out, **changes)
@@ -326,7 +326,7 @@ def test_usage(
     assert not repository(registry.address, "a/b").tags()
 
 
-def test_what_is_not_ours_is_refused(
+def test_a_foreign_image_is_refused(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from . import images
@@ -339,7 +339,7 @@ def test_what_is_not_ours_is_refused(
 # ------------------------------------------------------------------------------------------ force
 
 
-def test_what_is_forced_says_so(
+def test_a_forced_image_is_tagged_unverified(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = overlays.build(tmp_path / "bare")
@@ -354,7 +354,7 @@ def test_what_is_forced_says_so(
     assert "UNVERIFIED" in capsys.readouterr().out
 
 
-def test_a_moving_tag_is_never_given_to_what_is_forced(
+def test_a_forced_image_never_gets_a_moving_tag(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overlays.build(tmp_path / "bare")
@@ -364,7 +364,7 @@ def test_a_moving_tag_is_never_given_to_what_is_forced(
     assert not repository(registry.address, "forced/moving").tags()
 
 
-def test_what_was_forced_can_be_verified_later(
+def test_a_forced_image_can_be_verified_later(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = overlays.build(tmp_path / "late")
@@ -381,7 +381,7 @@ def test_what_was_forced_can_be_verified_later(
     assert (held["verified"], held["levels"]) == (True, ["static", "imports"])
 
 
-def test_force_with_good_evidence_forces_nothing(registry: Registry, out: Path) -> None:
+def test_force_with_good_evidence_publishes_normally(registry: Registry, out: Path) -> None:
     assert publish(out, "--to", f"{registry.address}/forced/good", "--force") == 0
     assert list(tags(registry.address, "forced/good")) == [name_of()]
 
@@ -389,7 +389,7 @@ def test_force_with_good_evidence_forces_nothing(registry: Registry, out: Path) 
 # ------------------------------------------------------------------------- moving tags, and back
 
 
-def test_a_moving_tag_and_the_way_back(
+def test_a_moving_tag_and_its_rollback(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = f"{registry.address}/moving/x"
@@ -460,7 +460,7 @@ def faulty(proxy: FaultProxy, fault: Fault, layout: Path, where: str) -> Iterato
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_AFTER, Fault.ERROR_500])
-def test_broken_off_anywhere_no_tag_is_wrong_and_the_next_run_goes_on(
+def test_an_interruption_leaves_no_wrong_tag_and_the_next_run_resumes(
     proxy: FaultProxy, registry: Registry, tmp_path: Path, fault: Fault
 ) -> None:
     """Each run stops one request later than the one before, and goes on where that one stopped."""
@@ -492,7 +492,7 @@ def test_broken_off_anywhere_no_tag_is_wrong_and_the_next_run_goes_on(
     assert tags(registry.address, name)["latest"] == new
 
 
-def test_one_target_that_fails_stops_no_other(
+def test_a_failed_target_does_not_stop_the_others(
     proxy: FaultProxy, registry: Registry, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     proxy.reset()
@@ -509,7 +509,7 @@ def test_one_target_that_fails_stops_no_other(
     assert not repository(registry.address, "two/y").tags()
 
 
-def test_two_publish_the_same_plan_at_once(any_registry: Registry, out: Path) -> None:
+def test_two_runs_publish_the_same_plan_at_once(any_registry: Registry, out: Path) -> None:
     digest = overlays.build(out)
     for turn in range(4):
         name = f"race/{turn}"
@@ -551,7 +551,7 @@ def manifest_path(reference: str) -> str:
 
 
 @pytest.mark.parametrize("moment", ["uploading", "conditional", "afterwards"])
-def test_of_two_publishers_one_wins_and_the_other_is_told(
+def test_one_of_two_publishers_fails_with_a_message(
     memory: MemoryRegistry, out: Path, tmp_path: Path, moment: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -583,7 +583,7 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(
     assert memory.tag("x/y", "latest") is None
 
 
-def test_a_moving_tag_that_another_moves_meanwhile(
+def test_a_moving_tag_moved_by_another_client(
     memory: MemoryRegistry, out: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -617,7 +617,7 @@ def test_a_blob_that_was_deleted_is_sent_again(
     assert result["status"] == "up to date"
 
 
-def test_no_tag_goes_back_to_an_image_that_lacks_a_blob(
+def test_rollback_to_an_incomplete_image_is_refused(
     memory: MemoryRegistry, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = f"{memory.address}/x/y"
@@ -655,7 +655,7 @@ def in_memory(memory: MemoryRegistry, layout: Path, digest: str) -> None:
     copy_image(LayoutDirectory(layout), digest, target, name_of())
 
 
-def test_an_engine_s_push_that_another_overwrites(
+def test_an_engine_push_overwritten_by_another_client(
     memory: MemoryRegistry, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = overlays.build(out)
@@ -666,7 +666,7 @@ def test_an_engine_s_push_that_another_overwrites(
         _push_from_engine(cast("EngineImage", opened), target, name_of())
 
 
-def test_an_engine_pushes_again_what_the_registry_has_lost(
+def test_an_engine_pushes_blobs_lost_by_the_registry_again(
     memory: MemoryRegistry, out: Path
 ) -> None:
     digest = overlays.build(out)

@@ -119,7 +119,7 @@ class Reads:
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_a_command_reads_a_layer_once_and_the_next_not_at_all(
+def test_layers_are_read_once_and_then_cached(
     kind: str, call: Call, tmp_path: Path, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = Reads(tmp_path, proxy, *BASES[kind])
@@ -139,7 +139,7 @@ def test_a_command_reads_a_layer_once_and_the_next_not_at_all(
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_what_a_dispatch_check_lays_out_was_kept(
+def test_files_for_a_dispatch_check_are_cached(
     kind: str, tmp_path: Path, proxy: FaultProxy
 ) -> None:
     reads = Reads(tmp_path, proxy, *BASES[kind])
@@ -152,7 +152,7 @@ def test_what_a_dispatch_check_lays_out_was_kept(
     base.close()
 
 
-def test_files_that_were_not_kept_come_in_one_more_pass(tmp_path: Path, proxy: FaultProxy) -> None:
+def test_uncached_files_are_read_in_one_more_pass(tmp_path: Path, proxy: FaultProxy) -> None:
     """Of any number that is asked for, one after the other."""
     layers, config = in_a_folder(uv=True)
     layers.append(linked("srv/packages/site", TORCH, "torch"))

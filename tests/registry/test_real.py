@@ -47,7 +47,7 @@ def test_push_and_pull_an_image(
 
 
 @pytest.mark.parametrize("docker", [False, True], ids=["oci", "docker"])
-def test_an_index_whole_and_in_part(
+def test_an_index_with_all_or_some_platforms(
     locations: Locations, registry: DockerRegistry, programs: Programs, tmp_path: Path, docker: bool
 ) -> None:
     made = images.index(tmp_path / "from", f"index-{docker}", docker=docker)
@@ -70,7 +70,7 @@ def test_an_index_whole_and_in_part(
     assert docker or again.manifest.digest == made.digest
 
 
-def test_platforms_that_are_not_there(locations: Locations, tmp_path: Path) -> None:
+def test_missing_platforms(locations: Locations, tmp_path: Path) -> None:
     images.index(tmp_path / "many")
     images.image(tmp_path / "one")
     target = LayoutDirectory(tmp_path / "to")
@@ -81,7 +81,7 @@ def test_platforms_that_are_not_there(locations: Locations, tmp_path: Path) -> N
     assert not (tmp_path / "to").exists()
 
 
-def test_what_is_there_does_not_travel_again(
+def test_existing_blobs_are_not_sent_again(
     locations: Locations, registry: DockerRegistry, tmp_path: Path
 ) -> None:
     images.image(tmp_path / "from", "again")
@@ -132,7 +132,7 @@ def test_a_second_implementation(
     assert servers.skopeo(programs, "inspect", "--tls-verify=false", name)["Digest"] == made.digest
 
 
-def test_tags_are_listed_and_can_go(
+def test_tags_are_listed_and_deleted(
     locations: Locations, registry: DockerRegistry, tmp_path: Path
 ) -> None:
     images.image(tmp_path / "from", "tags")
@@ -150,7 +150,7 @@ def test_tags_are_listed_and_can_go(
 
 
 @pytest.mark.parametrize("which", ["registry", "second"])
-def test_referrers_with_and_without_the_registry_s_help(
+def test_referrers_with_and_without_the_registry_api(
     locations: Locations, which: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     server = request.getfixturevalue(which)
@@ -187,7 +187,7 @@ def test_wrong_bytes_are_not_stored(locations: Locations, registry: DockerRegist
         assert not repository.has(blob.digest)
 
 
-def test_what_is_not_there(locations: Locations, registry: DockerRegistry) -> None:
+def test_missing_images(locations: Locations, registry: DockerRegistry) -> None:
     repository = locations.registry(registry.address).repository("not/there")
     with pytest.raises(RemoteError, match=r"not/there:v1: answered 404 \((MANIFEST|NAME)_UNKNOWN"):
         repository.manifest("v1")

@@ -80,7 +80,7 @@ def put_index(opened: PublishRepository, tag: str, *listed: Descriptor) -> RawMa
     return made
 
 
-def test_a_tag_of_somebody_that_looks_like_ours(
+def test_a_foreign_tag_that_looks_like_ours(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_a_tag_of_somebody_that_looks_like_ours(
     assert "prod-deadbeef0123" in row["reason"]
 
 
-def test_signatures_of_what_lies_elsewhere_stay(
+def test_signatures_of_images_elsewhere_are_kept(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +143,7 @@ def test_a_tag_that_looks_like_a_signature_and_is_an_image(
     assert f"{digests['a'].replace(':', '-')}.sig" in opened.tags()
 
 
-def test_what_is_unverified_pushes_out_nothing_verified(
+def test_unverified_images_do_not_displace_verified_ones(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -166,7 +166,7 @@ def test_what_is_unverified_pushes_out_nothing_verified(
     assert set(tags(registry.address, name)) == {name_of("e"), name_of("f")}
 
 
-def test_a_tag_that_moves_onto_it_after_the_inventory(
+def test_a_tag_moved_to_the_image_after_the_inventory(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -204,7 +204,7 @@ def test_a_tag_that_moves_onto_it_after_the_inventory(
     assert digests["b"] in document["deleted"]
 
 
-def test_an_index_of_somebody_keeps_what_it_lists(
+def test_a_foreign_index_keeps_its_images(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -223,7 +223,7 @@ def test_an_index_of_somebody_keeps_what_it_lists(
     assert tags(registry.address, name) == before
 
 
-def test_a_refusal_half_way_says_what_is_gone(
+def test_a_refusal_half_way_lists_the_deleted_images(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -250,7 +250,7 @@ def test_a_refusal_half_way_says_what_is_gone(
     assert name_of("b") not in said
 
 
-def test_a_dry_run_lists_all_that_the_run_does(
+def test_a_dry_run_lists_every_deletion(
     registry: servers.DockerRegistry,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -283,7 +283,7 @@ def test_a_dry_run_lists_all_that_the_run_does(
     assert "would delete" not in capsys.readouterr().out
 
 
-def test_the_tags_go_too(
+def test_tags_are_deleted_too(
     any_registry: Registry,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -299,7 +299,7 @@ def test_the_tags_go_too(
     assert document["spared"] == []
 
 
-def test_a_tag_that_the_registry_leaves_is_reported(
+def test_a_tag_that_the_registry_keeps_is_reported(
     second: servers.Crane,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -187,7 +187,7 @@ def test_an_index_goes_with_its_images(
     assert [opened.digest_of(child) for child in children] == [None, None]
 
 
-def test_proofs_whose_image_is_gone(
+def test_proofs_of_deleted_images(
     registry: servers.DockerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an interrupted run has left is taken away by the next."""

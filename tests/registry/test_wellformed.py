@@ -96,7 +96,7 @@ def spoiled(path: Path, harm: Callable[[Any, Any], None]) -> None:
         (annotation, "1 is not of type 'string'"),
     ],
 )
-def test_a_spoiled_layout_is_found_out(tmp_path: Path, harm: Any, said: str) -> None:
+def test_a_malformed_layout_is_detected(tmp_path: Path, harm: Any, said: str) -> None:
     spoiled(tmp_path / "spoiled", harm)
     with pytest.raises((wellformed.NotWellFormed, KeyError), match=said):
         wellformed.layout(tmp_path / "spoiled")
@@ -110,7 +110,7 @@ def test_a_spoiled_layout_is_found_out(tmp_path: Path, harm: Any, said: str) -> 
         (layers_without_diff_id, "mismatched fs layers"),
     ],
 )
-def test_a_spoiled_image_in_a_registry_is_found_out(
+def test_a_malformed_image_in_a_registry_is_detected(
     programs: Programs, registry: Registry, tmp_path: Path, harm: Any, said: str
 ) -> None:
     spoiled(tmp_path / "spoiled", harm)
@@ -121,7 +121,7 @@ def test_a_spoiled_image_in_a_registry_is_found_out(
         wellformed.remote(name)
 
 
-def test_a_damaged_layout_document_is_found_out(tmp_path: Path) -> None:
+def test_a_damaged_layout_document_is_detected(tmp_path: Path) -> None:
     images.image(tmp_path / "x")
     assert wellformed.layout(tmp_path / "x") == 2
     (tmp_path / "x" / "oci-layout").write_text('{"imageLayoutVersion": "2"}')
@@ -132,7 +132,7 @@ def test_a_damaged_layout_document_is_found_out(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ what is ours
 
 
-def test_an_image_that_is_pushed(
+def test_a_pushed_image_is_well_formed(
     call: Call, programs: Programs, registry: Registry, tmp_path: Path
 ) -> None:
     base = put_base(tmp_path, registry.address, "valid/base")
@@ -141,19 +141,19 @@ def test_an_image_that_is_pushed(
     assert wellformed.published(programs, tag, tmp_path / "back") == 2
 
 
-def test_a_layout_that_is_written(call: Call, tmp_path: Path) -> None:
+def test_a_written_layout_is_well_formed(call: Call, tmp_path: Path) -> None:
     put_vllm(tmp_path / "layout")
     words = ("-b", f"oci:{tmp_path}/layout", "--output", "oci:out")
     assert call(*IMAGE, *words, "--no-verify").code == 0
     assert wellformed.layout(tmp_path / "work" / "out") == 2
 
 
-def test_an_overlay(tmp_path: Path) -> None:
+def test_an_overlay_is_well_formed(tmp_path: Path) -> None:
     overlays.build(tmp_path / "overlay")
     assert wellformed.layout(tmp_path / "overlay") == 2
 
 
-def test_an_index_that_is_published_and_what_is_attached(
+def test_a_published_index_and_its_attachments_are_well_formed(
     programs: Programs, registry: Registry, second: Registry, tmp_path: Path
 ) -> None:
     overlays.build_index(tmp_path / "many")

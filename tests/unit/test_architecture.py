@@ -111,5 +111,5 @@ def test_no_package_imports_one_above_it() -> None:
         ("cli", "from builder.applier.text import sha256_hex", set()),
     ],
 )
-def test_an_import_that_climbs_is_seen(package: str, source: str, above: set[str]) -> None:
+def test_an_upward_import_is_detected(package: str, source: str, above: set[str]) -> None:
     assert climbing(package, source, PAGE) == above

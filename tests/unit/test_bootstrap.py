@@ -71,7 +71,7 @@ def test_tests_run_with_compiled_modules(
     assert started[-1][-1] == "tests/unit/cli/test_cli.py"
 
 
-def test_one_that_compiles_gets_compilers_and_no_engine(started: list[list[str]]) -> None:
+def test_a_test_that_compiles_gets_compilers_and_no_engine(started: list[list[str]]) -> None:
     bootstrap.run_tests(Path("bin"), ["tests/compiled"])
     assert [command[2] for command in started] == ["tests.compilers", "pytest"]
 
@@ -103,7 +103,7 @@ def test_lanes_report_while_they_run(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("broken", ["one", "two"])
-def test_a_red_lane_makes_the_run_red(broken: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_lane_fails_the_run(broken: str, capfd: pytest.CaptureFixture[str]) -> None:
     scripts = {"one": "print('a')", "two": "print('b')", broken: "raise SystemExit(5)"}
     assert lanes(capfd, **scripts)[0] == 5
 
@@ -176,11 +176,11 @@ def wanted() -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def test_the_lock_holds_what_the_project_asks_for(wanted: list[Requirement]) -> None:
+def test_the_lock_contains_every_requirement(wanted: list[Requirement]) -> None:
     assert problems(LOCK.read_text("utf-8"), wanted) == []
 
 
-def test_a_lock_that_does_not_hold_is_seen(wanted: list[Requirement]) -> None:
+def test_an_incomplete_lock_is_detected(wanted: list[Requirement]) -> None:
     text = LOCK.read_text("utf-8")
     assert problems(text.replace("\nruff==", "\nrough=="), wanted) == ["ruff>=0.6 is not locked"]
     older = re.sub(r"(?m)^ruff==[\d.]+", "ruff==0.5", text)

@@ -38,7 +38,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         if link.startswith("http"):
             continue
@@ -59,7 +59,7 @@ def command_lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_commands_can_be_run(page: Path) -> None:
+def test_commands_are_valid(page: Path) -> None:
     for line in command_lines(page.read_text("utf-8")):
         words = shlex.split(line, comments=True)
         words = words[: next((i for i, w in enumerate(words) if w in ("|", ">", "&&")), None)]
@@ -91,7 +91,7 @@ def test_every_profile_is_in_the_readme_and_every_layer_in_the_documentation() -
         assert f"`{name}`" in profiles
 
 
-def test_exit_codes_are_those_that_there_are() -> None:
+def test_exit_codes_match_the_program() -> None:
     text = README.partition("## Exit codes")[2].partition("\n## ")[0]
     said = {
         int(number) for number in re.findall(r"(?:^|· ?)(\d+) [a-z]", text.replace("\n", " · "))
@@ -99,7 +99,7 @@ def test_exit_codes_are_those_that_there_are() -> None:
     assert said == {int(code) for code in Exit}
 
 
-def test_the_table_of_releases_is_what_the_releases_say() -> None:
+def test_the_table_of_releases_matches_the_evidence() -> None:
     rows = re.findall(r"^\| (0\.\d+\.\d+) to (0\.\d+\.\d+) \| (.*?) \|", README, re.MULTILINE)
     table = README.partition("## Your vLLM release")[2].partition("\n## ")[0]
     ranges = [row for row in rows if f"| {row[0]} to {row[1]} | {row[2]} |" in table]
@@ -116,7 +116,7 @@ def test_the_table_of_releases_is_what_the_releases_say() -> None:
         assert verdict.startswith(wanted), record.vllm
 
 
-def test_extras_are_those_that_there_are() -> None:
+def test_extras_match_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = set(project["optional-dependencies"])
     sources = [*PAGES, *(ROOT / "builder").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]

@@ -39,7 +39,7 @@ def test_every_name_is_declared() -> None:
             assert undeclared(file.read_text("utf-8", "replace")) == set(), file
 
 
-def test_a_name_that_is_not_declared_is_seen() -> None:
+def test_an_undeclared_name_is_detected() -> None:
     assert undeclared("SPARK_BUILD_CACHE, SPARK_BUILD_CAHCE") == {"SPARK_BUILD_CAHCE"}
 
 
@@ -69,11 +69,11 @@ def test_no_other_module_reads_them() -> None:
         "os.environ['GH_TOKEN']", "'SPARK_BUILD_TORCH' in os.environ",
     ],
 )  # fmt: skip
-def test_a_module_that_reads_one_is_seen(source: str) -> None:
+def test_a_module_that_reads_a_variable_is_detected(source: str) -> None:
     assert len(list(reads(source))) == 1
 
 
-def test_a_command_keeps_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_keeps_its_initial_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_TORCH", "2.11.0")
     with settings.during_a_command():
         monkeypatch.setenv("SPARK_BUILD_TORCH", "2.12.0")
@@ -83,7 +83,7 @@ def test_a_command_keeps_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> 
     assert (settings.TORCH.value, settings.LOCK.value) == ("2.12.0", "late")
 
 
-def test_of_two_commands_at_once_neither_leaves_its_values(
+def test_two_commands_at_once_do_not_share_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_NVCC", "first")

@@ -40,7 +40,9 @@ def seen_in(planned: Planner, release: str, profile: str) -> dict[str, Check]:
 
 
 @pytest.mark.parametrize("release", ["0.20.1", "0.22.1"])
-def test_cutlass_kernels_of_cuda_13_wheels_are_real(planned: Planner, release: str) -> None:
+def test_cutlass_kernels_of_cuda_13_wheels_contain_real_code(
+    planned: Planner, release: str
+) -> None:
     checks = seen_in(planned, release, "cutlass-sm12x")
     assert {name: c.status for name, c in checks.items()} == dict.fromkeys(
         [FP8, BLOCK, GEMM, GROUPED, QUANT, STABLE], "pass"
@@ -83,7 +85,7 @@ def test_marlin_of_early_wheels_is_compiled_by_the_driver(planned: Planner) -> N
     assert checks[REPACK].seen == f"6 kernels: 6 {jit} (sm_80); no BPT.TRAP"
 
 
-def test_b12x_takes_only_the_quantisation(planned: Planner) -> None:
+def test_b12x_uses_only_the_prebuilt_quantisation(planned: Planner) -> None:
     checks = seen_in(planned, "0.20.1", "b12x-full")
     assert {name: c.status for name, c in checks.items()} == {QUANT: "pass", STABLE: "pass"}
 

@@ -80,7 +80,7 @@ def test_plan_is_the_same_everywhere(plans: tuple[Ran, Ran]) -> None:
     assert first.out == second.out
 
 
-def test_plan_holds_nothing_local(plans: tuple[Ran, Ran]) -> None:
+def test_plan_has_nothing_local(plans: tuple[Ran, Ran]) -> None:
     """No path of this machine, no host, no time of day."""
     text = plans[0].out
     for secret in (str(Path.cwd()), str(Path.home()), str(cache_dir()), socket.gethostname()):
@@ -100,7 +100,7 @@ BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
         ("0.33.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"]}),
     ],
 )  # fmt: skip
-def test_a_recent_release_needs_what_its_kernels_lack(
+def test_a_recent_release_needs_only_kernel_fixes(
     tmp_path: Path, release: str, kernels: dict[str, list[str]]
 ) -> None:
     words = ("plan", "--layers", "b12x-full", "--base", f"pypi:vllm=={release}", "--json")
@@ -115,7 +115,7 @@ def test_a_recent_release_needs_what_its_kernels_lack(
     assert ran.json()["serve_flags"] == ["--linear-backend", "flashinfer_b12x"]
 
 
-def test_the_quick_start_runs_what_image_says(tmp_path: Path) -> None:
+def test_the_quick_start_has_the_command_that_image_prints(tmp_path: Path) -> None:
     """The README's release, and its ``docker run``: that of ``image``, with a model and a name."""
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
     start = readme.partition("## Quick start")[2].replace("\\\n", "")
@@ -132,7 +132,7 @@ def test_the_quick_start_runs_what_image_says(tmp_path: Path) -> None:
     assert shown.split() == wanted.split()
 
 
-def test_a_dry_run_writes_nothing_and_ends_in_the_digest(
+def test_a_dry_run_writes_nothing_and_prints_the_digest_last(
     plans: tuple[Ran, Ran], tmp_path: Path
 ) -> None:
     ran = spark_build("image", *B12X_ON_0_20_1, "--engine", "oci", "--dry-run", cwd=tmp_path)
@@ -174,7 +174,7 @@ def test_a_release_that_does_not_exist(tmp_path: Path, release: str, near: str) 
         ((*B12X_ON_0_20_1, "--patches", "nowhere"), 2, "nowhere does not exist"),
     ],
 )
-def test_each_refusal_has_its_code_and_says_why(
+def test_each_refusal_has_its_exit_code_and_reason(
     tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     ran = spark_build("plan", *words, cwd=tmp_path)
@@ -183,7 +183,7 @@ def test_each_refusal_has_its_code_and_says_why(
     assert ran.err.count("error:") == 1
 
 
-def test_errors_are_json_when_json_was_asked_for(tmp_path: Path) -> None:
+def test_errors_are_json_with_json(tmp_path: Path) -> None:
     words = ("plan", "--layers", "b12x-full", "--base", "pypi:vllm==0.20.7", "--json")
     ran = spark_build(*words, cwd=tmp_path)
     assert ran.code == 2
@@ -364,7 +364,7 @@ def test_a_consistent_but_changed_image_fails(
     assert check in failed
 
 
-def test_a_module_that_no_longer_parses_is_a_failed_check(layout: Layout, tmp_path: Path) -> None:
+def test_a_module_with_a_syntax_error_is_a_failed_check(layout: Layout, tmp_path: Path) -> None:
     """At the level that follows imports too: a finding about the image, not a bug of ours."""
     changed = layout.copy(tmp_path / "changed")
     break_syntax(changed)
@@ -396,7 +396,7 @@ def test_a_missing_blob_is_refused(layout: Layout, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"manifests": []}', '{"manifests": [1]}'])
-def test_what_is_no_layout_is_refused(layout: Layout, tmp_path: Path, text: str) -> None:
+def test_an_invalid_layout_is_refused(layout: Layout, tmp_path: Path, text: str) -> None:
     changed = layout.copy(tmp_path / "changed")
     (changed.root / "index.json").unlink()
     (changed.root / "index.json").write_text(text)
@@ -414,7 +414,7 @@ def test_an_unpatched_release_fails_against_the_layers(tmp_path: Path) -> None:
     assert "without these settings it is: FlashInferCutlassNvFp4LinearKernel" in ran.err
 
 
-def test_verifying_wheels_asks_which_layers(tmp_path: Path) -> None:
+def test_verifying_wheels_needs_layers(tmp_path: Path) -> None:
     ran = spark_build("verify", "pypi:vllm==0.20.1", cwd=tmp_path)
     assert ran.code == 2
     assert "--layers" in ran.err

@@ -118,7 +118,7 @@ def test_the_package_compiles_where_it_is_installed(
         assert any("package b12x" in part for part in checks[name].simulated)
 
 
-def test_a_package_without_its_gemm_fails_and_nothing_else(planned: Planner) -> None:
+def test_a_package_without_its_gemm_fails_only_that_check(planned: Planner) -> None:
     target = patched(planned("pypi:vllm[b12x]==0.33.0"))
     path = "b12x/gemm/blockscaled/api.py"
     overlay = OverlayTree(target.tree)
@@ -177,7 +177,7 @@ def test_a_later_reinstall_of_libs_base_undoes_both(planned: Planner) -> None:
         assert (check.status, check.seen) == ("fail", GATE_ERROR)
 
 
-def test_unpatched_the_pinned_flashinfer_has_no_b12x(planned: Planner) -> None:
+def test_the_unpatched_pinned_flashinfer_has_no_b12x(planned: Planner) -> None:
     made = planned(STACK)
     checks = seen_in(target_of_plan(made.plan, made.base, STACK, patched=False))
     assert {check.status for check in checks.values()} == {"fail"}

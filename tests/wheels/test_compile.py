@@ -35,13 +35,13 @@ def compiled(*words: str, what: str = "run") -> tuple[int, dict[str, Any]]:
     return done.returncode, validated(document_of(["compile", what, *words]), answer)
 
 
-def test_as_released_every_kernel_is_a_trap() -> None:
+def test_every_released_kernel_is_a_trap() -> None:
     code, answer = compiled("--vllm", "0.19.1", "--unit", UNIT)
     assert code == 5
     assert "every kernel is a trap" in answer["error"]["message"]
 
 
-def test_with_the_family_change_it_is_real_code() -> None:
+def test_the_family_change_gives_real_code() -> None:
     code, answer = compiled("--vllm", "0.19.1", "--change", "sm120-family")
     assert code == 0
     (unit,) = answer["units"]
@@ -98,7 +98,7 @@ def test_an_impossible_extension_wheel_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wheel_that_could_not_be_written_is_not_begun(tmp_path: Path) -> None:
+def test_an_unwritable_wheel_is_refused_before_compiling(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     code, answer = compiled(*CHANGE, "-o", str(file / "below"), what="wheel")
@@ -131,7 +131,7 @@ def test_operators_behind_a_patch_are_found_in_the_sources(tmp_path: Path) -> No
     ]
 
 
-def test_a_patch_that_reaches_most_of_an_extension_is_refused(tmp_path: Path) -> None:
+def test_a_patch_that_affects_most_of_an_extension_is_refused(tmp_path: Path) -> None:
     patch = tmp_path / "other.diff"
     patch.write_text(MARLIN)
     words = ("--vllm", "0.19.1", "--patch", str(patch), "--dry-run")

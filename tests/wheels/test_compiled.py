@@ -44,7 +44,7 @@ RELEASES = {
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_what_is_known_of_a_release_is_what_its_module_says(planned: Planner, release: str) -> None:
+def test_facts_of_a_release_match_its_module(planned: Planner, release: str) -> None:
     """Without what the layer knows, the module itself is read, and says the same."""
     module, state, reason = RELEASES[release]
     made = planned(f"pypi:vllm=={release}", "sm120-family")
@@ -68,7 +68,7 @@ def test_a_plan_does_not_read_the_modules(tmp_path: Path, monkeypatch: pytest.Mo
     assert index.bytes_read < 5_000_000  # of a wheel of 235 MB
 
 
-def test_every_release_is_known() -> None:
+def test_every_release_has_facts() -> None:
     """A new release is read when it is planned for; ``layers pin`` makes it known."""
     known = {(row["platform"], row["sha256"]) for row in LAYER["pins"]["code"]}
     assert len(known) == len(LAYER["pins"]["code"])
@@ -93,7 +93,7 @@ def request_of(stages: Stages, target: Target | None = None, **packages: str) ->
 
 
 @needs_gpp
-def test_a_stage_pins_everything_that_goes_in(planned: Planner) -> None:
+def test_a_stage_pins_every_input(planned: Planner) -> None:
     """Nothing is compiled for it: the sources are asked what they would build."""
     request = request_of(Stages(planned.index), vllm="0.19.1+local")
     assert request == request_of(Stages(planned.index), vllm="0.19.1")
@@ -135,7 +135,7 @@ def test_a_base_between_releases_is_compiled_from_its_commit(
 
 
 @needs_gpp
-def test_a_stage_pins_its_compiler_where_that_comes_from_wheels(planned: Planner) -> None:
+def test_a_stage_pins_a_compiler_from_wheels(planned: Planner) -> None:
     """The same each time, and nothing of it is fetched for a plan; all else stays as it is."""
     wheels, again, found = (
         request_of(Stages(planned.index, nvcc=named), vllm="0.19.1")

@@ -109,7 +109,7 @@ def linked(compiler: Compiler, folder: Path, *defines: str) -> Linked:
     return link(objects, base, "vllm/_C.abi3.so", compiler.nvcc, cuda, compiler.where)
 
 
-def test_the_device_code_is_that_of_a_native_build(
+def test_the_device_code_equals_a_native_build(
     index: PackageIndex, compiler: Compiler, tmp_path: Path
 ) -> None:
     native = find_compiler(index, "linux/amd64", "wheels")
@@ -126,7 +126,7 @@ def machine(path: Path) -> str:
         return str(ELFFile(stream)["e_machine"])
 
 
-def test_the_library_is_held_against_a_base_of_that_architecture(
+def test_the_library_is_checked_against_a_base_of_its_architecture(
     compiler: Compiler, tmp_path: Path
 ) -> None:
     made = linked(compiler, tmp_path, "-DMORE=")
@@ -187,12 +187,12 @@ def test_from_sources_to_a_wheel_for_the_other_architecture(
     assert cross["library_sha256"] != native["library_sha256"]
 
 
-def test_what_nobody_has_there_is_named(compiler: Compiler, tmp_path: Path) -> None:
+def test_an_undefined_symbol_is_named(compiler: Compiler, tmp_path: Path) -> None:
     made = linked(compiler, tmp_path, "-DMORE=+nobody_has()")
     assert [fault for fault in made.proof.faults if "nobody_has" in fault]
 
 
-def test_a_stage_for_the_spark_pins_what_is_of_its_architecture(index: PackageIndex) -> None:
+def test_a_stage_for_the_spark_pins_arm64_inputs(index: PackageIndex) -> None:
     """vLLM 0.20.1: its torch for arm64 is one for CUDA.  Nothing is compiled."""
     target = Target("linux/arm64", "cp312")
     request = request_of(Stages(index, nvcc="wheels"), target, vllm="0.20.1")

@@ -150,7 +150,7 @@ def grafts(function: Callable[[Case], None]) -> Callable[[Case], None]:
     return pytest.mark.parametrize("case", ops_of("graft"), indirect=True)(function)
 
 
-def test_every_text_layer_is_tried_here(planned: Planner) -> None:
+def test_every_text_layer_is_tested_here(planned: Planner) -> None:
     """A new layer, or variant, with text ops must be given a release above."""
     from builder.layers.catalog import Catalog
 
@@ -165,7 +165,7 @@ def test_every_text_layer_is_tried_here(planned: Planner) -> None:
 
 
 @replaces
-def test_the_anchor_is_gone(case: Case) -> None:
+def test_the_anchor_is_missing(case: Case) -> None:
     """The message shows the line of the expected text that is not there."""
     wanted = [line.strip() for line in case.op["old"].splitlines()]
     case.mutate(lambda text: text.replace(case.op["old"], "\n"))
@@ -175,7 +175,7 @@ def test_the_anchor_is_gone(case: Case) -> None:
 
 
 @replaces
-def test_the_anchor_is_a_little_different(case: Case) -> None:
+def test_the_anchor_differs_slightly(case: Case) -> None:
     """The message shows the nearest line too, with its number."""
     wanted = first_line(case.op["old"])
     near = wanted.replace("_", "__", 2) if "_" in wanted else wanted + "  # edited"
@@ -184,7 +184,7 @@ def test_the_anchor_is_a_little_different(case: Case) -> None:
 
 
 @replaces
-def test_the_anchor_is_there_twice(case: Case) -> None:
+def test_the_anchor_occurs_twice(case: Case) -> None:
     count = case.op["count"]
     case.mutate(lambda text: text + "\n" + case.op["old"])
     case.refused(AMBIGUOUS, case.file, f"is there {count + 1} times, expected {count}")
@@ -210,7 +210,7 @@ def is_alone(case: Case) -> bool:
 
 
 @replaces
-def test_a_layer_that_is_half_there(case: Case) -> None:
+def test_a_partly_applied_layer(case: Case) -> None:
     """One of its edits is already in the base: all or nothing, and it says which."""
     case.mutate(lambda text: text.replace(case.op["old"], case.op["new"]))
     if is_alone(case):
@@ -231,7 +231,7 @@ def test_an_edit_that_would_not_parse(case: Case) -> None:
 
 
 @grafts
-def test_a_graft_into_a_file_that_is_there(case: Case) -> None:
+def test_a_graft_into_an_existing_file(case: Case) -> None:
     """A new module already exists with different content, or a definition is, with another body."""
     if case.op.get("whole"):
         write(case.root, case.file, b"# something else\n")
@@ -243,7 +243,7 @@ def test_a_graft_into_a_file_that_is_there(case: Case) -> None:
 
 
 @grafts
-def test_a_graft_whose_neighbour_is_gone(case: Case) -> None:
+def test_a_graft_without_its_neighbour(case: Case) -> None:
     """A definition after which the graft belongs was renamed upstream."""
     after = case.op.get("after")
     if after is None:
@@ -275,7 +275,7 @@ def upstream_probes() -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize(("layer", "ref", "number"), upstream_probes())
-def test_a_fix_that_should_be_there_and_is_not(
+def test_a_missing_upstream_fix(
     planned: Planner, sources: IndexSources, tmp_path: Path, layer: str, ref: str, number: int
 ) -> None:
     """In range by its version, but not by its content: never called upstream, never patched."""

@@ -134,7 +134,7 @@ def asked(sandbox: Sandbox, released: Path, wheel: Path, **changed: Any) -> list
 
 
 @pytest.mark.parametrize("operator", [ANSWER, STABLE], ids=lambda operator: operator.abi)
-def test_the_extension_wheel_answers_once_it_is_loaded(
+def test_the_extension_wheel_overrides_once_loaded(
     sandbox: Sandbox, libraries: dict[str, Path], operator: Operator
 ) -> None:
     released, wheel = libraries["released"], libraries[operator.abi]
@@ -142,7 +142,7 @@ def test_the_extension_wheel_answers_once_it_is_loaded(
 
 
 @pytest.mark.parametrize("abi", ["classic", "stable"])
-def test_several_operators_and_keys_are_taken_over_at_once(
+def test_several_operators_and_keys_are_overridden_at_once(
     sandbox: Sandbox, libraries: dict[str, Path], abi: str
 ) -> None:
     rows = [{"name": o.name, "key": o.key} for o in (ANSWER, *OTHERS)]
@@ -153,7 +153,7 @@ def test_several_operators_and_keys_are_taken_over_at_once(
     assert "no wheel_test::implicit for CUDA, so there is nothing to replace" in said
 
 
-def test_a_library_that_registers_nothing_is_found_out(
+def test_a_library_that_registers_nothing_is_detected(
     sandbox: Sandbox, libraries: dict[str, Path]
 ) -> None:
     released = libraries["released"]
@@ -162,9 +162,7 @@ def test_a_library_that_registers_nothing_is_found_out(
     assert "is still another kernel: 'CPU: registered at " in said
 
 
-def test_an_operator_that_is_not_there_is_found_out(
-    sandbox: Sandbox, libraries: dict[str, Path]
-) -> None:
+def test_a_missing_operator_is_detected(sandbox: Sandbox, libraries: dict[str, Path]) -> None:
     operators = [{"name": "wheel_test::other", "key": "CPU"}]
     answer = asked(sandbox, libraries["released"], libraries["classic"], operators=operators)
     assert "nothing to replace" in answer[2]

@@ -67,7 +67,7 @@ def started(site: Path, device: tuple[int, int], plugins: list[str] | None) -> t
     return done.returncode, done.stderr
 
 
-def test_a_misfit_stops_vllm_on_its_device_and_there_alone(site: Path) -> None:
+def test_a_mismatch_stops_vllm_only_on_its_device(site: Path) -> None:
     code, said = started(site, (12, 1), None)
     assert code == 1
     assert "ExtensionWheelError: wheel was built for vllm 0.19.1, and 0.18.0 is installed" in said
@@ -76,6 +76,6 @@ def test_a_misfit_stops_vllm_on_its_device_and_there_alone(site: Path) -> None:
     assert started(site, (12, 1), named)[0] == 1
 
 
-def test_a_list_of_plugins_without_it_leaves_it_out(site: Path) -> None:
+def test_a_plugin_list_without_it_disables_it(site: Path) -> None:
     """As documented: vLLM does not load what ``VLLM_PLUGINS`` does not name."""
     assert started(site, (12, 1), ["other"]) == (0, "")

@@ -40,7 +40,7 @@ def opened(index: FakeIndex) -> RemoteWheel:
     return wheel
 
 
-def test_a_file_comes_whole_and_is_not_kept(index: FakeIndex, tmp_path: Path) -> None:
+def test_a_file_is_read_completely_and_not_cached(index: FakeIndex, tmp_path: Path) -> None:
     wheel = opened(index)
     wheel.extract(MODULE, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
@@ -62,7 +62,7 @@ def test_other_bytes_are_refused(index: FakeIndex, tmp_path: Path) -> None:
         wheel.extract(MODULE, tmp_path / "file")
 
 
-def test_damage_is_told(index: FakeIndex, tmp_path: Path) -> None:
+def test_damage_is_reported(index: FakeIndex, tmp_path: Path) -> None:
     wheel = opened(index)
     (name,) = index.files
     whole = index.files[name]
@@ -72,7 +72,7 @@ def test_damage_is_told(index: FakeIndex, tmp_path: Path) -> None:
         wheel.extract(MODULE, tmp_path / "file")
 
 
-def test_a_download_that_breaks_off(index: FakeIndex, tmp_path: Path) -> None:
+def test_an_interrupted_download(index: FakeIndex, tmp_path: Path) -> None:
     wheel = opened(index)
     (name,) = index.files
     index.faults.cut[name] = 50_000
@@ -80,12 +80,12 @@ def test_a_download_that_breaks_off(index: FakeIndex, tmp_path: Path) -> None:
         wheel.extract(MODULE, tmp_path / "file")
 
 
-def test_a_place_that_cannot_be_written(index: FakeIndex, tmp_path: Path) -> None:
+def test_an_unwritable_target(index: FakeIndex, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         opened(index).extract(MODULE, tmp_path / "no-such-folder" / "file")
 
 
-def test_progress_is_counted_while_a_file_comes(
+def test_progress_is_counted_during_a_download(
     index: FakeIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a large file many times, not once for each range; all of it in the end."""

@@ -226,7 +226,7 @@ def good(world: World, ran: Ran) -> str:
     return layout.digest
 
 
-def test_nothing_wrong(world: World) -> None:
+def test_no_fault(world: World) -> None:
     """The world itself is sound, by JSON pages and by HTML ones, and gives the same image."""
     first = good(world, world.image())
     shutil.rmtree(world.cache)
@@ -242,7 +242,7 @@ def test_a_project_that_does_not_exist(world: World) -> None:
     refused(world, world.image(), 2, "package 'vllm' is not on the package index")
 
 
-def test_a_page_that_is_refused_for_good(world: World) -> None:
+def test_a_page_that_is_refused(world: World) -> None:
     world.index.faults.status["vllm"] = 403
     refused(world, world.image(), 8, "the package index did not answer for 'vllm'", "try:")
 
@@ -254,18 +254,18 @@ def test_a_page_of_an_index_that_is_down(world: World) -> None:
     assert len(pages) > 1, "a 500 is worth another try"
 
 
-def test_a_page_that_breaks_off(world: World) -> None:
+def test_an_interrupted_page(world: World) -> None:
     world.index.faults.cut["vllm"] = 40
     refused(world, world.image(), 8, "the package index did not answer for 'vllm'")
 
 
-def test_a_page_without_sense(world: World) -> None:
+def test_a_malformed_page(world: World) -> None:
     """A proxy's log-in page, say: JSON by its header only."""
     world.index.faults.page_sha256[VLLM] = ""
     refused(world, world.image(), 8, "gives no sha256")
 
 
-def test_an_index_that_is_not_there(world: World) -> None:
+def test_an_unreachable_index(world: World) -> None:
     env = {**world.env, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
     ran = spark_build(*world.words("plan"), cwd=world.work, env=env)
     refused(world, ran, 8, "the package index did not answer for 'vllm'")
@@ -280,14 +280,14 @@ def test_a_file_of_an_index_that_is_down(world: World, filename: str) -> None:
 
 
 @pytest.mark.parametrize("filename", [VLLM, DONOR])
-def test_a_range_that_breaks_off(world: World, filename: str) -> None:
+def test_an_interrupted_range(world: World, filename: str) -> None:
     world.index.faults.cut[filename] = 200
     refused(world, world.image(), 8, filename, "broke off", "try:")
     world.index.faults.cut.clear()
     good(world, world.image())
 
 
-def test_a_download_that_breaks_off_goes_on_later(world: World) -> None:
+def test_an_interrupted_download_resumes(world: World) -> None:
     world.index.faults.cut[LIBS] = 1 << 20
     refused(world, world.image(), 8, LIBS, "broke off", "try:")
     (partial,) = world.cache.rglob(resumable())
@@ -324,7 +324,7 @@ def test_an_index_without_ranges(world: World) -> None:
         refused(world, ran, 8, "the index answered 200")
 
 
-def test_a_head_request_that_breaks_off(world: World) -> None:
+def test_an_interrupted_head_request(world: World) -> None:
     """HTML pages do not say how large a wheel is, so it is asked for."""
     world.index.faults.html = True
     world.index.faults.no_head = True
@@ -332,13 +332,15 @@ def test_a_head_request_that_breaks_off(world: World) -> None:
 
 
 @pytest.mark.parametrize(("layer", "filename"), [("graft", DONOR), ("libs", LIBS)])
-def test_the_page_has_another_sha256_than_the_pin(world: World, layer: str, filename: str) -> None:
+def test_the_page_and_the_pin_have_different_sha256(
+    world: World, layer: str, filename: str
+) -> None:
     world.index.faults.page_sha256[filename] = "0" * 64
     ran = world.image(layers=layer)
     refused(world, ran, 8, filename, "the layer pins", "do not build from it")
 
 
-def test_a_pinned_file_is_gone(world: World) -> None:
+def test_a_pinned_file_is_missing(world: World) -> None:
     del world.index.files[LIBS]
     world.index.add("nvidia-cutlass-dsl-libs-cu13", "9.0.1", {})
     refused(world, world.image(layers="libs"), 8, LIBS, "is not on the package index")
@@ -367,7 +369,7 @@ def tampered(filename: str, old: bytes, new: bytes, index: FakeIndex) -> bytes:
         ("small", EXTRA, b"CORE = 1", b"CORE = 2"),
     ],
 )
-def test_the_bytes_are_not_what_is_pinned(
+def test_the_bytes_differ_from_the_pin(
     world: World, layer: str, filename: str, old: bytes, new: bytes
 ) -> None:
     """The page is right and the file is not: nothing of it may get into an image."""
@@ -396,7 +398,7 @@ def damaged(data: bytes, how: str) -> bytes:
     return data[:at] + bytes(byte ^ 0x55 for byte in data[at : at + 3]) + data[at + 3 :]
 
 
-def test_a_damaged_cache_heals(world: World) -> None:
+def test_a_damaged_cache_is_repaired(world: World) -> None:
     """What is in the cache is checked when it is read, and fetched again when it is wrong."""
     first = good(world, world.image())
     for path in world.cache.rglob("*"):
@@ -445,7 +447,7 @@ def run_with_little_room(world: World, place: Path, kilobytes: int, words: list[
     return Ran(ended.returncode, ended.stdout, ended.stderr)
 
 
-def test_no_room_for_the_image(world: World) -> None:
+def test_disk_full_for_the_image(world: World) -> None:
     """Seen before anything is written where the disk tells, else the engine's failure."""
     place = world.root / "disk"
     words = [w.replace("oci:out", f"oci:{place}/out") for w in world.image_words()]
@@ -458,7 +460,7 @@ def test_no_room_for_the_image(world: World) -> None:
 
 
 @pytest.mark.parametrize("kilobytes", [4, 1024])
-def test_no_room_for_the_cache(world: World, kilobytes: int) -> None:
+def test_disk_full_for_the_cache(world: World, kilobytes: int) -> None:
     """Small files and the big download alike: a full disk here is no failure of a remote."""
     ran = run_with_little_room(world, world.cache, kilobytes, world.image_words())
     assert ran.code == 2, ran.err
@@ -479,7 +481,7 @@ def site_packages(world: World) -> Path:
     return site
 
 
-def test_no_room_in_the_environment(world: World) -> None:
+def test_disk_full_for_the_environment(world: World) -> None:
     """apply: the tree is as it was, to the byte."""
     site = site_packages(world)
     before = snapshot(site)
@@ -548,7 +550,7 @@ def test_two_runs_with_one_cache(world: World) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "replacing"])
-def test_two_runs_into_one_place(world: World, exists: bool) -> None:
+def test_two_runs_with_one_output(world: World, exists: bool) -> None:
     """One image is there in the end, whole; a run that lost says so."""
     digest = good(world, world.image())
     if not exists:

@@ -48,7 +48,7 @@ def bwrap() -> Iterator[Bubblewrap]:
     find_isolation.cache_clear()
 
 
-def test_what_a_program_sees(bwrap: Bubblewrap, tmp_path: Path) -> None:
+def test_isolated_program_sees_only_its_files(bwrap: Bubblewrap, tmp_path: Path) -> None:
     """No network, no HOME, nothing to write to, and no file but programs and what it is given."""
     given = tmp_path / "given"
     given.mkdir()
@@ -75,7 +75,7 @@ def test_what_a_program_sees(bwrap: Bubblewrap, tmp_path: Path) -> None:
     assert seen["processes"] <= 3, "and none of this machine's"
 
 
-def test_a_changed_vllm_answers_isolated(
+def test_a_changed_vllm_runs_in_isolation(
     bwrap: Bubblewrap, planned: Planner, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The release with a trojan in it: its kernels are asked, and the trojan finds nobody."""

@@ -67,7 +67,7 @@ def of(found: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("version", RELEASES)
-def test_a_releases_own_layer_is_found_sound(
+def test_a_layer_of_a_release_passes(
     release: Callable[[str], Release], version: str, kind: str
 ) -> None:
     found = events(release(version), kind)
@@ -91,7 +91,7 @@ def test_a_releases_own_layer_is_found_sound(
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_broken_layer_is_found(
+def test_a_broken_layer_is_detected(
     release: Callable[[str], Release], kind: str, broken: str, words: str
 ) -> None:
     """Scales or rows in another place, NaN in one column, one value everywhere."""

@@ -46,7 +46,7 @@ def assert_explained(made: Planned) -> None:
 
 
 @pytest.mark.parametrize("release", TABLE["release"])
-def test_states_with_what_a_release_pins(planned: Planner, release: str) -> None:
+def test_states_with_pinned_versions(planned: Planner, release: str) -> None:
     row = TABLE["release"][release]
     ref = f"pypi:vllm=={release}"
     assert planned.states(ref) == wanted(TABLE["layers"], row["states"])
@@ -91,9 +91,7 @@ def test_states_on_every_flashinfer(planned: Planner, release: str) -> None:
 
 @pytest.mark.parametrize("dsl", ["4.4.2", "4.5.3", "4.6.0"])
 @pytest.mark.parametrize("flashinfer", ["0.6.9", "0.6.11.post3", "0.6.12", "0.7.2.post1"])
-def test_layers_of_one_package_do_not_look_at_another(
-    planned: Planner, flashinfer: str, dsl: str
-) -> None:
+def test_layers_of_one_package_ignore_others(planned: Planner, flashinfer: str, dsl: str) -> None:
     """Mixed stacks have the state that each package has by itself."""
     ref = f"pypi:vllm==0.20.1,flashinfer-python=={flashinfer},nvidia-cutlass-dsl=={dsl}"
     made = planned(ref, "b12x-full")
@@ -105,7 +103,7 @@ def test_layers_of_one_package_do_not_look_at_another(
 
 
 @pytest.mark.parametrize("release", ["0.20.1", "0.24.0", "0.33.0"])
-def test_the_other_architecture_is_judged_alike(planned: Planner, release: str) -> None:
+def test_the_other_architecture_has_the_same_states(planned: Planner, release: str) -> None:
     """The Python of a release is the same in both wheels, so its states are."""
     ref = f"pypi:vllm=={release}"
     assert planned.states(ref, "linux/amd64") == planned.states(ref)
@@ -114,7 +112,7 @@ def test_the_other_architecture_is_judged_alike(planned: Planner, release: str) 
 
 
 @pytest.mark.parametrize("release", TABLE["release"])
-def test_settings_are_read_by_the_release_that_gets_them(planned: Planner, release: str) -> None:
+def test_every_setting_is_read_by_its_release(planned: Planner, release: str) -> None:
     """No VLLM_* variable is set that the release (as patched) does not know."""
     from builder.applier.environment import read_envs
     from builder.applier.trees import OverlayTree
@@ -128,9 +126,7 @@ def test_settings_are_read_by_the_release_that_gets_them(planned: Planner, relea
 
 
 @pytest.mark.parametrize("release", [r for r in TABLE["release"] if r >= "0.28.0"])
-def test_recent_releases_need_settings_and_what_makes_kernels_right(
-    planned: Planner, release: str
-) -> None:
+def test_recent_releases_need_settings_and_kernel_fixes(planned: Planner, release: str) -> None:
     """Of FlashInfer's files nothing but those kernels' changes, and nothing of vLLM's."""
     made = planned(f"pypi:vllm=={release}")
     assert {made.states[name] for name in FILE_LAYERS} == {UPSTREAM}
@@ -146,14 +142,14 @@ def test_recent_releases_need_settings_and_what_makes_kernels_right(
     }  # fmt: skip
 
 
-def test_b12x_has_no_place_before_0_20(planned: Planner) -> None:
+def test_b12x_is_not_applicable_before_0_20(planned: Planner) -> None:
     for release in ("0.17.0", "0.17.1", "0.18.1", "0.19.1"):
         states = planned(f"pypi:vllm=={release}").states
         assert {states[n] for n in FILE_LAYERS[2:]} == {NOT_APPLICABLE}
         assert states["b12x-env"] == NOT_APPLICABLE
 
 
-def test_the_cu13_extra_counts_as_done_only_while_its_files_are_in_front(planned: Planner) -> None:
+def test_the_cu13_extra_counts_only_while_its_files_win(planned: Planner) -> None:
     """vLLM 0.22.0 to 0.25.1 ask for the extra: laid out last it wins, and the reason says so."""
     for release in ("0.22.0", "0.25.1"):
         decision = planned(f"pypi:vllm=={release}").decision("cutlass-dsl-cu13")

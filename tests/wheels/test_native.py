@@ -28,7 +28,9 @@ def compiled(release: str, cuda: str, changed: tuple[str, ...] = ()) -> Outcome:
 
 
 @pytest.mark.parametrize(("release", "cuda", "archs", "arch", "dead"), TABLE)
-def test_outcome(release: str, cuda: str, archs: str, arch: int, dead: bool) -> None:
+def test_outcome_for_each_release(
+    release: str, cuda: str, archs: str, arch: int, dead: bool
+) -> None:
     found = compiled(release, cuda)
     (unit,) = [u for u in found.recipe.units.values() if u.path.endswith(KERNEL)]
     assert found.recipe.archs == (archs,)

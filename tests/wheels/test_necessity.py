@@ -67,7 +67,7 @@ def test_every_layer_has_a_verdict(verdicts: dict[str, Necessity]) -> None:
 
 
 @pytest.mark.parametrize("layer", PROOFS)
-def test_a_layer_is_necessary_by_that_check_and_no_other(
+def test_each_layer_is_necessary_for_exactly_one_check(
     verdicts: dict[str, Necessity], layer: str
 ) -> None:
     verdict, proof = verdicts[layer], PROOFS[layer]
@@ -80,7 +80,7 @@ def test_a_layer_is_necessary_by_that_check_and_no_other(
     assert proof[2] in verdict.seen
 
 
-def test_a_layer_that_nothing_misses_was_looked_at_by_every_level(
+def test_an_unnecessary_layer_was_checked_at_every_level(
     verdicts: dict[str, Necessity],
 ) -> None:
     words = "no check fails without it (static, imports, dispatch, codegen)"
@@ -90,7 +90,7 @@ def test_a_layer_that_nothing_misses_was_looked_at_by_every_level(
     assert verdicts["vllm-b12x-reachable"].state == "not-applicable"
 
 
-def test_the_command_line_proves_what_the_levels_allow(tmp_path: Path) -> None:
+def test_the_command_proves_necessity_with_the_given_levels(tmp_path: Path) -> None:
     """Files alone: nothing is claimed, and the exit status is that of the full set."""
     words = ("verify", TARGET, "-l", "b12x-full", "--prove-necessary", "--level", "static,imports")
     ran = spark_build(*words, "--json", cwd=tmp_path)

@@ -31,7 +31,7 @@ MANY = "b12x MoE, many tokens"
 MOE = {"b12x MoE, 1 token", "b12x MoE, 24 tokens", MANY}
 
 
-def test_what_b12x_full_computes_on_0_20_1(planned: Planner) -> None:
+def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
     made = planned("pypi:vllm==0.20.1")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
@@ -121,7 +121,7 @@ B12X = "class FlashInferB12xNvFp4LinearKernel"
     ],
     ids=["no swizzle", "two scales exchanged", "the activations' scale forgotten"],
 )
-def test_a_layer_that_hands_over_something_else_is_seen(
+def test_a_layer_that_passes_wrong_values_is_detected(
     planned: Planner, path: str, before: str, after: str
 ) -> None:
     """A change of vLLM's own code; the kernel is the same."""

@@ -35,7 +35,7 @@ SAME = {
 }
 
 
-def test_what_notices_a_mutant(
+def test_checks_that_detect_a_mutant(
     planned: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned("pypi:vllm==0.20.1")

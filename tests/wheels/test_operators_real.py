@@ -46,7 +46,7 @@ def named(row: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("release", SURVEY)
-def test_how_many_units_lead_to_operators(release: str) -> None:
+def test_number_of_units_with_operators(release: str) -> None:
     rows = survey(release)
     found = [row for row in rows.values() if not row["refused"]]
     assert (len(rows), len(found)) == SURVEY[release]
@@ -67,7 +67,7 @@ def test_the_operators_of_a_unit_that_defines_them() -> None:
     }
 
 
-def test_a_unit_behind_an_entry_takes_the_entry_and_what_it_calls() -> None:
+def test_a_unit_includes_its_entry_point_and_its_callees() -> None:
     """``nvfp4_quant_entry.cu`` is registered, calls three units, and one of these a fourth."""
     folder = "csrc/quantization/fp4"
     row = survey("0.33.0")[f"{folder}/nvfp4_quant_kernels.cu"]
@@ -116,7 +116,7 @@ def test_operators_without_a_dispatch_key() -> None:
     }
 
 
-def test_what_is_known_by_hand_stays() -> None:
+def test_known_results_are_unchanged() -> None:
     """The table leaves the kernels of other chips out; the sources would not."""
     path = "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
     row = survey("0.19.1")[path]

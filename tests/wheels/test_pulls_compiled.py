@@ -90,7 +90,7 @@ def test_the_change_of_the_family_as_a_pull_request(planned: Any) -> None:
     assert ours["units"][0]["path"] == f"{CUTLASS}/c3x/scaled_mm_sm120_fp8.cu"
 
 
-def test_together_they_are_compiled_once(planned: Any) -> None:
+def test_combined_changes_are_compiled_once(planned: Any) -> None:
     first, last = planned(FAMILY, more=("--layers", "sm120-family")).json()["layers"]
     assert (first["compile"]["with"], last["name"]) == ("sm120-family", "sm120-family")
     assert last["compile"]["stage"]["change"] == "pr-vllm-1-sm120-family"
@@ -105,7 +105,7 @@ def test_together_they_are_compiled_once(planned: Any) -> None:
     ],
     ids=["other-chips", "a-new-operator", "another-cutlass"],
 )
-def test_a_change_that_no_extension_wheel_can_bring(
+def test_a_change_that_an_extension_wheel_cannot_contain(
     planned: Any, number: int, code: int, said: str
 ) -> None:
     ran = planned(number)

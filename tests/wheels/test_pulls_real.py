@@ -136,7 +136,9 @@ def states(ran: Ran) -> list[str]:
         ("0.33.0", "upstream"),
     ],
 )
-def test_a_merged_one_on_releases_before_and_after(planned: Any, base: str, state: str) -> None:
+def test_a_merged_pull_request_on_releases_before_and_after(
+    planned: Any, base: str, state: str
+) -> None:
     ran = planned(MERGED, base=base)
     assert (ran.code, states(ran)) == (0, [state])
     (report,) = ran.json()["pulls"]
@@ -144,13 +146,13 @@ def test_a_merged_one_on_releases_before_and_after(planned: Any, base: str, stat
     assert [row["path"] for row in report["dropped"]] == ["tests/test_moe.py"]
 
 
-def test_the_graft_is_offered_by_name(planned: Any) -> None:
+def test_the_graft_is_suggested_by_name(planned: Any) -> None:
     (report,) = planned(MERGED, base="0.21.0").json()["pulls"]
     assert "vllm 0.22.0 has it; graft" in report["hints"][0]
     assert "FlashInferB12xExperts" in report["hints"][0]
 
 
-def test_a_stack_that_went_in_unnamed_is_found_from_its_top(planned: Any) -> None:
+def test_an_unlabelled_merged_stack_is_found_from_its_last_part(planned: Any) -> None:
     """0.24.0 holds both steps, the first of them below the second."""
     assert states(planned(LOWER, UPPER, base="0.24.0")) == ["applied", "applied"]
     assert states(planned(LOWER, UPPER, base="0.22.1")) == ["applied", "needed"]
@@ -171,18 +173,20 @@ def test_a_conflict_says_which_releases_it_fits(planned: Any) -> None:
 
 
 @pytest.mark.parametrize(("base", "state"), [("0.24.0", "needed"), ("0.28.0", "drift")])
-def test_and_there_it_is_applied(planned: Any, base: str, state: str) -> None:
+def test_a_pull_request_is_applied_to_the_suggested_release(
+    planned: Any, base: str, state: str
+) -> None:
     assert states(planned(REACHABLE, base=base)) == [state]
 
 
-def test_cuda_sources_need_a_rebuild_until_their_python_is_there(planned: Any) -> None:
+def test_cuda_sources_need_a_rebuild_until_their_python_is_applied(planned: Any) -> None:
     ran = planned(CUDA, base="0.21.0")
     assert (ran.code, states(ran)) == (10, ["needs-rebuild"])
     ran = planned(CUDA, base="0.22.1")
     assert (ran.code, states(ran)) == (0, ["applied"])
 
 
-def test_an_image_of_half_a_change_is_built_and_found_out(real: Real, tmp_path: Path) -> None:
+def test_an_image_with_half_a_change_is_detected(real: Real, tmp_path: Path) -> None:
     """Every hunk fits, and yet vLLM needs more: the imports say so, before any hardware does."""
     words = ["--layers", "marlin", "--with-pr", f"vllm-project/vllm#{MERGED}"]
     words += ["--base", "pypi:vllm==0.21.0", "--engine", "oci", "--output", "oci:out"]
@@ -204,7 +208,7 @@ def test_an_image_of_half_a_change_is_built_and_found_out(real: Real, tmp_path: 
     assert "vllm.utils.flashinfer has no flashinfer_b12x_fused_moe" in imports.err
 
 
-def test_a_clone_says_the_same(real: Real, tmp_path: Path) -> None:
+def test_a_clone_gives_the_same_result(real: Real, tmp_path: Path) -> None:
     for number, pull in real.forge.pulls.items():
         real.repository.git("update-ref", f"refs/pull/{number}/head", pull.head)
     real.repository.git("checkout", "-q", "-f", "main")

@@ -86,7 +86,7 @@ def grid(values: list[Fraction]) -> list[Fraction]:
     return sorted({p for p in (*points, *beside) if 0 <= p <= values[-1]})
 
 
-def test_e2m1_is_what_its_bits_say(reference: Any, torch: Any) -> None:
+def test_e2m1_decodes_by_its_bits(reference: Any, torch: Any) -> None:
     decoded = reference.decode_e2m1(torch.arange(16))
     assert [Fraction(v) for v in decoded.tolist()] == [*E2M1, *(-v for v in E2M1)]
     assert math.copysign(1, decoded[8]) == -1, "-0.0 keeps its sign"
@@ -130,7 +130,7 @@ def test_packing(reference: Any, torch: Any) -> None:
     assert torch.equal(reference.unpack(packed), codes)
 
 
-def test_granules_by_trying(reference: Any, torch: Any) -> None:
+def test_granules_by_experiment(reference: Any, torch: Any) -> None:
     values = torch.tensor([[0.75, -3.0, 0.0], [0.0, 0.0, 0.0], [448.0, 2.0**-9, 6.0]])
     assert reference.granules(values).tolist() == [0.25, 1.0, 2.0**-9]
 
@@ -146,7 +146,7 @@ def test_quantising_is_off_by_half_a_step_at_most(reference: Any, torch: Any) ->
     assert float(beyond.double().mean()) < 0.05
 
 
-def test_what_is_all_zero_stays_zero_and_finite(reference: Any, torch: Any) -> None:
+def test_zeros_stay_zero_and_finite(reference: Any, torch: Any) -> None:
     made = reference.quantise(torch.zeros(2, 32, dtype=torch.float64), 1.0)
     assert not bool(made.dense().any())
     vanishing = reference.quantise(torch.full((1, 16), 2.0**-40, dtype=torch.float64), 1.0)
@@ -161,7 +161,7 @@ def linear(cases: Any) -> list[Any]:
     return list(cases.LinearCases("fp4").all(SHAPES))
 
 
-def test_activations_are_quantised_to_themselves(linear: list[Any], reference: Any) -> None:
+def test_quantised_activations_are_unchanged(linear: list[Any], reference: Any) -> None:
     """Else a right kernel would work on other operands than the reference."""
     for case in linear:
         if not case.name.startswith("vanishing"):
@@ -179,7 +179,7 @@ def right(case: Any) -> Any:
     return case.x.float() @ case.weight.dense().float().T
 
 
-def test_a_right_kernel_passes(linear: list[Any], reference: Any, torch: Any) -> None:
+def test_a_correct_kernel_passes(linear: list[Any], reference: Any, torch: Any) -> None:
     worst = 0.0
     for case in linear:
         verdict = reference.judge(right(case).to(torch.bfloat16), case.expected)
@@ -313,9 +313,7 @@ def test_dividing_by_a_scale_that_is_zero_is_caught(
         assert any("NaN" in text for text in caught[name]), name
 
 
-def test_a_flush_of_subnormal_scales_is_allowed_for_marlin_alone(
-    cases: Any, reference: Any
-) -> None:
+def test_a_flush_of_subnormal_scales_is_allowed_only_for_marlin(cases: Any, reference: Any) -> None:
     for activations, allowed in (("bf16", True), ("fp4", False)):
         case = next(
             c for c in cases.LinearCases(activations).all(SHAPES) if c.name.startswith("subnormal")
@@ -342,7 +340,7 @@ def test_a_second_rounding_is_allowed_where_a_kernel_has_one(
     assert reference.judge(twice, reference.rounded_again(expected, 1))["problems"] == []
 
 
-def test_the_wrong_shape_is_said(linear: list[Any], reference: Any) -> None:
+def test_a_wrong_shape_is_reported(linear: list[Any], reference: Any) -> None:
     verdict = reference.judge(right(linear[2])[:, :-1], linear[2].expected)
     assert verdict["problems"] == ["shape (17, 95) instead of (17, 96)"]
 
@@ -378,7 +376,7 @@ def mixture(request: pytest.FixtureRequest, experts: Any) -> tuple[Any, Any]:
     return made, experts.make_tokens(48, 8, 2, 256)
 
 
-def test_what_is_between_the_products_is_exact(
+def test_intermediate_values_are_exact(
     mixture: tuple[Any, Any], experts: Any, reference: Any
 ) -> None:
     """Quantised again with a global scale of 1 it is itself, but for silu(24) in float64."""
@@ -396,7 +394,7 @@ def test_the_router_gives_each_chosen_expert_the_same(mixture: tuple[Any, Any], 
     assert shares.gather(1, tokens.chosen).unique().tolist() == [0.5]
 
 
-def test_every_column_and_expert_is_met(experts: Any) -> None:
+def test_every_column_and_expert_is_covered(experts: Any) -> None:
     tokens = experts.make_tokens(300, 8, 2, 256)
     assert bool(tokens.x.any(0).all())
     assert set(tokens.chosen.flatten().tolist()) == set(range(8))
@@ -427,7 +425,7 @@ def mixed(weights: Any, tokens: Any, torch: Any, how: str = "") -> Any:
     return out
 
 
-def test_right_experts_pass(
+def test_correct_experts_pass(
     mixture: tuple[Any, Any], experts: Any, reference: Any, torch: Any
 ) -> None:
     weights, tokens = mixture

@@ -84,7 +84,7 @@ def op_kinds(made: Planned, layer: str) -> set[str]:
 
 
 @pytest.mark.parametrize("release", TABLE["release"])
-def test_no_layer_is_left_out_here(planned: Planner, release: str) -> None:
+def test_every_layer_is_tested_here(planned: Planner, release: str) -> None:
     """A new layer with text or wheel ops must join one of the two lists above."""
     made = planned(f"pypi:vllm=={release}")
     text = {d.name for d in made.plan.needed if op_kinds(made, d.name) & TEXT_OPS}
@@ -157,7 +157,7 @@ def assert_as_planned(root: Path, made: Planned, layer: str, pristine: Mapping[s
 
 
 @pytest.mark.parametrize(("layer", "release"), needed_in(TABLE, WHEEL_LAYERS))
-def test_wheel_layer_keeps_record_true(
+def test_wheel_layer_keeps_record_correct(
     planned: Planner, sources: IndexSources, layer: str, release: str
 ) -> None:
     """By digests alone, without reading the big files: every row of RECORD is what is there."""

@@ -56,7 +56,7 @@ def device_code(path: Path) -> bytes:
     return data
 
 
-def test_the_same_machine_code_as_the_installed_compiler_of_that_version(
+def test_machine_code_equals_that_of_the_installed_compiler(
     index: PackageIndex, released: Compiler, tmp_path: Path
 ) -> None:
     if shutil.which("nvcc") is None:

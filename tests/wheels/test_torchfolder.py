@@ -37,13 +37,13 @@ def run(code: str, *arguments: str, path: Path) -> subprocess.CompletedProcess[s
     )
 
 
-def test_it_is_the_cuda_build_and_knows_that_there_is_no_gpu(torch: Torch) -> None:
+def test_it_is_the_cuda_build_and_finds_no_gpu(torch: Torch) -> None:
     assert "CUDA build, with generated stand-ins" in torch.what
     said = run(IMPORT, path=torch.folder)
     assert said.stdout == "13.0 False tensor(3.)\n", said.stderr
 
 
-def test_without_a_stand_in_its_library_does_not_load(torch: Torch, tmp_path: Path) -> None:
+def test_without_a_stub_its_library_does_not_load(torch: Torch, tmp_path: Path) -> None:
     """Under a name that no machine has, because this one may have a CUDA toolkit."""
     place = tmp_path / "torch" / "lib"
     place.mkdir(parents=True)
@@ -61,6 +61,6 @@ def test_without_a_stand_in_its_library_does_not_load(torch: Torch, tmp_path: Pa
     assert run(load, str(library), path=place).stdout == "True\n"
 
 
-def test_device_code_takes_no_room_on_disk(torch: Torch) -> None:
+def test_device_code_takes_no_disk_space(torch: Torch) -> None:
     library = (torch.folder / "torch" / "lib" / "libtorch_cuda.so").stat()
     assert library.st_blocks * 512 < library.st_size / 2

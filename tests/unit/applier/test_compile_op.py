@@ -131,7 +131,7 @@ def test_machine_code_decides_the_state(facts: dict[str, str], state: str, reaso
     assert not outcome.changes
 
 
-def test_the_version_of_the_base_decides_nothing() -> None:
+def test_the_version_of_the_base_is_ignored() -> None:
     """A source build of a release whose wheel runs them, for 12.1a with CUDA 12.9, is a trap."""
     newer = vllm_files("0.21.0") | {MODULE: b"built from source"}
     trap = {"how": TRAP, "arch": "sm_121a", "guard": ONLY}
@@ -141,7 +141,7 @@ def test_the_version_of_the_base_decides_nothing() -> None:
     assert judged(older, {MODULE: runs}).state == NOT_APPLICABLE
 
 
-def test_the_first_module_that_has_the_kernels_counts() -> None:
+def test_the_first_module_with_the_kernels_decides() -> None:
     both = BASE | {STABLE: b"another"}
     outcome = judged(both, {STABLE: {"how": ABSENT}, MODULE: NOT_LOADED})
     assert outcome.compiled["code"]["module"] == MODULE
@@ -149,11 +149,11 @@ def test_the_first_module_that_has_the_kernels_counts() -> None:
     assert judged(both, {STABLE: runs, MODULE: NOT_LOADED}).state == UPSTREAM
 
 
-def test_no_extension_is_no_build_for_cuda() -> None:
+def test_a_base_without_extensions_is_not_a_cuda_build() -> None:
     assert judged(vllm_files(), {}).state == NOT_APPLICABLE
 
 
-def test_a_module_that_is_known_is_not_read_again() -> None:
+def test_a_known_module_is_not_read_again() -> None:
     row = {"version": "0.20.1", "platform": "linux/arm64", "module": MODULE, **NOT_LOADED}
     known = {**LAYER, "pins": {"wheel": [], "donor": [], "code": [row]}}
     row["sha256"] = sha256_hex(BASE[MODULE])
@@ -165,7 +165,7 @@ def test_a_module_that_is_known_is_not_read_again() -> None:
     assert sources.read == [MODULE]
 
 
-def test_an_installed_extension_wheel_is_the_change() -> None:
+def test_an_installed_extension_wheel_counts_as_applied() -> None:
     files = BASE | {f"{PACKAGE}/kernels.so": b"code"}
     runs = {"how": RUNS, "arch": "sm_121a", "guard": FAMILY}
     outcome = judged(files, {f"{PACKAGE}/kernels.so": runs, MODULE: NOT_LOADED})
@@ -212,12 +212,12 @@ def test_a_stage_is_planned_before_it_is_run() -> None:
 @pytest.mark.parametrize(
     "key", ["arch", "compilers", "torch", "module", "files", "units", "inputs"]
 )
-def test_what_goes_into_a_stage_is_part_of_the_plan(key: str) -> None:
+def test_inputs_of_a_stage_are_part_of_the_plan(key: str) -> None:
     other = {**REQUEST, key: [*REQUEST[key], "x"] if isinstance(REQUEST[key], list) else "other"}
     assert planned(Stage(other)).digest != planned(Stage(REQUEST)).digest
 
 
-def test_what_a_stage_makes_is_laid_out_like_any_wheel() -> None:
+def test_output_of_a_stage_is_installed_like_any_wheel() -> None:
     (decision,) = planned(MADE).decisions
     info = f"{PACKAGE}-0.20.1+abc.dist-info"
     assert set(decision.receipt["files"]) == {
@@ -233,7 +233,7 @@ def test_what_a_stage_makes_is_laid_out_like_any_wheel() -> None:
     assert (kernels.mode, kernels.read()) == (0o755, b"code")
 
 
-def test_a_receipt_is_applied_and_nothing_is_read() -> None:
+def test_a_receipt_means_applied_without_reading_modules() -> None:
     (decision,) = planned(MADE).decisions
     tree = MemoryTree(BASE).after(dataclasses.replace(decision.outcome, changes=decision.changes))
     sources = FakeSources()
@@ -244,7 +244,7 @@ def test_a_receipt_is_applied_and_nothing_is_read() -> None:
     assert judge(LAYER, tree, sources, TARGET).state == NEEDS_REBUILD
 
 
-def test_taking_a_target_apart_compiles_nothing() -> None:
+def test_removing_layers_compiles_nothing() -> None:
     """Necessity puts the layers on again, out of the target itself: there is no stage to run."""
     (decision,) = planned(MADE).decisions
     patched = MemoryTree(BASE).after(
@@ -271,7 +271,7 @@ def test_taking_a_target_apart_compiles_nothing() -> None:
 # ----------------------------------------------------------------------------- refusing, exit codes
 
 
-def test_needs_rebuild_says_what_it_takes_and_what_works() -> None:
+def test_needs_rebuild_states_the_cost_and_the_command() -> None:
     plan = planned(None)
     with pytest.raises(SparkBuildError) as caught:
         refuse_plan(plan, "spark-build image -l family --compile")
@@ -281,7 +281,7 @@ def test_needs_rebuild_says_what_it_takes_and_what_works() -> None:
     assert caught.value.hint.startswith("spark-build image -l family --compile")
 
 
-def test_a_change_of_a_pull_request_has_no_command_that_would_do() -> None:
+def test_needs_rebuild_of_a_pull_request_has_no_command() -> None:
     layer = make_layer("pull", {"op": "compile", "reason": "csrc/x.cu"})
     with pytest.raises(SparkBuildError) as caught:
         refuse_plan(make_plan_of(fake_base(BASE), layer), "spark-build image --compile")
@@ -292,7 +292,7 @@ def test_a_change_of_a_pull_request_has_no_command_that_would_do() -> None:
     ("memory", "disk", "short"),
     [(64.0, 100.0, ""), (8.0, 100.0, ""), (6.0, 100.0, "9.5 GB of memory"), (64.0, 0.5, "disk")],
 )
-def test_a_machine_that_is_clearly_too_small(
+def test_a_machine_with_too_little_memory(
     memory: float, disk: float, short: str, tmp_path: Path
 ) -> None:
     cost = cost_of_units(["csrc/scaled_mm_sm120_fp8.cu"], memory)
@@ -343,14 +343,16 @@ def cuobjdump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *images: tuple[st
         ([], NO_CODE),
     ],
 )
-def test_code_is_read_with_the_list_alone(
+def test_code_is_read_from_the_listing_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: list[tuple[str, str]], how: str
 ) -> None:
     cuobjdump(tmp_path, monkeypatch, *images)
     assert read_code(tmp_path / "listing", OP["code"])["how"] == how
 
 
-def test_the_list_of_cuda_12_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing_of_cuda_12_is_read_the_same_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cuobjdump that triton brings is one of CUDA 12.8."""
     cuobjdump(tmp_path, monkeypatch, ("sm_120a", ONLY))
     listing = tmp_path / "listing"
@@ -364,7 +366,7 @@ def test_the_list_of_cuda_12_is_read_alike(tmp_path: Path, monkeypatch: pytest.M
         images(listing)
 
 
-def test_a_mod_refuses_what_it_would_have_to_compile(
+def test_a_mod_refuses_a_layer_that_must_be_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_tree(tmp_path / "site", BASE)
@@ -379,7 +381,9 @@ def test_a_mod_refuses_what_it_would_have_to_compile(
     assert outcome.state == UPSTREAM
 
 
-def test_a_mod_without_a_tool_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mod_without_cuobjdump_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = write_tree(tmp_path / "site", BASE)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ApplyError, match="cuobjdump is not installed") as caught:
@@ -422,7 +426,7 @@ def loaded(tmp_path: Path, text: str = TEXT, pins: str = "") -> Layer:
     return load_layer(write_tree(tmp_path / "mine", files))
 
 
-def test_a_compile_op_is_rendered_whole(tmp_path: Path) -> None:
+def test_a_compile_op_is_rendered_completely(tmp_path: Path) -> None:
     """A baked layer must say what it changes, whatever a later spark-build knows by that name."""
     (variant,) = loaded(tmp_path)["variants"]
     assert variant["ops"] == [OP]
@@ -445,13 +449,13 @@ def test_mistakes_in_a_compile_op(tmp_path: Path, was: str, now: str, said: str)
     assert said in str(caught.value)
 
 
-def test_mistakes_in_what_is_known_of_modules(tmp_path: Path) -> None:
+def test_mistakes_in_module_facts(tmp_path: Path) -> None:
     row = '[[code]]\nversion = "1"\nplatform = "x"\nmodule = "m"\nsha256 = "0"\nhow = "fine"\n'
     with pytest.raises(UsageError, match=r"pins.toml: code: how 'fine' is none of runs, trap"):
         loaded(tmp_path, TEXT, row)
 
 
-def test_compiled_code_decides_no_selection() -> None:
+def test_compiled_code_does_not_affect_selection() -> None:
     """What vLLM selects is asked of its Python: a compile op alone makes no record stale."""
     ours = load_layer(data_dir("patches") / "sm120-family")
     assert not decides(ours)
@@ -459,7 +463,7 @@ def test_compiled_code_decides_no_selection() -> None:
     assert decides(make_layer("flags", OP, variant={"serve-flags": ["--x"]}))
 
 
-def test_no_hint_praises_a_base_that_needs_a_rebuild() -> None:
+def test_no_hint_suggests_a_base_that_needs_a_rebuild() -> None:
     from builder.layers.catalog import Catalog
 
     selection = Catalog.discover().select(["cutlass-sm12x"])
@@ -467,7 +471,7 @@ def test_no_hint_praises_a_base_that_needs_a_rebuild() -> None:
     assert hints(selection, list(plan.decisions), {"vllm": "0.19.1"}) == []
 
 
-def test_a_module_of_an_image_is_known_by_its_record(tmp_path: Path) -> None:
+def test_a_module_of_an_image_is_identified_by_its_record(tmp_path: Path) -> None:
     """Hashing it would read gigabytes; of a directory its own bytes count, whatever RECORD says."""
     files = dist_files("vllm", "0.20.1", {MODULE: "as released"})
     files[MODULE] = b"put in its place"
@@ -510,7 +514,7 @@ def fake_summary(file: Path, path: str, symbols: Sequence[str]) -> Summary:
     return Summary(path=path, readings=fp8, **counted)  # type: ignore[arg-type]
 
 
-def test_machine_code_shows_that_it_is_necessary(
+def test_machine_code_proves_that_the_layer_is_necessary(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
@@ -546,6 +550,6 @@ def test_machine_code_shows_that_it_is_necessary(
         assert verdict.necessary == "unknown", "no other level can tell"
 
 
-def test_a_bill_of_materials_names_what_went_into_a_stage() -> None:
+def test_a_bill_of_materials_lists_the_inputs_of_a_stage() -> None:
     plan = read(planned(MADE).as_json(), BakedPlan)
     assert [item.filename for item in inputs_of(plan)] == ["vllm-0.20.1.tar.gz"]

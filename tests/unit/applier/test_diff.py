@@ -64,7 +64,7 @@ class TestShapes:
         (hunks,) = hunks_of(make_diff(BASE, new))
         assert apply_hunks(BASE, hunks) == (PRE, new, [])
 
-    def test_is_found_when_it_is_there_already(self, changes: dict[str, str]) -> None:
+    def test_is_found_when_already_applied(self, changes: dict[str, str]) -> None:
         new = edit(BASE, changes)
         (hunks,) = hunks_of(make_diff(BASE, new))
         assert apply_hunks(new, hunks) == (POST, new, [])
@@ -95,7 +95,7 @@ def test_an_unpatched_and_a_patched_place_are_ambiguous() -> None:
     assert apply_hunks(f"{BASE}---\n{new}", hunks)[0] == AMBIGUOUS
 
 
-def test_half_of_the_hunks_there_is_drift() -> None:
+def test_half_of_the_hunks_applied_is_drift() -> None:
     new = edit(BASE, {"line 2\n": "two\n", "line 18\n": "eighteen\n"})
     (hunks,) = hunks_of(make_diff(BASE, new))
     found, reason, _ = apply_hunks(edit(BASE, {"line 2\n": "two\n"}), hunks)
@@ -109,7 +109,7 @@ def test_drift_shows_what_was_expected_and_the_nearest_line() -> None:
     assert reason == "hunk 1: 'line 8' not found; nearest is line 8: line 8x"
 
 
-def test_without_a_near_line_none_is_promised() -> None:
+def test_without_a_near_line_none_is_shown() -> None:
     (hunks,) = hunks_of(make_diff(BASE, edit(BASE, {"line 10\n": "line ten\n"})))
     assert "nearest" not in apply_hunks("something else altogether\n", hunks)[1]
 
@@ -184,7 +184,7 @@ def test_a_diff_of_two_files_changes_both() -> None:
     assert judged(layer, tree.after(outcome)).state == APPLIED
 
 
-def test_a_diff_with_one_of_two_files_patched_is_drift_and_says_so() -> None:
+def test_a_diff_with_one_of_two_files_patched_is_drift() -> None:
     tree = MemoryTree(numbered("a", "b"))
     half = tree.after(judged(diff_layer(*changed("a")), tree))
     outcome = judged(diff_layer(*changed("ab")), half)
@@ -192,7 +192,7 @@ def test_a_diff_with_one_of_two_files_patched_is_drift_and_says_so() -> None:
     assert "vllm/a.py" in outcome.reason
 
 
-def test_an_offset_stands_in_the_notes_of_the_outcome() -> None:
+def test_an_offset_is_in_the_notes_of_the_outcome() -> None:
     files = numbered("a")
     files["vllm/a.py"] = b"# moved\n" + files["vllm/a.py"]
     assert judged(diff_layer(*changed("a")), files).notes == [

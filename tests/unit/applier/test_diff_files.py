@@ -93,13 +93,13 @@ class TestShapes:
         changed = {p: None if c is None else c.read() for p, c in outcome.changes.items()}
         assert changed == expected
 
-    def test_is_found_once_it_is_there(
+    def test_is_found_once_applied(
         self, diff: str, files: Files, expected: dict[str, bytes | None]
     ) -> None:
         after = MemoryTree(files).after(judged(layer_of(diff), files))
         assert judged(layer_of(diff), after).state == APPLIED
 
-    def test_can_be_taken_back_in_memory(
+    def test_can_be_reverted_in_memory(
         self, diff: str, files: Files, expected: dict[str, bytes | None]
     ) -> None:
         after = MemoryTree(files).after(judged(layer_of(diff), files))
@@ -133,7 +133,7 @@ DRIFTS = {
 
 
 @pytest.mark.parametrize(("diff", "files", "reason"), DRIFTS.values(), ids=DRIFTS.keys())
-def test_what_fits_neither_before_nor_after_is_drift(diff: str, files: Files, reason: str) -> None:
+def test_neither_the_old_nor_the_new_text_is_drift(diff: str, files: Files, reason: str) -> None:
     outcome = judged(layer_of(diff), files)
     assert (outcome.state, outcome.changes) == (DRIFT, {})
     assert reason in outcome.reason
@@ -163,12 +163,12 @@ class TestModes:
         assert revert_from(site) == ["fix"]
         assert snapshot(site) == before
 
-    def test_a_mode_that_is_there_already_is_applied(self, site: Path) -> None:
+    def test_a_mode_that_is_already_set_is_applied(self, site: Path) -> None:
         (site / "vllm/a.py").write_text(TEXT)
         (site / "vllm/a.py").chmod(0o755)
         assert judged(layer_of(MODE), DirTree(site)).state == APPLIED
 
-    def test_a_new_file_and_an_edit_can_bring_a_mode(self) -> None:
+    def test_a_new_file_and_an_edit_can_set_a_mode(self) -> None:
         executable = FILLED.replace("100644", "100755")
         edited = MODE + edit("name_3 = 3\n", "name_3 = 0\n")
         outcome = judged(layer_of(executable, edited), tree(a=TEXT))
@@ -206,13 +206,13 @@ class TestStack:
     def test_is_applied_in_order(self) -> None:
         assert states(series(FIRST, SECOND), tree(a=TEXT)) == [NEEDED, NEEDED]
 
-    def test_is_found_below_what_came_later(self) -> None:
+    def test_is_found_below_later_changes(self) -> None:
         assert states(series(FIRST, SECOND), tree(a=BOTH)) == [APPLIED, APPLIED]
 
     def test_of_one_layer_is_found_too(self) -> None:
         assert judged(layer_of(FIRST, SECOND), tree(a=BOTH)).state == APPLIED
 
-    def test_with_only_its_lower_part_there(self) -> None:
+    def test_with_only_its_first_part_applied(self) -> None:
         lower = TEXT.replace("name_10 = 10", "name_10 = 'ten'")
         assert states(series(FIRST, SECOND), tree(a=lower)) == [APPLIED, NEEDED]
 
@@ -221,11 +221,11 @@ class TestStack:
         files = tree(a=TEXT.replace("= 10", "= 'other'").replace("= 12", "= 'Y'"))
         assert states(series(FIRST, SECOND, third), files)[0] == DRIFT
 
-    def test_of_layers_that_are_no_series_is_not_looked_through(self) -> None:
+    def test_of_unrelated_layers_is_not_searched(self) -> None:
         layers = [layer_of(FIRST, name="one"), layer_of(SECOND, name="two")]
         assert states(layers, tree(a=BOTH)) == [DRIFT, APPLIED]
 
-    def test_that_only_looks_alike_is_drift(self) -> None:
+    def test_that_is_only_similar_is_drift(self) -> None:
         files = tree(a=TEXT.replace("name_10 = 10", "name_10 = 'Z'"))
         assert states(series(FIRST, SECOND), files) == [DRIFT, DRIFT]
 
@@ -260,11 +260,11 @@ class TestMerged:
         assert outcome.state == expected
         assert (outcome.since == "vllm 0.22.0") is (expected == UPSTREAM)
 
-    def test_half_of_a_layer_unpatched_is_no_release_of_it(self) -> None:
+    def test_half_of_a_layer_unpatched_is_not_a_release_of_it(self) -> None:
         layer = layer_of(edit("name_3 = 3\n", ""), SECOND, merged=self.ENTRY)
         assert judged(layer, vllm_files("0.22.1", a=TEXT)).state == DRIFT
 
-    def test_nor_is_one_hunk_unpatched_beside_another_that_was_edited(self) -> None:
+    def test_one_unpatched_hunk_next_to_an_edited_one_is_not_a_release_of_it(self) -> None:
         """A build of somebody else's may have the version and not the change."""
         two = edit("name_3 = 3\n", "") + edit("name_18 = 18\n", "", "vllm/b.py")
         edited = TEXT.replace("name_18 = 18", "name_18 = 'other'")
@@ -283,12 +283,12 @@ class TestCompiled:
         layer["variants"][0]["ops"].append(COMPILE)
         return layer
 
-    def test_beside_text_that_is_missing_needs_a_rebuild(self) -> None:
+    def test_with_unapplied_text_needs_a_rebuild(self) -> None:
         outcome = judged(self.layer(FIRST), tree(a=TEXT))
         assert (outcome.state, outcome.changes) == (NEEDS_REBUILD, {})
         assert "csrc/a.cu" in outcome.reason
 
-    def test_beside_text_that_is_there_is_there(self) -> None:
+    def test_with_applied_text_counts_as_applied(self) -> None:
         files = tree(a=TEXT.replace("= 10", "= 'ten'"))
         outcome = judged(self.layer(FIRST), files)
         assert outcome.state == APPLIED
@@ -297,7 +297,7 @@ class TestCompiled:
     @pytest.mark.parametrize(
         ("version", "state"), [("0.22.0", UPSTREAM), ("0.21.0", NEEDS_REBUILD)]
     )
-    def test_alone_is_settled_by_the_release(self, version: str, state: str) -> None:
+    def test_alone_is_decided_by_the_release(self, version: str, state: str) -> None:
         layer = self.layer(merged=TestMerged.ENTRY)
         assert judged(layer, vllm_files(version)).state == state
 

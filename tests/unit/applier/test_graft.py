@@ -49,7 +49,7 @@ TARGET = "import functools\n\n\nclass Old:\n    pass\n\n\nclass Last:\n    pass\
     ],
 )
 class TestKinds:
-    def test_whole_definition_is_taken(self, name: str, first: str, last: str) -> None:
+    def test_complete_definition_is_copied(self, name: str, first: str, last: str) -> None:
         text = definition(DONOR, name) or ""
         assert (text.splitlines()[0], text.splitlines()[-1]) == (first, last)
 
@@ -59,11 +59,11 @@ class TestKinds:
         wanted = definition(DONOR, name)
         assert text == TARGET.replace("    pass\n", f"    pass\n\n\n{wanted}", 1)
 
-    def test_is_found_when_there(self, name: str, first: str, last: str) -> None:
+    def test_is_found_when_already_applied(self, name: str, first: str, last: str) -> None:
         _, text = graft_text(TARGET, DONOR, [name], "Old", False)
         assert graft_text(text, DONOR, [name], "Old", False) == (POST, text)
 
-    def test_goes_to_the_end_without_a_place(self, name: str, first: str, last: str) -> None:
+    def test_goes_to_the_end_without_a_position(self, name: str, first: str, last: str) -> None:
         assert graft_text(TARGET, DONOR, [name], None, False)[1] == (
             f"{TARGET}\n\n{definition(DONOR, name)}"
         )
@@ -87,7 +87,7 @@ def test_two_blank_lines_follow_where_code_follows_directly() -> None:
     assert text == "A = 1\n\n\nLIMIT = 3\n\n\nB = 2\n"
 
 
-def test_a_file_without_a_final_newline_is_no_trouble() -> None:
+def test_a_file_without_a_final_newline_works() -> None:
     assert graft_text("A = 1", DONOR, ["LIMIT"], None, False)[1] == "A = 1\n\n\nLIMIT = 3\n"
 
 
@@ -100,7 +100,7 @@ def test_a_file_without_a_final_newline_is_no_trouble() -> None:
         (f"{TARGET}LIMIT = 3\n", ["LIMIT", "Kernel"], "Old", False, "some of the definitions"),
     ],
 )
-def test_drift_says_why(
+def test_drift_gives_the_reason(
     target: str, names: list[str], after: str | None, replace: bool, reason: str
 ) -> None:
     found, why = graft_text(target, DONOR, names, after, replace)
@@ -108,7 +108,7 @@ def test_drift_says_why(
     assert reason in why
 
 
-def test_a_donor_without_the_name_is_a_wrong_pin() -> None:
+def test_a_donor_without_the_name_is_an_error() -> None:
     with pytest.raises(ApplyError, match="does not define Missing"):
         graft_text(TARGET, DONOR, ["Missing"], None, False)
 
@@ -148,7 +148,7 @@ class TestWholeFile:
     def test_is_found(self) -> None:
         assert judged(self.LAYER, vllm_files(kernels=DONOR), WHEEL).state == APPLIED
 
-    def test_never_overwrites_another(self) -> None:
+    def test_never_overwrites_a_different_file(self) -> None:
         outcome = judged(self.LAYER, vllm_files(kernels=TARGET), WHEEL)
         assert outcome.state == DRIFT
         assert "already exists with different content" in outcome.reason

@@ -20,7 +20,7 @@ def test_the_union_is_closed() -> None:
     assert {name.removeprefix("op_") for name in dir(Ops) if name.startswith("op_")} == set(FORMS)
 
 
-def test_every_op_of_ours_is_read() -> None:
+def test_every_shipped_op_is_read() -> None:
     catalog = Catalog.discover()
     layers = [catalog.layer(name) for name in catalog.folders]
     raw = [op for layer in layers for variant in layer["variants"] for op in variant["ops"]]
@@ -58,7 +58,7 @@ def test_keys_become_fields(raw: dict[str, Any], op: object) -> None:
     assert read_op(raw) == op
 
 
-def test_a_condition_is_on_versions_that_are_there() -> None:
+def test_a_condition_tests_installed_versions() -> None:
     op = Replace("a.py", "x", "y", when={"vllm": ">=2"})
     assert counts(op, {"vllm": "2.0"})
     assert not counts(op, {"vllm": "1.0"})

@@ -87,7 +87,7 @@ def record(root: Path) -> bytes:
 
 
 @pytest.mark.parametrize("layers", [[FIX], [GONE], [FIX, OTHER, GONE, ON_TOP]])
-def test_apply_keeps_it_true_and_revert_gives_it_back(site: Path, layers: list[Layer]) -> None:
+def test_apply_updates_record_and_revert_restores_it(site: Path, layers: list[Layer]) -> None:
     before = snapshot(site)
     apply_to(site, *layers)
     assert untrue(site) == []
@@ -96,7 +96,7 @@ def test_apply_keeps_it_true_and_revert_gives_it_back(site: Path, layers: list[L
     assert snapshot(site) == before
 
 
-def test_what_is_said_to_be_true_is_looked_at(site: Path) -> None:
+def test_the_record_check_detects_mistakes(site: Path) -> None:
     assert untrue(site) == []
     (site / "vllm/core.py").write_text("X = 1\n")
     (site / "vllm/extra.py").write_text("")
@@ -107,7 +107,7 @@ def test_what_is_said_to_be_true_is_looked_at(site: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["fix", "other", "gone"])
-def test_one_layer_of_several_goes(site: Path, tmp_path: Path, first: str) -> None:
+def test_one_of_several_layers_is_reverted(site: Path, tmp_path: Path, first: str) -> None:
     """What is left is what the others alone make of it, in whatever order they went."""
     layers = [FIX, OTHER, GONE]
     alone = write_tree(tmp_path / "alone", {p: (site / p).read_bytes() for p in FILES})
@@ -121,7 +121,7 @@ def test_one_layer_of_several_goes(site: Path, tmp_path: Path, first: str) -> No
     assert record(site) == before
 
 
-def test_compiled_files_that_it_lists_go_and_come_back(site: Path) -> None:
+def test_recorded_compiled_files_are_removed_and_restored(site: Path) -> None:
     pyc = "vllm/__pycache__/core.cpython-312.pyc"
     write_tree(site, {pyc: b"old", RECORD: f"{pyc},,\n".encode() + record(site)})
     before = snapshot(site)
@@ -132,7 +132,7 @@ def test_compiled_files_that_it_lists_go_and_come_back(site: Path) -> None:
     assert snapshot(site) == before
 
 
-def test_what_others_wrote_to_it_since_stays(site: Path) -> None:
+def test_later_rows_of_others_are_kept(site: Path) -> None:
     apply_to(site, FIX, OTHER)
     (site / "vllm/theirs.py").write_text("")
     (site / RECORD).write_bytes(record(site) + record_line("vllm/theirs.py", b"").encode())
@@ -144,7 +144,7 @@ def test_what_others_wrote_to_it_since_stays(site: Path) -> None:
     assert b"vllm/theirs.py" in record(site)
 
 
-def test_a_newer_form_of_a_layer_keeps_what_was_before_the_older(site: Path) -> None:
+def test_a_newer_layer_version_keeps_the_original_rows(site: Path) -> None:
     before = snapshot(site)
     apply_to(site, FIX)
     apply_to(site, FIX | {"summary": "newer"}, make_layer("more", copy_op("vllm/m.py", b"")))
@@ -171,7 +171,7 @@ def test_a_wheel_that_a_later_layer_edits(site: Path) -> None:
     assert snapshot(site) == before
 
 
-def test_a_wheel_that_others_damaged_and_that_is_laid_out_again(site: Path) -> None:
+def test_a_damaged_wheel_is_installed_again(site: Path) -> None:
     wheel = make_wheel("lib", "2", {"lib/__init__.py": "NEW = 1\n", "lib/b.py": ""})
     layers = (
         make_layer("lib", {"op": "wheel", "distribution": "lib", "version": "2"}, wheels=[wheel]),
@@ -188,7 +188,7 @@ def test_a_wheel_that_others_damaged_and_that_is_laid_out_again(site: Path) -> N
     assert {path: (site / path).read_bytes() for path in FILES} == before
 
 
-def test_receipts_name_it_and_not_its_digest_in_an_image(site: Path) -> None:
+def test_receipts_name_record_without_its_digest_in_an_image(site: Path) -> None:
     """Else a receipt, and with it a layer of the image, would change with the layers below."""
     (decision,) = make_plan_of(fake_base(FILES), FIX).decisions
     assert decision.receipt is not None
@@ -202,7 +202,7 @@ def test_receipts_name_it_and_not_its_digest_in_an_image(site: Path) -> None:
     "records",
     [[], {"../RECORD": {}}, {"vllm/core.py": {}}, {RECORD: {"before": "../x"}}, {RECORD: 1}],
 )
-def test_what_a_receipt_cannot_say_of_it(site: Path, records: object) -> None:
+def test_malformed_record_entries_in_a_receipt(site: Path, records: object) -> None:
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))
     (site / receipt_path("fix")).write_bytes(json.dumps({**receipt, "records": records}).encode())
@@ -213,7 +213,7 @@ def test_what_a_receipt_cannot_say_of_it(site: Path, records: object) -> None:
 # ------------------------------------------------------------------------------------------- rows
 
 
-def test_rows_keep_their_place_and_form() -> None:
+def test_rows_keep_their_position_and_format() -> None:
     changed = Content.of(b"new\n")
     files = FILES | {
         RECORD: b'"vllm/a, b.py",sha256=AAAA,1\r\nvllm/core.py,,\r\nvllm/last.py,sha256=AAAA,1'
@@ -232,7 +232,7 @@ def test_rows_keep_their_place_and_form() -> None:
     ("line", "path"),
     [("a.py,sha256=x,1\n", "a.py"), ('"a,b.py",,\r\n', "a,b.py"), ("\n", ""), ('"a\n', "")],
 )
-def test_whose_row_it_is(line: str, path: str) -> None:
+def test_owner_of_a_row(line: str, path: str) -> None:
     assert row_path(line) == path
 
 
@@ -249,13 +249,13 @@ def test_a_new_file_belongs_where_its_neighbours_do(path: str, owner: str) -> No
     assert list(true_records(tree, {path: Content.of(b"")}, "vllm")) == [owner]
 
 
-def test_a_distribution_without_one_gets_none() -> None:
+def test_a_distribution_without_a_record_gets_none() -> None:
     files = {path: data for path, data in FILES.items() if path != RECORD}
     changes: Changes = {"vllm/core.py": Content.of(b""), "vllm/new.py": Content.of(b"")}
     assert true_records(MemoryTree(files), changes, "vllm") == {}
 
 
-def test_every_distribution_that_lists_a_file_is_set_right() -> None:
+def test_every_record_that_lists_a_file_is_updated() -> None:
     tree = MemoryTree(FILES | dist_files("also", "1", {"vllm/core.py": "theirs\n"}))
     made = true_records(tree, {"vllm/core.py": Content.of(b"new\n")}, "vllm")
     assert sorted(made) == ["also-1.dist-info/RECORD", RECORD]
@@ -264,7 +264,7 @@ def test_every_distribution_that_lists_a_file_is_set_right() -> None:
 # ----------------------------------------------------------------------------------------- images
 
 
-def test_an_image_has_it_once_as_the_last_layer_leaves_it() -> None:
+def test_an_image_has_one_record_from_the_last_layer() -> None:
     plan = make_plan_of(fake_base(FILES, kind="image"), FIX, OTHER)
     layers = image_layers(plan)
     path = f"{plan.base.site_packages}/{RECORD}"
@@ -277,7 +277,7 @@ def test_an_image_has_it_once_as_the_last_layer_leaves_it() -> None:
             assert rows[name] == change.sha256
 
 
-def test_an_overlay_leaves_it_to_the_image(tmp_path: Path) -> None:
+def test_an_overlay_has_no_record(tmp_path: Path) -> None:
     """The image's own RECORD lists scripts and compiled files, which the wheel's does not."""
     wheel = make_wheel("lib", "2", {"lib/__init__.py": "NEW = 1\n"})
     lib = make_layer("lib", {"op": "wheel", "distribution": "lib", "version": "2"}, wheels=[wheel])
@@ -326,7 +326,7 @@ def verdict(root: Path, *layers: Layer) -> tuple[str, str]:
     return check.status, check.where
 
 
-def test_verification_holds_changed_files_against_it(site: Path) -> None:
+def test_verification_checks_changed_files_against_it(site: Path) -> None:
     apply_to(site, FIX)
     assert verdict(site, FIX) == ("pass", "")
     (site / RECORD).write_bytes(FILES[RECORD])  # as an older spark-build left it
@@ -340,7 +340,7 @@ def test_verification_finds_a_new_file_that_is_not_listed(site: Path) -> None:
     assert verdict(site, FIX) == ("fail", "vllm/new/kernel.py")
 
 
-def test_verification_of_what_an_older_spark_build_made(site: Path) -> None:
+def test_verification_of_an_image_from_an_older_spark_build(site: Path) -> None:
     """Its receipts say nothing of RECORD, and explain the files themselves."""
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))

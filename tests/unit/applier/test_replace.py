@@ -44,7 +44,7 @@ def test_judgement(text: str, old: str, new: str, count: int, found: str) -> Non
         (f"x\n{INSERTED}", INSERTED, OLD, 1),
     ],
 )
-def test_what_was_replaced_is_found_replaced(text: str, old: str, new: str, count: int) -> None:
+def test_a_replaced_text_is_recognised(text: str, old: str, new: str, count: int) -> None:
     found, patched = replace_text(text, old, new, count)
     assert found == PRE
     assert replace_text(patched, old, new, count) == (POST, patched)
@@ -54,7 +54,7 @@ def test_only_the_named_text_changes() -> None:
     assert replace_text(f"a\n{OLD}b", OLD, NEW, 1) == (PRE, f"a\n{NEW}b")
 
 
-def test_an_insertion_beside_a_patched_place_is_not_made_twice() -> None:
+def test_an_insertion_next_to_a_patched_place_is_not_repeated() -> None:
     """Replacing both would insert into the patched place again."""
     found, _ = replace_text(f"{INSERTED}x\n{OLD}", OLD, INSERTED, 1)
     assert found in (AMBIGUOUS, DRIFT)
@@ -66,7 +66,7 @@ def test_drift_shows_the_nearest_line_and_its_number() -> None:
     assert "line 2: if arch == 119:" in reason
 
 
-def test_partly_patched_says_how_many() -> None:
+def test_partly_patched_states_the_counts() -> None:
     assert (
         "1 of 2 places are unpatched and 1 are patched" in replace_text(OLD + NEW, OLD, NEW, 2)[1]
     )

@@ -97,7 +97,7 @@ def test_judging_writes_nothing() -> None:
 # ------------------------------------------------------------------------------ ranges and probes
 
 
-def test_out_of_every_range_says_what_it_is_made_for() -> None:
+def test_outside_every_range_names_the_supported_versions() -> None:
     layer = make_layer("fix", BACKEND, variant={"when": {"vllm": ">=0.30.0", "lib": ">=2"}})
     outcome = judged(layer, BASE)
     assert outcome.state == NOT_APPLICABLE
@@ -124,12 +124,12 @@ def test_a_release_that_should_have_the_fix_but_does_not_is_drift() -> None:
     )
 
 
-def test_a_probe_out_of_its_range_is_not_asked() -> None:
+def test_a_probe_outside_its_range_is_not_run() -> None:
     layer = make_layer("fix", BACKEND, upstream=[upstream("BACKEND", when=">=0.21.0")])
     assert judged(layer, BASE).state == NEEDED
 
 
-def test_upstream_names_the_release_it_came_with() -> None:
+def test_upstream_names_the_first_release() -> None:
     assert judged(FIX, FIXED).since == "vllm 0.20.0"
 
 
@@ -159,14 +159,14 @@ def test_half_applied_is_drift_and_names_both_halves() -> None:
     )
 
 
-def test_ops_see_what_the_ops_before_them_did() -> None:
+def test_ops_see_the_result_of_earlier_ops() -> None:
     layer = make_layer("fix", BACKEND, replace_op("'b12x'", "'b12x'  # SM121"))
     content = judged(layer, BASE).changes["vllm/core.py"]
     assert content is not None
     assert content.read().startswith(b"BACKEND = 'b12x'  # SM121\n")
 
 
-def test_one_op_that_drifts_takes_everything_back() -> None:
+def test_drift_of_one_op_discards_all_changes() -> None:
     layer = make_layer("fix", BACKEND, copy_op("vllm/new.py", b""), replace_op("gone", "never"))
     outcome = judged(layer, BASE)
     assert (outcome.state, outcome.changes) == (DRIFT, {})
@@ -209,7 +209,7 @@ def committed(layers: list[Layer], tree: MemoryTree) -> MemoryTree:
 SECOND = make_layer("second", replace_op("'b12x'", "'b12x'  # by second"))
 
 
-def test_a_layer_is_judged_on_what_the_layers_before_leave() -> None:
+def test_a_layer_is_judged_after_the_layers_before_it() -> None:
     assert judged(SECOND, BASE).state == DRIFT
     states = [step.outcome.state for step in steps_of([FIX, SECOND], MemoryTree(BASE))]
     assert states == [NEEDED, NEEDED]
@@ -244,7 +244,7 @@ def test_a_receipt_comes_before_the_upstream_probe() -> None:
     assert judged(layer, PATCHED).state == UPSTREAM
 
 
-def test_a_receipt_of_an_older_form_of_the_layer_leaves_it_to_content() -> None:
+def test_a_receipt_of_an_older_layer_version_is_ignored() -> None:
     tree = committed([FIX], MemoryTree(BASE))
     newer = {**FIX, "summary": "said better"}
     assert judged(newer, tree).reason == "the change is already applied, byte for byte"
@@ -260,7 +260,7 @@ def test_a_receipt_counts_only_while_its_variables_are_set() -> None:
     assert judged(layer, tree).state == NEEDED
 
 
-def test_variables_of_one_layer_are_there_for_the_next() -> None:
+def test_variables_of_one_layer_are_visible_to_the_next() -> None:
     layers = [make_layer(name, env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")) for name in "ab"]
     states = [step.outcome.state for step in steps_of(layers, MemoryTree(BASE))]
     assert states == [NEEDED, APPLIED]

@@ -76,14 +76,14 @@ def test_a_second_apply_changes_nothing(site: Path) -> None:
     assert snapshot(site) == once
 
 
-def test_two_settings_of_one_variable_are_not_set_in_turns(site: Path) -> None:
+def test_two_values_for_one_variable_are_an_error(site: Path) -> None:
     """Each apply would take the other's value away, for ever."""
     other = make_layer("other", env_op("VLLM_NVFP4_GEMM_BACKEND", "cutlass"))
     with pytest.raises(ApplyError, match="VLLM_NVFP4_GEMM_BACKEND"):
         apply_to(site, SET, other)
 
 
-def test_one_layer_that_cannot_go_on_stops_all_before_anything_is_written(site: Path) -> None:
+def test_one_failing_layer_stops_all_before_anything_is_written(site: Path) -> None:
     before = snapshot(site)
     drifted = make_layer("drifted", replace_op("not there", "never"))
     with pytest.raises(ApplyError, match="layer drifted: drift"):
@@ -97,7 +97,7 @@ def test_modes_are_kept(site: Path) -> None:
     assert (site / CORE).stat().st_mode & 0o777 == 0o755
 
 
-def test_stale_compiled_files_go_and_others_stay(site: Path) -> None:
+def test_only_stale_compiled_files_are_removed(site: Path) -> None:
     cache = site / "vllm" / "__pycache__"
     cache.mkdir()
     for name in ("core.cpython-312.pyc", "core.cpython-312.opt-1.pyc", "corex.cpython-312.pyc"):
@@ -154,7 +154,7 @@ def test_reverting_one_layer_keeps_the_variables_of_the_others(site: Path) -> No
 # ----------------------------------------------------------------------------------------- revert
 
 
-def test_revert_of_everything_leaves_no_trace(site: Path) -> None:
+def test_reverting_everything_leaves_no_files(site: Path) -> None:
     before = snapshot(site)
     apply_to(site, FIX, SECOND, SET)
     assert snapshot(site) != before
@@ -162,7 +162,7 @@ def test_revert_of_everything_leaves_no_trace(site: Path) -> None:
     assert snapshot(site) == before
 
 
-def test_a_layer_that_another_was_built_on_does_not_go_alone(site: Path) -> None:
+def test_a_layer_that_another_depends_on_is_not_reverted_alone(site: Path) -> None:
     apply_to(site, FIX, SECOND)
     applied = snapshot(site)
     with pytest.raises(ApplyError, match=r"second was applied on top of fix \(vllm/core\.py\)"):
@@ -184,9 +184,7 @@ def test_an_edited_file_is_only_overwritten_by_force(site: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_an_original_that_is_lost_is_reported_before_anything_changes(
-    site: Path, damage: str
-) -> None:
+def test_a_missing_original_is_reported_before_anything_changes(site: Path, damage: str) -> None:
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))
     kept = site / STATE_DIR / "backup" / str(receipt["files"][CORE]["before"])
@@ -200,14 +198,14 @@ def test_an_original_that_is_lost_is_reported_before_anything_changes(
     assert snapshot(site) == applied
 
 
-def test_reverting_what_is_not_there_does_nothing(site: Path) -> None:
+def test_reverting_an_absent_layer_does_nothing(site: Path) -> None:
     before = snapshot(site)
     assert revert_from(site) == []
     assert revert_from(site, "fix") == []
     assert snapshot(site) == before
 
 
-def test_a_directory_that_was_empty_is_still_there_after_revert(site: Path) -> None:
+def test_an_empty_directory_still_exists_after_revert(site: Path) -> None:
     (site / "vllm" / "new").mkdir()
     before = snapshot(site)
     apply_to(site, FIX)
@@ -215,7 +213,7 @@ def test_a_directory_that_was_empty_is_still_there_after_revert(site: Path) -> N
     assert snapshot(site) == before
 
 
-def test_a_file_that_is_a_symbolic_link_comes_back(site: Path) -> None:
+def test_a_symbolic_link_is_restored(site: Path) -> None:
     """Some installers link site-packages to their cache."""
     shared = site.parent / "cache" / "core.py"
     shared.parent.mkdir()
@@ -243,7 +241,7 @@ def lib_wheel(number: int) -> Wheel:
     return make_wheel("lib", f"{number}.0", {"lib/__init__.py": f"v = {number}\n"})
 
 
-def test_a_newer_form_of_a_layer_is_reverted_to_the_first_original(site: Path) -> None:
+def test_a_newer_layer_version_is_reverted_to_the_first_original(site: Path) -> None:
     write_tree(site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 1\n"}))
     before = snapshot(site)
     for number in (2, 3):
@@ -319,7 +317,7 @@ def random_layers(names: list[str], rng: random.Random) -> list[Layer]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_history_can_be_taken_back(tmp_path: Path, seed: int) -> None:
+def test_any_sequence_of_changes_can_be_reverted(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     layers = random_layers(random_site(tmp_path, rng), rng)
     states = [snapshot(tmp_path)]
@@ -519,7 +517,7 @@ def test_a_revert_that_was_killed_can_be_run_again(site: Path) -> None:
     assert number > 5
 
 
-def test_a_directory_that_cannot_be_written_is_no_bug_of_ours(site: Path) -> None:
+def test_a_read_only_directory_is_not_an_internal_error(site: Path) -> None:
     (site / STATE_DIR).write_text("in the way")
     with pytest.raises(ApplyError, match="cannot write"):
         apply_to(site, FIX)
@@ -558,7 +556,7 @@ def leave(site: Path) -> None:
     (site / STATE_DIR).rmdir()
 
 
-def test_a_lock_that_its_holder_took_away_counts_for_nothing(
+def test_a_lock_removed_by_its_holder_is_ignored(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process ends between our opening of the file and our locking of it."""
@@ -575,7 +573,7 @@ def test_a_lock_that_its_holder_took_away_counts_for_nothing(
     assert not ends
 
 
-def test_a_folder_that_its_holder_took_away_is_made_again(
+def test_a_folder_removed_by_its_holder_is_created_again(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process ends between our making of the folder and our opening of the lock."""
@@ -607,7 +605,7 @@ for _ in range(200):
 """
 
 
-def test_two_processes_are_never_inside_at_once(site: Path) -> None:
+def test_two_processes_never_hold_the_lock_at_once(site: Path) -> None:
     command = [sys.executable, "-c", CONTEND, str(site)]
     running = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait() for process in running] == [0, 0, 0]
@@ -626,7 +624,7 @@ class TestAsAMod:
         assert applier("revert", "--root", str(site), "--layers", layers).returncode == 0
         assert snapshot(site) == before
 
-    def test_drift_is_loud_and_changes_nothing(self, site: Path) -> None:
+    def test_drift_is_reported_and_changes_nothing(self, site: Path) -> None:
         before = snapshot(site)
         layers = bundle(site, make_layer("drifted", replace_op("gone", "never")))
         answer = applier("apply", "--root", str(site), "--layers", layers)
@@ -634,7 +632,7 @@ class TestAsAMod:
         assert "error: layer drifted: drift" in answer.stderr
         assert snapshot(site) == before
 
-    def test_a_release_that_the_mod_does_not_serve(self, site: Path) -> None:
+    def test_a_release_that_the_mod_does_not_support(self, site: Path) -> None:
         path = Path(bundle(site, FIX))
         needs = {"needs": {"vllm": ">=0.30.0"}, "needs_reason": "no such kernel"}
         path.write_text(json.dumps(json.loads(path.read_text()) | needs))
@@ -644,7 +642,9 @@ class TestAsAMod:
 
     @pytest.mark.parametrize("command", ["apply", "revert"])
     @pytest.mark.parametrize("more", [[], ["--layers", "no-such-file.json"]])
-    def test_a_wrong_call_is_no_traceback(self, site: Path, command: str, more: list[str]) -> None:
+    def test_wrong_arguments_give_no_traceback(
+        self, site: Path, command: str, more: list[str]
+    ) -> None:
         answer = applier(command, "--root", str(site), *more)
         assert answer.returncode == 2
         assert "Traceback" not in answer.stderr
@@ -673,7 +673,7 @@ def rewritten(path: Path, **changes: Any) -> None:
         {"variant": 3},
     ],
 )
-def test_a_receipt_leads_nowhere_else(site: Path, changes: dict[str, Any]) -> None:
+def test_a_receipt_cannot_lead_outside_the_tree(site: Path, changes: dict[str, Any]) -> None:
     """A revert removes what a receipt says was new: the paths are of this tree."""
     victim = site.parent / "victim"
     victim.write_text("mine")
@@ -696,7 +696,7 @@ def test_a_receipt_leads_nowhere_else(site: Path, changes: dict[str, Any]) -> No
         '[{"path": "x", "backup": "../../victim", "moves": true}]',
     ],
 )
-def test_a_journal_leads_nowhere_else(site: Path, journal: str) -> None:
+def test_a_journal_cannot_lead_outside_the_tree(site: Path, journal: str) -> None:
     """What is rolled back was written here: a folder that came with one is refused."""
     victim = site.parent / "victim"
     victim.write_text("mine")

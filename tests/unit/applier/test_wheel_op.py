@@ -70,7 +70,7 @@ def assert_record_true(tree: MemoryTree, name: str) -> None:
 # ----------------------------------------------------------------------------------------- wheel
 
 
-def test_a_new_distribution_is_laid_out_as_an_installer_does() -> None:
+def test_a_new_distribution_is_installed_like_by_pip() -> None:
     tree = MemoryTree(vllm_files())
     outcome = judged(wheel_layer(NEW), tree, NEW)
     assert outcome.state == NEEDED
@@ -89,7 +89,7 @@ def test_executables_stay_executable() -> None:
     assert modes["lib/new.py"] == 0o644
 
 
-def test_another_version_goes_and_equal_files_stay() -> None:
+def test_another_version_is_removed_and_equal_files_are_kept() -> None:
     outcome = judged(wheel_layer(NEW), base(), NEW)
     changes = outcome.changes
     assert changes["lib/old.py"] is None
@@ -100,7 +100,7 @@ def test_another_version_goes_and_equal_files_stay() -> None:
     assert_record_true(after, "lib")
 
 
-def test_compiled_files_of_replaced_and_removed_modules_go() -> None:
+def test_compiled_files_of_replaced_and_removed_modules_are_deleted() -> None:
     stale = ["lib/__pycache__/__init__.cpython-312.pyc", "lib/__pycache__/old.cpython-312.pyc"]
     kept = "lib/__pycache__/same.cpython-312.opt-1.pyc"
     tree = base(**dict.fromkeys([*stale, kept], b"pyc"))
@@ -108,14 +108,14 @@ def test_compiled_files_of_replaced_and_removed_modules_go() -> None:
     assert not set(stale) & set(after.files)
 
 
-def test_the_same_version_that_is_whole_is_applied() -> None:
+def test_an_intact_wheel_of_the_same_version_is_applied() -> None:
     tree = base()
     after = tree.after(judged(wheel_layer(NEW), tree, NEW))
     assert judged(wheel_layer(NEW), after, NEW).state == APPLIED
 
 
 @pytest.mark.parametrize("damage", [b"v = 3\n", None])
-def test_the_same_version_that_is_damaged_is_laid_out_again(damage: bytes | None) -> None:
+def test_a_damaged_wheel_of_the_same_version_is_installed_again(damage: bytes | None) -> None:
     tree = base()
     after = tree.after(judged(wheel_layer(NEW), tree, NEW))
     if damage is None:
@@ -130,7 +130,7 @@ def test_the_same_version_that_is_damaged_is_laid_out_again(damage: bytes | None
 EDIT = make_layer("edit", replace_op("v = 2", "v = 121", "lib/__init__.py"))
 
 
-def test_a_file_that_a_later_layer_edited_is_still_the_wheels() -> None:
+def test_a_file_edited_by_a_later_layer_still_belongs_to_the_wheel() -> None:
     layers, tree = [wheel_layer(NEW), EDIT], base()
     for step in judge_in_order(layers, tree, FakeSources(NEW), TARGET, {}):
         assert step.outcome.state == NEEDED
@@ -139,7 +139,7 @@ def test_a_file_that_a_later_layer_edited_is_still_the_wheels() -> None:
     assert [step.outcome.state for step in again] == [APPLIED, APPLIED]
 
 
-def test_a_wheel_of_the_base_that_a_layer_edited_is_still_whole() -> None:
+def test_a_base_wheel_edited_by_a_layer_is_still_intact() -> None:
     """The base had the wheel already, so only the edit has a receipt."""
     tree = base()
     tree = tree.after(judged(wheel_layer(NEW), tree, NEW))
@@ -155,7 +155,7 @@ CU13 = make_wheel("dsl-libs-cu13", "4.4", {"dsl/shared.so": "cuda 13\n", "dsl/cu
 
 
 @pytest.mark.parametrize(("last", "state"), [("dsl-libs-cu13", APPLIED), ("dsl-libs-base", NEEDED)])
-def test_which_wheel_was_laid_out_last_decides(last: str, state: str) -> None:
+def test_the_wheel_installed_last_decides(last: str, state: str) -> None:
     """Two distributions own one file: only the content says which of them won."""
     files = vllm_files() | dist_files("dsl-libs-base", "4.4", BASE_WHEEL)
     with zipfile.ZipFile(io.BytesIO(CU13.data)) as archive:
@@ -191,7 +191,7 @@ def test_a_version_bound_to_another_distribution() -> None:
         ({"platform": "linux/arm64", "python": "cp311"}, Target("linux/arm64", "cp311"), True),
     ],
 )
-def test_a_pin_fits_the_platform_and_the_python(
+def test_a_pin_matches_the_platform_and_the_python(
     pin: dict[str, str], target: Target, fits: bool
 ) -> None:
     layer = wheel_layer(NEW)
@@ -211,7 +211,7 @@ def remove_layer(**op: object) -> Layer:
     return make_layer("clean", {"op": "remove", "distribution": "lib", **op})
 
 
-def test_remove_takes_the_files_and_the_metadata() -> None:
+def test_remove_deletes_the_files_and_the_metadata() -> None:
     tree = base()
     after = tree.after(judged(remove_layer(), tree))
     assert after.files == vllm_files()
@@ -246,7 +246,7 @@ def test_remove_without_a_record_is_refused() -> None:
         judged(remove_layer(), tree)
 
 
-def test_nothing_to_remove_is_nothing_to_do() -> None:
+def test_removing_an_absent_distribution_does_nothing() -> None:
     assert judged(remove_layer(**{"if": {"lib": ">=1.0"}}), vllm_files()).state == NOT_APPLICABLE
 
 
@@ -271,17 +271,17 @@ def archive_of(files: dict[str, str], record: str) -> zipfile.ZipFile:
         ("x/../../a.py", "outside of the tree"),
     ],
 )
-def test_a_wheel_that_does_not_vouch_for_its_files_is_refused(name: str, message: str) -> None:
+def test_a_wheel_without_hashes_is_refused(name: str, message: str) -> None:
     with pytest.raises(ApplyError, match=message):
         wheel_members(archive_of({name: ""}, ""))
 
 
-def test_signatures_of_record_need_no_hash() -> None:
+def test_signature_files_need_no_hash() -> None:
     archive = archive_of({"x-1.dist-info/RECORD.jws": "{}"}, "")
     assert [member.path for member in wheel_members(archive)] == ["x-1.dist-info/RECORD"]
 
 
-def test_a_vendored_distribution_is_not_taken_for_the_wheels_own() -> None:
+def test_a_vendored_distribution_is_not_mistaken_for_the_wheel() -> None:
     """setuptools and others carry ``_vendor/*.dist-info`` with a RECORD of its own."""
     files = {"x/_vendor/y-1.dist-info/RECORD": "", "x/_vendor/y-1.dist-info/METADATA": ""}
     wheel = make_wheel("x", "1", files)
@@ -290,7 +290,7 @@ def test_a_vendored_distribution_is_not_taken_for_the_wheels_own() -> None:
     assert_record_true(after, "x")
 
 
-def test_bytes_that_are_not_the_pinned_ones_are_refused() -> None:
+def test_bytes_that_differ_from_the_pin_are_refused() -> None:
     content = Content(sha256_hex(b"good"), 4, load=lambda: b"evil", origin="x.whl:x.py")
     with pytest.raises(ApplyError, match=r"x.whl:x.py: sha256 is .*, pinned is") as caught:
         content.read()

@@ -86,7 +86,7 @@ def test_everything_is_read_from_the_image(tmp_path: Path) -> None:
     base.close()
 
 
-def test_upper_layers_change_what_is_there(tmp_path: Path) -> None:
+def test_upper_layers_override_lower_ones(tmp_path: Path) -> None:
     new = vllm_files("0.21.0")
     site = f"{SITE}/vllm-0.20.1.dist-info"
     top = packed(tar_of(Item(f"{SITE}/.wh.vllm-0.20.1.dist-info"), *site_items(new)))
@@ -97,7 +97,7 @@ def test_upper_layers_change_what_is_there(tmp_path: Path) -> None:
     assert base.tree.read(site.removeprefix(f"{SITE}/") + "/RECORD") is None
 
 
-def test_owners_and_odd_folders_are_kept_in_mind(tmp_path: Path) -> None:
+def test_owners_and_unusual_folders_are_recorded(tmp_path: Path) -> None:
     put_vllm(
         tmp_path,
         items=[
@@ -113,7 +113,7 @@ def test_owners_and_odd_folders_are_kept_in_mind(tmp_path: Path) -> None:
     assert identity.owners == {"vllm/core.py": [1000, 100]}
 
 
-def test_settings_that_a_mod_left_count(tmp_path: Path) -> None:
+def test_settings_left_by_a_mod_are_read(tmp_path: Path) -> None:
     receipt: dict[str, object] = {
         "layer": "x", "layer_digest": "", "variant": None, "sequence": 1, "files": {},
         "env": {"A": "1", "X": "2"}, "serve_flags": [], "moe_serve_flags": [],
@@ -140,7 +140,7 @@ def layout(root: Path, *items: Item, **config: Any) -> Path:
     return root
 
 
-def test_debians_python_looks_in_dist_packages(tmp_path: Path) -> None:
+def test_debian_python_uses_dist_packages(tmp_path: Path) -> None:
     site = "usr/local/lib/python3.11/dist-packages"
     root = layout(
         tmp_path,
@@ -160,7 +160,7 @@ def test_debians_python_looks_in_dist_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["VIRTUAL_ENV", "PATH"])
-def test_a_virtual_environment_is_left_as_it_is_called(tmp_path: Path, named: bool) -> None:
+def test_a_virtual_environment_keeps_its_path(tmp_path: Path, named: bool) -> None:
     root = layout(
         tmp_path,
         *python_items("root/.uv/cpython-3.13", "3.13"),
@@ -180,7 +180,7 @@ def test_a_virtual_environment_is_left_as_it_is_called(tmp_path: Path, named: bo
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_a_virtual_environment_may_see_the_systems_packages(tmp_path: Path, shares: bool) -> None:
+def test_a_virtual_environment_can_include_system_packages(tmp_path: Path, shares: bool) -> None:
     config = f"home = /opt/app/bin\ninclude-system-site-packages = {str(shares).lower()}\n"
     root = layout(
         tmp_path,
@@ -196,7 +196,7 @@ def test_a_virtual_environment_may_see_the_systems_packages(tmp_path: Path, shar
     assert identity.site_packages == f"/{SITE}"
 
 
-def test_the_next_interpreter_is_asked_when_one_has_no_vllm(tmp_path: Path) -> None:
+def test_the_next_interpreter_is_tried_if_one_has_no_vllm(tmp_path: Path) -> None:
     root = layout(
         tmp_path,
         *python_items("usr/local", "3.10"),
@@ -226,7 +226,7 @@ def test_a_site_packages_that_is_a_link(tmp_path: Path) -> None:
     assert base_of(root).identity.site_packages == "/data/packages"
 
 
-def test_folders_that_are_links_are_told(tmp_path: Path) -> None:
+def test_linked_folders_are_recorded(tmp_path: Path) -> None:
     put_vllm(
         tmp_path,
         items=[
@@ -291,7 +291,7 @@ def opened_of(root: Path) -> OpenedImage:
     return OpenedImage(image, Rootfs(image.layers, LayerCache(image.source)))
 
 
-def test_a_surveyed_image_is_the_same_base_and_no_layer_is_read(tmp_path: Path) -> None:
+def test_an_image_read_by_an_engine_is_the_same_base(tmp_path: Path) -> None:
     put_vllm(tmp_path, items=[folder(f"{SITE}/vllm", 0o700, uid=3)])
     request, opened, answer = surveyed(tmp_path)
     known = known_base(request, opened, f"oci:{tmp_path}", answer)
@@ -342,7 +342,7 @@ def test_a_file_of_a_released_wheel_is_read_from_there(
     assert base.opened.view._cache.meter.packed == read_before
 
 
-def test_a_file_that_is_not_the_released_one_is_read_from_its_layer(
+def test_a_modified_file_is_read_from_its_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: list[str]
 ) -> None:
     forget_content(monkeypatch)
@@ -353,7 +353,7 @@ def test_a_file_that_is_not_the_released_one_is_read_from_its_layer(
     assert released == []
 
 
-def test_without_an_index_the_layers_answer(
+def test_without_an_index_the_layers_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(*_words: object) -> WheelFile:
@@ -368,7 +368,7 @@ def test_without_an_index_the_layers_answer(
 # ------------------------------------------------------------------------- references and formats
 
 
-def test_an_image_is_found_by_name_digest_or_alone(tmp_path: Path) -> None:
+def test_an_image_is_found_by_name_or_digest_or_as_the_only_one(tmp_path: Path) -> None:
     raw = put_vllm(tmp_path, name="one")
     for suffix in ("", ":one", f"@{raw.digest}"):
         assert base_of(tmp_path, suffix).identity.digest == raw.digest
@@ -378,7 +378,7 @@ def test_an_image_is_found_by_name_digest_or_alone(tmp_path: Path) -> None:
         base_of(tmp_path / "gone")
 
 
-def test_the_plan_does_not_depend_on_where_the_layout_lies(tmp_path: Path) -> None:
+def test_the_plan_does_not_depend_on_the_path_of_the_layout(tmp_path: Path) -> None:
     layer = make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'"))
     digests = set()
     for name in ("a", "b"):
@@ -392,7 +392,7 @@ def index_of(root: Path, *architectures: str, name: str = "") -> RawManifest:
     return put_index(root, manifests, name=name or "all")
 
 
-def test_of_an_index_the_platform_is_chosen(tmp_path: Path) -> None:
+def test_the_platform_is_chosen_from_an_index(tmp_path: Path) -> None:
     raw = index_of(tmp_path, "amd64", "arm64")
     for platform, wanted in ((None, "arm64"), ("linux/amd64", "amd64"), ("x86_64", "amd64")):
         base = base_of(tmp_path, ":all", platform=platform)
@@ -437,7 +437,7 @@ def test_a_later_variant_is_another_platform(tmp_path: Path, usual: str, asked: 
     assert image.manifest.digest == raws[usual].digest
 
 
-def test_a_later_variant_is_taken_by_its_digest_alone(tmp_path: Path) -> None:
+def test_a_later_variant_is_used_only_by_digest(tmp_path: Path) -> None:
     raws = index_of_variants(tmp_path, "v9")
     layout = LayoutDirectory(tmp_path)
     for asked in (None, "linux/arm64"):
@@ -460,7 +460,7 @@ def test_a_later_variant_is_taken_by_its_digest_alone(tmp_path: Path) -> None:
         ({"variant": "v8"}, "linux/amd64", "linux/arm64"),
     ],
 )
-def test_one_image_that_is_not_for_the_platform(
+def test_a_single_image_for_another_platform(
     tmp_path: Path, said: dict[str, str], asked: str, has: str
 ) -> None:
     layout, raw = LayoutDirectory(tmp_path), put_vllm(tmp_path, name="x")
@@ -485,7 +485,7 @@ def test_docker_schema_2(tmp_path: Path) -> None:
     assert base_of(tmp_path, ":list").identity.digest == index.digest
 
 
-def test_what_attests_to_an_image_is_none(tmp_path: Path) -> None:
+def test_attestations_are_not_images(tmp_path: Path) -> None:
     raw = put_vllm(tmp_path)
     entry = {**raw.descriptor.as_json(), "platform": {"os": "linux", "architecture": "arm64"}}
     attests = {
@@ -499,7 +499,7 @@ def test_what_attests_to_an_image_is_none(tmp_path: Path) -> None:
     assert base_of(tmp_path, ":with").identity.platform.oci == "linux/arm64"
 
 
-def test_indexes_in_indexes_end(tmp_path: Path) -> None:
+def test_nested_indexes_are_limited(tmp_path: Path) -> None:
     manifest = put_vllm(tmp_path)
     for depth in range(6):
         manifest = put_index(tmp_path, {"arm64": manifest}, name=f"i{depth}")
@@ -517,7 +517,7 @@ def broken_manifest(root: Path, **changes: Any) -> str:
     return f"oci:{root}:broken"
 
 
-def test_manifests_that_lie(tmp_path: Path) -> None:
+def test_inconsistent_manifests(tmp_path: Path) -> None:
     whole = put_vllm(tmp_path).json()
     config, layers = whole["config"], whole["layers"]
     for changes, message in (
@@ -567,7 +567,7 @@ def test_manifests_that_lie(tmp_path: Path) -> None:
         ({"rootfs": {"diff_ids": ["sha256:1", "sha256:2"]}}, "rootfs.diff_ids"),
     ],
 )
-def test_a_malformed_configuration_is_refused_by_its_field(
+def test_a_malformed_configuration_error_names_the_field(
     tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
     source = LayoutDirectory(tmp_path)
@@ -606,7 +606,7 @@ def test_a_layer_that_no_runtime_unpacks_is_refused(
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["unread", "read before"])
-def test_a_layer_that_is_not_what_the_configuration_says(tmp_path: Path, known: bool) -> None:
+def test_a_layer_that_contradicts_the_configuration(tmp_path: Path, known: bool) -> None:
     if known:
         put_vllm(tmp_path, packed(SMALL), name="good")
         base_of(tmp_path, ":good").close()
@@ -642,14 +642,14 @@ def identify_named(ref: str) -> Base:
         ("vllm/vllm-openai:v1", "buildkit", True),
     ],
 )
-def test_who_is_asked_for_an_image(
+def test_order_in_which_an_image_is_looked_up(
     monkeypatch: pytest.MonkeyPatch, ref: str, engine: str, wanted: bool | None, answers: bool
 ) -> None:
     monkeypatch.setattr("builder.engines.docker.answers", lambda: answers)
     assert asks_engine(ref, engine) == (answers if wanted is None else wanted)
 
 
-def test_an_image_that_nobody_has_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_does_not_exist_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.engines.docker.answers", lambda: False)
     with pytest.raises(SparkBuildError) as caught:
         identify_named("127.0.0.1:1/nothing:here")

@@ -36,7 +36,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseKind], BuildPlan]:
 
 
 @pytest.mark.parametrize("engine", [OciEngine(), BuildkitEngine()], ids=lambda e: e.name)
-def test_engines_go_by_what_a_kind_says_of_itself(
+def test_engines_use_the_capabilities_of_a_kind(
     toy: Callable[[BaseKind], BuildPlan], engine: OciEngine | BuildkitEngine
 ) -> None:
     assert engine.refuses(toy(BaseKind(name="toy", is_image=True))) is None
@@ -46,7 +46,7 @@ def test_engines_go_by_what_a_kind_says_of_itself(
     assert engine.refuses(toy(BaseKind(name="toy"))) == refused
 
 
-def test_a_plan_on_an_environment_names_no_place_of_this_machine(
+def test_a_plan_on_an_environment_has_no_local_path(
     toy: Callable[[BaseKind], BuildPlan],
 ) -> None:
     assert "site_packages" in toy(BaseKind(name="toy", is_image=True)).body()["base"]
@@ -57,7 +57,7 @@ def test_a_plan_on_an_environment_names_no_place_of_this_machine(
     "source",
     ['if plan.base.kind == "pypi":', 'identity.kind != "dir"', 'base["kind"] in ("image",)'],
 )
-def test_a_comparison_is_seen(source: str) -> None:
+def test_a_comparison_is_detected(source: str) -> None:
     assert COMPARED.search(source)
 
 

@@ -69,7 +69,7 @@ def cache() -> Path:
     return cache_dir()
 
 
-def test_everything_is_shown(spark_build: SparkBuild, cache: Path) -> None:
+def test_show_lists_every_kind(spark_build: SparkBuild, cache: Path) -> None:
     value = spark_build("cache", "show", "--json").json
     rows = {row["kind"]: row for row in value["kinds"]}
     assert {name: (row["entries"], row["bytes"]) for name, row in rows.items()} == {
@@ -88,7 +88,7 @@ def test_everything_is_shown(spark_build: SparkBuild, cache: Path) -> None:
     assert str(cache) in said.splitlines()[-1]
 
 
-def test_a_cache_that_is_not_there(
+def test_a_cache_that_does_not_exist(
     spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", "/nonexistent/cache")
@@ -98,7 +98,7 @@ def test_a_cache_that_is_not_there(
     assert "there is no cache at /nonexistent/cache" in result.err
 
 
-def test_what_is_old_goes(spark_build: SparkBuild, cache: Path) -> None:
+def test_old_entries_are_removed(spark_build: SparkBuild, cache: Path) -> None:
     first = spark_build("cache", "prune", "--older-than", "30d", "--dry-run", "--json").json
     assert (cache / "wheels" / OLD_WHEEL).exists()
     value = spark_build("cache", "prune", "--older-than", "30d", "--json").json
@@ -113,7 +113,7 @@ def test_what_is_old_goes(spark_build: SparkBuild, cache: Path) -> None:
     assert "within the last 30d; the other 3.7 kB are kept" in again.json["error"]["message"]
 
 
-def test_the_longest_unused_goes_first(spark_build: SparkBuild, cache: Path) -> None:
+def test_the_least_recently_used_is_removed_first(spark_build: SparkBuild, cache: Path) -> None:
     value = spark_build("cache", "prune", "--keep-bytes", "3.1kB", "--json").json
     assert [Path(row["path"]).name for row in value["removed"]] == [OLD_WHEEL, TREE]
     assert value["kept_bytes"] == 3010
@@ -129,7 +129,7 @@ NOT_OURS = ["engine-tests/tools/docker", "mine/notes.txt", "wheels/notes.txt"]
 
 
 @pytest.mark.parametrize("words", [(), ("--kind", "wheels")])
-def test_without_an_age_only_what_was_not_used_for_a_month_goes(
+def test_without_an_age_entries_unused_for_a_month_are_removed(
     spark_build: SparkBuild, cache: Path, words: tuple[str, ...]
 ) -> None:
     value = spark_build("cache", "prune", *words, "--json").json
@@ -141,7 +141,7 @@ def test_without_an_age_only_what_was_not_used_for_a_month_goes(
     assert "try: spark-build cache clean" in result.err
 
 
-def test_clean_takes_one_kind_and_all(spark_build: SparkBuild, cache: Path) -> None:
+def test_clean_removes_one_kind_or_all(spark_build: SparkBuild, cache: Path) -> None:
     result = spark_build("cache", "clean", "--kind", "trees", "--yes")
     assert result.out == "freed 700 B; 0 B stay\n"
     planned = spark_build("cache", "clean", "--dry-run", "--json").json
@@ -152,7 +152,7 @@ def test_clean_takes_one_kind_and_all(spark_build: SparkBuild, cache: Path) -> N
     assert spark_build("cache", "clean", "-y").code == 3
 
 
-def test_clean_without_a_terminal_wants_a_yes(spark_build: SparkBuild, cache: Path) -> None:
+def test_clean_without_a_terminal_needs_yes(spark_build: SparkBuild, cache: Path) -> None:
     before = left_in(cache)
     for words in (("--kind", "wheels"), ("--kind", "wheels", "--json")):
         result = spark_build("cache", "clean", *words)
@@ -185,7 +185,7 @@ def test_clean_asks_on_a_terminal(
     assert (left_in(cache) == NOT_OURS) is (code == 0)
 
 
-def test_a_use_is_seen(cache: Path) -> None:
+def test_a_use_is_recorded(cache: Path) -> None:
     """Reading a file counts, as far as the file system notes it; so does a new file."""
     file = cache / "wheels" / OLD_WHEEL / "y.whl"
     when = time.time() - DAY
@@ -211,7 +211,7 @@ def another_run() -> Iterator[None]:
             process.stdin.close()
 
 
-def test_beside_another_run_what_was_just_used_stays(spark_build: SparkBuild, cache: Path) -> None:
+def test_recent_entries_are_kept_during_another_run(spark_build: SparkBuild, cache: Path) -> None:
     put(f"blobs/{WHEEL}/layer", 50)
     with another_run():
         value = spark_build("cache", "clean", "--yes", "--json").json
@@ -223,7 +223,7 @@ def test_beside_another_run_what_was_just_used_stays(spark_build: SparkBuild, ca
     assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
 
 
-def test_who_begins_meanwhile_waits(cache: Path) -> None:
+def test_a_run_that_starts_meanwhile_waits(cache: Path) -> None:
     from builder.cache.prune import _alone
 
     with _alone(cache) as alone:
@@ -235,7 +235,7 @@ def test_who_begins_meanwhile_waits(cache: Path) -> None:
     assert begun.communicate(timeout=10)[0] == b"up\n"
 
 
-def test_what_is_used_while_it_is_looked_at_stays(
+def test_an_entry_used_during_the_scan_is_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = tuple(kind for kind in KINDS if kind.name == "trees")
@@ -252,7 +252,7 @@ def test_what_is_used_while_it_is_looked_at_stays(
     assert [path.name for path in (cache / "trees").iterdir()] == [TREE]
 
 
-def test_what_is_not_ours_is_refused(
+def test_a_foreign_directory_is_refused(
     spark_build: SparkBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precious = tmp_path / "home" / "wheels" / WHEEL / "precious"
@@ -302,7 +302,7 @@ def test_a_file_with_two_names_counts_once(cache: Path) -> None:
         (("--kind", "engine-tests"), "a Docker Engine may be using them"),
     ],
 )
-def test_wrong_words(
+def test_wrong_arguments(
     spark_build: SparkBuild, cache: Path, words: tuple[str, ...], said: str
 ) -> None:
     result = spark_build("cache", "prune", *words)
@@ -327,7 +327,7 @@ def test_completion() -> None:
     assert "engine-tests" not in complete.kinds("")
 
 
-def test_every_place_in_the_cache_is_described() -> None:
+def test_every_kind_in_the_cache_is_described() -> None:
     """Who adds a folder to the cache says in ``builder/cache/kinds.py`` what lies there."""
     pattern = re.compile(r'cache_dir\(\) / "([\w-]+)"')
     used = {
@@ -340,7 +340,7 @@ def test_every_place_in_the_cache_is_described() -> None:
     assert len(used) > 12
 
 
-def test_two_threads_hold_one_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_share_one_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two open files for the lock, one was closed while its thread believed to hold it."""
     _in_use.clear()
     both = threading.Barrier(2)

@@ -181,7 +181,7 @@ class TestExitCodes:
         assert call("plan", "-l", "fix", "-b", BASE).code == 0
 
     @pytest.mark.parametrize("debug", [False, True])
-    def test_1_a_bug_of_ours(
+    def test_1_internal_error(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, debug: bool
     ) -> None:
         def broken(*words: object, **options: object) -> None:
@@ -206,7 +206,7 @@ class TestExitCodes:
         assert result.code == 3
         assert "layer newer: made for vllm" in result.err
 
-    def test_2_a_profile_that_does_not_serve_the_base(
+    def test_2_a_profile_that_does_not_support_the_base(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = fake_base(vllm_files("0.19.0"))
@@ -246,7 +246,7 @@ class TestExitCodes:
         assert result.code == 6
         assert "no docker client" in result.err
 
-    def test_6_the_docker_engine_that_is_named_does_not_answer(
+    def test_6_the_named_docker_engine_does_not_answer(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """Nothing else is made instead."""
@@ -320,7 +320,7 @@ class TestExitCodes:
         assert "no partial output was left" in result.err
 
     @pytest.mark.parametrize("cause", [KeyboardInterrupt(), ValueError()], ids=["signal", "bug"])
-    def test_130_interrupted_while_a_class_is_made(
+    def test_130_interrupted_while_a_class_is_created(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, cause: BaseException
     ) -> None:
         """What ``__set_name__`` raises comes out of Python 3.11 as the cause of a RuntimeError."""
@@ -340,7 +340,7 @@ class TestExitCodes:
 @pytest.mark.usefixtures("base")
 class TestStreams:
     @pytest.mark.parametrize("quiet", [[], ["-q"]])
-    def test_a_plan_for_people_is_data(self, call: Call, quiet: list[str]) -> None:
+    def test_a_plan_is_printed_on_stdout(self, call: Call, quiet: list[str]) -> None:
         result = call("plan", "-l", "fix", "-b", BASE, *quiet)
         assert result.code == 0
         assert "needed         fix" in result.out
@@ -355,7 +355,7 @@ class TestStreams:
         monkeypatch.setattr("sys.stderr.isatty", lambda: True)
         assert "\033" not in call("plan", "-l", "fix", "-b", BASE).out
 
-    def test_the_plan_of_a_build_is_talk(self, call: Call) -> None:
+    def test_the_plan_of_a_build_is_printed_on_stderr(self, call: Call) -> None:
         result = call("image", "-l", "fix", "-b", BASE, "--engine", "oci", "--dry-run")
         assert "needed         fix" in result.err
         assert re.fullmatch(r"sha256:[0-9a-f]{64}\n", result.out)
@@ -368,7 +368,7 @@ class TestStreams:
         assert [file["path"] for file in layer["files"]] == ["vllm/core.py"]
 
     @pytest.mark.parametrize(("name", "code"), [("drifted", 4), ("newer", 3)])
-    def test_a_plan_that_is_refused_is_still_one_document(
+    def test_a_refused_plan_is_still_one_json_document(
         self, call: Call, name: str, code: int
     ) -> None:
         result = call("plan", "-l", name, "-b", BASE, "--json")
@@ -381,7 +381,7 @@ class TestStreams:
         assert re.fullmatch(r"oci:out@sha256:[0-9a-f]{64}\n", result.out)
         assert "NOT RUN" in result.err
 
-    def test_quiet_leaves_data_alone(self, call: Call) -> None:
+    def test_quiet_keeps_the_output_on_stdout(self, call: Call) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         result = call("-q", *words)
         assert result.out.startswith("oci:out@sha256:")
@@ -398,7 +398,7 @@ class TestStreams:
         assert checks["layer fix"] == "pass"
         assert value["verify"]["passed"] is True
 
-    def test_an_image_ends_with_how_it_is_run(self, call: Call, tmp_path: Path) -> None:
+    def test_image_prints_the_run_command_last(self, call: Call, tmp_path: Path) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         said = call(*words).err
         assert "This is an overlay" in said
@@ -412,7 +412,7 @@ class TestStreams:
         assert value["run"]["dockerfile"] == str(path)
         assert value["run"]["serve"] == "vllm serve MODEL"
 
-    def test_an_image_that_fails_verification_is_named_all_the_same(
+    def test_an_image_that_fails_verification_is_still_named(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         check = Check(level="static", name="x", status="fail", expected="a", seen="b")
@@ -427,7 +427,7 @@ class TestStreams:
         value = call(*words, "--json").json
         assert (value["image"], value["error"]["code"]) == ("oci:out", 5)
 
-    def test_without_verification_nothing_is_said_to_have_passed(self, call: Call) -> None:
+    def test_without_verification_nothing_is_reported_as_passed(self, call: Call) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         assert "not verified" in call(*words, "--no-verify").err
         assert call(*words, "--no-verify", "--json").json["verify"]["passed"] is False
@@ -438,7 +438,7 @@ class TestStreams:
         assert digest == call(*words, "--json").json["plan_digest"]
         assert list((tmp_path / "work").iterdir()) == []
 
-    def test_the_dockerfile_is_data(self, call: Call, tmp_path: Path) -> None:
+    def test_the_dockerfile_is_printed_on_stdout(self, call: Call, tmp_path: Path) -> None:
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "--print-dockerfile"]
         result = call(*words)
         lines = [line.split()[0] for line in result.out.splitlines()]
@@ -485,7 +485,7 @@ class TestStreams:
             (["--push", "--output", "oci:out"], 2),
         ],
     )
-    def test_outputs_that_do_not_fit(
+    def test_outputs_that_conflict(
         self, call: Call, tmp_path: Path, words: list[str], code: int
     ) -> None:
         assert call("image", "-l", "fix", "-b", BASE, "--engine", "oci", *words).code == code
@@ -524,7 +524,7 @@ class TestDirectory:
         assert call("apply", site, "-l", "fix,drifted").code == 4
         assert snapshot(site) == before
 
-    def test_while_another_run_writes(self, call: Call, site: Path) -> None:
+    def test_another_run_holds_the_lock(self, call: Call, site: Path) -> None:
         with Store(site):
             result = call("apply", site, "-l", "fix")
         assert result.code == 2
@@ -539,7 +539,7 @@ class TestDirectory:
         call("apply", site, "-l", "fix")
         assert call(*words).code == 0
 
-    def test_a_layer_that_does_not_fit_is_not_verified(
+    def test_a_layer_that_does_not_apply_is_not_verified(
         self, call: Call, site: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         no_sandbox(monkeypatch)
@@ -558,7 +558,7 @@ class TestDirectory:
         assert call("verify", f"dir:{site}", "-l", "fix", "--level", "static").code == 0
         assert asked == []
 
-    def test_it_has_to_be_said_what_is_expected(self, call: Call, site: Path) -> None:
+    def test_verify_needs_to_know_the_expected_layers(self, call: Call, site: Path) -> None:
         assert "does not name its layers" in call("verify", f"dir:{site}").err
 
 
@@ -597,7 +597,7 @@ class TestLayers:
         assert value["file"] == str(folder / "other" / "pins.toml")
 
 
-def test_settings_say_where_they_come_from(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_name_their_source(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     rows = {row["name"]: row for row in call("config", "show", "--json").json["settings"]}
     assert (rows["SOURCE_DATE_EPOCH"]["value"], rows["SOURCE_DATE_EPOCH"]["source"]) == (

@@ -66,7 +66,7 @@ def test_bill_of_materials_is_cyclonedx(made: tuple[Image, Baked]) -> None:
     assert validator.validate_str(json.dumps(document)) is not None, "the schema is looked at"
 
 
-def test_bill_of_materials_lists_what_is_added(made: tuple[Image, Baked]) -> None:
+def test_bill_of_materials_lists_the_additions(made: tuple[Image, Baked]) -> None:
     document = json.loads(sbom.bill_of_materials(*made))
     parts = {part["bom-ref"]: part for part in document["components"]}
     wheel = parts[f"wheel:{WHEEL.filename}"]
@@ -113,7 +113,7 @@ def test_provenance_is_slsa(made: tuple[Image, Baked]) -> None:
     assert not predicate.run_details.metadata.HasField("started_on"), "no clock"
 
 
-def test_provenance_names_the_image_that_something_was_compiled_in(
+def test_provenance_names_the_toolkit_image(
     made: tuple[Image, Baked],
 ) -> None:
     image, baked = made
@@ -134,7 +134,7 @@ def test_provenance_names_the_image_that_something_was_compiled_in(
     assert b'"toolkit"' not in provenance(image, baked)
 
 
-def test_provenance_names_the_commit_only_where_it_is_known(
+def test_provenance_names_the_commit_only_if_known(
     made: tuple[Image, Baked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, baked = made

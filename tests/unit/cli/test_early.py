@@ -77,14 +77,16 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: " ".join(value[5:]) if isinstance(value, tuple) else "",
 )
-def test_it_is_said_at_once(spark_build: SparkBuild, words: tuple[str, ...], said: str) -> None:
+def test_usage_errors_are_reported_first(
+    spark_build: SparkBuild, words: tuple[str, ...], said: str
+) -> None:
     result = spark_build(*words)
     assert result.code == 2, result.err
     assert said in result.err
     assert "  try: spark-build" in result.err or "  try: " in result.err
 
 
-def test_a_page_that_must_not_be_written(
+def test_an_unwritable_html_file(
     spark_build: SparkBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -96,9 +98,7 @@ def test_a_page_that_must_not_be_written(
 # --------------------------------------------------------------------------------- layers of a user
 
 
-def test_a_layer_that_stands_in_place_of_a_built_in_one(
-    spark_build: SparkBuild, layers: Path
-) -> None:
+def test_a_layer_that_replaces_a_built_in_one(spark_build: SparkBuild, layers: Path) -> None:
     write_tree(layers, {"marlin-env/layer.toml": FIX.encode()})
     said = f"warning: layer marlin-env is {layers}/marlin-env, in place of the built-in one"
     for words in (
@@ -138,7 +138,7 @@ def test_ranges_that_overlap(one: str, other: str, both: bool) -> None:
     assert bool(_both({"vllm": other}, {"vllm": one})) is both
 
 
-def test_ranges_of_other_packages_tell_variants_apart() -> None:
+def test_ranges_of_other_packages_distinguish_variants() -> None:
     assert not _both({"vllm": ">=1", "x": "<2"}, {"vllm": ">=1", "x": ">=2"})
     assert _both({"vllm": ">=1"}, {"x": ">=2"}) == {"vllm": "1", "x": "2"}
 
@@ -170,7 +170,7 @@ def test_check_refuses_a_wheel_without_a_pin(spark_build: SparkBuild, layers: Pa
 
 
 @pytest.mark.parametrize("name", ["Upper", "a b", "-x", "b12x-full"])
-def test_check_refuses_a_folder_that_cannot_be_named(
+def test_check_refuses_an_invalid_folder_name(
     spark_build: SparkBuild, layers: Path, name: str
 ) -> None:
     write_tree(layers, {f"{name}/layer.toml": FIX.encode()})
@@ -181,7 +181,9 @@ def test_check_refuses_a_folder_that_cannot_be_named(
     assert spark_build("layers", "new", name.replace("-x", "_x"), "--in", layers.parent).code == 2
 
 
-def test_a_site_is_no_image(spark_build: SparkBuild, tmp_path: Path) -> None:
+def test_site_packages_of_an_image_is_refused_for_other_bases(
+    spark_build: SparkBuild, tmp_path: Path
+) -> None:
     write_tree(tmp_path / "site", vllm_files())
     result = spark_build("plan", "-l", "fix", "-b", tmp_path / "site", "--python", "3.12")
     assert result.code == 2

@@ -77,7 +77,7 @@ def rows_of(out: str) -> str:
 
 
 @pytest.mark.parametrize(("words", "epilog"), COMMANDS.values(), ids=COMMANDS.keys())
-def test_every_help_shows_examples_that_can_be_run(words: list[str], epilog: str) -> None:
+def test_every_help_shows_working_examples(words: list[str], epilog: str) -> None:
     lines = examples_of(epilog)
     assert lines
     for line in lines:
@@ -88,7 +88,7 @@ def test_every_help_shows_examples_that_can_be_run(words: list[str], epilog: str
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in GROUPS if name != "spark-build")])
-def test_no_command_is_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_the_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(words, capsys) == shown([*words, "--help"], capsys)
 
 
@@ -101,7 +101,7 @@ def test_commands_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [words for words, _ in COMMANDS.values()], ids=COMMANDS.keys())
-def test_what_an_option_takes_has_a_name(words: list[str]) -> None:
+def test_every_option_value_has_a_name(words: list[str]) -> None:
     command = root()
     for word in words:
         command = command.commands[word]
@@ -166,7 +166,7 @@ def test_every_command_takes_json(words: list[str], capsys: pytest.CaptureFixtur
     assert "--json" in shown([*words, "--help"], capsys)
 
 
-def test_typer_has_no_annotation_to_evaluate() -> None:
+def test_typer_evaluates_no_annotation() -> None:
     """Strings, which ``from __future__ import annotations`` makes, are compiled at every start."""
     pending: list[typer.Typer] = [app]
     while pending:

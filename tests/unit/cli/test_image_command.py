@@ -69,7 +69,7 @@ def test_in_json(call: Call, tmp_path: Path) -> None:
     assert str(tmp_path) not in done.json["plan_digest"] + json.dumps(planned["base"])
 
 
-def test_without_an_output_it_goes_into_a_folder_of_its_own(call: Call, tmp_path: Path) -> None:
+def test_without_an_output_it_goes_into_a_new_folder(call: Call, tmp_path: Path) -> None:
     put_vllm(tmp_path / "base")
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--no-verify")
     assert done.code == 0, done.err
@@ -92,7 +92,7 @@ def test_without_an_output_it_goes_into_a_folder_of_its_own(call: Call, tmp_path
         (["--push", "-t", "127.0.0.1:1/x:1"], 8, "127.0.0.1:1"),
     ],
 )
-def test_places_that_are_refused(
+def test_destinations_that_are_refused(
     call: Call, tmp_path: Path, words: list[str], code: int, message: str
 ) -> None:
     put_vllm(tmp_path / "base")
@@ -122,9 +122,7 @@ def test_a_patched_layout_verifies_and_a_damaged_one_does_not(call: Call, tmp_pa
     assert {"layer fix", "no other file touched"} <= failed
 
 
-def test_an_image_of_somebody_else_needs_layers_to_be_held_against(
-    call: Call, tmp_path: Path
-) -> None:
+def test_a_foreign_image_needs_layers_to_compare_with(call: Call, tmp_path: Path) -> None:
     put_vllm(tmp_path / "base")
     assert "has no spark-build plan" in call("verify", f"oci:{tmp_path}/base").err
     done = call("verify", f"oci:{tmp_path}/base", "-l", "fix", "--level", "static", "--json")
@@ -191,7 +189,9 @@ def test_every_entry_of_an_index_is_patched(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", ["keep", "drop"])
-def test_entries_that_the_profile_does_not_serve(call: Call, tmp_path: Path, others: str) -> None:
+def test_index_entries_that_the_profile_does_not_support(
+    call: Call, tmp_path: Path, others: str
+) -> None:
     old = [*python_items(), *site_items(vllm_files("0.19.0"))]
     raws = {
         "amd64": put_image(
@@ -212,9 +212,7 @@ def test_entries_that_the_profile_does_not_serve(call: Call, tmp_path: Path, oth
 
 
 @pytest.mark.parametrize("others", ["keep", "drop"])
-def test_what_is_not_for_linux_or_of_a_later_variant_goes_along_only_if_it_is_asked_for(
-    call: Call, tmp_path: Path, others: str
-) -> None:
+def test_other_platforms_are_kept_only_on_request(call: Call, tmp_path: Path, others: str) -> None:
     both = put_both(tmp_path / "base").json()
     more = [{"os": "windows", "architecture": "amd64", "os.version": "10.0.20348.2402"},
             {"os": "linux", "architecture": "arm64", "variant": "v9"}]  # fmt: skip
@@ -248,7 +246,7 @@ def test_one_platform_is_patched_and_the_others_are_kept(call: Call, tmp_path: P
     assert "annotations" not in now[0], "what attested to the base's entry is gone"
 
 
-def test_a_list_of_dockers_stays_one(call: Call, tmp_path: Path) -> None:
+def test_a_docker_manifest_list_stays_a_manifest_list(call: Call, tmp_path: Path) -> None:
     types = {"manifest": DOCKER_MANIFEST, "config": DOCKER_CONFIG}
     raws = {a: put_vllm(tmp_path / "base", architecture=a, media_types=types, name=a)
             for a in ("amd64", "arm64")}  # fmt: skip
@@ -263,7 +261,7 @@ def test_a_list_of_dockers_stays_one(call: Call, tmp_path: Path) -> None:
     assert {e["mediaType"] for e in top.json()["manifests"]} == {DOCKER_MANIFEST}
 
 
-def test_what_an_index_cannot_be(call: Call, tmp_path: Path) -> None:
+def test_options_that_conflict_with_an_index(call: Call, tmp_path: Path) -> None:
     put_both(tmp_path / "base")
     base = f"oci:{tmp_path}/base:all"
     for words, message in (
@@ -281,7 +279,7 @@ def test_what_an_index_cannot_be(call: Call, tmp_path: Path) -> None:
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_an_index_in_which_nothing_is_served(call: Call, tmp_path: Path) -> None:
+def test_an_index_without_a_supported_image(call: Call, tmp_path: Path) -> None:
     old = packed(tar_of(*python_items(), *site_items(vllm_files("0.19.0"))))
     raws = {a: put_image(tmp_path / "base", old, architecture=a, config=CONFIG, name=a)
             for a in ("amd64", "arm64")}  # fmt: skip
@@ -312,7 +310,9 @@ def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
     return maker
 
 
-def test_the_sandbox_is_made_beside_the_build(call: Call, tmp_path: Path, sandbox: Maker) -> None:
+def test_the_sandbox_is_prepared_during_the_build(
+    call: Call, tmp_path: Path, sandbox: Maker
+) -> None:
     put_vllm(tmp_path / "base")
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
     assert done.code == 0, done.err
@@ -320,7 +320,7 @@ def test_the_sandbox_is_made_beside_the_build(call: Call, tmp_path: Path, sandbo
 
 
 @pytest.mark.parametrize("words", [("--no-verify",), ("--dry-run",)])
-def test_what_is_not_verified_needs_no_sandbox(
+def test_without_verification_no_sandbox_is_made(
     call: Call, tmp_path: Path, sandbox: Maker, words: tuple[str, ...]
 ) -> None:
     put_vllm(tmp_path / "base")

@@ -57,7 +57,7 @@ def plan(tmp_path: Path) -> tuple[str, ...]:
     return ("plan", "-l", "fix", "-b", base, "--patches", str(tmp_path / "patches"))
 
 
-def test_a_warm_plan_asks_nobody(
+def test_a_warm_plan_needs_no_network(
     wheels: FakeIndex, spark_build: Callable[..., Called], plan: tuple[str, ...]
 ) -> None:
     cold = spark_build(*plan, "--json")
@@ -91,7 +91,7 @@ def at(group: Any, words: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.parametrize("words", commands(WHOLE), ids=" ".join)
-def test_a_command_alone_is_the_same_as_among_all(words: tuple[str, ...]) -> None:
+def test_a_command_loaded_alone_is_the_same(words: tuple[str, ...]) -> None:
     alone: Any = command_for(["-q", *words])
     assert list(alone.commands) == [words[0]]
     one, same = at(alone, words), at(WHOLE, words)
@@ -101,12 +101,12 @@ def test_a_command_alone_is_the_same_as_among_all(words: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("words", [[], ["nosuch"], ["--install-completion"]])
-def test_all_other_words_get_all_commands(words: list[str]) -> None:
+def test_other_arguments_load_all_commands(words: list[str]) -> None:
     some: Any = command_for(words)
     assert list(some.commands) == list(WHOLE.commands)
 
 
-def test_the_list_of_commands_is_what_the_commands_say_of_themselves() -> None:
+def test_the_list_of_commands_matches_their_help() -> None:
     listed: Any = command_for(["--help"])
     context = typer.Context(WHOLE, info_name="spark-build", help_option_names=["-h", "--help"])
     assert listed.get_help(context) == WHOLE.get_help(context)
@@ -130,7 +130,7 @@ def parameters() -> list[Any]:
 
 
 @pytest.mark.parametrize("parameter", parameters(), ids=lambda p: p.name)
-def test_values_are_what_typer_makes_of_them(parameter: Any) -> None:
+def test_values_are_converted_like_by_typer(parameter: Any) -> None:
     kind = _kind(parameter)
     several = parameter.multiple or parameter.nargs == -1
     values: list[Any] = [True, False] if kind is bool else ["", "a", "ä/b", "-", "../x y"]
@@ -145,7 +145,7 @@ def test_values_are_what_typer_makes_of_them(parameter: Any) -> None:
         assert (got, type(got)) == (expected, type(expected)), value
 
 
-def test_every_parameter_but_numbers_is_taken_as_written() -> None:
+def test_every_parameter_except_numbers_is_text() -> None:
     """A type that typer must check costs every start of its command the import of pydantic."""
     for parameter in parameters():
         if _kind(parameter) is None:

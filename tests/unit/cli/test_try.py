@@ -55,11 +55,11 @@ def test_another_command_has_the_user_s_layers(spark_build: SparkBuild, own: Pat
         (("imgae",), "spark-build --help"),
     ],
 )
-def test_every_error_has_one(spark_build: SparkBuild, words: tuple[str, ...], said: str) -> None:
+def test_every_error_has_a_hint(spark_build: SparkBuild, words: tuple[str, ...], said: str) -> None:
     assert tried(spark_build(*words)) == said
 
 
-def test_folders_and_releases_are_no_images(
+def test_folders_and_releases_are_not_images(
     spark_build: SparkBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = tmp_path / "work"
@@ -90,11 +90,11 @@ def test_folders_and_releases_are_no_images(
         ("ubuntu", ""),
     ],
 )
-def test_what_is_meant(text: str, said: str) -> None:
+def test_suggested_reference(text: str, said: str) -> None:
     assert intended_reference(text) == said
 
 
-def test_a_folder_that_is_no_image_may_have_an_image_s_name(
+def test_a_folder_can_have_the_name_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -75,7 +75,7 @@ def faults(
     return check_abi(facts, against(base, facts), own_runtime=own_runtime).faults
 
 
-def test_what_the_extension_has_too_is_allowed(
+def test_symbols_that_the_extension_uses_too_are_allowed(
     workshop: Workshop, base: InstalledLibraries
 ) -> None:
     facts = workshop.library(
@@ -98,7 +98,7 @@ def test_what_the_extension_has_too_is_allowed(
         ),
     ],
 )
-def test_a_symbol_that_nobody_has_is_named(
+def test_an_undefined_symbol_is_named(
     workshop: Workshop, base: InstalledLibraries, text: str, said: str
 ) -> None:
     (fault,) = faults(base, workshop.library(text))
@@ -124,12 +124,12 @@ def test_a_version_that_is_too_new_is_named(workshop: Workshop, base: InstalledL
     assert any(row.startswith("it needs GLIBCXX_9.9 of libstdc++.so.6; the base ") for row in found)
 
 
-def test_another_machine_is_named(workshop: Workshop, base: InstalledLibraries) -> None:
+def test_another_architecture_is_named(workshop: Workshop, base: InstalledLibraries) -> None:
     facts = replace(workshop.library("int f(void){return 1;}"), machine="riscv")
     assert faults(base, facts)[0].startswith("it is for riscv, the base is for ")
 
 
-def test_a_runtime_of_its_own_takes_no_structure_of_the_others(
+def test_a_static_runtime_shares_no_structures(
     workshop: Workshop, base: InstalledLibraries
 ) -> None:
     symbol = "_ZN2at4cuda26getCurrentDevicePropertiesEv"
@@ -138,9 +138,7 @@ def test_a_runtime_of_its_own_takes_no_structure_of_the_others(
     assert "cudaDeviceProp" in fault
 
 
-def test_an_older_version_of_a_function_is_asked_for(
-    workshop: Workshop, base: InstalledLibraries
-) -> None:
+def test_an_older_symbol_version_is_used(workshop: Workshop, base: InstalledLibraries) -> None:
     """``dlsym`` moved into libc with glibc 2.34; the older one is still there, and works."""
     text = 'void *dlsym(void*, char*); void *f(void){return dlsym(0, "printf");}'
     facts = workshop.library(text)
@@ -173,14 +171,14 @@ def test_a_library_that_the_base_lacks_is_named(
     assert second.startswith("it uses offered, which no library")
 
 
-def test_what_is_no_library_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_named(tmp_path: Path) -> None:
     file = tmp_path / "text.so"
     file.write_text("nothing of the kind")
     with pytest.raises(UsageError, match="not a shared library"):
         read_elf(file)
 
 
-def test_a_base_without_the_extension_says_so(tmp_path: Path) -> None:
+def test_a_base_without_the_extension_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no extension vllm/_C"):
         InstalledLibraries(DirTree(tmp_path)).module("vllm/_C")
 
@@ -188,7 +186,7 @@ def test_a_base_without_the_extension_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "record", [b"{", b"{}", b"[]", b'{"machine": 1}'], ids=["cut", "empty", "list", "number"]
 )
-def test_a_record_of_another_form_is_made_again(
+def test_a_cached_record_of_another_format_is_made_again(
     record: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))

@@ -64,50 +64,50 @@ def units(found: AffectedUnits) -> set[str]:
     return {unit.path for unit in found.rebuilt}
 
 
-def test_a_header_that_goes_away_may_let_another_in(changed: Changed) -> None:
+def test_a_removed_header_can_expose_another(changed: Changed) -> None:
     """No other file changes: what is above is found from now on."""
     assert units(changed({"csrc/sub/d.h": None})) == {B}
 
 
-def test_a_header_that_comes_may_shut_another_out(changed: Changed) -> None:
+def test_a_new_header_can_hide_another(changed: Changed) -> None:
     assert units(changed({"csrc/sub/e.h": "// beside\n"})) == {B}
 
 
-def test_what_the_build_makes_counts_as_changed(changed: Changed) -> None:
+def test_generated_files_count_as_changed(changed: Changed) -> None:
     found = changed({"CMakeLists.txt": LISTS.replace("a.cuh", "c.h")})
     assert (units(found), found.unreached) == ({MADE}, ())
 
 
-def test_what_a_unit_is_compiled_for_counts(changed: Changed) -> None:
+def test_targets_of_a_unit_matter(changed: Changed) -> None:
     lists = LISTS.replace("SRCS csrc/a_sm120.cu ARCH", "SRCS csrc/made/made.cu ARCH")
     assert units(changed({"CMakeLists.txt": lists})) == {A, MADE}
 
 
-def test_definitions_are_those_of_all_units(changed: Changed) -> None:
+def test_definitions_are_collected_from_all_units(changed: Changed) -> None:
     assert units(changed({"CMakeLists.txt": LISTS.replace("A=1", "A=2")})) == {A, B, MADE}
 
 
-def test_what_changes_nothing_is_listed(changed: Changed) -> None:
+def test_files_without_effect_are_listed(changed: Changed) -> None:
     found = changed({"CMakeLists.txt": LISTS + "# the end\n", "csrc/nobody.cuh": "// mine\n"})
     assert units(found) == set()
     assert found.unreached == ("CMakeLists.txt", "csrc/nobody.cuh")
     assert found.refusal == ""
 
 
-def test_a_unit_that_goes_away_does_not_leave_the_library(changed: Changed) -> None:
+def test_a_removed_unit_stays_in_the_library(changed: Changed) -> None:
     lists = LISTS.replace("csrc/a_sm120.cu csrc/b.cpp", "csrc/b.cpp").replace(f"SRCS {A} ", "SRCS ")
     found = changed({"CMakeLists.txt": lists})
     assert "removes csrc/a_sm120.cu from the build" in found.refusal
 
 
-def test_a_trap_is_told_with_what_helps(changed: Changed) -> None:
+def test_a_trap_is_reported_with_a_hint(changed: Changed) -> None:
     found = changed({"csrc/a.cuh": "using K = enable_sm120_only<int>;\n"})
     assert "where enable_sm120_only in csrc/a.cuh" in found.traps[0]
     assert "sm120-family" in found.traps[1]
     assert found.refusal == ""
 
 
-def test_changes_are_laid_over_a_copy(tmp_path: Path) -> None:
+def test_changes_are_applied_to_a_copy(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "tiny", {path: text.encode() for path, text in FILES.items()})
     laid = PatchedSource(SourceTree(root=root, version="1.0"), tmp_path / "laid")
     diff = (

@@ -133,14 +133,14 @@ def test_10_without_a_compile_stage(call: Call, built: Built) -> None:
     assert built == []
 
 
-def test_0_a_plan_with_its_stage(call: Call, built: Built) -> None:
+def test_0_a_plan_with_a_compile_stage(call: Call, built: Built) -> None:
     plan = call("plan", *WORDS, "--compile", "--json")
     assert (plan.code, plan.json["layers"][0]["state"]) == (0, "needed")
     assert plan.json["layers"][0]["compile"]["stage"] == REQUEST
     assert built == []
 
 
-def test_0_a_dry_run_says_what_it_would_take(call: Call, built: Built, tmp_path: Path) -> None:
+def test_0_a_dry_run_prints_the_cost(call: Call, built: Built, tmp_path: Path) -> None:
     ended = call("image", *WORDS, "--compile", "--dry-run")
     assert ended.code == 0
     said = " ".join(ended.err.split())
@@ -207,7 +207,7 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
     assert [plain(request)["toolkit"] for request in built] == [toolkit]
 
 
-def test_a_plan_rebuilds_in_the_image_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_uses_the_toolkit_image_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from builder.cli.rebuild import _toolkit
 
     toolkit = {"image": "cuda:13", "digest": "sha256:" + "ab" * 32}
@@ -237,7 +237,7 @@ def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ended.code, "no nvcc on PATH" in ended.err) == (6, True)
 
 
-def test_0_no_compiler_is_asked_for_where_the_base_has_it(
+def test_0_no_compiler_is_needed_if_the_base_has_the_change(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_family"}
@@ -253,7 +253,7 @@ def test_6_no_host_compiler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (ended.code, "g++ is not on PATH" in ended.err) == (6, True)
 
 
-def test_7_the_compiler_refuses(
+def test_7_the_compiler_fails(
     call: Call, built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuses(*_: object) -> Path:
@@ -275,7 +275,7 @@ def test_2_not_for_several_platforms(call: Call) -> None:
 # ----------------------------------------------------------------------------------------- an image
 
 
-def test_an_image_holds_what_was_compiled(call: Call, built: Built, tmp_path: Path) -> None:
+def test_an_image_contains_the_compiled_wheel(call: Call, built: Built, tmp_path: Path) -> None:
     from builder.engines.overlay import read_layout
 
     planned = call("plan", *WORDS, "--compile", "--json").json
@@ -299,7 +299,7 @@ def test_an_image_holds_what_was_compiled(call: Call, built: Built, tmp_path: Pa
     assert digests[0] == digests[1]
 
 
-def test_a_wheel_in_the_cache_that_is_damaged_is_made_again(
+def test_a_damaged_wheel_in_the_cache_is_made_again(
     call: Call, built: Built, tmp_path: Path
 ) -> None:
     words = ("image", *WORDS, "--compile", "--engine", "oci", "--no-verify")

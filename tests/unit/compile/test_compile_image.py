@@ -58,7 +58,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"oci:{tmp_path / 'image'}"
 
 
-def test_a_stage_finds_the_images_own_torch(image: str) -> None:
+def test_a_stage_uses_the_torch_of_the_image(image: str) -> None:
     base = identify_base(image, CHOSEN, PackageIndex(), platform=None, libraries=DISTRIBUTIONS)
     asked = Asked()
     plan = make_plan(base, CHOSEN, IndexSources(PackageIndex(), asked))  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_a_stage_finds_the_images_own_torch(image: str) -> None:
     base.close()
 
 
-def test_the_libraries_do_not_identify_the_base(image: str) -> None:
+def test_libraries_are_not_part_of_the_base_identity(image: str) -> None:
     found = [
         identify_base(image, CHOSEN, PackageIndex(), platform=None, libraries=libraries)
         for libraries in ((), DISTRIBUTIONS)

@@ -92,7 +92,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeIndex]:
 
 
 @pytest.mark.usefixtures("tools")
-def test_without_an_nvcc_the_released_one_is_laid_out(index: FakeIndex) -> None:
+def test_without_an_nvcc_the_released_one_is_used(index: FakeIndex) -> None:
     publish(index)
     found = find_compiler(PackageIndex(), HERE)
     assert (found.cuda, found.versions) == ("13.0", {"nvcc": "13.0.88", "host": "12.2.0"})
@@ -114,7 +114,7 @@ def test_without_an_nvcc_the_released_one_is_laid_out(index: FakeIndex) -> None:
     assert len(index.requests) == asked, "it is there, and nothing is asked for again"
 
 
-def test_an_installed_nvcc_comes_first(index: FakeIndex, tools: Path) -> None:
+def test_an_installed_nvcc_is_preferred(index: FakeIndex, tools: Path) -> None:
     publish(index)
     program(tools, "nvcc", NVCC.format("12.9", "12.9.86").encode())
     found = find_compiler(PackageIndex(), HERE)
@@ -123,7 +123,7 @@ def test_an_installed_nvcc_comes_first(index: FakeIndex, tools: Path) -> None:
     assert find_compiler(PackageIndex(), HERE, "wheels").versions["nvcc"] == "13.0.88"
 
 
-def test_the_setting_says_which(
+def test_the_setting_selects_the_nvcc(
     index: FakeIndex, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(index)
@@ -171,7 +171,7 @@ def test_6_a_wheel_that_lacks_a_file(index: FakeIndex, name: str) -> None:
 
 
 @pytest.mark.usefixtures("tools")
-def test_8_a_wheel_that_is_another_file(index: FakeIndex) -> None:
+def test_8_a_wheel_with_a_wrong_sha256(index: FakeIndex) -> None:
     publish(index)
     found = find_compiler(PackageIndex(), HERE)
     name = next(pin.filename for pin in found.pins if "nvvm" in pin.filename)
@@ -240,7 +240,7 @@ def test_the_wheels_serve_another_architecture(
         assert "--nvcc wheels" in caught.value.hint
 
 
-def test_an_installed_toolkit_for_both_comes_first(
+def test_an_installed_toolkit_for_both_is_preferred(
     index: FakeIndex, tools: Path, tmp_path: Path
 ) -> None:
     program(tools, CROSS, GPP)
@@ -256,14 +256,14 @@ def test_an_installed_toolkit_for_both_comes_first(
     assert index.requests == []
 
 
-def test_a_stage_says_whose_compiler_it_is() -> None:
+def test_a_stage_names_its_compiler() -> None:
     pin = Input(distribution="a", version="1", filename="a.whl", sha256="0" * 64)
     rows = [structs.replace(pin, member=name) for name in ("headers", "sources to compile")]
     assert not of_wheels([pin, *rows])
     assert of_wheels([*rows, structs.replace(pin, member="compiler")])
 
 
-def test_the_cache_knows_where_it_is(index: FakeIndex, tools: Path) -> None:
+def test_the_cache_lists_the_compiler(index: FakeIndex, tools: Path) -> None:
     from builder.cache.kinds import KINDS
 
     publish(index)

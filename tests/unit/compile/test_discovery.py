@@ -106,7 +106,7 @@ def asked(
 # ------------------------------------------------------------------------------------ reading text
 
 
-def test_what_the_compiler_would_not_read_is_blank_and_all_else_stays_in_its_place() -> None:
+def test_comments_become_blanks_and_positions_are_kept() -> None:
     raw = 'int a; // "x\n/* { */ char c = \'"\'; auto s = R"q(})" )q"; int n = 1\'000; "b//c"\n'
     text = read(raw, DEFINED)
     assert len(text.code) == len(text.strings) == len(raw)
@@ -132,7 +132,7 @@ def test_what_the_compiler_would_not_read_is_blank_and_all_else_stays_in_its_pla
         ("", None),
     ],
 )
-def test_a_condition_holds_or_not_or_cannot_be_said(condition: str, held: bool | None) -> None:
+def test_a_condition_is_true_or_false_or_unknown(condition: str, held: bool | None) -> None:
     assert holds(condition, DEFINED) is held
 
 
@@ -188,7 +188,7 @@ def test_functions_are_found_with_the_namespaces_around_them() -> None:
     assert facts.whole
 
 
-def test_brackets_that_do_not_match_are_seen() -> None:
+def test_unbalanced_brackets_are_detected() -> None:
     raw = "#if UNHEARD_OF\nvoid f(int) {\n#else\nvoid f() {\n#endif\n}\nvoid g() {}\n"
     assert not scan(read(raw, DEFINED)).whole
 
@@ -236,7 +236,7 @@ def test_a_unit_leads_to_its_operators(
     assert asked(tmp_path, path) == (operators, siblings)
 
 
-def test_a_unit_with_an_operator_of_its_own_still_takes_its_callers_along(tmp_path: Path) -> None:
+def test_a_unit_with_its_own_operator_still_includes_its_callers(tmp_path: Path) -> None:
     """Else a caller in the release's extension would go on with what was there before."""
     text = FILES["csrc/launcher.cu"] + "int plain() { return 2; }\n"
     changed = {"csrc/launcher.cu": text, "csrc/split.cu": "namespace vllm { int split(int x); }\n"}
@@ -253,7 +253,7 @@ def test_a_function_that_is_declared_where_it_is_called_counts(tmp_path: Path) -
     assert asked(tmp_path, "csrc/launcher.cu", changed)[1] == ["csrc/entry.cu"]
 
 
-def test_instances_of_a_template_count_where_a_macro_makes_them(tmp_path: Path) -> None:
+def test_template_instances_made_by_macros_count(tmp_path: Path) -> None:
     changed = {
         "csrc/ops.h": OPS.replace("void launcher(int);", "template <int N> void launcher(int);"),
         "csrc/entry.cu": '#include "ops.h"\nvoid entry() { launcher<2>(3); }\n',
@@ -265,7 +265,7 @@ def test_instances_of_a_template_count_where_a_macro_makes_them(tmp_path: Path) 
     assert asked(tmp_path, "csrc/launcher.cu", changed)[1] == ["csrc/entry.cu"]
 
 
-def test_the_same_word_for_another_function_is_no_call(tmp_path: Path) -> None:
+def test_the_same_name_for_another_function_is_not_a_call(tmp_path: Path) -> None:
     text = "namespace x { static void launcher(int) {} void act() { launcher(1); } }\n"
     assert asked(tmp_path, "csrc/launcher.cu", {"csrc/x.cu": text})[1] == ["csrc/entry.cu"]
 
@@ -297,7 +297,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_what_cannot_be_repeated_is_refused(tmp_path: Path, what: str) -> None:
+def test_registrations_that_cannot_be_repeated_are_refused(tmp_path: Path, what: str) -> None:
     text, said = HOSTILE[what]
     with pytest.raises(OperatorsUnknown, match=said):
         asked(tmp_path, "csrc/act.cu", {"csrc/torch_bindings.cpp": text})
@@ -318,12 +318,12 @@ def test_a_unit_that_nobody_calls_is_refused(tmp_path: Path) -> None:
         asked(tmp_path, "csrc/none.cu", {"csrc/none.cu": "static void none() {}\n"})
 
 
-def test_the_registrations_themselves_are_not_compiled_anew(tmp_path: Path) -> None:
+def test_the_registrations_themselves_are_not_compiled_again(tmp_path: Path) -> None:
     with pytest.raises(OperatorsUnknown, match="registers the extension's operators"):
         asked(tmp_path, "csrc/torch_bindings.cpp")
 
 
-def test_a_unit_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_unit_that_cannot_be_parsed_is_refused(tmp_path: Path) -> None:
     broken = "#if UNHEARD_OF\nvoid launcher(int) {\n#else\nvoid launcher(int x) {\n#endif\n}\n"
     with pytest.raises(OperatorsUnknown, match="brackets do not match"):
         asked(
@@ -364,7 +364,7 @@ def test_two_extensions_are_refused(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- registered once more
 
 
-def test_what_is_found_is_registered_by_the_release_s_own_header(tmp_path: Path) -> None:
+def test_discovered_operators_use_the_headers_of_the_release(tmp_path: Path) -> None:
     sources, recipe = parts(tmp_path, {})
     found = Discovery(sources, recipe, "1.0").behind([recipe.units["csrc/split.cu"]])
     text = registration_source(found.operators, "spark-build/x/1.0")
@@ -409,6 +409,6 @@ def test_a_unit_that_registers_itself_does_so_as_the_extension_wheel(tmp_path: P
     assert set(made.texts) == {"csrc/own.cu", "csrc/core/registration.h"}
 
 
-def test_names_of_symbols_are_those_of_the_sources() -> None:
+def test_symbol_names_match_the_sources() -> None:
     symbols = ["_Z8launcheri", "_ZN4vllm5splitIiEEvT_", "main"]
     assert demangled(symbols) == {("launcher",), ("vllm", "split"), ("main",)}

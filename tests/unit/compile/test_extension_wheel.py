@@ -54,13 +54,13 @@ def test_an_operator_is_registered_as_its_release_does_it(release: str, abi: str
     ("path", "release"),
     [("csrc/other.cu", "0.19.1"), (KERNEL.path, "0.22.1"), (KERNEL.path, "0.9")],
 )
-def test_a_unit_behind_no_known_operator_is_refused(path: str, release: str) -> None:
+def test_a_unit_without_a_known_operator_is_refused(path: str, release: str) -> None:
     unit = Unit(path=path, extension="_C", gencodes=())
     with pytest.raises(UsageError, match="is unknown"):
         operators_behind([unit], release)
 
 
-def test_what_lies_between_must_be_there_once() -> None:
+def test_each_connecting_unit_must_exist_once() -> None:
     operator = load_operators()[0]
     units = {
         suffix: Unit(path=f"csrc{suffix}", extension="_C", gencodes=()) for suffix in operator.units
@@ -93,7 +93,7 @@ def test_every_file_is_in_record_with_its_digest() -> None:
         assert rows[record] == ["", ""]
 
 
-def test_pip_installs_it_and_vllm_would_find_it(tmp_path: Path) -> None:
+def test_pip_installs_it_and_vllm_finds_the_plugin(tmp_path: Path) -> None:
     wheel = tmp_path / NAMES.filename.replace("linux_x86_64", "any")
     names = WheelNames(package=NAMES.package, version=NAMES.version, platform="any")
     wheel.write_bytes(wheel_bytes(names, FILES, "vllm==0.19.1", "x"))
@@ -113,7 +113,7 @@ def test_pip_installs_it_and_vllm_would_find_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["x.whl", "folder/x.whl"])
-def test_a_place_below_a_file_is_reported(tmp_path: Path, below: str) -> None:
+def test_an_output_path_below_a_file_is_reported(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write"):
         write_atomically(tmp_path / "file" / below, b"")
@@ -203,7 +203,7 @@ def test_another_torch_is_an_error(world: World) -> None:
         loader.load()
 
 
-def test_no_operator_to_replace_is_an_error(world: World) -> None:
+def test_a_missing_operator_is_an_error(world: World) -> None:
     world.has = False
     with pytest.raises(loader.ExtensionWheelError, match="nothing to replace"):
         loader.load()

@@ -110,7 +110,7 @@ def test_the_build_files_decide(source: SourceTree) -> None:
         ("csrc/sub/guards.hpp", {"csrc/a_sm120.cu"}),
     ],
 )
-def test_a_change_reaches_what_includes_it(
+def test_a_change_affects_the_units_that_include_it(
     source: SourceTree, changed: str, units: set[str]
 ) -> None:
     found = outcome(source, "12.1a", "13.0", [changed])
@@ -159,11 +159,11 @@ def test_conditions(condition: str, arch: int, runs: bool) -> None:
         ("compute_120a", False), ("compute_90a", False), ("compute_100f", False),
     ],
 )  # fmt: skip
-def test_what_loads_on_the_chip(real: str, loads: bool) -> None:
+def test_code_that_loads_on_the_chip(real: str, loads: bool) -> None:
     assert runs_on_gb10(real) is loads
 
 
-def test_gencode_flags_are_those_of_torch() -> None:
+def test_gencode_flags_match_torch() -> None:
     assert gencode_flags("8.0 12.1a") == (
         "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_121a,code=sm_121a"
     )
@@ -182,12 +182,14 @@ def test_build_files_that_cannot_be_read_are_named(source: SourceTree) -> None:
         cmake.evaluate(source, "12.1a", "13.0")
 
 
-def test_a_file_that_is_not_there_is_refused(source: SourceTree) -> None:
+def test_a_missing_file_is_refused(source: SourceTree) -> None:
     with pytest.raises(UsageError, match=r"csrc/a_sm120\.cu"):
         outcome(source, "12.1a", "13.0", ["csrc/a_sm121.cu"])
 
 
-def test_without_cmake_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_cmake_the_hint_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(EngineError) as failed:
@@ -215,7 +217,7 @@ def test_a_known_change_touches_its_files_only(kernels: Sources) -> None:
     assert text == b"enable_sm120_family<K>\nenable_sm90_or_later<K>\n"
 
 
-def test_a_change_that_is_there_has_nothing_to_do(kernels: Sources) -> None:
+def test_an_applied_change_does_nothing(kernels: Sources) -> None:
     for path, text in named_change(kernels, "sm120-family").texts.items():
         (kernels.root / path).write_bytes(text)
     change = named_change(Sources(kernels.root), "sm120-family")
@@ -223,7 +225,7 @@ def test_a_change_that_is_there_has_nothing_to_do(kernels: Sources) -> None:
     assert change.upstream == "0.22.0"
 
 
-def test_a_tree_of_another_form_is_drift(source: SourceTree) -> None:
+def test_a_source_tree_without_the_text_is_drift(source: SourceTree) -> None:
     with pytest.raises(SparkBuildError) as failed:
         named_change(Sources(source.root), "sm120-family")
     assert failed.value.code == 4
@@ -251,7 +253,7 @@ DIFF = """--- a/csrc/b.cpp
         ("not a diff", 2),
     ],
 )
-def test_a_diff_matches_exactly_or_not_at_all(
+def test_a_diff_must_match_exactly(
     source: SourceTree, tmp_path: Path, diff: str, code: int
 ) -> None:
     patch = tmp_path / "my.diff"
@@ -271,6 +273,6 @@ def unit_named(name: str) -> Unit:
 @pytest.mark.parametrize(
     ("memory", "cores", "jobs"), [(100.0, 2, 2), (100.0, 20, 3), (10.0, 20, 1), (1.0, 8, 1)]
 )
-def test_memory_bounds_how_many_units_run_at_once(memory: float, cores: int, jobs: int) -> None:
+def test_memory_limits_parallel_units(memory: float, cores: int, jobs: int) -> None:
     units = [unit_named("scaled_mm_sm120_fp8.cu"), unit_named("a.cu"), unit_named("b.cu")]
     assert cost_of_units([unit.path for unit in units], memory, cores=cores).jobs == jobs

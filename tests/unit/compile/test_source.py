@@ -64,7 +64,7 @@ def test_the_commit_of_a_version_is_fetched_once(forge: LocalForge) -> None:
     assert len(forge.requests) == asked
 
 
-def test_packed_another_way_it_is_the_same(
+def test_a_repacked_archive_is_the_same_source(
     forge: LocalForge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     version = f"0.19.2.dev3+g{head(forge.repository)[:9]}"
@@ -78,7 +78,7 @@ def test_packed_another_way_it_is_the_same(
     assert source_of(NO_INDEX, f"0.19.2.dev2+g{before[:9]}").sha256 != digests[0]
 
 
-def test_a_clone_answers_as_well(
+def test_a_clone_can_be_the_source(
     forge: LocalForge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     version = f"0.19.2.dev3+g{head(forge.repository)[:9]}"
@@ -90,20 +90,20 @@ def test_a_clone_answers_as_well(
     assert len(forge.requests) == asked
 
 
-def test_a_commit_that_nobody_knows(forge: LocalForge) -> None:
+def test_an_unknown_commit(forge: LocalForge) -> None:
     with pytest.raises(RemoteError, match="0123abcd"):
         source_of(NO_INDEX, "0.19.2.dev3+g0123abcd")
     assert not list((cache_dir() / "sources").glob("*"))
 
 
-def test_an_answer_that_is_no_archive(forge: LocalForge) -> None:
+def test_a_response_that_is_not_an_archive(forge: LocalForge) -> None:
     forge.faults.append(Fault("/tarball/", 200, body=b"<html>"))
     with pytest.raises(RemoteError, match="is not an archive"):
         source_of(NO_INDEX, f"0.19.2.dev3+g{head(forge.repository)[:9]}")
     assert not list((cache_dir() / "sources").glob("*"))
 
 
-def test_a_commit_of_something_else(forge: LocalForge) -> None:
+def test_a_commit_of_another_project(forge: LocalForge) -> None:
     forge.repository.commit("Not vLLM", {"CMakeLists.txt": None})
     with pytest.raises(UsageError, match=r"has no CMakeLists\.txt"):
         source_of(NO_INDEX, f"0.19.2.dev4+g{head(forge.repository)[:9]}")
@@ -116,12 +116,12 @@ def test_a_version_without_a_commit_is_refused() -> None:
     assert "0.19.2.dev3+gCOMMIT" in caught.value.hint
 
 
-def test_no_version_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_version_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compile", "show", "--vllm", "newest"]) == 2
     assert "'newest' is not a vLLM version" in capsys.readouterr().err
 
 
-def test_a_release_is_asked_of_the_index() -> None:
+def test_a_release_is_fetched_from_the_index() -> None:
     """A wheel of a release that somebody built has the release's sources."""
     asked: list[tuple[str, str]] = []
 
@@ -143,7 +143,7 @@ def test_the_package_url_names_the_repository() -> None:
     )
 
 
-def test_the_clone_is_asked_by_git(repository: Repository) -> None:
+def test_the_clone_is_read_with_git(repository: Repository) -> None:
     """What it gives is what git itself would archive."""
     forge, _ = Forges([f"{NAME}={repository.folder}"]).for_repository(NAME)
     command = ["git", "-C", str(repository.folder), "archive", "--prefix=source/", "main"]

@@ -86,7 +86,7 @@ def contained(containers: Containers, libraries: Path = Path()) -> ContainerExec
 # --------------------------------------------------------------------------------- what is rendered
 
 
-def test_units_are_compiled_in_as_many_rows_as_told(containers: Here) -> None:
+def test_jobs_limits_parallel_units(containers: Here) -> None:
     batch = [Compilation(path=f"csrc/{name}.cu", words=("nvcc",)) for name in "abc"]
     one, two, three = contained(containers).tasks(batch, 2)
     assert (one.after, two.after, three.after) == ("", "", "unit0")
@@ -95,7 +95,7 @@ def test_units_are_compiled_in_as_many_rows_as_told(containers: Here) -> None:
     assert text == (Path(__file__).parents[1] / "golden" / "compile.Dockerfile").read_text()
 
 
-def test_what_an_image_is_called_there_and_in_a_plan() -> None:
+def test_name_of_an_image_for_the_builder_and_in_a_plan() -> None:
     image = replace(IMAGE, ref=f"host/cuda:13@{DIGEST}")
     assert (image.name, image.exact) == ("host/cuda:13", f"host/cuda:13@{DIGEST}")
     container = replace(contained(Containers()), image=image)
@@ -145,7 +145,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     return put
 
 
-def test_an_image_is_asked_once(containers: Here, tools: Callable[..., None]) -> None:
+def test_an_image_is_inspected_once(containers: Here, tools: Callable[..., None]) -> None:
     tools()
     found = open_toolkit(containers, "toolkit:1", "linux/arm64")
     assert (found.toolkit.cuda, found.host) == ("13.0", NATIVE)
@@ -194,7 +194,9 @@ def test_an_image_that_lacks_something(
     assert len(containers.ran) == 2, "a refusal is not kept"
 
 
-def test_an_image_that_cannot_be_asked(containers: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_cannot_be_inspected(
+    containers: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise TaskFailed(127, "sh: mkdir: not found")
 
@@ -217,14 +219,14 @@ def test_an_image_that_cannot_be_asked(containers: Here, monkeypatch: pytest.Mon
         ("failed to solve: no space left on device", BuildFailed, "failed on the Docker Engine"),
     ],
 )
-def test_what_a_builder_says(output: str, kind: type[Exception], said: str) -> None:
+def test_errors_of_a_builder(output: str, kind: type[Exception], said: str) -> None:
     error = Containers()._failure(IMAGE, output, output, "")
     assert type(error) is kind
     assert said in str(error)
     assert error.hint or kind is BuildFailed  # type: ignore[attr-defined]
 
 
-def test_a_script_that_fails_is_told_from_a_builder_that_does() -> None:
+def test_a_failing_script_is_distinguished_from_a_failing_builder() -> None:
     output = 'process "/bin/sh /spark-build/run.sh" did not complete successfully: exit code: 137'
     error = Containers("farm")._failure(IMAGE, output, output, "Killed")
     assert isinstance(error, TaskFailed)
@@ -323,7 +325,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeImage]:
     return images
 
 
-def test_a_tag_is_taken_for_what_it_is_now(engine: dict[str, FakeImage]) -> None:
+def test_a_tag_is_resolved_once(engine: dict[str, FakeImage]) -> None:
     engine["cuda:13"] = FakeImage("arm64", [f"cuda@{DIGEST}"])
     engine["mine:1"] = FakeImage("arm64", [])
     assert Containers().resolve("docker://cuda:13", "linux/arm64").digest == DIGEST
@@ -343,7 +345,7 @@ def test_an_image_of_another_platform(engine: dict[str, FakeImage]) -> None:
 
 
 @pytest.mark.parametrize("ref", ["oci:some/dir", "pypi:vllm==0.20.1", "dir:/opt"])
-def test_what_is_no_image(ref: str) -> None:
+def test_invalid_image_names(ref: str) -> None:
     with pytest.raises(UsageError, match="needs it in a registry or a Docker Engine"):
         Containers().resolve(ref, "linux/arm64")
 
@@ -358,7 +360,7 @@ def test_no_engine_and_no_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--builder" in e.value.hint
 
 
-def test_no_client_that_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_client_with_buildx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="no docker client is on PATH, and compiling in a") as e:
         Containers().resolve("cuda:13", "linux/arm64")
@@ -382,7 +384,7 @@ RUN = ("compile", "run", "--vllm", "0.19.1", "--change", "sm120-family")
         ),
     ],
 )
-def test_options_that_cannot_be(
+def test_invalid_options(
     spark_build: Callable[..., Called],
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],

@@ -101,7 +101,7 @@ def test_every_entry_has_an_example_that_it_finds() -> None:
 
 
 @pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.id)
-def test_every_release_that_an_entry_is_for_has_advice(entry: Entry) -> None:
+def test_every_release_of_an_entry_has_a_fix(entry: Entry) -> None:
     served = [v for v in RELEASES if entry.applies(v, by_setting=False)]
     assert served, "no supported release is in its range"
     for version in served:
@@ -111,7 +111,7 @@ def test_every_release_that_an_entry_is_for_has_advice(entry: Entry) -> None:
         assert reached, f"advice that no release gets: {fix.text}"
 
 
-def test_ranges_are_bounded_where_prereleases_sort_right() -> None:
+def test_ranges_have_bounds_that_sort_prereleases_correctly() -> None:
     """``<0.24`` would admit 0.24.0rc1; ``<0.24.0rc0`` does not."""
     for entry in CATALOG:
         for when in [entry.when, *(fix.when for fix in entry.fixes)]:
@@ -121,7 +121,7 @@ def test_ranges_are_bounded_where_prereleases_sort_right() -> None:
                     assert "rc" in spec.version, entry.id
 
 
-def test_settings_that_advice_names_exist_in_the_release() -> None:
+def test_settings_named_in_fixes_exist_in_the_release() -> None:
     """The whole point: advice must not name a variable that the release has not (or no more)."""
     for entry in CATALOG:
         for version in RELEASES:
@@ -198,7 +198,7 @@ def test_fixed_text(pattern: str, text: str) -> None:
     assert fixed_text(pattern) == text
 
 
-def test_what_a_pattern_matches_holds_its_fixed_text() -> None:
+def test_matches_of_a_pattern_contain_its_fixed_text() -> None:
     for entry in CATALOG:
         for example in entry.examples:
             for line in Reader(io.BytesIO(example.log.encode())):
@@ -213,7 +213,7 @@ def test_what_a_pattern_matches_holds_its_fixed_text() -> None:
 # --------------------------------------------------------------------------------------- whole logs
 
 
-def test_the_logs_cover_what_they_should() -> None:
+def test_the_sample_logs_cover_every_case() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == set(EXPECTED)
     assert len(EXPECTED) >= 25
     assert len({e["release"] for e in EXPECTED.values()} & set(RELEASES)) >= 20
@@ -239,7 +239,7 @@ def test_log(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, e in EXPECTED.items() if e["findings"]])
-def test_without_its_line_a_finding_goes(name: str) -> None:
+def test_a_finding_disappears_without_its_line(name: str) -> None:
     """Each finding rests on the line that it names: blanked, the finding moves on or goes."""
     expected = EXPECTED[name]
     lines = (LOGS / f"{name}.log").read_bytes().split(b"\n")
@@ -249,7 +249,7 @@ def test_without_its_line_a_finding_goes(name: str) -> None:
         assert (found[0], found[2]) not in [(f.id, f.line) for f in result.findings]
 
 
-def test_the_release_decides_the_advice() -> None:
+def test_the_release_selects_the_fix() -> None:
     line = "ValueError: Invalid value 'flashinfer-b12x' for VLLM_NVFP4_GEMM_BACKEND. Valid: []"
     fixes = {v: read(line, v).findings[0].fix for v in ("0.19.1", "0.20.1", "0.22.0")}
     assert len(set(fixes.values())) == 3
@@ -258,7 +258,7 @@ def test_the_release_decides_the_advice() -> None:
     assert read(line, "v0.22.0+cu130").findings[0].fix == fixes["0.22.0"]
 
 
-def test_an_unknown_release_gets_every_advice_with_its_range() -> None:
+def test_an_unknown_release_gets_every_fix_with_its_range() -> None:
     line = "ValueError: Invalid value 'flashinfer-b12x' for VLLM_NVFP4_GEMM_BACKEND. Valid: []"
     fix = read(line).findings[0].fix
     assert "vLLM before 0.20.0: " in fix
@@ -268,14 +268,14 @@ def test_an_unknown_release_gets_every_advice_with_its_range() -> None:
     assert gone.findings[0].fix.startswith("vLLM 0.24.0 up to before 0.28.0: ")
 
 
-def test_the_caller_knows_the_release_better_than_the_log() -> None:
+def test_the_vllm_option_overrides_the_log() -> None:
     log = "INFO 07-01 10:00:00 [core.py:1] Initializing a V1 LLM engine (v0.22.1) with config: x\n"
     setting = "export VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x\n"
     assert ids(read(log + setting)) == []
     assert ids(read(log + setting, "0.25.0")) == ["env-nvfp4-gemm-backend-removed"]
 
 
-def test_an_upgrade_within_the_log_is_told() -> None:
+def test_an_upgrade_within_the_log_is_reported() -> None:
     one = "Initializing a V1 LLM engine (v{}) with config: x\n"
     assert read(one.format("0.22.1") + one.format("0.25.0")).releases == ("0.22.1", "0.25.0")
 
@@ -313,7 +313,7 @@ COLOURED = (
         json.dumps({"log": json.dumps({"message": f"(EngineCore pid=7) {PLAIN}"})}),
     ],
 )
-def test_what_carried_a_line_is_taken_off(line: str) -> None:
+def test_prefixes_of_log_collectors_are_removed(line: str) -> None:
     assert clean(line) == PLAIN
     assert [(s.kind, s.kernel, s.line) for s in read(f"other\n\n{line}\n").dispatch] == [
         ("nvfp4-linear", "MarlinNvFp4LinearKernel", 3)
@@ -321,7 +321,7 @@ def test_what_carried_a_line_is_taken_off(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["{not json", '{"a": 1}', "[1, 2]", "(a) b", "{" * 9000])
-def test_other_lines_stay(line: str) -> None:
+def test_other_lines_are_unchanged(line: str) -> None:
     assert clean(line) == line
 
 
@@ -336,7 +336,7 @@ def test_encodings(encoding: str) -> None:
     assert diagnose(io.BytesIO(f"{PLAIN}\n".encode(encoding))).dispatch
 
 
-def test_bytes_that_are_no_text_do_no_harm() -> None:
+def test_binary_bytes_do_no_harm() -> None:
     assert diagnose(io.BytesIO(b"\xff\x00\xfe\n" + PLAIN.encode() + b"\n")).dispatch[0].line == 2
 
 
@@ -362,7 +362,7 @@ DRAFT = "'speculative_config': {'method': 'mtp', 'moe_backend': 'triton'}, 'line
         (f"non-default args: {{{DRAFT}}}", ["draft.moe_backend=triton"]),
     ],
 )
-def test_what_was_asked_for(text: str, found: list[str]) -> None:
+def test_requested_settings(text: str, found: list[str]) -> None:
     seen = [f"{s.name}={s.value}" for s in settings_in(text, 1)]
     assert [name for name in found if name not in seen] == []
     assert all(name in found for name in seen if not name.startswith("draft."))
@@ -409,7 +409,7 @@ def test_what_was_asked_for(text: str, found: list[str]) -> None:
         ),
     ],
 )
-def test_every_form_of_a_selection(line: str, kind: str, kernel: str | None) -> None:
+def test_every_log_line_of_a_selection(line: str, kind: str, kernel: str | None) -> None:
     (found,) = read(line).dispatch
     assert found.kind == kind
     assert kernel is None or found.kernel == kernel
@@ -450,7 +450,7 @@ def blocks_of_a_busy_server() -> Iterator[bytes]:
     yield f"(EngineCore pid=2) INFO 05-06 10:00:00 [a.py:1] {PLAIN}\n".encode()
 
 
-def test_work_is_linear_and_memory_bounded() -> None:
+def test_time_is_linear_and_memory_is_bounded() -> None:
     block = b"".join(blocks_of_a_busy_server())
     counts = {}
     for size in (1_000_000, 5_000_000):
@@ -504,9 +504,7 @@ def test_a_good_log_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing wrong was found" in out
 
 
-def test_what_people_read(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
     with pytest.raises(SparkBuildError):
         diagnose_command([str(LOGS / "bad-0.25.1-unreachable.log")], None, json=False)
@@ -518,7 +516,7 @@ def test_what_people_read(
     assert max(len(line) for line in out.splitlines() if " | " not in line) <= 100
 
 
-def test_only_warnings_are_no_failure() -> None:
+def test_warnings_alone_are_not_a_failure() -> None:
     diagnose_command([str(LOGS / "bad-0.19.1-not-marlin.log")], None, json=False)
 
 
@@ -530,19 +528,19 @@ def test_standard_input(name: str | None, monkeypatch: pytest.MonkeyPatch) -> No
     assert console.document["dispatch"][0]["line"] == 1
 
 
-def test_a_terminal_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_not_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="no log"):
         diagnose_command([], None, json=False)
 
 
-def test_an_empty_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_log_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.log").touch()
     diagnose_command([str(tmp_path / "empty.log")], None, json=False)
     assert "nothing found: the log is empty" in capsys.readouterr().out
 
 
-def test_what_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.log", "cannot read"), (tmp_path, "no log in the folder")):
         with pytest.raises(UsageError, match=why) as refused:
             diagnose_command([str(path)], None, json=False)

@@ -34,7 +34,7 @@ def test_one_log_has_no_files() -> None:
     assert finding["follows"] is False
 
 
-def test_of_several_each_line_says_its_log() -> None:
+def test_of_several_each_line_names_its_log() -> None:
     document = validated("diagnose", printed(SELECTED, FULL))
     assert [row["file"] for row in document["files"]] == ["0.log", "1.log"]
     assert [row["file"] for row in document["dispatch"]] == ["0.log"]
@@ -58,7 +58,7 @@ def test_anything_else_is_refused(change: dict[str, Any]) -> None:
     assert not validator("diagnose").is_valid({**printed(SELECTED), **change})
 
 
-def test_an_entry_says_whose_logs_it_is_for() -> None:
+def test_an_entry_names_its_engine() -> None:
     document = plain(Entries(entries=(EntryRow.of(find_entry("disk-full")),)))
     (row,) = validated("diagnose-list", document)["entries"]
     assert row["engine"] == "any"

@@ -59,7 +59,7 @@ def test_an_exception_is_quoted_with_its_line_frame_and_search_phrase() -> None:
     assert "Not in the catalogue" in found.message
 
 
-def test_the_root_of_a_chain_is_told_not_its_wrappers() -> None:
+def test_the_root_of_a_chain_is_reported() -> None:
     chain = (
         traced("OSError: the shard is torn")
         + "(EngineCore pid=9) \n"
@@ -83,19 +83,19 @@ def test_a_lookup_that_failed_first_is_not_the_root() -> None:
     assert root(log) == "ValueError: architecture zonk is not known"
 
 
-def test_mixed_lines_of_two_workers_are_told_apart() -> None:
+def test_interleaved_lines_of_two_workers_are_separated() -> None:
     first = traced("AError: one", who="(Worker_TP0 pid=3) ").splitlines()
     second = traced("BError: two", who="(Worker_TP1 pid=4) ").splitlines()
     log = "\n".join(line for pair in zip(first, second, strict=True) for line in pair)
     assert [f.quote for f in read(log).findings] == ["AError: one", "BError: two"]
 
 
-def test_the_same_death_of_every_rank_is_told_once() -> None:
+def test_the_same_failure_of_every_rank_is_reported_once() -> None:
     log = "".join(traced("AError: rank is gone", who=f"(Worker_TP{n} pid=3) ") for n in range(4))
     assert len(read(log).findings) == 1
 
 
-def test_a_group_of_exceptions_ends_at_the_one_inside() -> None:
+def test_an_exception_group_ends_at_the_inner_exception() -> None:
     log = """
       + Exception Group Traceback (most recent call last):
       |   File "/app/main.py", line 3, in main
@@ -111,7 +111,7 @@ def test_a_group_of_exceptions_ends_at_the_one_inside() -> None:
     assert root(log) == "| PlugError: no mains"
 
 
-def test_ray_names_the_exception_inside() -> None:
+def test_ray_names_the_inner_exception() -> None:
     log = """
     ray.exceptions.RayTaskError(ValueError): ray::RayWorkerWrapper.execute() (pid=7, ip=10.0.0.2)
       File "/opt/vllm/worker.py", line 12, in execute
@@ -164,7 +164,7 @@ def test_ray_names_the_exception_inside() -> None:
         "ERROR 06-01 10:00:00 [x.py:1] the wombat ate the model",
     ],
 )
-def test_every_form_of_an_end(line: str) -> None:
+def test_every_form_of_failure(line: str) -> None:
     assert line[-20:] in root(line + "\n")
 
 
@@ -180,13 +180,13 @@ def test_every_form_of_an_end(line: str) -> None:
         f"{WAITS} found in 60 seconds.",
     ],
 )
-def test_what_only_looks_like_a_failure(line: str) -> None:
+def test_lines_that_only_look_like_a_failure(line: str) -> None:
     found = read(START + line + "\n" + READY).findings
     assert not [f for f in found if f.severity == "error"]
     assert read(line + "\n").verdict.state == "unclear"
 
 
-def test_ignored_exceptions_are_no_failure() -> None:
+def test_ignored_exceptions_are_not_a_failure() -> None:
     ignored = "Exception ignored in: <function Wombat.__del__ at 0x7f>\n" + traced(
         "XError: y", who=""
     )
@@ -194,25 +194,25 @@ def test_ignored_exceptions_are_no_failure() -> None:
     assert read(START + ignored).verdict.state == "stopped"
 
 
-def test_what_the_server_survived_is_no_failure() -> None:
+def test_errors_that_the_server_survived_are_not_a_failure() -> None:
     request = traced("ValueError: the prompt is empty", who="(APIServer pid=1) ")
     assert read(START + READY + request + SERVED).verdict.state == "ready"
     # without an answer after it, nobody knows
     assert read(START + READY + request).verdict.state == "failed"
 
 
-def test_a_start_that_failed_before_the_one_that_worked_is_history() -> None:
+def test_a_failed_start_before_a_successful_one_is_ignored() -> None:
     assert read(START + traced("AError: b") + START + READY).verdict.state == "ready"
     assert read(START + READY + START + traced("AError: b")).verdict.state == "failed"
 
 
-def test_a_death_of_a_running_server_is_a_failure() -> None:
+def test_a_crash_of_a_running_server_is_a_failure() -> None:
     dead = traced("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
     log = START + READY + SERVED + traced("WombatError: gone") + dead
     assert root(log) == "WombatError: gone"
 
 
-def test_a_follower_alone_points_to_the_other_process() -> None:
+def test_a_secondary_failure_points_to_the_other_process() -> None:
     (found,) = read("RuntimeError: Engine core initialization failed. See above.").findings
     assert "not in this log" in found.message
     assert "other process, rank or node" in found.fix
@@ -223,7 +223,7 @@ def test_a_wait_is_a_hang_when_it_is_repeated(times: int, state: str) -> None:
     assert read(f"{WAITS} found in 60 seconds.\n" * times).verdict.state == state
 
 
-def test_a_hang_that_ended_is_none() -> None:
+def test_a_wait_that_ended_is_not_a_hang() -> None:
     assert read(f"{WAITS} found in 60 seconds.\n" * 5 + READY).verdict.state == "ready"
 
 
@@ -276,7 +276,7 @@ def test_which_engine_wrote_a_log(line: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.1.dev1+g6804e1b81", "0.0.0", "0.1.dev17000+gabc"])
-def test_a_build_that_has_no_release_is_not_an_old_one(version: str) -> None:
+def test_a_build_without_a_release_is_not_an_old_release(version: str) -> None:
     log = f"(EngineCore pid=2) Initializing a V1 LLM engine (v{version}) with config: x\n"
     result = read(log)
     assert (result.vllm, result.build) == ("", version)

@@ -45,14 +45,14 @@ def test_it_ends_when_the_server_is_ready(pipe: tuple[int, int]) -> None:
     assert said == []
 
 
-def test_it_ends_when_the_server_is_dead_and_says_so_at_once(pipe: tuple[int, int]) -> None:
+def test_it_ends_at_once_when_the_server_failed(pipe: tuple[int, int]) -> None:
     result, said = watch(pipe, START + DEAD)
     assert result.verdict.state == "failed"
     assert [finding.quote for finding in said] == ["WombatError: no pouch"]
     assert result.findings[0].quote == "WombatError: no pouch"
 
 
-def test_a_failure_that_may_pass_is_waited_for(
+def test_a_temporary_failure_is_waited_for(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.diagnose.live._PATIENCE", 3)
@@ -61,7 +61,7 @@ def test_a_failure_that_may_pass_is_waited_for(
     assert len(said) == 1
 
 
-def test_what_is_complete_is_read_to_its_end(pipe: tuple[int, int]) -> None:
+def test_a_complete_log_is_read_to_its_end(pipe: tuple[int, int]) -> None:
     """A crash behind the line that says ready must not be missed."""
     assert watch(pipe, START + READY + DEAD)[0].verdict.state == "failed"
 

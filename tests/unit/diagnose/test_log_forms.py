@@ -137,7 +137,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_entry_speaks_after(form: str) -> None:
+def test_every_entry_matches_after(form: str) -> None:
     lost = []
     for entry, example in EXAMPLES:
         data = FORMS[form](example.log.rstrip("\n") + "\n")
@@ -148,7 +148,7 @@ def test_every_entry_speaks_after(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_unknown_failure_is_told_after(form: str) -> None:
+def test_an_unknown_failure_is_reported_after(form: str) -> None:
     log = (
         "Traceback (most recent call last):\n"
         '  File "/opt/lib/python3.12/site-packages/vllm/v1/worker/gpu.py", line 31, in load\n'
@@ -197,7 +197,7 @@ def test_a_paste_of_three_lines_without_line_ends_is_still_read() -> None:
         ("vector<int> and <module>", "vector<int> and <module>"),
     ],
 )
-def test_what_a_page_did_to_a_line_is_undone(escaped: str, plain: str) -> None:
+def test_html_in_a_pasted_line_is_removed(escaped: str, plain: str) -> None:
     assert mended(escaped) == plain
 
 
@@ -214,7 +214,7 @@ def test_what_a_page_did_to_a_line_is_undone(escaped: str, plain: str) -> None:
         (b"PK\x03\x04 and nothing", "damaged or incomplete"),
     ],
 )
-def test_what_is_no_log_is_refused(data: bytes, why: str) -> None:
+def test_files_that_are_not_logs_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         read(data)
     assert refused.value.hint
@@ -228,7 +228,7 @@ def test_an_archive_without_a_text_is_refused() -> None:
         read(data.getvalue())
 
 
-def test_a_message_of_several_lines_is_read_as_one_where_nothing_tells_of_a_wrap() -> None:
+def test_an_unwrapped_multi_line_message_is_read_as_one() -> None:
     log = (
         "(EngineCore pid=1) INFO 06-01 10:00:00 [a.py:1] " + "y" * 300 + "\n"
         "(EngineCore pid=1) ValueError: Free memory on device cuda:0 (8.8/121.6 GiB) on startup\n"
@@ -238,7 +238,7 @@ def test_a_message_of_several_lines_is_read_as_one_where_nothing_tells_of_a_wrap
     assert (found.id, found.line) == ("memory-not-free", 2)
 
 
-def test_a_line_that_was_cut_counts_once() -> None:
+def test_a_truncated_line_counts_once() -> None:
     line = (
         "(EngineCore pid=3) INFO 09-02 11:57:54 [shm_broadcast.py:801] No available shared memory "
     )

@@ -47,7 +47,7 @@ def validated(name: str) -> dict[str, Any]:
     return document
 
 
-def test_the_rank_that_died_first_is_told_first(
+def test_the_rank_that_failed_first_is_reported_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SparkBuildError, match="not-in-catalogue") as ended:
@@ -61,7 +61,7 @@ def test_the_rank_that_died_first_is_told_first(
     assert "worker.log, line 4: WombatError: no pouch" in flat
 
 
-def test_the_order_is_of_time_not_of_arguments(tmp_path: Path) -> None:
+def test_logs_are_ordered_by_time_not_by_argument(tmp_path: Path) -> None:
     later = WORKER.replace("06-01 10:00:00", "06-01 11:00:00").replace("WombatError", "LateError")
     with pytest.raises(SparkBuildError):
         diagnose_command(write(tmp_path, a=later, b=WORKER), None, json=True)
@@ -74,7 +74,7 @@ def test_the_order_is_of_time_not_of_arguments(tmp_path: Path) -> None:
     assert {Path(f["file"]).name for f in document["findings"]} == {"a.log", "b.log"}
 
 
-def test_followers_alone_say_that_a_log_is_missing(
+def test_secondary_failures_alone_mean_that_a_log_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SparkBuildError):
@@ -98,7 +98,7 @@ def test_a_folder_and_an_archive_are_several_logs(
     assert "2_worker.txt, line 4" in " ".join(capsys.readouterr().out.split())
 
 
-def test_one_that_is_not_ready_counts(tmp_path: Path) -> None:
+def test_a_server_that_is_not_ready_counts(tmp_path: Path) -> None:
     with pytest.raises(SparkBuildError, match="did not become ready"):
         diagnose_command(write(tmp_path, a=START, b=START), None, json=False)
 
@@ -106,11 +106,11 @@ def test_one_that_is_not_ready_counts(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ the catalogue
 
 
-def test_every_example_of_the_catalogue_holds() -> None:
+def test_every_example_of_the_catalogue_passes() -> None:
     assert catalogview.failed_examples(catalogview.entries_to_check(())) == []
 
 
-def test_the_page_is_that_of_the_catalogue() -> None:
+def test_the_page_matches_the_catalogue() -> None:
     """``spark-build diagnose table > docs/diagnose.md`` was run."""
     assert (DOCS / "diagnose.md").read_text("utf-8") == catalogview.page(load_catalog())
 
@@ -128,7 +128,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert [e["id"] for e in validated("diagnose-list")["entries"]] == ["disk-full"]
 
 
-def test_an_entry_that_is_not_there() -> None:
+def test_an_unknown_entry() -> None:
     with pytest.raises(UsageError, match="did you mean 'disk-full'"):
         diagnose_command(["show", "disk-ful"], None, json=False)
     with pytest.raises(UsageError, match="no entry named"):
@@ -167,7 +167,7 @@ found = false
         ),
     ],
 )
-def test_the_check_finds_what_is_wrong_with_an_entry(
+def test_the_check_finds_mistakes_in_an_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], why: str
 ) -> None:
     path = tmp_path / "wombat.toml"

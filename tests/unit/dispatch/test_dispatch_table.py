@@ -95,7 +95,7 @@ def check(capsys: pytest.CaptureFixture[str]) -> Checker:
     return run_check
 
 
-def test_the_answer_in_json(evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output(evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = evidence / "table.md"
     words = ["dispatch", "table", "--evidence", str(evidence), "--to", str(file), "--json"]
     assert run(words) == 0
@@ -106,14 +106,14 @@ def test_the_answer_in_json(evidence: Path, capsys: pytest.CaptureFixture[str]) 
 # --------------------------------------------------------------------------------------- this repo
 
 
-def test_the_table_in_the_documentation_is_of_today() -> None:
+def test_the_table_in_the_documentation_is_up_to_date() -> None:
     """Regenerate with: spark-build dispatch ask && spark-build dispatch table."""
     records = read_records(DOCS / "evidence")
     assert stale_records(records, CATALOG) == []
     assert render(records, CATALOG) == (DOCS / "dispatch.md").read_text("utf-8")
 
 
-def test_every_profile_does_what_it_expects_in_every_release_of_the_table() -> None:
+def test_every_profile_meets_its_expectations_in_every_release() -> None:
     profiles = [CATALOG.profile(name) for name in CATALOG.profile_files]
     wrong = {
         (record.vllm, profile.name): found
@@ -124,7 +124,7 @@ def test_every_profile_does_what_it_expects_in_every_release_of_the_table() -> N
     assert wrong == {}
 
 
-def test_the_evidence_fits_its_schema_and_a_broken_record_does_not() -> None:
+def test_the_evidence_matches_its_schema_and_a_broken_record_does_not() -> None:
     records = read_records(DOCS / "evidence")
     document = validated("dispatch-ask", plain(Records(records=tuple(records))))
     broken = document["records"][0]
@@ -182,12 +182,12 @@ def test_a_changed_record_makes_the_table_stale(evidence: Path, check: Checker) 
     assert check(evidence)[0] == 9
 
 
-def test_what_the_sandbox_lacks_is_no_refusal() -> None:
+def test_a_module_missing_in_the_sandbox_is_not_a_refusal() -> None:
     assert Outcome(refused="ValueError: no kernel").kernel == "refused"
     assert Outcome(refused="ModuleNotFoundError: No module named 'triton'").kernel == "not known"
 
 
-def test_words_for_people_are_no_inputs() -> None:
+def test_descriptions_are_not_inputs() -> None:
     """A note that is written better does not send anybody back to twenty-five releases."""
     selection = CATALOG.select(["marlin-env"])
     (layer,) = selection.layers
@@ -216,13 +216,13 @@ def test_records_come_oldest_first(evidence: Path) -> None:
         ("vllm-0.8.json", json.dumps(written("0.9.0")), "of that release: it is of 0.9.0"),
     ],
 )
-def test_what_is_no_record_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_malformed_records_are_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=message):
         read_records(tmp_path)
 
 
-def test_no_record_at_all_is_refused(tmp_path: Path, check: Checker) -> None:
+def test_an_empty_folder_is_refused(tmp_path: Path, check: Checker) -> None:
     code, said = check(tmp_path)
     assert code == 2
     assert "spark-build dispatch ask" in said
@@ -231,7 +231,7 @@ def test_no_record_at_all_is_refused(tmp_path: Path, check: Checker) -> None:
 # ------------------------------------------------------------------------------------------- table
 
 
-def test_runs_of_equal_releases_are_put_together() -> None:
+def test_consecutive_equal_releases_are_merged() -> None:
     records = [record_of(f"0.{number}.0") for number in range(1, 6)]
     assert ranges(records, list("aabaa")) == [
         ("0.1.0 to 0.2.0", "a"),
@@ -240,7 +240,7 @@ def test_runs_of_equal_releases_are_put_together() -> None:
     ]
 
 
-def test_releases_that_are_alike_share_a_row_and_each_kind_has_its_column() -> None:
+def test_equal_releases_share_a_row_and_each_kind_has_a_column() -> None:
     other = {"fp8-block": "TritonFp8BlockScaledMMKernel"}
     records = [record_of("0.9.0"), record_of("0.10.0"), record_of("0.11.0", **other)]
     first, line, *body = default_table(records).splitlines()
@@ -250,7 +250,7 @@ def test_releases_that_are_alike_share_a_row_and_each_kind_has_its_column() -> N
     assert [row.split(" | ")[0] for row in body] == ["| 0.9.0 to 0.10.0", "| 0.11.0"]
 
 
-def test_a_refusal_that_is_expected_is_a_limit_and_another_is_not() -> None:
+def test_an_expected_refusal_is_a_limit_and_an_unexpected_one_is_not() -> None:
     found = [written("0.20.1"), written("0.22.1"), written("0.24.0")]
     for record in found:
         kinds = record["profiles"]["b12x-full"]["kinds"]
@@ -289,7 +289,7 @@ def test_choices_with_the_same_result_share_a_row() -> None:
     ]
 
 
-def test_what_a_profile_expects_is_marked_and_what_it_misses_is_said() -> None:
+def test_expected_kernels_are_marked_and_others_are_reported() -> None:
     profile = CATALOG.profile("marlin")
     record = written("0.33.0")
     record["profiles"]["marlin"]["kinds"]["nvfp4-linear"] = {
@@ -304,7 +304,7 @@ def test_what_a_profile_expects_is_marked_and_what_it_misses_is_said() -> None:
     assert f"**nvfp4-moe (EXPECTED {wanted})**" in text
 
 
-def test_a_release_that_a_profile_does_not_serve_says_why() -> None:
+def test_an_unsupported_release_has_a_reason() -> None:
     value = written("0.9.0")
     inputs = value["profiles"]["b12x-full"]["inputs"]
     value["profiles"]["b12x-full"] = {"inputs": inputs, "not-served": "nothing to select"}
@@ -330,7 +330,7 @@ def test_names_in_the_table(outcome: Outcome, shown: str) -> None:
     assert read(plain(outcome), Outcome) == outcome
 
 
-def test_a_refusal_and_what_cannot_be_asked_are_never_a_kernel() -> None:
+def test_refusals_and_unavailable_choices_are_never_a_kernel() -> None:
     refused = Outcome.of(Answer(error=Failure("ValueError", "x" * 900)))
     assert (refused.selected, len(refused.refused)) == ("", 203)
     assert Outcome.of(Answer(not_applicable="why")) == Outcome(not_applicable="why")
@@ -366,7 +366,7 @@ ROW = MatrixRow(
 )
 
 
-def test_a_row_of_the_matrix_has_only_what_was_asked_for() -> None:
+def test_a_row_of_the_matrix_has_only_the_requested_parts() -> None:
     bare = MatrixRow(vllm="0.9.0", states={}, reasons={}, served=False)
     document = validated("matrix", plain(Matrix(layers=("fix",), rows=(ROW, bare))))
     assert document["rows"][1] == {"vllm": "0.9.0", "states": {}, "reasons": {}, "served": False}

@@ -64,7 +64,7 @@ def test_manifests_and_blobs(endpoint: Endpoint, subject: Subject) -> None:
 @pytest.mark.parametrize(
     ("asked", "start", "stop"), [("bytes=10-", 10, None), ("bytes=10-19", 10, 20)]
 )
-def test_from_where_it_broke_off(
+def test_ranges_resume_a_download(
     endpoint: Endpoint, subject: Subject, asked: str, start: int, stop: int | None
 ) -> None:
     repository, blob = endpoint.repository(), subject.blobs()[0]
@@ -96,13 +96,13 @@ def test_nothing_else_is_served(endpoint: Endpoint, subject: Subject) -> None:
     assert requests.post(address, timeout=10).status_code == 501
 
 
-def test_one_who_tries_tls_is_told(endpoint: Endpoint) -> None:
+def test_a_tls_client_gets_a_clear_error(endpoint: Endpoint) -> None:
     with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as line:
         line.sendall(b"\x16\x03\x01\x00\x05hello")
         assert line.recv(100).startswith(b"HTTP/1.0 400")
 
 
-def test_a_damaged_blob_is_cut_and_reported(
+def test_a_damaged_blob_is_cut_off_and_reported(
     endpoint: Endpoint, subject: Subject, tmp_path: Path
 ) -> None:
     blob = subject.blobs()[0]
@@ -114,7 +114,7 @@ def test_a_damaged_blob_is_cut_and_reported(
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "", "a b", "a;b", "$(x)", "a\nb"])
-def test_what_is_no_host(host: str) -> None:
+def test_invalid_hosts(host: str) -> None:
     with pytest.raises(UsageError):
         Node.parse(host, "ssh")
 
@@ -124,7 +124,7 @@ def test_hosts(host: str) -> None:
     assert Node.parse(host, "ssh -p 22 -F 'a b'").ssh == ("ssh", "-p", "22", "-F", "a b")
 
 
-def test_what_a_node_says_it_has() -> None:
+def test_survey_of_a_node() -> None:
     said = 'arch arm64\nfree 1024\n["sha256:a","sha256:b"]\nnull\nodd\n["sha256:b"]\n'
     survey = _parse_survey(said)
     assert survey.architecture == "arm64"

@@ -43,7 +43,7 @@ def test_names_and_addresses(text: str) -> None:
         ("tpc://x:1", "did you mean 'tcp'"),
     ],
 )
-def test_what_is_neither(text: str, words: str) -> None:
+def test_invalid_builders(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         check_name(text)
 
@@ -69,7 +69,7 @@ def test_caches() -> None:
         ("type=s3", "from", "lacks bucket="),
     ],
 )
-def test_what_is_no_cache(text: str, direction: str, words: str) -> None:
+def test_invalid_caches(text: str, direction: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         cache_words([text], direction)
 
@@ -85,7 +85,7 @@ def test_what_is_no_cache(text: str, direction: str, words: str) -> None:
         (("--builder", "farm", "--all-platforms"), "builds for one platform"),
     ],
 )
-def test_options_that_cannot_be(
+def test_invalid_options(
     spark_build: Callable[..., Called], words: tuple[str, ...], said: str
 ) -> None:
     result = spark_build("image", "-l", "marlin", "-b", "pypi:vllm==0.20.1", *words)
@@ -96,7 +96,7 @@ def test_options_that_cannot_be(
 # -------------------------------------------------------------------------------- what buildx says
 
 
-def test_a_setting_gives_way_to_an_option(
+def test_an_option_overrides_the_setting(
     spark_build: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("image", "-l", "marlin", "-b", "pypi:vllm==0.20.1", "--all-platforms")
@@ -141,7 +141,7 @@ def fake_docker(folder: Path, text: str, code: int = 0) -> str:
         ("", True),
     ],
 )
-def test_a_builder_that_answers(tmp_path: Path, version: str, links: bool) -> None:
+def test_a_working_builder(tmp_path: Path, version: str, links: bool) -> None:
     text = ANSWER.format(driver="kubernetes", status="running", version=version)
     with reached(fake_docker(tmp_path, text), "farm") as builder:
         assert (builder.name, builder.driver, builder.links) == ("farm", "kubernetes", links)
@@ -149,7 +149,7 @@ def test_a_builder_that_answers(tmp_path: Path, version: str, links: bool) -> No
     assert "buildx inspect --bootstrap farm" in (tmp_path / "calls").read_text()
 
 
-def test_an_address_leaves_no_builder(tmp_path: Path) -> None:
+def test_a_builder_for_an_address_is_removed(tmp_path: Path) -> None:
     text = ANSWER.format(driver="remote", status="running", version="v0.12.5")
     with reached(fake_docker(tmp_path, text), "kube-pod://buildkitd-0") as builder:
         folder = builder.env["BUILDX_CONFIG"]
@@ -171,7 +171,7 @@ def test_an_address_leaves_no_builder(tmp_path: Path) -> None:
         (ANSWER.format(driver="docker", status="running", version=""), 0, "is a Docker Engine"),
     ],
 )
-def test_a_builder_that_is_of_no_use(tmp_path: Path, text: str, code: int, said: str) -> None:
+def test_an_unusable_builder(tmp_path: Path, text: str, code: int, said: str) -> None:
     with (
         pytest.raises(EngineError, match=said) as caught,
         reached(fake_docker(tmp_path, text, code), "farm"),

@@ -70,17 +70,17 @@ def instructions(text: str, word: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(f"{word} ")]
 
 
-def test_each_layer_is_one_copy_and_our_own_files_another() -> None:
+def test_each_layer_is_one_copy_and_metadata_another() -> None:
     assert len(instructions(case("image"), "COPY")) == 3
 
 
-def test_a_step_runs_only_where_files_must_go_away() -> None:
+def test_a_step_runs_only_if_files_must_be_removed() -> None:
     assert instructions(case("image"), "RUN") == []
     assert len(instructions(case("image-removing"), "RUN")) == 1
     assert instructions(case("overlay"), "RUN") == []
 
 
-def test_the_user_of_the_base_comes_back() -> None:
+def test_the_user_of_the_base_is_restored() -> None:
     assert instructions(case("image-removing"), "USER") == ["USER root", "USER vllm"]
     assert instructions(case("image"), "USER") == []
 
@@ -105,7 +105,7 @@ def dockerfile_value(line: str) -> str:
     "value", ["plain", 'say "x"', "back\\slash", "it's", "a&b", "<a>", "$HOME/x", "é", '{"a": 1}']
 )
 @pytest.mark.parametrize("how", ["buildkit", "overlay"])
-def test_a_value_reaches_the_image_as_it_is(how: str, value: str) -> None:
+def test_values_reach_the_image_unchanged(how: str, value: str) -> None:
     layer = make_layer("set", env_op("BACKEND", value, reader="vllm/core.py"))
     if how == "buildkit":
         text = render(layer)
@@ -152,7 +152,7 @@ def test_a_full_disk_is_reported_and_cleaned_up(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_baked_in() -> None:
+def test_metadata_in_the_image() -> None:
     plan = make_plan_of(fake_base(FILES), FIX, SET)
     files = metadata.baked_files(plan)
     assert files["/usr/local/bin/spark-verify"].mode == 0o755

@@ -42,7 +42,7 @@ def image(root: Path, *layers: Layer) -> Path:
     return write_tree(root, copied)
 
 
-def test_takes_away_what_receipts_say_is_gone(tmp_path: Path) -> None:
+def test_removes_files_that_receipts_list_as_removed(tmp_path: Path) -> None:
     root = image(tmp_path)
     assert (root / "lib/sub/x.py").exists()
     removed = finish(root)
@@ -52,7 +52,7 @@ def test_takes_away_what_receipts_say_is_gone(tmp_path: Path) -> None:
     assert (root / "vllm/new.py").read_bytes() == b"N = 1\n"
 
 
-def test_takes_compiled_files_of_changed_modules_away(tmp_path: Path) -> None:
+def test_removes_compiled_files_of_changed_modules(tmp_path: Path) -> None:
     root = image(tmp_path)
     stale, fresh = (f"vllm/__pycache__/{name}.cpython-312.pyc" for name in ("core", "envs"))
     write_tree(root, {stale: b"", fresh: b""})
@@ -60,13 +60,13 @@ def test_takes_compiled_files_of_changed_modules_away(tmp_path: Path) -> None:
     assert (root / fresh).exists()
 
 
-def test_a_second_time_finds_nothing_to_do(tmp_path: Path) -> None:
+def test_a_second_run_does_nothing(tmp_path: Path) -> None:
     root = image(tmp_path)
     finish(root)
     assert finish(root) == []
 
 
-def test_the_last_layer_decides_what_a_file_should_be(tmp_path: Path) -> None:
+def test_the_last_layer_determines_the_expected_file(tmp_path: Path) -> None:
     second = make_layer("second", replace_op("'b12x'", "'b12x'  # second"))
     assert finish(image(tmp_path, LAYERS[0], second)) == []
 
@@ -74,7 +74,7 @@ def test_the_last_layer_decides_what_a_file_should_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "data"), [("vllm/core.py", b"something else\n"), ("vllm/new.py", None)]
 )
-def test_a_copy_that_went_wrong_is_refused(tmp_path: Path, path: str, data: bytes | None) -> None:
+def test_a_failed_copy_is_refused(tmp_path: Path, path: str, data: bytes | None) -> None:
     root = image(tmp_path)
     if data is None:
         (root / path).unlink()
@@ -84,7 +84,7 @@ def test_a_copy_that_went_wrong_is_refused(tmp_path: Path, path: str, data: byte
         finish(root)
 
 
-def test_nothing_copied_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_copy_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_tree(tmp_path, FILES)
     assert main(["finish", "--root", str(root)]) == 2
     assert "has no receipts" in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert sorted(DirTree(root).children(STATE_DIR)) == ["receipts"]
 
 
-def test_a_plan_and_a_finished_copy_are_the_same_files(tmp_path: Path) -> None:
+def test_a_finished_copy_has_the_files_of_the_plan(tmp_path: Path) -> None:
     """Applying in place and copying into an image must not differ."""
     root = image(tmp_path)
     finish(root)

@@ -69,7 +69,7 @@ def test_an_unchanged_layer_is_not_made_again(
     assert blobs[0] == blobs[1]
 
 
-def test_a_changed_layer_leaves_the_others(tmp_path: Path) -> None:
+def test_a_changed_layer_keeps_the_others_cached(tmp_path: Path) -> None:
     build(tmp_path / "a", plan_of())
     other = build(tmp_path / "b", plan_of(new="marlin"))
     assert cached(other) == {"fix": False, "more": True, "spark-build": False}
@@ -93,7 +93,7 @@ def key_of(plan: BuildPlan, name: str = "fix", epoch: int = 1, owners: Owners | 
     return layer_key(LayerInputs.of(plan, [name]), files, epoch, owners or Owners())
 
 
-def test_the_key_depends_on_all_that_a_layer_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_depends_on_every_input_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     first = key_of(plan_of())
     assert key_of(plan_of()) == first
     assert key_of(plan_of(number=2)) == first, "another layer is nothing to it"
@@ -135,7 +135,7 @@ def entry(name: str) -> Path:
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "record", "elsewhere", "no-json", "no-record"])
-def test_a_damaged_layer_is_noticed_and_made_again(
+def test_a_damaged_layer_is_detected_and_made_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     first = build(tmp_path / "a", plan_of())
@@ -165,7 +165,7 @@ def test_a_damaged_layer_is_noticed_and_made_again(
     assert cached(build(tmp_path / "c", plan_of()))["fix"] is True
 
 
-def test_a_cache_without_room_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cache_disk_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layercache, "MOST_BYTES", 10)
     build(tmp_path / "a", plan_of())
     assert not list((cache_dir() / "blobs").iterdir())
@@ -179,7 +179,9 @@ def test_a_cache_without_room_is_no_error(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list((cache_dir() / "blobs").iterdir())
 
 
-def test_the_longest_unused_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_is_removed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build(tmp_path / "a", plan_of())
     sizes = [(p / "layer").stat().st_size for p in (cache_dir() / "blobs").iterdir()]
     monkeypatch.setattr(layercache, "MOST_BYTES", sum(sizes) + 600)

@@ -166,7 +166,7 @@ def test_times_never_come_from_the_clock(
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "1.5", "1e9", "9" * 12, "９"])
-def test_a_time_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_time_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", text)
     with pytest.raises(UsageError, match="not a number of seconds since 1970"):
         make_plan()
@@ -214,14 +214,14 @@ def test_owner_time_and_modes_are_fixed() -> None:
     assert (whiteout.size, whiteout.isfile()) == (0, True)
 
 
-def test_the_order_of_the_files_given_does_not_matter() -> None:
+def test_the_order_of_input_files_does_not_matter() -> None:
     one, two = io.BytesIO(), io.BytesIO()
     tar_layer(one, LAYER, 0)
     tar_layer(two, dict(reversed(LAYER.items())), 0)
     assert one.getvalue() == two.getvalue()
 
 
-def test_compression_names_no_file_and_no_time() -> None:
+def test_compressed_data_has_no_file_name_and_no_time() -> None:
     out = io.BytesIO()
     tar_layer(out, LAYER, 0)
     header = out.getvalue()[:10]
@@ -231,7 +231,7 @@ def test_compression_names_no_file_and_no_time() -> None:
 # ------------------------------------------------------------------------------------ reading back
 
 
-def test_what_was_built_is_read_back(tmp_path: Path) -> None:
+def test_a_built_image_can_be_read(tmp_path: Path) -> None:
     build(tmp_path / "out")
     plan, files, env = read_layout(tmp_path / "out")
     assert plan == json.loads(json.dumps(PLAN.as_json()))
@@ -272,16 +272,14 @@ def test_a_missing_blob_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"manifests": []}', '{"manifests": [{}, {}]}'])
-def test_what_is_no_layout_of_one_image_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_a_layout_without_a_single_image_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "index.json").write_text(text)
     with pytest.raises(UsageError, match=r"is not an OCI layout|has 0 images"):
         layout_digest(tmp_path)
 
 
-def test_a_layout_of_somebody_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "baked_files", lambda plan: {})
     build(tmp_path / "out")
     with pytest.raises(UsageError, match="has no plan"):
@@ -298,14 +296,14 @@ def test_an_older_layout_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_empty_directory_is_a_fine_target(tmp_path: Path) -> None:
+def test_an_empty_directory_is_a_valid_target(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     build(tmp_path / "out")
     assert layout_digest(tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_is_no_layout_is_never_replaced(tmp_path: Path, kind: str) -> None:
+def test_a_folder_that_is_not_a_layout_is_never_replaced(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "mine"
     precious = target if kind == "file" else target / "notes.txt"
     precious.parent.mkdir(exist_ok=True)
@@ -339,7 +337,7 @@ OLDER = make_plan_of(fake_base(FILES), make_layer("fix", BACKEND))
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "replacing"])
-def test_a_failing_write_leaves_the_place_as_it_was(tmp_path: Path, exists: bool) -> None:
+def test_a_failed_write_leaves_the_target_unchanged(tmp_path: Path, exists: bool) -> None:
     target = tmp_path / "out"
     before = build(target, OLDER).digest if exists else None
     number = 1
@@ -360,7 +358,7 @@ def test_a_failing_write_leaves_the_place_as_it_was(tmp_path: Path, exists: bool
     assert number > 8
 
 
-def test_an_input_that_is_not_the_pinned_one_leaves_nothing(tmp_path: Path) -> None:
+def test_a_wrong_input_leaves_no_output(tmp_path: Path) -> None:
     wrong = Content("0" * 64, 4, load=lambda: b"evil", origin="lib.whl:x.py")
     (decision, *_) = PLAN.decisions
     changed = dataclasses.replace(decision, changes={"vllm/x.py": wrong})
@@ -369,14 +367,14 @@ def test_an_input_that_is_not_the_pinned_one_leaves_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_base_that_only_an_engine_has_is_refused(tmp_path: Path) -> None:
+def test_a_base_only_in_a_docker_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was read through a Docker Engine"):
         OciEngine().build(BuildRequest(plan=make_plan("image"), tag="t", output=tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("pypi", False), ("image", False), ("dir", True)])
-def test_it_says_what_it_cannot_build(kind: str, refused: bool) -> None:
+def test_unsupported_plans_are_refused_with_a_reason(kind: str, refused: bool) -> None:
     reason = OciEngine().refuses(make_plan(kind))
     assert bool(reason) == refused
     if reason:
@@ -412,7 +410,7 @@ class TestChoosingAnEngine:
             get_engine("buildkit")
         assert caught.value.code == 6
 
-    def test_the_one_that_docker_host_names_is_needed(
+    def test_the_engine_named_by_docker_host_is_required(
         self, engine_answers: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine_answers("no Docker Engine is running")

@@ -42,13 +42,13 @@ def manifest_of(out: Path) -> dict[str, Any]:
     return LayoutDirectory(out).manifest("").json()
 
 
-def test_its_manifest_says_what_it_is(tmp_path: Path) -> None:
+def test_its_manifest_marks_it_as_an_overlay(tmp_path: Path) -> None:
     build(tmp_path / "out")
     assert manifest_of(tmp_path / "out")["artifactType"] == metadata.OVERLAY_TYPE
     assert read_subject(LayoutDirectory(tmp_path / "out"), "").overlay
 
 
-def test_one_of_an_older_release_is_known_by_its_base(
+def test_an_overlay_of_an_older_version_is_recognised_by_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -67,7 +67,7 @@ def test_one_of_an_older_release_is_known_by_its_base(
         check_overlay(opened, allowed=False, to=TO)
 
 
-def test_it_is_published_as_what_it_is_alone(
+def test_it_is_published_only_as_an_overlay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -91,7 +91,7 @@ def test_it_is_published_as_what_it_is_alone(
         assert "is an overlay: it runs on vllm/vllm-openai:v0.20.1" in capsys.readouterr().err
 
 
-def test_what_its_dockerfile_makes_is_an_image_of_ours(tmp_path: Path) -> None:
+def test_its_dockerfile_builds_a_valid_image(tmp_path: Path) -> None:
     """Its labels are those of the overlay, but for the base: so it can be published."""
     path = write_dockerfile(plan_of(), build(tmp_path / "out"))
     assert path is not None
@@ -108,7 +108,7 @@ def test_what_its_dockerfile_makes_is_an_image_of_ours(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- on the command line
 
 
-def test_an_image_is_no_overlay(call: Call, tmp_path: Path) -> None:
+def test_an_image_is_not_an_overlay(call: Call, tmp_path: Path) -> None:
     put_vllm(tmp_path / "base")
     done = call(*("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--json"))
     assert done.code == 0, done.err
@@ -120,7 +120,7 @@ def test_an_image_is_no_overlay(call: Call, tmp_path: Path) -> None:
     assert "oci:out is an image, but --overlay is for overlays" in refused.err
 
 
-def test_the_device_level_names_what_docker_can_run(call: Call, tmp_path: Path) -> None:
+def test_the_device_level_names_an_image_that_docker_can_run(call: Call, tmp_path: Path) -> None:
     put_vllm(tmp_path / "base")
     image = ("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "--no-verify")
     call(*image, "-o", "oci:out", "-t", "me/a:1")
@@ -128,7 +128,7 @@ def test_the_device_level_names_what_docker_can_run(call: Call, tmp_path: Path) 
     assert said.endswith("--entrypoint spark-verify me/a:1")
 
 
-def test_auto_says_which_engine_it_took_and_why(
+def test_auto_reports_the_chosen_engine_and_the_reason(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_vllm(tmp_path / "base")

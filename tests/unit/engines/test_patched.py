@@ -181,7 +181,7 @@ CASES: dict[str, list[Item]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_goes_is_what_finish_takes_away_in_a_container(tmp_path: Path, case: str) -> None:
+def test_removed_files_match_those_removed_in_a_container(tmp_path: Path, case: str) -> None:
     """The same plan copied onto the same files and finished there, as BuildKit's RUN does it."""
     base = base_of(tmp_path / "base", CASES[case])
     plan = make_plan_of(base, *LAYERS)
@@ -235,7 +235,7 @@ def test_folders_that_are_links_stay_links(tmp_path: Path) -> None:
         (folder("usr/local/bin/spark-verify"), "a folder at /usr/local/bin/spark-verify"),
     ],
 )
-def test_what_is_in_the_way_is_named(tmp_path: Path, item: Item, message: str) -> None:
+def test_conflicting_files_are_named(tmp_path: Path, item: Item, message: str) -> None:
     base = base_of(tmp_path / "base", [*EXTRA, item])
     with pytest.raises(BuildFailed, match=message):
         build(base, tmp_path / "out")
@@ -245,7 +245,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path, item: Item, message: str) -
 # ----------------------------------------------------------------- layers, manifest, configuration
 
 
-def test_the_bases_layers_are_untouched(tmp_path: Path) -> None:
+def test_the_layers_of_the_base_are_unchanged(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base")
     build(base, tmp_path / "out")
     was, now = manifest_of(tmp_path / "base"), manifest_of(tmp_path / "out")
@@ -256,7 +256,7 @@ def test_the_bases_layers_are_untouched(tmp_path: Path) -> None:
     assert now["annotations"][f"{metadata.LABEL_PREFIX}.plan"]
 
 
-def test_diff_ids_are_those_of_the_tars(tmp_path: Path) -> None:
+def test_diff_ids_match_the_tars(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base")
     build(base, tmp_path / "out")
     now = manifest_of(tmp_path / "out")
@@ -270,7 +270,7 @@ def test_diff_ids_are_those_of_the_tars(tmp_path: Path) -> None:
         assert sha256_digest(data) == descriptor["digest"]
 
 
-def test_the_configuration_is_the_bases_and_more(tmp_path: Path) -> None:
+def test_the_configuration_extends_that_of_the_base(tmp_path: Path) -> None:
     config = {
         **CONFIG,
         "Env": ["A=1", "VLLM_NVFP4_GEMM_BACKEND=cutlass", *CONFIG["Env"]],
@@ -295,11 +295,11 @@ def test_the_configuration_is_the_bases_and_more(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_variables_keep_their_place() -> None:
+def test_variables_keep_their_position() -> None:
     assert merged_env(["B=1", "A=2", "ODD"], {"A": "3", "C": "4"}) == ["B=1", "A=3", "ODD", "C=4"]
 
 
-def test_a_history_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
+def test_an_inconsistent_history_is_unchanged(tmp_path: Path) -> None:
     root = tmp_path / "base"
     raw = put_image(root, packed(tar_of(*python_items(), *site_items())), config=CONFIG)
     source = LayoutDirectory(root)
@@ -321,7 +321,7 @@ def test_a_history_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
     assert len(now["rootfs"]["diff_ids"]) == 3
 
 
-def test_a_docker_base_stays_dockers(tmp_path: Path) -> None:
+def test_a_docker_base_keeps_docker_media_types(tmp_path: Path) -> None:
     types = {"manifest": DOCKER_MANIFEST, "config": DOCKER_CONFIG}
     base = base_of(tmp_path / "base", media_types=types, layer_type=DOCKER_LAYER_GZIP)
     build(base, tmp_path / "out")
@@ -339,7 +339,7 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [packed, zstd, bytes], ids=["gzip", "zstd", "tar"])
-def test_bases_of_any_compression(tmp_path: Path, pack: Any) -> None:
+def test_bases_with_any_compression(tmp_path: Path, pack: Any) -> None:
     kind = "application/vnd.oci.image.layer.v1.tar+zstd"
     put_image(
         tmp_path / "base",
@@ -356,7 +356,7 @@ def test_bases_of_any_compression(tmp_path: Path, pack: Any) -> None:
     assert b"b12x" in seen
 
 
-def test_foreign_layers_keep_their_addresses_and_do_not_travel(tmp_path: Path) -> None:
+def test_foreign_layers_keep_their_addresses_and_are_not_copied(tmp_path: Path) -> None:
     root = tmp_path / "base"
     kind = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
     raw = put_vllm(root, layer_type=kind)
@@ -411,9 +411,7 @@ def test_a_foreign_layer_is_read_from_its_address(tmp_path: Path, elsewhere: str
 
 
 @pytest.mark.parametrize("harm", ["wrong", "nowhere"])
-def test_a_foreign_layer_that_is_not_what_it_should_be(
-    tmp_path: Path, elsewhere: str, harm: str
-) -> None:
+def test_a_foreign_layer_with_a_wrong_digest(tmp_path: Path, elsewhere: str, harm: str) -> None:
     put_foreign(tmp_path / "base", [f"{elsewhere}/layer"])
     layer = tmp_path / "elsewhere" / "layer"
     layer.write_bytes(layer.read_bytes()[:-1] + b"x") if harm == "wrong" else layer.unlink()
@@ -426,7 +424,7 @@ def test_a_foreign_layer_that_is_not_what_it_should_be(
 # ------------------------------------------------------------------------- one layer, thin, again
 
 
-def test_one_layer_for_all_gives_the_same_tree(tmp_path: Path) -> None:
+def test_a_single_layer_gives_the_same_tree(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base")
     build(base, tmp_path / "each")
     one = dataclasses.replace(make_plan_of(base, *LAYERS), single_layer=True)
@@ -459,7 +457,7 @@ def base_of_many(root: Path, count: int) -> Base:
     return identify(BaseRequest(ref=f"oci:{root}", pins={}, index=PackageIndex()))
 
 
-def test_a_base_with_all_layers_that_there_can_be_is_refused_before_anything_is_made(
+def test_a_base_with_the_maximum_of_layers_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LAYERS", 12)
@@ -475,7 +473,7 @@ def test_a_base_with_all_layers_that_there_can_be_is_refused_before_anything_is_
     assert not (tmp_path / "out").exists()
 
 
-def test_what_dockers_classic_store_does_not_take_is_said(
+def test_a_warning_names_the_limit_of_the_classic_image_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LAYERS", 130)
@@ -505,7 +503,7 @@ def test_the_bases_annotations_are_kept(tmp_path: Path) -> None:
     assert now == kept | metadata.labels(plan)
 
 
-def test_a_thin_layout_has_our_blobs_alone(tmp_path: Path) -> None:
+def test_a_thin_layout_has_only_the_new_blobs(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base")
     full = build(base, tmp_path / "full")
     thin = build(base, tmp_path / "thin", thin=True)
@@ -532,7 +530,7 @@ def test_two_builds_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     assert times == {1700000000}
 
 
-def test_every_folder_above_has_an_entry(tmp_path: Path) -> None:
+def test_every_parent_folder_has_an_entry(tmp_path: Path) -> None:
     build(base_of(tmp_path / "base"), tmp_path / "out")
     for layer in manifest_of(tmp_path / "out")["layers"][2:]:
         seen: set[str] = set()

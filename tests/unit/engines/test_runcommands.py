@@ -38,7 +38,7 @@ def words_after(command: str, option: str) -> list[str]:
     return words[words.index(option) + 1 :]
 
 
-def test_the_flags_are_those_of_the_release() -> None:
+def test_the_flags_match_the_release() -> None:
     assert serve_line(plan_of()) == "vllm serve MODEL --linear-backend marlin"
     assert serve_line(plan_of(variant={"serve-flags": []})) == "vllm serve MODEL"
 
@@ -60,7 +60,7 @@ def test_a_pushed_image_runs_by_its_digest() -> None:
     assert words_after(found.block.command, "vllm")[0] == f"h.example/me/x:1@{DIGEST}"
 
 
-def test_an_image_in_a_layout_is_brought_to_the_spark_first() -> None:
+def test_an_image_in_a_layout_is_copied_to_the_spark_first() -> None:
     found = run_commands(plan_of(), built("oci:my out", name=NAME, target=f"oci:my out@{DIGEST}"))
     assert shlex.split(found.block.before[0]) == [
         *("spark-build", "distribute", f"oci:my out@{DIGEST}", "SPARK", "--tag", NAME)
@@ -69,7 +69,7 @@ def test_an_image_in_a_layout_is_brought_to_the_spark_first() -> None:
     assert "oci:" not in found.block.command, "Docker knows no layouts"
 
 
-def test_moe_models_take_more_flags() -> None:
+def test_moe_models_need_more_flags() -> None:
     found = run_commands(
         plan_of(variant={"moe-serve-flags": ["--moe-backend", "marlin"]}), built(NAME)
     )
@@ -108,7 +108,7 @@ def test_an_overlay_in_a_docker_engine_or_registry_shows_its_dockerfile() -> Non
         assert f"    COPY --from={source} / /" in run_commands(plan, made).text().splitlines()
 
 
-def test_no_file_of_somebody_else_is_overwritten(tmp_path: Path) -> None:
+def test_no_foreign_file_is_overwritten(tmp_path: Path) -> None:
     plan, out = plan_of("pypi"), tmp_path / "out"
     theirs = tmp_path / "out.Dockerfile"
     theirs.write_text("FROM scratch\n")
@@ -123,7 +123,7 @@ def test_no_file_of_somebody_else_is_overwritten(tmp_path: Path) -> None:
     assert write_dockerfile(plan, made) == first
 
 
-def test_where_no_file_can_be_written_the_dockerfile_is_shown(
+def test_an_unwritable_dockerfile_is_printed_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_path: Path, _data: bytes) -> None:

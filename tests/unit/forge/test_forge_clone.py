@@ -66,7 +66,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("number", "state"), KINDS.values(), ids=KINDS.keys())
-def test_its_facts_are_those_of_the_history(
+def test_its_facts_come_from_the_history(
     clone: Clone, world: World, number: int, state: str
 ) -> None:
     facts = clone.facts(parse_pull(f"{NAME}#{number}"))
@@ -75,34 +75,32 @@ def test_its_facts_are_those_of_the_history(
 
 
 @pytest.mark.parametrize("number", [pw.OPEN, pw.MERGED_BY_SQUASH, pw.MERGED_BY_MERGE, pw.LINE_ENDS])
-def test_it_gives_the_diff_that_the_forge_gives(
-    mirror: Path, forge: LocalForge, number: int
-) -> None:
+def test_it_gives_the_same_diff_as_the_forge(mirror: Path, forge: LocalForge, number: int) -> None:
     """To the byte, in normal form: a lock made with one holds with the other."""
     ref = parse_pull(f"{NAME}#{number}")
     ours, theirs = (PullStore(Forges(clones)).resolve(ref) for clones in ([str(mirror)], []))
     assert (ours.sha256, ours.base, ours.commit) == (theirs.sha256, theirs.base, theirs.commit)
 
 
-def test_releases_are_those_whose_tag_holds_the_commit(clone: Clone, world: World) -> None:
+def test_releases_are_tags_that_contain_the_commit(clone: Clone, world: World) -> None:
     merged = world.pulls[pw.MERGED_BY_SQUASH].merge_commit
     assert clone.releases_with(NAME, merged) == ("1.2.0", "1.3.0")
     assert clone.releases_with(NAME, world.pulls[pw.OPEN].head) == ()
 
 
-def test_a_commit_is_taken_from_it(clone: Clone, world: World) -> None:
+def test_a_commit_is_read_from_it(clone: Clone, world: World) -> None:
     merged = world.pulls[pw.MERGED_BY_SQUASH].merge_commit
     facts = clone.facts(parse_pull(f"{NAME}@{merged[:9]}"))
     assert (facts.commit, facts.target) == (merged, world.repository.git("rev-parse", f"{merged}^"))
 
 
-def test_what_was_not_fetched_is_said_with_the_command(clone: Clone, mirror: Path) -> None:
+def test_a_missing_pull_request_error_has_the_fetch_command(clone: Clone, mirror: Path) -> None:
     with pytest.raises(ForgeMissing) as caught:
         clone.facts(parse_pull(f"{NAME}#99"))
     assert f"git -C {mirror} fetch origin pull/99/head" in caught.value.hint
 
 
-def test_two_heads_of_one_number_are_not_chosen_between(world: World, tmp_path: Path) -> None:
+def test_two_heads_of_one_number_are_an_error(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", world.repository.folder, folder], check=True)
     git(folder, "update-ref", "refs/remotes/origin/pr/1", world.pulls[1].head)
@@ -111,19 +109,17 @@ def test_two_heads_of_one_number_are_not_chosen_between(world: World, tmp_path: 
         Clone(folder).facts(parse_pull(f"{NAME}#1"))
 
 
-def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_clone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a git clone"):
         Clone(tmp_path)
 
 
-def test_an_unknown_option_is_no_commit(clone: Clone) -> None:
+def test_an_option_is_not_a_commit(clone: Clone) -> None:
     with pytest.raises(ForgeMissing):
         clone.diff(NAME, "--output=/tmp/x", "HEAD")
 
 
-def test_what_is_checked_out_is_not_what_releases_are_made_from(
-    world: World, tmp_path: Path
-) -> None:
+def test_the_checked_out_branch_is_not_the_release_branch(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", world.repository.folder, folder], check=True)
     git(folder, "checkout", "-q", "-B", "mine", world.pulls[pw.OPEN].head)
@@ -133,19 +129,19 @@ def test_what_is_checked_out_is_not_what_releases_are_made_from(
 
 
 class TestChoice:
-    def test_a_clone_answers_for_its_own_repository(
+    def test_a_clone_is_used_for_its_own_repository(
         self, mirror: Path, forge: LocalForge, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SPARK_BUILD_FORGE_CLONE", str(mirror))
         assert isinstance(Forges().for_repository("VLLM-Project/vllm")[0], Clone)
         assert not isinstance(Forges().for_repository("other/vllm")[0], Clone)
 
-    def test_a_name_before_it_says_whose_it_is(self, mirror: Path) -> None:
+    def test_a_prefix_names_the_repository(self, mirror: Path) -> None:
         forges = Forges([f"my/fork={mirror}"])
         assert isinstance(forges.for_repository("my/fork")[0], Clone)
         assert not isinstance(forges.for_repository(NAME)[0], Clone)
 
-    def test_one_without_a_remote_answers_for_all(self, world: World) -> None:
+    def test_a_clone_without_a_remote_is_used_for_all(self, world: World) -> None:
         forges = Forges([str(world.repository.folder)])
         assert isinstance(forges.for_repository("any/thing")[0], Clone)
 
@@ -162,7 +158,7 @@ class TestPlan:
         ("base", "state"),
         [("1.0.0", "needs-rebuild"), ("1.2.0", "upstream"), ("1.3.0", "upstream")],
     )
-    def test_ancestry_settles_what_no_wheel_can_show(
+    def test_ancestry_decides_where_no_wheel_can(
         self, spark_build: Call, tmp_path: Path, base: str, state: str
     ) -> None:
         """A change of CUDA sources alone: only the history says which release has it."""

@@ -81,7 +81,7 @@ class TestRateLimit:
         assert "(in 30 min)" in str(caught.value)
         assert (len(forge.requests), pauses) == (1, [])
 
-    def test_without_a_token_the_hint_is_to_have_one(
+    def test_without_a_token_the_hint_suggests_one(
         self, forge: LocalForge, pauses: list[float]
     ) -> None:
         forge.faults.append(limited(Retry_After="600"))
@@ -98,7 +98,7 @@ class TestRateLimit:
         assert b'"number": 1' in get(client)
         assert pauses == [2.0]
 
-    def test_but_not_twice(
+    def test_a_short_wait_is_not_repeated(
         self, client: ForgeClient, forge: LocalForge, pauses: list[float]
     ) -> None:
         forge.faults.append(Fault(PATH, 429, {"Retry-After": "2"}))
@@ -106,7 +106,7 @@ class TestRateLimit:
             get(client)
         assert (len(forge.requests), pauses) == (2, [2.0])
 
-    def test_one_that_names_no_time_is_a_minute(
+    def test_a_limit_without_a_time_waits_a_minute(
         self, client: ForgeClient, forge: LocalForge
     ) -> None:
         body = b'{"message": "You have exceeded a secondary rate limit."}'
@@ -114,7 +114,7 @@ class TestRateLimit:
         with pytest.raises(RemoteError, match=r"\(in 1 min\)"):
             get(client)
 
-    def test_the_server_s_clock_counts(self, client: ForgeClient, forge: LocalForge) -> None:
+    def test_the_clock_of_the_server_is_used(self, client: ForgeClient, forge: LocalForge) -> None:
         headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1767225900"}
         forge.faults.append(Fault(PATH, 403, {**headers, "Date": "Thu, 01 Jan 2026 00:00:00 GMT"}))
         with pytest.raises(RemoteError, match=r"\(in 5 min\)"):
@@ -146,7 +146,7 @@ def test_a_refusal(client: ForgeClient, forge: LocalForge, status: int) -> None:
     assert len(forge.requests) == 1
 
 
-def test_a_diff_that_is_too_large_names_the_way_out(client: ForgeClient, forge: LocalForge) -> None:
+def test_a_diff_that_is_too_large_suggests_a_clone(client: ForgeClient, forge: LocalForge) -> None:
     forge.faults.append(Fault(PATH, 406))
     with pytest.raises(ForgeTooLarge) as caught:
         get(client)
@@ -154,7 +154,7 @@ def test_a_diff_that_is_too_large_names_the_way_out(client: ForgeClient, forge: 
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_server_that_stumbles_is_asked_again(
+def test_a_temporary_failure_is_retried(
     client: ForgeClient, forge: LocalForge, pauses: list[float], times: int
 ) -> None:
     forge.faults.append(Fault(PATH, 502, times=times))
@@ -162,7 +162,7 @@ def test_a_server_that_stumbles_is_asked_again(
     assert pauses == [0.01, 0.01][:times]
 
 
-def test_a_server_that_stays_down_is_an_error(client: ForgeClient, forge: LocalForge) -> None:
+def test_a_permanent_failure_is_an_error(client: ForgeClient, forge: LocalForge) -> None:
     forge.faults.append(Fault(PATH, 500))
     with pytest.raises(RemoteError, match="answered 500"):
         get(client)
@@ -176,7 +176,7 @@ def test_a_timeout(forge: LocalForge, pauses: list[float]) -> None:
         get(client)
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
+def test_connection_refused(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("SPARK_BUILD_FORGE", f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -185,7 +185,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> N
     assert pauses == [0.5, 1.5]
 
 
-def test_an_answer_without_end_is_cut_off(client: ForgeClient, forge: LocalForge) -> None:
+def test_an_endless_response_is_cut_off(client: ForgeClient, forge: LocalForge) -> None:
     forge.faults.append(Fault(PATH, 200, body=b"x" * (2 << 20)))
     with pytest.raises(UsageError, match="larger than 1 MiB"):
         client.get(PATH, "text/plain", "a diff", limit=1 << 20)
@@ -213,7 +213,7 @@ class TestRedirects:
         assert (tokens(forge), tokens(elsewhere)) == ([f"Bearer {TOKEN}"], [""])
         assert "X-GitHub-Api-Version" not in elsewhere.requests[0][1]
 
-    def test_and_back_again_has_it_again(
+    def test_and_back_again_is_followed_with_the_token(
         self, client: ForgeClient, forge: LocalForge, elsewhere: LocalForge
     ) -> None:
         forge.faults.append(Fault(PATH, 302, {"Location": f"{elsewhere.root}/there"}, times=1))
@@ -221,7 +221,7 @@ class TestRedirects:
         assert b'"number": 1' in get(client)
         assert (len(tokens(forge)), tokens(elsewhere)) == (2, [""])
 
-    def test_in_a_circle_ends(self, client: ForgeClient, forge: LocalForge) -> None:
+    def test_in_a_circle_is_an_error(self, client: ForgeClient, forge: LocalForge) -> None:
         forge.faults.append(Fault(PATH, 301, {"Location": f"{forge.root}{API}{PATH}"}))
         with pytest.raises(RemoteError, match="redirects more than 5 times"):
             get(client)
@@ -253,7 +253,7 @@ class TestToken:
         assert "forge: GET 127.0.0.1/api/v3/repos" in shown.err
         assert TOKEN not in shown.out + shown.err
 
-    def test_of_netrc_is_not_taken(
+    def test_from_netrc_is_not_used(
         self, forge: LocalForge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")

@@ -49,12 +49,12 @@ def test_a_reference_is_read(text: str, expected: tuple[str, int, str]) -> None:
         "file:///etc/passwd",
     ],
 )
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_an_invalid_reference_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a pull request or commit"):
         parse_pull(text)
 
 
-def test_a_bare_number_is_answered_with_the_whole_form() -> None:
+def test_a_bare_number_error_shows_the_full_form() -> None:
     with pytest.raises(UsageError) as caught:
         parse_pull("#12")
     assert caught.value.hint == "vllm-project/vllm#12"
@@ -81,7 +81,7 @@ SITES = {
 
 
 @pytest.mark.parametrize(("setting", "expected"), SITES.items())
-def test_the_forge_that_is_set(
+def test_the_configured_forge(
     monkeypatch: pytest.MonkeyPatch, setting: str, expected: tuple[str, str]
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_FORGE", setting)
@@ -98,7 +98,7 @@ def test_the_forge_that_is_set(
         ("https://ghe.example.com/?a=b", "is not a host"),
     ],
 )
-def test_a_forge_that_is_not_asked(
+def test_a_forge_that_is_not_allowed(
     monkeypatch: pytest.MonkeyPatch, setting: str, message: str
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_FORGE", setting)
@@ -113,7 +113,7 @@ def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 
 
 class TestTokens:
-    def test_our_own_goes_first_and_to_whichever_forge_is_set(
+    def test_spark_build_token_comes_first_and_goes_to_the_configured_forge(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         set_all(monkeypatch, SPARK_BUILD_FORGE_TOKEN="ours", GITHUB_TOKEN="theirs", GH_TOKEN="x")
@@ -121,11 +121,11 @@ class TestTokens:
         monkeypatch.setenv("SPARK_BUILD_FORGE", "ghe.example.com")
         assert site().token == "ours"
 
-    def test_github_s_goes_to_github(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_github_token_goes_to_github(self, monkeypatch: pytest.MonkeyPatch) -> None:
         set_all(monkeypatch, GITHUB_TOKEN="", GH_TOKEN="second")
         assert (site().token, site().token_name) == ("second", "GH_TOKEN")
 
-    def test_github_s_goes_to_no_other_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_github_token_goes_to_no_other_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
         set_all(monkeypatch, GITHUB_TOKEN="a", GH_TOKEN="b", SPARK_BUILD_FORGE="mirror.example.com")
         assert site().token == ""
 
@@ -133,13 +133,13 @@ class TestTokens:
         ("name", "value"),
         [("GITHUB_API_URL", "https://ghe.example.com/api/v3"), ("GH_HOST", "GHE.example.com")],
     )
-    def test_but_to_the_server_that_the_environment_says_it_is_for(
+    def test_github_token_goes_to_the_server_named_in_the_environment(
         self, monkeypatch: pytest.MonkeyPatch, name: str, value: str
     ) -> None:
         set_all(monkeypatch, GITHUB_TOKEN="a", SPARK_BUILD_FORGE="ghe.example.com", **{name: value})
         assert site().token == "a"
 
-    def test_is_in_no_representation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_not_in_the_repr(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GITHUB_TOKEN", "very-secret")
         assert "very-secret" not in repr(site())
 

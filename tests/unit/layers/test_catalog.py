@@ -72,13 +72,13 @@ def test_every_shipped_wheel_and_donor_op_is_pinned() -> None:
 # --------------------------------------------------------------------------------------- discovery
 
 
-def test_a_folder_of_ones_own_is_enough(tmp_path: Path) -> None:
+def test_a_user_folder_is_enough(tmp_path: Path) -> None:
     catalog = Catalog.discover([patches(tmp_path, "mine")])
     assert catalog.layer("mine")["name"] == "mine"
     assert set(SHIPPED.folders) < set(catalog.folders)
 
 
-def test_ones_own_layer_comes_before_the_shipped_one(tmp_path: Path) -> None:
+def test_a_user_layer_replaces_the_shipped_one(tmp_path: Path) -> None:
     root = patches(tmp_path, "marlin-env")
     assert Catalog.discover([root]).layer("marlin-env")["summary"] == "a fix"
 
@@ -97,7 +97,7 @@ def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         Catalog.discover([tmp_path / "gone"])
 
 
-def test_a_malformed_layer_is_no_trouble_until_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_malformed_layer_matters_only_when_selected(tmp_path: Path) -> None:
     catalog = Catalog.discover([patches(tmp_path, "broken", text="summary = ")])
     assert catalog.select(["marlin"]).layers
     with pytest.raises(UsageError, match=r"broken/layer\.toml: not valid TOML"):
@@ -118,7 +118,7 @@ def test_a_malformed_layer_is_no_trouble_until_it_is_asked_for(tmp_path: Path) -
         ([" , "], "no layer named"),
     ],
 )
-def test_what_is_not_known_is_an_error(words: Sequence[str], message: str) -> None:
+def test_an_unknown_name_is_an_error(words: Sequence[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         SHIPPED.select(words)
     assert str(caught.value) == message
@@ -190,7 +190,7 @@ def test_a_layer_after_itself_is_a_cycle() -> None:
 # ------------------------------------------------------------------------------- profile and plan
 
 
-def test_a_profile_refuses_a_base_that_it_does_not_serve() -> None:
+def test_a_profile_refuses_a_base_that_it_does_not_support() -> None:
     selection = SHIPPED.select(["b12x-full"])
     plan = make_plan(fake_base(vllm_files("0.19.0")), selection, FakeSources())
     with pytest.raises(SparkBuildError, match=r"needs vllm >=0\.20\.0rc0; the base has") as e:
@@ -206,9 +206,7 @@ def test_a_profile_refuses_a_base_that_it_does_not_serve() -> None:
         ('line = "Using"\nselected = "*"', "line, selected"),
     ],
 )
-def test_an_expectation_names_one_thing_to_look_for(
-    matchers: str, named: str, tmp_path: Path
-) -> None:
+def test_an_expectation_has_exactly_one_matcher(matchers: str, named: str, tmp_path: Path) -> None:
     text = package_file("profiles", "marlin.toml").read_text("utf-8")
     path = tmp_path / "mine.toml"
     path.write_text(f'{text}\n[[expect]]\nwhen = {{}}\nkind = "fp8-linear"\n{matchers}\n')
@@ -223,7 +221,7 @@ def test_a_profile_expects_lines_by_release() -> None:
     assert "Using MarlinNvFp4LinearKernel for NVFP4 GEMM" in new - old
 
 
-def test_a_plan_is_the_same_wherever_and_whenever_it_is_made() -> None:
+def test_a_plan_does_not_depend_on_place_or_time() -> None:
     selection = SHIPPED.select(["marlin"])
     files = vllm_files("0.20.1")
     plans = [make_plan(fake_base(files), selection, FakeSources()) for _ in range(2)]
@@ -258,7 +256,7 @@ def test_a_plan_that_cannot_be_built_is_refused(op: dict[str, object], code: int
 
 
 @pytest.mark.parametrize("state", ["upstream", "applied"])
-def test_what_was_patched_does_not_say_that_it_needs_no_patch(state: str) -> None:
+def test_a_patched_base_does_not_report_that_no_patch_is_needed(state: str) -> None:
     outcome = SimpleNamespace(state=state, changes={}, pending=())
     decisions: Any = [SimpleNamespace(needed=False, outcome=outcome)]
     found = hints(SHIPPED.select(["b12x-full"]), decisions, {"vllm": "0.20.1"})

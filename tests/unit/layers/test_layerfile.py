@@ -59,7 +59,7 @@ def test_a_good_layer_is_rendered(tmp_path: Path) -> None:
     ]
 
 
-def test_its_identity_is_its_content_not_its_layout(tmp_path: Path) -> None:
+def test_its_digest_depends_on_content_not_layout(tmp_path: Path) -> None:
     one, two = (tmp_path / name for name in "ab")
     one.mkdir()
     two.mkdir()
@@ -156,7 +156,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_error_names_the_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_layer(folder(tmp_path, text))
     assert str(caught.value).startswith("my-fix/layer.toml: ")
@@ -174,7 +174,7 @@ probe = [PROBE]
 """
 
 
-def test_a_number_that_no_python_reads_is_no_valid_toml(tmp_path: Path) -> None:
+def test_an_oversized_number_is_invalid_toml(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not valid TOML"):
         load_layer(folder(tmp_path, GOOD.replace("order = 50", f"order = {'5' * 5000}")))
 
@@ -238,7 +238,7 @@ def test_a_diff_may_add_and_delete_whole_files(tmp_path: Path) -> None:
         pytest.param("not a diff\n", id="no-diff"),
     ],
 )
-def test_a_diff_that_could_go_wrong_is_refused_with_its_place(tmp_path: Path, diff: str) -> None:
+def test_an_unsafe_diff_is_refused(tmp_path: Path, diff: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_layer(folder(tmp_path, DIFF, fix_patch=diff))
     assert caught.value.code == 2
@@ -246,7 +246,7 @@ def test_a_diff_that_could_go_wrong_is_refused_with_its_place(tmp_path: Path, di
     assert "variant 1 op 1" in str(caught.value)
 
 
-def test_old_and_new_may_lie_in_files(tmp_path: Path) -> None:
+def test_old_and_new_can_be_files(tmp_path: Path) -> None:
     op = 'op = "replace"\nfile = "vllm/core.py"\nold-file = "old.txt"\nnew-file = "new.txt"'
     layer = load_layer(folder(tmp_path, with_op(op), old_txt="a\n", new_txt="b\n"))
     rendered = layer["variants"][0]["ops"][0]
@@ -271,7 +271,7 @@ def test_a_hook_is_inlined_with_its_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["def other(text):\n    return text\n", "def edit(:\n"])
-def test_a_hook_that_could_not_run_is_refused(tmp_path: Path, source: str) -> None:
+def test_an_invalid_hook_is_refused(tmp_path: Path, source: str) -> None:
     with pytest.raises(UsageError, match=r"my-fix/.*hook"):
         load_layer(folder(tmp_path, HOOK, hook_py=source))
 

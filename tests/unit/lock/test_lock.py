@@ -67,7 +67,7 @@ def entry_of(project: Path) -> Any:
 
 
 class TestPlace:
-    def test_is_here_without_a_project(self, tmp_path: Path) -> None:
+    def test_is_in_the_current_directory_without_a_project(self, tmp_path: Path) -> None:
         (tmp_path / NAME).write_text("{}")
         (tmp_path / "below").mkdir()
         assert lock_path(tmp_path / "below") == tmp_path / "below" / NAME
@@ -77,7 +77,7 @@ class TestPlace:
         (tmp_path / "a/b").mkdir(parents=True)
         assert lock_path(tmp_path / "a/b") == tmp_path / NAME
 
-    def test_the_nearest_one_counts_but_none_above_the_root(self, tmp_path: Path) -> None:
+    def test_the_nearest_lock_counts_but_none_above_the_root(self, tmp_path: Path) -> None:
         (tmp_path / NAME).write_text("{}")
         (tmp_path / "root/.git").mkdir(parents=True)
         (tmp_path / "root/a/b").mkdir(parents=True)
@@ -90,7 +90,7 @@ class TestPlace:
         (tmp_path / "a").mkdir()
         assert lock_path(tmp_path / "a") == tmp_path / NAME
 
-    def test_may_be_set(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_path_can_be_set(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPARK_BUILD_LOCK", str(tmp_path / "other.lock"))
         assert lock_path(tmp_path) == tmp_path / "other.lock"
 
@@ -103,7 +103,7 @@ class TestWriting:
     def locked(self, spark_build: Call, wheels: FakeIndex, forge: LocalForge, fix: Path) -> None:
         assert spark_build("lock", "-l", "fix", *OPEN, *MERGED, *BASE).code == 0
 
-    def test_what_it_has_just_written_is_locked(self, spark_build: Call) -> None:
+    def test_a_new_lock_is_up_to_date(self, spark_build: Call) -> None:
         words = ("lock", "-l", "fix", *BASE)
         assert "not locked yet" in spark_build(*words, "--check").err
         result = spark_build(*words)
@@ -111,7 +111,7 @@ class TestWriting:
         assert "not locked yet" not in result.err
         assert result.out.endswith(": 1 locked\n")
 
-    def test_holds_base_packages_and_wheels(self, project: Path, wheels: FakeIndex) -> None:
+    def test_contains_base_packages_and_wheels(self, project: Path, wheels: FakeIndex) -> None:
         base = entry_of(project)["base"]
         assert base["packages"] == {"vllm": "1.0.0"}
         assert base["digest"].startswith("sha256:")
@@ -123,7 +123,7 @@ class TestWriting:
             "size": len(wheels.files[name]),
         }
 
-    def test_holds_layers_with_their_files_and_every_input(self, project: Path) -> None:
+    def test_contains_layers_with_their_files_and_every_input(self, project: Path) -> None:
         entry = entry_of(project)
         assert [layer["name"] for layer in entry["layers"]] == ["pr-vllm-1", "pr-vllm-2", "fix"]
         assert set(entry["layers"][2]["files"]) == {"layer.toml", "fix.txt"}
@@ -142,10 +142,10 @@ class TestWriting:
         again = json.dumps(json.loads(data), indent=2, sort_keys=True, ensure_ascii=False)
         assert data == again.encode() + b"\n"
 
-    def test_holds_no_address_of_the_index(self, project: Path, wheels: FakeIndex) -> None:
+    def test_contains_no_index_address(self, project: Path, wheels: FakeIndex) -> None:
         assert wheels.root.encode() not in (project / NAME).read_bytes()
 
-    def test_again_changes_nothing_and_asks_nobody(
+    def test_again_changes_nothing_and_needs_no_network(
         self, spark_build: Call, project: Path, forge: LocalForge, wheels: FakeIndex
     ) -> None:
         before = (project / NAME).read_bytes()
@@ -189,7 +189,7 @@ class TestWriting:
         assert held == [str(project / NAME)]
 
 
-def test_without_a_request_and_without_a_lock_is_a_mistake(spark_build: Call) -> None:
+def test_without_a_request_and_without_a_lock_is_an_error(spark_build: Call) -> None:
     result = spark_build("lock")
     assert result.code == 2
     assert "nothing is named" in result.err
@@ -201,7 +201,7 @@ def test_a_directory_is_not_locked(spark_build: Call, fix: Path, site: Path) -> 
     assert "pypi:vllm==VERSION" in result.err
 
 
-def test_what_cannot_be_built_is_not_locked(
+def test_an_impossible_build_is_not_locked(
     spark_build: Call, wheels: FakeIndex, forge: LocalForge, project: Path
 ) -> None:
     words = ["--with-pr", "vllm-project/vllm#4", "-b", "pypi:vllm==1.3.0"]
@@ -209,7 +209,7 @@ def test_what_cannot_be_built_is_not_locked(
     assert not (project / NAME).exists()
 
 
-def test_what_needs_a_compiler_is_locked_all_the_same(
+def test_a_build_that_needs_a_compiler_is_locked_too(
     spark_build: Call, wheels: FakeIndex, forge: LocalForge, project: Path
 ) -> None:
     result = spark_build("lock", "--with-pr", "vllm-project/vllm#6", *BASE)
@@ -239,14 +239,14 @@ class TestLocked:
         wheels.__exit__()
         assert spark_build(command, *self.WORDS, "--locked", "--json", *_DRY[command]).code == 0
 
-    def test_gives_the_plan_that_it_would_give_without(
+    def test_gives_the_same_plan_as_without_a_lock(
         self, spark_build: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held = spark_build("plan", *self.WORDS, *BASE, "--locked", "--json").json["plan_digest"]
         monkeypatch.setenv("SPARK_BUILD_LOCK", str(tmp_path / "none"))
         assert spark_build("plan", *self.WORDS, *BASE, "--json").json["plan_digest"] == held
 
-    def test_a_moved_head_is_not_taken(
+    def test_a_moved_head_is_not_used(
         self, spark_build: Call, forge: LocalForge, world: World
     ) -> None:
         forge.pulls[pw.OPEN].head = world.pulls[pw.UNRELATED].head
@@ -270,7 +270,7 @@ class TestLocked:
         (path,) = forge.paths
         assert path.endswith(f"...{world.pulls[pw.OPEN].head}")
 
-    def test_a_commit_that_is_gone_is_said_clearly(
+    def test_a_missing_commit_is_a_clear_error(
         self,
         spark_build: Call,
         forge: LocalForge,
@@ -301,7 +301,7 @@ class TestLocked:
         assert result.code == 8
         assert "do not build from it" in result.err
 
-    def test_a_damaged_cache_is_not_believed(
+    def test_a_damaged_cache_is_not_used(
         self, spark_build: Call, forge: LocalForge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from builder.util.paths import cache_dir
@@ -311,7 +311,7 @@ class TestLocked:
         assert spark_build("plan", *self.WORDS, *BASE, "--locked").code == 0
         assert len(forge.requests) == 1
 
-    def test_upgrade_takes_the_new_head(
+    def test_upgrade_uses_the_new_head(
         self, spark_build: Call, forge: LocalForge, world: World, project: Path
     ) -> None:
         forge.pulls[pw.OPEN].head = world.pulls[pw.UNRELATED].head
@@ -357,7 +357,9 @@ class TestLocked:
         [("-l", "fix"), ("-l", "fix", *OPEN, *MERGED), OPEN],
         ids=["no-pull", "another-pull", "no-layer"],
     )
-    def test_what_was_not_locked_is_stale(self, spark_build: Call, words: tuple[str, ...]) -> None:
+    def test_an_entry_that_was_not_locked_is_stale(
+        self, spark_build: Call, words: tuple[str, ...]
+    ) -> None:
         result = spark_build("plan", *words, *BASE, "--locked")
         assert result.code == 9
         assert "has no entry for" in result.err
@@ -377,7 +379,7 @@ class TestLocked:
         assert result.code == 8
         assert "which is locked, differs from the file on the package index" in result.err
 
-    def test_apply_takes_the_layers_from_it_whatever_the_directory(
+    def test_apply_uses_the_locked_layers_for_any_directory(
         self, spark_build: Call, world: World, tmp_path: Path, fix: Path, forge: LocalForge
     ) -> None:
         info = {
@@ -390,7 +392,7 @@ class TestLocked:
         assert spark_build("apply", site, *self.WORDS, "--locked").code == 9
         assert not (site / ".spark-build").exists()
 
-    def test_verify_holds_the_target_against_it(
+    def test_verify_compares_the_target_with_it(
         self, spark_build: Call, fix: Path, forge: LocalForge
     ) -> None:
         words = ["--engine", "oci", "-o", "oci:out", "--no-verify"]
@@ -460,7 +462,7 @@ def test_a_lock_is_written_as_it_was_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_lock_is_stale_and_can_be_made_anew(
+def test_a_damaged_lock_is_stale_and_can_be_recreated(
     spark_build: Call, wheels: FakeIndex, fix: Path, project: Path, text: str
 ) -> None:
     (project / NAME).write_text(text)
@@ -509,12 +511,12 @@ class TestMovedTag:
         assert spark_build("lock", *self.WORDS).code == 0
         images["registry.test/vllm:v1"] = self.NEW
 
-    def test_is_taken_with_a_notice(self, spark_build: Call) -> None:
+    def test_is_used_with_a_notice(self, spark_build: Call) -> None:
         result = spark_build("plan", *self.WORDS, "--json")
         assert (result.code, result.json["base"]["digest"]) == (0, self.NEW)
         assert "registry.test/vllm:v1 moved: locked is sha256:aaaaaaaaaaaa" in result.err
 
-    def test_is_not_taken_when_locked(self, spark_build: Call) -> None:
+    def test_is_not_used_with_locked(self, spark_build: Call) -> None:
         result = spark_build("plan", *self.WORDS, "--locked", "--json")
         assert (result.code, result.json["base"]["digest"]) == (0, self.OLD)
         assert result.json["base"]["ref"] == f"registry.test/vllm@{self.OLD}"
@@ -527,7 +529,7 @@ class TestMovedTag:
         assert result.code == 8
         assert "is no longer available" in result.err
 
-    def test_an_image_of_this_machine_alone_is_found_by_its_id(
+    def test_a_local_image_is_found_by_its_id(
         self, spark_build: Call, images: dict[str, str]
     ) -> None:
         del images[f"registry.test/vllm@{self.OLD}"]
@@ -567,7 +569,7 @@ class TestFacts:
             (layout.path / "blobs/sha256" / layer.digest.partition(":")[2]).unlink()
         return base
 
-    def test_stand_in_for_the_layers(
+    def test_replace_reading_the_layers(
         self, spark_build: Call, cold: tuple[str, ...], project: Path
     ) -> None:
         assert spark_build("plan", *cold, "--locked").code == 0
@@ -579,7 +581,7 @@ class TestFacts:
         (project / NAME).unlink()
         assert spark_build("plan", *cold).code == 8, "nothing else holds them"
 
-    def test_do_not_stand_in_for_a_layer_of_the_patches(
+    def test_are_not_used_for_patch_layers(
         self, spark_build: Call, base: tuple[str, ...], project: Path
     ) -> None:
         image = ("image", *base, "--locked", "--engine", "oci", "--thin", "-o", "oci:out")
@@ -591,7 +593,7 @@ class TestFacts:
         result = spark_build("verify", "oci:out", "--level", "static", "--locked")
         assert (result.code, top.digest in result.err) == (8, True), "although the cache knows it"
 
-    def test_tell_what_was_put_onto_the_base(
+    def test_describe_files_added_to_the_base(
         self, spark_build: Call, cold: tuple[str, ...], project: Path
     ) -> None:
         image = ("image", *cold, "--locked", "--engine", "oci", "--thin", "-o", "oci:out")
@@ -616,7 +618,7 @@ class TestFacts:
         assert entry_of(project)["base"]["facts"] == pin
         assert spark_build("lock", "--upgrade").code == 8, "which takes nothing from the lock"
 
-    def test_that_do_not_suffice_make_the_lock_stale(
+    def test_that_are_incomplete_make_the_lock_stale(
         self, spark_build: Call, base: tuple[str, ...], project: Path
     ) -> None:
         """As another version of this program would that asks for more."""
@@ -660,7 +662,7 @@ class TestFacts:
         result = spark_build("plan", *base)
         assert (result.code, "cannot be used" in result.err) == (9, True)
 
-    def test_of_a_lock_that_is_damaged_are_none(
+    def test_of_a_damaged_lock_are_not_used(
         self, spark_build: Call, base: tuple[str, ...], project: Path
     ) -> None:
         image = ("image", *base, "--engine", "oci", "--thin", "-o", "oci:out", "--no-verify")
@@ -681,7 +683,7 @@ class TestFacts:
         ("oci:some/images", "oci:some/images"),
     ],
 )
-def test_where_a_digest_is_looked_for(ref: str, name: str) -> None:
+def test_places_where_a_digest_is_looked_up(ref: str, name: str) -> None:
     assert at_digest(ref, "sha256:0") == f"{name}@sha256:0"
 
 

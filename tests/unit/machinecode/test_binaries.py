@@ -194,7 +194,7 @@ def test_a_library_without_device_code_has_no_images(tmp_path: Path) -> None:
     assert images(file) == []
 
 
-def test_what_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_named(tmp_path: Path) -> None:
     real_tool()
     file = tmp_path / "text.so"
     file.write_text("not a library")
@@ -225,7 +225,7 @@ def test_the_latest_usable_image_is_taken() -> None:
     assert tally(found, "elf") == {"sm_120": [1, 1], "sm_120a": [1, 2], "sm_120f": [1, 1]}
 
 
-def test_a_summary_tells_native_from_jit_from_neither(
+def test_a_summary_distinguishes_native_jit_and_neither(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ptx = Image(kind="ptx", arch=Arch.parse("sm_80"), kernels={"k_ptx": {MMA: 3}, "k_both": {}})
@@ -251,7 +251,7 @@ def so_tree(*paths: str) -> MemoryTree:
     return MemoryTree({**vllm_files(), **dist_files("vllm-extra", "1", files)})
 
 
-def test_modules_are_found_wherever_they_lie() -> None:
+def test_modules_are_found_in_every_folder() -> None:
     cache = "flashinfer_jit_cache/jit_cache"
     tree = so_tree(
         "vllm/_C.abi3.so",
@@ -267,7 +267,7 @@ def test_modules_are_found_wherever_they_lie() -> None:
     ]
 
 
-def test_a_module_of_any_tree_comes_to_disk(tmp_path: Path) -> None:
+def test_a_module_of_any_tree_is_extracted_to_disk(tmp_path: Path) -> None:
     path = "vllm/_C.abi3.so"
     root = write_tree(tmp_path / "site", {path: b"on disk"})
     overlay = OverlayTree(DirTree(root))
@@ -323,7 +323,7 @@ REAL = {
         ("W8A8BlockFp8LinearOp._run_cutlass", {BLOCK}),
     ],
 )
-def test_kernels_follow_from_the_lines(line: str, kernels: set[str]) -> None:
+def test_expected_log_lines_determine_the_kernels(line: str, kernels: set[str]) -> None:
     assert {k.name for k in load_kernels() if re.search(k.behind, line)} == kernels
 
 
@@ -456,13 +456,13 @@ def test_ptx_that_the_driver_compiles_is_enough(release: Callable[..., Release])
     assert "caches the result" in check.reason
 
 
-def test_a_trap_is_no_repacking(release: Callable[..., Release]) -> None:
+def test_a_trap_is_not_a_repacking_kernel(release: Callable[..., Release]) -> None:
     rows = {**all_real(), "Marlin weight repacking": [("native", "sm_121", {"BPT.TRAP": 1})]}
     checks = release({OLD: rows}).checks(MARLIN)
     assert [n for n, c in checks.items() if c.status == "fail"] == ["Marlin weight repacking"]
 
 
-def test_a_kernel_that_is_nowhere_needs_a_rebuild(release: Callable[..., Release]) -> None:
+def test_a_missing_kernel_needs_a_rebuild(release: Callable[..., Release]) -> None:
     rows = {name: row for name, row in all_real().items() if name != GROUPED}
     checks = release({STABLE: rows, OLD: {}}).checks(EXPERTS)
     assert (checks[GROUPED].status, checks[GROUPED].seen) == ("fail", "none")
@@ -471,7 +471,7 @@ def test_a_kernel_that_is_nowhere_needs_a_rebuild(release: Callable[..., Release
     assert release({}).checks(EXPERTS)[GROUPED].where == "no such module"
 
 
-def test_a_module_for_other_chips_alone_fails_where_it_is_needed(
+def test_a_required_module_for_other_chips_fails(
     release: Callable[..., Release],
 ) -> None:
     hopper: dict[str, list[Row]] = {
@@ -506,7 +506,7 @@ def test_the_first_module_that_has_the_kernel_counts(release: Callable[..., Rele
     assert checks[GEMM].where == f"{OLD} of t"
 
 
-def test_a_module_is_read_once_ever_while_it_stays_the_same(
+def test_an_unchanged_module_is_read_only_once(
     release: Callable[..., Release],
 ) -> None:
     made = release({STABLE: all_real()})
@@ -529,7 +529,7 @@ def test_a_damaged_summary_is_made_again(release: Callable[..., Release], damage
 
 
 @pytest.mark.parametrize("tool", ["cuobjdump", "nvdisasm"])
-def test_without_the_tools_nothing_is_said_about_the_code(
+def test_without_the_tools_the_code_is_not_judged(
     release: Callable[..., Release], monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:
     def find(name: str) -> None:
@@ -553,7 +553,7 @@ def test_without_the_tools_nothing_is_said_about_the_code(
         (RemoteError("the download broke off"), "not-run"),
     ],
 )
-def test_what_cannot_be_read_never_passes(
+def test_an_unreadable_module_never_passes(
     release: Callable[..., Release],
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
@@ -569,7 +569,7 @@ def test_what_cannot_be_read_never_passes(
         assert str(error) in check.seen + check.reason
 
 
-def test_a_damaged_module_beside_the_others_is_told_alone(
+def test_only_the_damaged_module_is_reported(
     release: Callable[..., Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = release({STABLE: all_real(), FA3: {}})
@@ -592,14 +592,14 @@ def test_a_choice_that_logs_nothing_counts_too(release: Callable[..., Release]) 
     assert set(made.checks(expect=refused)) == {"binaries"}
 
 
-def test_a_profile_without_ready_made_kernels_is_not_run(
+def test_a_profile_without_prebuilt_kernels_is_not_run(
     release: Callable[..., Release],
 ) -> None:
     (check,) = release({STABLE: all_real()}).checks("Using something of FlashInfer").values()
     assert (check.status, check.name) == ("not-run", "binaries")
 
 
-def test_the_level_is_asked_for_by_name() -> None:
+def test_the_level_is_selected_by_name() -> None:
     assert parse_levels(["binaries,static"]) == ("static", "binaries")
     assert "binaries" not in parse_levels([])
 

@@ -17,7 +17,7 @@ def test_the_last_failure_has_no_pause() -> None:
     assert attempts.failed() is None
 
 
-def test_progress_gives_all_tries_back() -> None:
+def test_progress_resets_the_number_of_attempts() -> None:
     attempts = Attempts(2, float)
     assert attempts.failed() == 1.0
     attempts.forget()
@@ -27,11 +27,11 @@ def test_progress_gives_all_tries_back() -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"), [("7", 7.0), (" 0 ", 0.0), ("", None), ("soon", None), ("-1", None)]
 )
-def test_what_a_server_asks_for(value: str, seconds: float | None) -> None:
+def test_delay_requested_by_a_server(value: str, seconds: float | None) -> None:
     assert seconds_asked(value) == seconds
 
 
-def test_a_date_is_so_far_away() -> None:
+def test_a_date_is_converted_to_a_delay() -> None:
     asked = seconds_asked(formatdate(time.time() + 1000, usegmt=True))
     assert asked is not None
     assert 900 < asked <= 1000

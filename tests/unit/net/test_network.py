@@ -81,7 +81,7 @@ def test_a_warm_cache_needs_no_network(wheels: FakeIndex, html: bool) -> None:
     assert read() == there
 
 
-def test_an_old_page_is_better_than_none(
+def test_a_cached_page_is_used_if_the_index_fails(
     wheels: FakeIndex, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = PackageIndex().wheels("vllm")
@@ -98,7 +98,7 @@ def test_an_old_page_is_better_than_none(
 
 
 @pytest.mark.parametrize("location", ["http://[1/x", "http://host:port/x", "//[::1"])
-def test_what_is_no_address_is_an_error_of_the_server(location: str) -> None:
+def test_an_invalid_address_is_a_server_error(location: str) -> None:
     with pytest.raises(RemoteError, match=r"a redirect names .* which is not a valid address"):
         resolved("https://registry.test/v2/", location, "a redirect")
     assert resolved("https://registry.test/v2/", "a?b=1", "x") == "https://registry.test/v2/a?b=1"

@@ -158,7 +158,7 @@ def test_the_end_of_a_run_ends_a_pause() -> None:
         sockets.pause(60)
 
 
-def test_a_name_that_is_looked_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's resolver can be interrupted by nothing."""
     silence = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: silence.wait(60) and [])
@@ -170,7 +170,7 @@ def test_a_name_that_is_looked_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     silence.set()
 
 
-def test_what_moves_is_not_cut() -> None:
+def test_a_slow_but_moving_transfer_continues() -> None:
     """A large body may take many windows."""
     body = b"z" * (sockets.STEP * 3)
     with Dripping("slow", body=body) as server:

@@ -57,7 +57,7 @@ def test_passes_are_one_line_a_level(told: Callable[[], str]) -> None:
     ]
 
 
-def test_what_failed_and_what_vllm_said_is_whole(told: Callable[[], str]) -> None:
+def test_failures_and_vllm_messages_are_shown_completely(told: Callable[[], str]) -> None:
     text = told()
     assert text.count("expected: E") == text.count("seen:     S") == 2
     assert "  PASS    dispatch nvfp4-linear\n                   S\n" in text
@@ -83,7 +83,7 @@ class Heard:
         self.said.append("end")
 
 
-def test_checks_are_heard_as_they_come() -> None:
+def test_checks_are_printed_as_they_finish() -> None:
     heard = Heard()
     report = verify(target_of(LAYER), ["static", "dispatch"], heard)
     static = [f"static {one.name}" for one in report.checks if one.level == "static"]

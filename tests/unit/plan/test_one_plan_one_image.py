@@ -162,7 +162,7 @@ def with_another_notice(tool: Path, _: pytest.MonkeyPatch) -> None:
         with_another_kernel, with_another_line_to_look_for, with_another_notice,
     ],
 )  # fmt: skip
-def test_another_spark_build_or_time_is_another_plan_and_image(
+def test_another_version_or_time_gives_another_plan_and_image(
     change: Callable[[Path, pytest.MonkeyPatch], None],
     tool: Path,
     tmp_path: Path,
@@ -192,18 +192,20 @@ def test_another_spark_build_or_time_is_another_plan_and_image(
     ],
     ids=["edit", "file", "variable", "profile", "expected", "single-layer", "base", "base-config"],
 )
-def test_another_request_is_another_plan_and_image(change: dict[str, Any], tmp_path: Path) -> None:
+def test_another_request_gives_another_plan_and_image(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
     plan, image = Asked(tmp_path / "one")()
     other_plan, other_image = Asked(tmp_path / "one", **change)()
     assert other_plan != plan
     assert other_image != image
 
 
-def test_what_is_said_to_people_is_in_neither(tmp_path: Path) -> None:
+def test_descriptions_are_in_neither_plan_nor_image(tmp_path: Path) -> None:
     assert Talkative(tmp_path / "one")() == Asked(tmp_path / "one")()
 
 
-def test_after_the_plan_neither_clock_nor_environment_counts(
+def test_after_the_plan_clock_and_environment_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def later() -> None:
@@ -236,7 +238,7 @@ def test_an_older_plan_is_still_read() -> None:
     assert digest_of(json.loads(json.dumps(older))) == older["plan_digest"]
 
 
-def test_an_image_of_an_older_plan_is_not_rebuilt_as_something_else() -> None:
+def test_an_image_with_an_older_plan_is_not_rebuilt() -> None:
     baked = Baked(version="0.0.9", plan=older_plan(), layers=(), files={})
     with pytest.raises(
         UsageError, match=r"made by spark-build 0\.0\.9 with a plan of schema 1"

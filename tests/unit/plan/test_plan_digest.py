@@ -88,13 +88,13 @@ def whole_plan() -> BuildPlan:
     )
 
 
-def test_the_digest_is_what_it_was() -> None:
+def test_the_digest_is_unchanged() -> None:
     plan = whole_plan()
     assert plan.digest == "sha256:5253bbb55ea9df27ac61d64edb4e5d236ae76350026c97372e9822c6e57b38da"
     assert digest_of(plan.as_json()) == plan.digest
 
 
-def test_of_a_directory_no_path_counts() -> None:
+def test_the_path_of_a_directory_is_ignored() -> None:
     base = dataclasses.replace(whole_plan().base, kind="dir", ref="dir:/home/me")
     plan = dataclasses.replace(whole_plan(), base=base)
     assert plan.digest == "sha256:40faf325aa56d69e08342532d443dbbd2478faac6429850a22c33d03d03732a2"

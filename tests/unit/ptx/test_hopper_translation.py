@@ -80,7 +80,7 @@ def test_only_copies_of_codes_are_halved() -> None:
         "add.f32x2 %rd1, %rd2, %rd3;",
     ],
 )
-def test_what_is_not_known_is_not_lost(line: str) -> None:
+def test_unknown_instructions_are_an_error(line: str) -> None:
     with pytest.raises(ValueError, match="Hopper lacks"):
         translated(line)
 
@@ -89,7 +89,7 @@ STORES = "add.s32 %r1, %r1, 1;\nst.shared.b32 [%r1], %r2;\nst.shared.b32 [%r3], 
 FENCE = "// begin\nfence.proxy.async.shared::cta;\n"
 
 
-def test_some_warps_wait_before_the_stores() -> None:
+def test_selected_warps_wait_before_the_stores() -> None:
     lines = late(STORES + FENCE + "ret;\n" + STORES + FENCE, "odd").split("\n")
     waits = [number for number, line in enumerate(lines) if "nanosleep" in line]
     assert [lines[number + 1][:13] for number in waits] == ["st.shared.b32"] * 2
@@ -98,7 +98,7 @@ def test_some_warps_wait_before_the_stores() -> None:
         late(FENCE + "ret;", "odd")
 
 
-def test_lines_are_taken_out() -> None:
+def test_lines_are_removed() -> None:
     assert without("a;\nbar.sync 2, 256;\nb;", "bar.sync 2") == "a;\n\nb;"
     with pytest.raises(ValueError, match="no line matches"):
         without("a;", "bar.sync 2")

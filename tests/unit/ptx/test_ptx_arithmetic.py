@@ -173,12 +173,12 @@ def test_pairs_of_floats() -> None:
         "cvt.rn.f16x2.e5m2x2 %r5, %rs1;",
     ],
 )
-def test_forms_that_are_not_known_are_named(body: str) -> None:
+def test_unknown_forms_are_named(body: str) -> None:
     with pytest.raises(PtxError, match=rf"unknown instruction {body.split(maxsplit=1)[0]}"):
         one(body)
 
 
-def test_of_two_sources_the_first_is_the_upper_half() -> None:
+def test_the_first_of_two_sources_is_the_upper_half() -> None:
     assert one("cvt.rn.bf16x2.f32 %r5, %r1, %r2;", 1.0, 2.0) == 0x3F804000
     assert one("cvt.rn.satfinite.bf16x2.f32 %r5, %r1, %r2;", math.inf, 2.0) == 0x7F7F4000
     pair = "{kind} %rs1, %r1, %r2; cvt.u32.u16 %r5, %rs1;"
@@ -196,7 +196,7 @@ def test_e2m1_rounds_to_the_nearest_and_ties_to_even() -> None:
     assert formats.to_e2m1(near).tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_e4m3_of_every_code_comes_back() -> None:
+def test_every_e4m3_code_survives_a_round_trip() -> None:
     values = formats.UE4M3[:127].astype(np.float32)
     assert formats.to_e4m3(values).tolist() == list(range(127))
     assert formats.to_e4m3(-values).tolist() == [128 + code for code in range(127)]
@@ -219,7 +219,7 @@ def test_bf16_against_the_definition() -> None:
     assert (np.abs(found - exact)[inside] <= best[inside]).all()
 
 
-def test_lanes_under_a_guard_are_the_only_ones_that_change() -> None:
+def test_only_lanes_under_a_guard_change() -> None:
     body = (
         "and.b32 %r9, %r0, 1; setp.eq.s32 %p1, %r9, 0; mov.b32 %r5, 7; mov.b32 %r6, 7;"
         "@%p1 mov.b32 %r5, %r0; @!%p1 add.s32 %r6, %r6, 1;"
@@ -229,7 +229,7 @@ def test_lanes_under_a_guard_are_the_only_ones_that_change() -> None:
     assert out[:, 1].tolist() == [7 if n % 2 == 0 else 8 for n in range(32)]
 
 
-def test_lanes_that_go_apart_meet_again() -> None:
+def test_diverged_lanes_reconverge() -> None:
     """A loop of as many rounds as the lane's number, then one instruction for all."""
     body = (
         "mov.b32 %r5, 0; mov.b32 %r9, %r0;"

@@ -37,7 +37,7 @@ EXCHANGE = (
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=str)
-def test_a_barrier_orders_and_nothing_less_does(schedule: Schedule) -> None:
+def test_only_a_barrier_orders_accesses(schedule: Schedule) -> None:
     found = run(EXCHANGE.format(barrier="bar.sync 0;"), threads=64, schedule=schedule, watch=True)
     assert found.out[:, 0].tolist() == [n ^ 32 for n in range(64)]
     assert found.outcome.races == []
@@ -48,7 +48,7 @@ def test_a_barrier_orders_and_nothing_less_does(schedule: Schedule) -> None:
     assert other.outcome.races == []
 
 
-def test_without_it_the_race_is_told_with_both_lines() -> None:
+def test_without_a_barrier_the_race_is_reported_with_both_lines() -> None:
     found = run(EXCHANGE.format(barrier=""), threads=64, watch=True)
     races = {race.kind: race for race in found.outcome.races}
     assert set(races) == {UNWRITTEN, EARLY_READ, EARLY_WRITE}, "warp 0 goes first"
@@ -64,7 +64,7 @@ def test_without_it_the_race_is_told_with_both_lines() -> None:
     assert EARLY_READ in kinds or EARLY_WRITE in kinds
 
 
-def test_one_who_only_arrives_does_not_wait() -> None:
+def test_a_warp_that_only_arrives_does_not_wait() -> None:
     """The producer arrives, the consumer waits: ordered from the one to the other."""
     body = (
         "mov.b32 %r9, dynamic; setp.lt.u32 %p1, %r0, 32; @!%p1 bra CONSUMER;"
@@ -78,7 +78,7 @@ def test_one_who_only_arrives_does_not_wait() -> None:
         run(body.replace("bar.arrive 2, 64;", ""), threads=64)
 
 
-def test_barriers_that_cannot_be() -> None:
+def test_invalid_barriers() -> None:
     with pytest.raises(Fault, match="barrier 3 wants 33 threads"):
         run("bar.sync 3, 33;")
     with pytest.raises(Fault, match="barrier 16: a block has 16"):
@@ -122,7 +122,7 @@ def test_a_phase_completes_when_all_have_arrived(schedule: Schedule) -> None:
     assert phases(one, count=5, schedule=schedule).outcome.races == []
 
 
-def test_an_arrival_or_a_byte_too_few_is_a_deadlock_that_says_so() -> None:
+def test_a_missing_arrival_or_byte_is_a_deadlock() -> None:
     with pytest.raises(Deadlock, match=r"warp 1 spins at line 15.*mbarrier at 0: phase 0, 1 arr"):
         phases(ARRIVE, count=33)
     with pytest.raises(Deadlock, match=r"mbarrier at 0: phase 0, 0 arrivals and 16 bytes missing"):
@@ -149,19 +149,19 @@ def test_the_state_that_an_arrival_returns_is_the_phase_before() -> None:
     assert run(body).out[0, :2].tolist() == [0, 1]
 
 
-def test_the_parity_names_the_phase() -> None:
+def test_the_parity_identifies_the_phase() -> None:
     """Of an mbarrier whose first phase runs, that before counts as complete."""
     assert phases("", parity=1).kinds == {EARLY_READ}, "nobody waited"
     with pytest.raises(Deadlock, match="warp 1 spins at line 15"):
         phases(ARRIVE, parity=1)
 
 
-def test_a_wait_for_a_parity_that_there_is_not() -> None:
+def test_a_wait_for_an_invalid_parity() -> None:
     with pytest.raises(Fault, match="a wait for parity 5; 0 and 1 are valid"):
         run("mbarrier.init.shared.b64 [dynamic], 1;" + WAIT.format(at="dynamic", parity=5))
 
 
-def test_an_arrival_that_counts_nothing() -> None:
+def test_an_arrival_with_count_zero() -> None:
     none = "mbarrier.init.shared.b64 [dynamic], 1; mov.b32 %r10, 0;"
     with pytest.raises(Fault, match="0 arrivals at once at an mbarrier"):
         run(f"{none} mbarrier.arrive.shared.b64 _, [dynamic], %r10;")
@@ -237,7 +237,7 @@ def load_tile(
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=str)
-def test_a_tile_with_what_is_outside_as_zero(schedule: Schedule) -> None:
+def test_a_tile_is_zero_outside_the_tensor(schedule: Schedule) -> None:
     """A box of 16 columns by 16 rows at column 8, row -2 of a tensor of 20 by 40."""
     data = rows(40, 24)
     tensor = descriptor((20, 40), (48,), (16, 16))
@@ -249,7 +249,7 @@ def test_a_tile_with_what_is_outside_as_zero(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=str)
-def test_a_copy_must_see_its_mbarrier(schedule: Schedule) -> None:
+def test_a_copy_needs_an_initialised_mbarrier(schedule: Schedule) -> None:
     """The values are right without the fence; a device need not have seen the initialisation."""
     data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
     both = "fence.proxy.async.shared::cta;"
@@ -260,7 +260,7 @@ def test_a_copy_must_see_its_mbarrier(schedule: Schedule) -> None:
     assert race.line > race.other
 
 
-def test_what_is_outside_counts_for_the_mbarrier() -> None:
+def test_bytes_outside_the_tensor_count_for_the_mbarrier() -> None:
     data, tensor = rows(4, 8), descriptor((8, 4), (16,), (16, 16))
     assert (load_tile(data, tensor, x=0, y=0).out[8:] == 0).all()
     with pytest.raises(Deadlock, match="bytes missing"):
@@ -295,14 +295,14 @@ def test_a_tensor_of_4_bit_codes() -> None:
         (13, 15 << 24 | 1, "element strides"),
     ],
 )
-def test_tensor_maps_of_forms_that_were_not_seen(word: int, value: int, words: str) -> None:
+def test_unsupported_tensor_maps(word: int, value: int, words: str) -> None:
     raw = list(struct.unpack("<32I", descriptor((16, 16), (32,), (16, 16))))
     raw[word] = value
     with pytest.raises(Fault, match=words):
         TensorMap.of(struct.pack("<32I", *raw))
 
 
-def test_reading_a_tile_that_nobody_waited_for() -> None:
+def test_reading_a_tile_without_waiting() -> None:
     data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
     found = load_tile(data, tensor, wait="", schedule=EAGER, watch=True)
     assert found.kinds == {EARLY_READ}, "by luck the numbers are there"
@@ -348,7 +348,7 @@ def test_a_store_that_is_waited_for(schedule: Schedule, read: str) -> None:
     assert found.outcome.unawaited == 0
 
 
-def test_a_store_that_is_not_waited_for_reads_what_comes_later() -> None:
+def test_a_store_without_a_wait_reads_later_values() -> None:
     """As the dense kernel of FlashInfer 0.6.9 does between two tiles."""
     data, found = put(AGAIN, schedule=EAGER)
     assert data == list(range(128)), "by luck"
@@ -360,14 +360,14 @@ def test_a_store_that_is_not_waited_for_reads_what_comes_later() -> None:
     assert REUSED in put(one_left + AGAIN)[1].kinds, "one group may still be under way"
 
 
-def test_a_missing_proxy_fence_changes_no_number_and_is_seen() -> None:
+def test_a_missing_proxy_fence_is_reported_though_values_are_right() -> None:
     data, found = put(DONE.format(read=""), fence="")
     assert data == list(range(128))
     assert found.kinds == {UNFENCED}
     assert put(DONE.format(read=""), fence="fence.proxy.async.global;")[1].kinds == {UNFENCED}
 
 
-def test_tiles_where_none_can_be() -> None:
+def test_misplaced_tiles() -> None:
     data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
     with pytest.raises(Fault, match="not a multiple of 128"):
         put(STORE.format(x=0, y=0, at="%r11+64"))
@@ -377,7 +377,7 @@ def test_tiles_where_none_can_be() -> None:
         load_tile(rows(4, 16), descriptor((16, 16), (32,), (16, 16)), schedule=LAZY)
 
 
-def test_two_copies_into_one_place() -> None:
+def test_two_copies_to_the_same_address() -> None:
     data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
     twice = TILE.format(
         bytes=1024,
@@ -406,7 +406,7 @@ def test_coverage_names_the_blocks_that_ran() -> None:
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=str)
-def test_a_loop_that_does_not_end(schedule: Schedule) -> None:
+def test_an_endless_loop(schedule: Schedule) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builder.ptx.grid._ENDLESS", 100)
         with pytest.raises(Fault, match="a loop that does not end"):

@@ -61,7 +61,7 @@ def test_a_good_kernel_has_no_races(ptx: Callable[..., Called]) -> None:
     assert (found["races"], found["stopped"], found["schedules"]) == ([], [], ALL)
 
 
-def test_a_race_is_told_with_both_lines(ptx: Callable[..., Called]) -> None:
+def test_a_race_is_reported_with_both_lines(ptx: Callable[..., Called]) -> None:
     called = ptx("races", RACY, "--json")
     found = validated("ptx-races", called.json)
     assert (called.code, found["error"]["code"]) == (5, 5)
@@ -77,7 +77,7 @@ def test_a_race_is_told_with_both_lines(ptx: Callable[..., Called]) -> None:
     assert (race["agents"], race["schedules"]) == (["warp 1", "warp 0"], ALL)
 
 
-def test_the_kernel_s_own_lines_are_named(ptx: Callable[..., Called]) -> None:
+def test_source_lines_of_the_kernel_are_named(ptx: Callable[..., Called]) -> None:
     """Of PTX with line info: with each line of a race, a fault or a deadlock."""
     store, load = "  st.shared.f32 [%r2], %f1;", "  ld.shared.f32 %f2, [%r5];"
 
@@ -102,7 +102,7 @@ def test_the_kernel_s_own_lines_are_named(ptx: Callable[..., Called]) -> None:
     )
 
 
-def test_run_says_what_each_schedule_showed(ptx: Callable[..., Called]) -> None:
+def test_run_reports_each_schedule(ptx: Callable[..., Called]) -> None:
     called = ptx("run", RACY, "--json", "--schedule", "lazy", "--schedule", "random:7")
     found = validated("ptx-run", called.json)
     assert called.code == 5
@@ -133,7 +133,7 @@ def test_a_wrong_value_alone_is_found(ptx: Callable[..., Called]) -> None:
     ],
     ids=["deadlock", "out of bounds"],
 )
-def test_a_run_that_does_not_end(
+def test_a_run_that_does_not_finish(
     ptx: Callable[..., Called], kernel: str, deadlock: bool, words: str
 ) -> None:
     for command, key in (("run", "runs"), ("races", "stopped")):
@@ -202,7 +202,7 @@ def test_arrays_come_from_files_values_and_addresses(ptx: Callable[..., Called])
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_numbers_are_held_in_every_type(kind: str) -> None:
+def test_numbers_are_checked_for_every_type(kind: str) -> None:
     values = encoded([0, 1, 2], kind, "x")
     assert as_numbers(values.tobytes(), kind).tolist() == [0, 1, 2]
 
@@ -270,7 +270,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=[words for _, words in BAD])
-def test_a_launch_that_is_not_understood(
+def test_a_malformed_launch(
     ptx: Callable[..., Called], changes: dict[str, Any], words: str
 ) -> None:
     called = ptx("run", GOOD, "--out", "results", **changes)
@@ -281,7 +281,7 @@ def test_a_launch_that_is_not_understood(
 
 
 @pytest.mark.parametrize("data", [b"", b"no array", b"PK\x03\x04"], ids=["empty", "text", "zip"])
-def test_what_is_no_npy_file(ptx: Callable[..., Called], data: bytes) -> None:
+def test_invalid_npy_files(ptx: Callable[..., Called], data: bytes) -> None:
     Path("given.npy").write_bytes(data)
     called = ptx("run", GOOD, **memory(fill=None, file="given.npy"))
     assert called.code == 2
@@ -308,9 +308,7 @@ def test_a_npy_file_of_another_type(ptx: Callable[..., Called]) -> None:
     ],
     ids=["opcode", "operands", "address", "branch", "text", "no kernel", "binary"],
 )  # fmt: skip
-def test_ptx_that_is_not_understood(
-    ptx: Callable[..., Called], kernel: str | bytes, words: str
-) -> None:
+def test_malformed_ptx(ptx: Callable[..., Called], kernel: str | bytes, words: str) -> None:
     for command in ("run", "races"):
         called = ptx(command, kernel)
         assert (called.code, called.out) == (2, "")
@@ -319,7 +317,7 @@ def test_ptx_that_is_not_understood(
         assert words in validated(f"ptx-{command}", document)["error"]["message"]
 
 
-def test_files_that_are_missing(spark_build: Callable[..., Called]) -> None:
+def test_missing_files(spark_build: Callable[..., Called]) -> None:
     Path("launch.json").write_text(json.dumps(LAUNCH))
     for file, launch, words in (
         ("none.ptx", "launch.json", "cannot read none.ptx: No such file or directory"),
@@ -332,7 +330,7 @@ def test_files_that_are_missing(spark_build: Callable[..., Called]) -> None:
 
 
 @pytest.mark.parametrize("word", ["eagre", "random:", "random:x", "random:-1", "eager:1", ""])
-def test_schedules_that_there_are_not(ptx: Callable[..., Called], word: str) -> None:
+def test_unknown_schedules(ptx: Callable[..., Called], word: str) -> None:
     called = ptx("run", GOOD, "--schedule", word)
     assert called.code == 2
     assert (

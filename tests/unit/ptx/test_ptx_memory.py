@@ -33,7 +33,7 @@ def test_a_byte_of_a_wider_register_is_stored_alone() -> None:
     assert run(body, [[0x11223344, 0xABCD]]).out[0, 0] == 0x1122CD44
 
 
-def test_what_nobody_wrote_is_no_number() -> None:
+def test_uninitialised_memory_is_nan() -> None:
     found = run("mov.b32 %r9, dynamic; ld.shared.b32 %r5, [%r9];", watch=True)
     assert np.isnan(found.floats()).all()
     assert found.kinds == {"read of what nobody wrote"}
@@ -52,7 +52,7 @@ def test_what_nobody_wrote_is_no_number() -> None:
         ("atom.global.add.u32 %r5, [%rd1], 1;", "a write to in at"),
     ],
 )
-def test_what_is_outside_or_misaligned_is_a_fault_with_its_line(body: str, words: str) -> None:
+def test_an_invalid_address_is_a_fault_with_its_line(body: str, words: str) -> None:
     with pytest.raises(Fault) as caught:
         run(f"\n{body}")
     assert str(caught.value).startswith("PTX line 12, block 0,0,0, warp 0: "), caught.value
@@ -68,7 +68,7 @@ def atomics(body: str, first: int, width: int = 4) -> tuple[list[int], int]:
     return out[:, 0].tolist(), int(cell.view(f"u{width}")[0])
 
 
-def test_atomics_happen_lane_after_lane() -> None:
+def test_atomics_happen_lane_by_lane() -> None:
     assert atomics("atom.global.add.s32 %r5, [%rd5], 2;", 10) == (
         [10 + 2 * n for n in range(32)],
         74,
@@ -125,12 +125,12 @@ def test_each_thread_has_its_own_local_memory() -> None:
 
 
 @pytest.mark.parametrize("place", ["own+64", "own+61", "own+2", "own-4"])
-def test_local_memory_ends(place: str) -> None:
+def test_local_memory_has_bounds(place: str) -> None:
     with pytest.raises(Fault, match=r"outside the thread's 64 bytes, or not a multiple of 4"):
         run(f"{LOCAL} ld.local.b32 %r5, [{place}]; }}")
 
 
-def test_lanes_read_apart_buffers() -> None:
+def test_lanes_read_different_buffers() -> None:
     other = np.arange(4, dtype=np.uint32)
     region = Region(0x300000, other.view(np.uint8), False, "other")
     body = (
@@ -141,7 +141,7 @@ def test_lanes_read_apart_buffers() -> None:
     assert out[:, 0].tolist() == [0, 1, 2, 3] + [77] * 28
 
 
-def test_memory_between_blocks() -> None:
+def test_shared_memory_is_private_to_a_block() -> None:
     """A flag that the last block raises: all blocks are there at once, in every schedule."""
     cell = np.zeros(8, np.uint8)
     region = Region(0x200000, cell, True, "flag")

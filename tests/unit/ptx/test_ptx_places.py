@@ -50,7 +50,7 @@ TOLD = """.version 9.1
         ("/*\n.loc 1 12 5\n*/", ""),
     ],
 )
-def test_a_line_is_of_the_last_loc_before_it(directives: str, source: str) -> None:
+def test_a_line_belongs_to_the_last_loc_before_it(directives: str, source: str) -> None:
     text = f'.file 1 "one.py"\n.entry k() {{\n{directives}\nret;\n}}\n.file 2 "two.py", 77, 8\n'
     assert Places(text).at(text.split("\n").index("ret;") + 1) == source
 
@@ -66,7 +66,7 @@ def test_a_function_does_not_inherit_the_lines_of_the_one_before() -> None:
     assert places.at(1) == ""
 
 
-def test_line_info_is_no_code() -> None:
+def test_line_info_is_not_code() -> None:
     assert without_places(TOLD) == PLAIN
     plain, told = kernels_of(PLAIN)["second"], kernels_of(TOLD)["second"]
     assert [i.name for i in told.code] == [i.name for i in plain.code] == ["bar.sync", "ret"]

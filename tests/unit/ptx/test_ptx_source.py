@@ -70,7 +70,7 @@ def test_operands() -> None:
     assert split("a, {b, c}, [d, {e}]") == ["a", "{b, c}", "[d, {e}]"]
 
 
-def test_names_of_inner_scopes_are_their_own() -> None:
+def test_names_in_inner_scopes_are_separate() -> None:
     """As inline assembly has them: the same label and register in several scopes."""
     part = (
         "{ .reg .b32 x; mov.b32 x, %d; @!%%p1 bra DONE; mov.b32 x, 9;"
@@ -98,13 +98,13 @@ def test_names_of_inner_scopes_are_their_own() -> None:
         ("\nshfl.sync.idx.b64 %r1, %r2, 0, 31, -1;", "unknown instruction shfl.sync.idx.b64"),
     ],
 )
-def test_what_is_not_known_is_an_error_with_its_line(body: str, words: str) -> None:
+def test_unknown_syntax_is_an_error_with_its_line(body: str, words: str) -> None:
     with pytest.raises(PtxError) as caught:
         decoded(body)
     assert words in str(caught.value)
 
 
-def test_what_is_no_ptx() -> None:
+def test_files_that_are_not_ptx() -> None:
     with pytest.raises(PtxError, match=r"no \.target directive"):
         kernels_of("hello")
     with pytest.raises(PtxError, match=r"a \{ is never closed"):

@@ -74,7 +74,7 @@ def test_ldmatrix_gives_each_lane_two_neighbours_of_a_row(trans: str) -> None:
         assert out[lane].tolist() == wanted
 
 
-def test_stmatrix_is_the_way_back() -> None:
+def test_stmatrix_is_the_inverse_of_ldmatrix() -> None:
     words = np.arange(128, dtype=np.uint32).reshape(32, 4) * 3 + 1
     body = (
         f"{STORE} stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r9], {{%r1, %r2, %r3, %r4}};"
@@ -126,7 +126,7 @@ def mma_body(form: str = MMA, selectors: str = "{0, 0}") -> str:
     )
 
 
-def test_the_block_scaled_mma_is_the_product_by_definition() -> None:
+def test_the_block_scaled_mma_matches_its_definition() -> None:
     a = np.random.default_rng(1).integers(0, 2**32, (32, 4), dtype=np.uint32)
     found = run(mma_body(), a).out.view(np.float32)
     first = (LANES.astype(np.uint64) * 0x9E3779B1).astype(np.uint32)
@@ -143,7 +143,7 @@ def test_the_block_scaled_mma_is_the_product_by_definition() -> None:
     assert (run(mma_body(other), a).out.view(np.float32) == wanted).all()
 
 
-def test_selectors_that_4x_does_not_have() -> None:
+def test_invalid_selectors_of_4x() -> None:
     with pytest.raises(Fault, match="scale selectors"):
         run(mma_body(selectors="{1, 0}"))
     with pytest.raises(Fault, match="scale selectors"):
@@ -162,7 +162,7 @@ def test_selectors_that_4x_does_not_have() -> None:
         mma_body().rpartition(";mma")[2].join(["mma", ""]),
     ],
 )
-def test_aligned_instructions_want_the_whole_warp(body: str) -> None:
+def test_aligned_instructions_need_the_whole_warp(body: str) -> None:
     part = f"mov.b32 %r9, dynamic; setp.lt.u32 %p1, %r0, 31; @!%p1 bra OUT; {body} OUT:"
     with pytest.raises(Fault, match=r"by a part of a warp \(31 lanes\)") as caught:
         run(part)
@@ -170,7 +170,7 @@ def test_aligned_instructions_want_the_whole_warp(body: str) -> None:
     assert "warp 0" in str(caught.value)
 
 
-def test_sync_instructions_want_the_lanes_that_they_name() -> None:
+def test_sync_instructions_need_the_lanes_that_they_name() -> None:
     body = "setp.lt.u32 %p1, %r0, 16; @!%p1 bra OUT; shfl.sync.idx.b32 %r5, %r0, 0, 31, {m}; OUT:"
     assert run(body.replace("{m}", "0xffff")).out[3, 0] == 0
     with pytest.raises(Fault, match="of lanes 0xffffffff by lanes 0x0000ffff"):
@@ -203,12 +203,12 @@ LOOP = (
         "elect.sync _|%p3, -1;",
     ],
 )
-def test_lanes_wait_for_those_that_went_elsewhere(gather: str) -> None:
+def test_lanes_wait_for_diverged_lanes(gather: str) -> None:
     """``.sync``: until all lanes that are named execute the same instruction."""
     assert run(LOOP.format(gather=gather)).out[:, 1].tolist() == [0] * 16 + [3] * 16
 
 
-def test_nobody_waits_for_lanes_that_do_not_come() -> None:
+def test_no_lane_waits_for_exited_lanes() -> None:
     with pytest.raises(Fault, match=r"bar\.sync by a part of a warp \(16 lanes\)"):
         run("setp.lt.u32 %p2, %r0, 16; @%p2 bra OUT; bar.sync 0; OUT: mov.b32 %r5, 1;")
     with pytest.raises(Fault, match=r"bar\.sync by a part of a warp \(16 lanes\)"):

@@ -36,7 +36,7 @@ def evidence(checks: Any = None, **changes: Any) -> Evidence:
     return Evidence(document={**document, **changes}, origin="file")
 
 
-def test_good_evidence() -> None:
+def test_sufficient_evidence() -> None:
     assert evidence().lacks(CLAIM, LEVELS) == []
     assert evidence(digests=[CONFIG]).lacks(CLAIM, LEVELS) == [], "a Docker Engine names the config"
     assert evidence(passed=False).lacks(CLAIM, LEVELS) == [], "the checks decide"
@@ -60,7 +60,7 @@ def test_good_evidence() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_evidence_that_lacks_something(made: Evidence, reason: str) -> None:
+def test_insufficient_evidence(made: Evidence, reason: str) -> None:
     assert any(reason in text for text in made.lacks(CLAIM, LEVELS)), made.lacks(CLAIM, LEVELS)
 
 
@@ -74,7 +74,7 @@ def test_a_level_with_nothing_to_check() -> None:
     assert evidence([row("imports", "not-run", moot=True)]).lacks(silent, ("imports",))
 
 
-def test_what_is_attached_names_no_path() -> None:
+def test_attached_evidence_has_no_local_path() -> None:
     verdict = {"todo": ["spark-build verify oci:/home/me/out"], "status": "not-proven"}
     made = evidence(target="oci:/home/me/out", verdict=verdict)
     document = json.loads(made.about(CLAIM))
@@ -96,14 +96,14 @@ def test_both_commands_write_evidence() -> None:
         b'{"checks": {"not": "a list"}}', b'{"checks": [], "digests": null}',
     ],
 )  # fmt: skip
-def test_what_is_no_evidence(data: bytes, tmp_path: Path) -> None:
+def test_malformed_evidence(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "evidence.json"
     file.write_bytes(data)
     with pytest.raises(UsageError, match=r"evidence\.json"):
         read_evidence(file)
 
 
-def test_a_check_of_another_form_is_named_and_not_passed_over() -> None:
+def test_a_malformed_check_is_named() -> None:
     text = json.dumps({**evidence().document, "checks": [*GOOD, "codegen failed"]})
     with pytest.raises(UsageError, match=r"Expected `object`, got `str` - at `\$\.checks\[3\]`"):
         parse_evidence(text.encode(), "file")

@@ -66,7 +66,7 @@ def test_images_that_disagree(changes: dict[str, str]) -> None:
         name_of([labels(), labels(**changes)], "x")
 
 
-def test_no_image_of_ours() -> None:
+def test_a_foreign_image() -> None:
     with pytest.raises(UsageError, match="not made by spark-build"):
         name_of([], "sha256:x")
 
@@ -77,7 +77,7 @@ def test_a_name_that_is_too_long() -> None:
 
 
 @pytest.mark.parametrize("tag", ["latest", "0.20.1-b12x-full", "nightly_2", "v1.2-0123456789a"])
-def test_tags_that_may_move(tag: str) -> None:
+def test_moving_tags(tag: str) -> None:
     assert check_moving([tag, tag]) == (tag,)
 
 
@@ -96,7 +96,7 @@ def test_tags_that_may_move(tag: str) -> None:
         "x" * 120,
     ],
 )
-def test_tags_that_never_move(tag: str) -> None:
+def test_immutable_tags(tag: str) -> None:
     with pytest.raises(UsageError):
         check_moving([tag])
 
@@ -122,7 +122,7 @@ def test_tags_of_attachments() -> None:
         ([], False),
     ],
 )
-def test_a_signature_is_known_by_its_layers(layers: list[str], signs: bool) -> None:
+def test_a_signature_is_recognised_by_its_layers(layers: list[str], signs: bool) -> None:
     """Not by its tag: an image under such a tag is an image."""
     value = {"layers": [{"mediaType": one} for one in layers]}
     made = RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST)
@@ -131,7 +131,9 @@ def test_a_signature_is_known_by_its_layers(layers: list[str], signs: bool) -> N
 
 
 @pytest.mark.parametrize(("artifact", "lists"), [("application/x", True), (None, False)])
-def test_a_list_of_attachments_is_known_by_its_entries(artifact: str | None, lists: bool) -> None:
+def test_a_list_of_attachments_is_recognised_by_its_entries(
+    artifact: str | None, lists: bool
+) -> None:
     entry = {"mediaType": OCI_MANIFEST, "digest": PLAN, "size": 2}
     value = {"manifests": [entry | ({"artifactType": artifact} if artifact else {})]}
     made = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
@@ -152,7 +154,7 @@ def test_target(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["ghcr.io/me/x:v1", f"ghcr.io/me/x@{PLAN}", "http://x/y", ""])
-def test_what_is_no_target(text: str) -> None:
+def test_invalid_targets(text: str) -> None:
     with pytest.raises(UsageError):
         parse_target(text)
 
@@ -170,5 +172,5 @@ def test_what_is_no_target(text: str) -> None:
         ("RUN /bin/sh -c pip install vllm # buildkit", False),
     ],
 )
-def test_our_layers_are_known_by_the_steps_that_made_them(step: str, ours: bool) -> None:
+def test_our_layers_are_recognised_by_their_history(step: str, ours: bool) -> None:
     assert our_layer(step) is ours

@@ -70,16 +70,16 @@ SAME = {
 
 
 @pytest.mark.parametrize("data", SAME.values(), ids=SAME.keys())
-def test_the_same_change_has_one_form(data: bytes) -> None:
+def test_equal_changes_have_the_same_normal_form(data: bytes) -> None:
     assert normalise(data) == NORMAL
 
 
-def test_another_change_has_another_form() -> None:
+def test_different_changes_have_different_normal_forms() -> None:
     for changed in (EDIT.replace(b"drei", b"trois"), EDIT.replace(b"@@ -1,4", b"@@ -2,4")):
         assert normalise(changed) != NORMAL
 
 
-def test_files_are_sorted_whatever_their_order() -> None:
+def test_files_are_sorted() -> None:
     a, c = other(EDIT, b"vllm/a.py"), other(EDIT, b"vllm/c.py")
     assert normalise(c + EDIT + a) == normalise(a + EDIT + c)
     assert [s.path for s in read_sections(c + EDIT + a)] == ["vllm/a.py", "vllm/b.py", "vllm/c.py"]
@@ -89,12 +89,12 @@ def test_an_empty_diff_is_empty() -> None:
     assert normalise(b"") == b""
 
 
-def test_an_empty_line_of_context_may_have_lost_its_blank() -> None:
+def test_an_empty_context_line_can_lack_its_space() -> None:
     full = EDIT.replace(b" two\n", b" \n")
     assert normalise(full.replace(b"\n \n", b"\n\n")) == normalise(full)
 
 
-def test_what_looks_like_a_header_inside_a_hunk_is_content() -> None:
+def test_a_header_inside_a_hunk_is_content() -> None:
     tricky = EDIT.replace(b"-three\n+drei\n", b"--- a/x\n+++ b/x\n")
     (section,) = read_sections(tricky)
     assert section.hunks[3:5] == (b"--- a/x\n", b"+++ b/x\n")
@@ -146,7 +146,7 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize(("body", "why"), SPECIAL.values(), ids=SPECIAL.keys())
-def test_what_no_text_can_carry_is_known_as_such(body: bytes, why: str) -> None:
+def test_changes_that_a_text_diff_cannot_express_are_recognised(body: bytes, why: str) -> None:
     data = b"diff --git a/x b/x\n" + body
     (section,) = read_sections(data)
     assert section.special.startswith(why)
@@ -174,7 +174,7 @@ def test_a_malformed_diff_is_refused(data: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["café.py", "with space.py", "größe/ein wort.py"])
-def test_odd_names_as_git_writes_them(tmp_path: Path, name: str) -> None:
+def test_unusual_names_as_git_writes_them(tmp_path: Path, name: str) -> None:
     """Quoted or not, and with the tab that git puts behind a name with a space."""
 
     def git(*words: str) -> bytes:

@@ -111,7 +111,7 @@ def compiled(called: Called, number: int = 0) -> dict[str, Any]:
 # ------------------------------------------------------------------------------- one pull request
 
 
-def test_without_a_stage_the_command_that_would_do_is_named(spark_build: Call) -> None:
+def test_without_a_stage_the_error_names_the_command(spark_build: Call) -> None:
     result = spark_build("plan", *named(cw.FAMILY), *BASE)
     assert result.code == 10
     said = "--with-pr 'vllm-project/vllm#1' --base docker://vllm/vllm-openai:v0.19.1 --compile"
@@ -120,7 +120,9 @@ def test_without_a_stage_the_command_that_would_do_is_named(spark_build: Call) -
     assert (states(result), compiled(result)) == ({"pr-vllm-1": "needs-rebuild"}, {"wheel": None})
 
 
-def test_its_hunks_become_a_stage(plan: Call, cuda_world: cw.CudaWorld, built: list[Any]) -> None:
+def test_its_cuda_hunks_become_a_stage(
+    plan: Call, cuda_world: cw.CudaWorld, built: list[Any]
+) -> None:
     result = plan(cw.FAMILY)
     assert (states(result), result.code) == ({"pr-vllm-1": "needed"}, 0)
     found = compiled(result)
@@ -141,7 +143,7 @@ def test_its_hunks_become_a_stage(plan: Call, cuda_world: cw.CudaWorld, built: l
     assert built == []
 
 
-def test_an_image_has_what_is_compiled_and_the_python_beside_it(
+def test_an_image_has_the_compiled_code_and_the_python_changes(
     spark_build: Call, plan: Call, cuda_forge: LocalForge, built: list[Any], tmp_path: Path
 ) -> None:
     from builder.engines.overlay import read_layout
@@ -167,7 +169,7 @@ def test_an_image_has_what_is_compiled_and_the_python_beside_it(
     assert len(built) == 1, "what was compiled is kept"
 
 
-def test_a_dry_run_says_what_it_takes(spark_build: Call, built: list[Any]) -> None:
+def test_a_dry_run_prints_the_cost(spark_build: Call, built: list[Any]) -> None:
     result = spark_build("image", *named(cw.FAMILY), *BASE, "--compile", "--dry-run")
     assert result.code == 0
     said = " ".join(result.err.split())
@@ -176,7 +178,7 @@ def test_a_dry_run_says_what_it_takes(spark_build: Call, built: list[Any]) -> No
     assert built == []
 
 
-def test_a_locked_one_is_planned_with_no_forge(
+def test_a_locked_pull_request_is_planned_without_a_forge(
     spark_build: Call, cuda_forge: LocalForge, cuda_world: cw.CudaWorld
 ) -> None:
     assert spark_build("lock", *named(cw.FAMILY), *BASE).code == 0
@@ -197,7 +199,7 @@ def test_a_layer_of_it_becomes_a_stage_too(spark_build: Call) -> None:
     assert compiled(result)["stage"]["change"] == "pr-vllm-3"
 
 
-def test_a_mod_of_it_refuses_what_it_would_have_to_compile(
+def test_a_mod_refuses_a_change_that_must_be_compiled(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     from builder.applier.applying import apply_layers
@@ -241,7 +243,9 @@ STATES = {
 
 
 @pytest.mark.parametrize(("number", "state", "code", "reason"), STATES.values(), ids=STATES.keys())
-def test_what_becomes_of_it(plan: Call, number: int, state: str, code: int, reason: str) -> None:
+def test_state_of_each_kind_of_change(
+    plan: Call, number: int, state: str, code: int, reason: str
+) -> None:
     result = plan(number)
     (layer,) = result.json["layers"]
     assert (layer["state"], result.code) == (state, code), layer["reason"]
@@ -249,7 +253,7 @@ def test_what_becomes_of_it(plan: Call, number: int, state: str, code: int, reas
     assert "--compile" not in result.json.get("error", {}).get("hint", "")
 
 
-def test_what_the_whole_extension_would_take_is_said(plan: Call) -> None:
+def test_the_cost_of_the_whole_extension_is_reported(plan: Call) -> None:
     err = " ".join(plan(cw.UNKNOWN, more=()).err.split())
     assert "without it all of _C has to be compiled, not 1 of 7 units" in err
     assert "note: build vllm 0.19.1 from its sources with the change" in err
@@ -271,7 +275,7 @@ def test_hunks_without_effect_leave_the_others_to_be_applied(plan: Call) -> None
         assert any("comes from csrc/rocm/attention.cu" in note for note in layer["notes"])
 
 
-def test_python_beside_what_the_archive_has_is_applied(plan: Call) -> None:
+def test_python_hunks_are_applied_if_the_archive_has_the_others(plan: Call) -> None:
     result = plan(cw.BACKPORTED_AND_PYTHON)
     (layer,) = result.json["layers"]
     assert (layer["state"], result.code) == ("needed", 0)
@@ -280,7 +284,7 @@ def test_python_beside_what_the_archive_has_is_applied(plan: Call) -> None:
     assert any("is as released, built from it" in note for note in layer["notes"])
 
 
-def test_a_base_without_the_extension_has_nothing_to_go_beside(
+def test_a_base_without_the_extension_is_refused(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     site = write_tree(tmp_path / "site-packages", installed(cuda_world))
@@ -291,7 +295,7 @@ def test_a_base_without_the_extension_has_nothing_to_go_beside(
     assert "the base has no vllm/_C for it to extend" in result.json["error"]["message"]
 
 
-def test_for_two_architectures_they_are_not_compiled_together(
+def test_changes_for_two_architectures_are_not_compiled_together(
     spark_build: Call, tmp_path: Path
 ) -> None:
     text = TEXT.replace("12.1a", "12.0f").encode()
@@ -302,7 +306,7 @@ def test_for_two_architectures_they_are_not_compiled_together(
     assert "compiled together, but name 12.0f and 12.1a" in result.err
 
 
-def test_an_image_of_those_is_rebuilt(spark_build: Call, built: list[Any]) -> None:
+def test_an_image_with_two_stages_is_rebuilt(spark_build: Call, built: list[Any]) -> None:
     words = ("--engine", "oci", "-o", "oci:out", "--compile", "--no-verify")
     assert spark_build("image", *named(cw.ROCM_AND_PYTHON), *BASE, *words).code == 0
     result = spark_build("rebuild", "oci:out", "--json")
@@ -317,7 +321,7 @@ def installed(world: cw.CudaWorld, version: str = cw.RELEASE) -> dict[str, bytes
     return dist_files("vllm", version, world.files()) | dist_files("torch", "2.10.0", {})
 
 
-def test_a_base_between_releases_is_held_against_its_commit(
+def test_a_base_between_releases_is_compared_with_its_commit(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     commit = cuda_world.repository.git("rev-parse", f"v{cw.RELEASE}")
@@ -332,7 +336,7 @@ def test_a_base_between_releases_is_held_against_its_commit(
     assert "is not from a released wheel" in result.json["error"]["message"]
 
 
-def test_a_binary_of_somebody_decides_that_it_cannot_be_told(
+def test_a_foreign_binary_makes_the_state_unknown(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     site = write_tree(tmp_path / "site-packages", installed(cuda_world))
@@ -419,7 +423,7 @@ def test_a_series_is_compiled_once(
     assert spark_build("rebuild", "oci:out", "--json").json["same"] is True
 
 
-def test_what_another_brings_already_is_not_in_the_base(
+def test_a_change_added_by_another_layer_is_not_in_the_base(
     spark_build: Call, cuda_world: cw.CudaWorld
 ) -> None:
     """The second finds its text, and it is the first one's: the release has it not."""
@@ -430,7 +434,7 @@ def test_what_another_brings_already_is_not_in_the_base(
     assert compiled(result, 0)["with"] == f"commit-vllm-{head[:12]}"
 
 
-def test_of_a_series_none_is_taken_away_alone(
+def test_part_of_a_series_is_not_reverted_alone(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     site = write_tree(tmp_path / "site-packages", installed(cuda_world))
@@ -448,7 +452,7 @@ def test_of_a_series_none_is_taken_away_alone(
     assert {k: v for k, v in snapshot(site).items() if v} == {k: v for k, v in before.items() if v}
 
 
-def test_one_that_was_compiled_alone_before_does_not_come_in_twice(
+def test_a_change_compiled_earlier_is_not_added_twice(
     spark_build: Call, plan: Call, built: list[Any]
 ) -> None:
     words = ("--engine", "oci", "--compile", "--no-verify")
@@ -462,7 +466,7 @@ def test_one_that_was_compiled_alone_before_does_not_come_in_twice(
     assert len(built) == 1
 
 
-def test_with_a_change_that_is_known_by_name(spark_build: Call, built: list[Any]) -> None:
+def test_together_with_a_built_in_change(spark_build: Call, built: list[Any]) -> None:
     words = ("-l", "sm120-family", *named(cw.TILE), *BASE, "--compile")
     result = spark_build("plan", *words, "--json")
     assert list(states(result).items()) == [("pr-vllm-2", "needed"), ("sm120-family", "needed")]
@@ -480,7 +484,7 @@ def test_with_a_change_that_is_known_by_name(spark_build: Call, built: list[Any]
     assert result.code == 0, "both are the same change"
 
 
-def test_what_is_compiled_says_nothing_of_the_base(
+def test_compiled_code_reveals_nothing_about_the_base(
     spark_build: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is the same before and after, whatever is read of the extension wheel."""

@@ -61,7 +61,7 @@ OWN = ("--patches", "layers")
 
 
 class TestNew:
-    def test_fills_in_where_it_came_from(self, made: Callable[..., Path], world: World) -> None:
+    def test_records_its_origin(self, made: Callable[..., Path], world: World) -> None:
         layer = load_layer(made())
         assert layer["summary"] == "Faster alpha"
         said = layer["provenance"]
@@ -70,14 +70,14 @@ class TestNew:
         assert (said["forwarded"], said["applied-upstream"]) == ("not-needed", "no")
         assert layer["pins"]["pull"][0]["commit"] == world.pulls[pw.OPEN].head
 
-    def test_of_a_merged_one_names_release_and_commit(
+    def test_from_a_merged_pull_names_release_and_commit(
         self, made: Callable[..., Path], world: World
     ) -> None:
         said = load_layer(made(pw.MERGED_BY_SQUASH))["provenance"]
         merged = world.pulls[pw.MERGED_BY_SQUASH].merge_commit
         assert said["applied-upstream"] == f"1.2.0, {merged}"
 
-    def test_lists_what_is_dropped_and_what_is_compiled(self, made: Callable[..., Path]) -> None:
+    def test_lists_dropped_and_compiled_files(self, made: Callable[..., Path]) -> None:
         assert "# not installed, so dropped: docs/guide.md" in (made() / "layer.toml").read_text()
         text = (made(pw.GPU_AND_PYTHON, "gpu") / "layer.toml").read_text()
         assert "# compiled into the wheel: csrc/gemm.cu" in text
@@ -97,7 +97,7 @@ class TestNew:
     @pytest.mark.parametrize(
         ("pull", "code"), [("12", 2), ("vllm-project/vllm#99", 8), ("vllm-project/vllm#7", 2)]
     )
-    def test_that_cannot_be_made_leaves_nothing(
+    def test_that_fails_leaves_nothing(
         self, spark_build: Call, forge: LocalForge, project: Path, pull: str, code: int
     ) -> None:
         assert spark_build("layers", "new", "mine", "--from-pr", pull).code == code
@@ -111,7 +111,7 @@ class TestNew:
 
 
 class TestPinned:
-    def test_a_moved_head_is_not_taken_until_it_is_pinned_again(
+    def test_a_moved_head_is_ignored_until_pinned_again(
         self, made: Callable[..., Path], spark_build: Call, forge: LocalForge, world: World
     ) -> None:
         folder = made()
@@ -124,7 +124,7 @@ class TestPinned:
         pins = tomllib.loads((folder / "pins.toml").read_text())
         assert pins["pull"][0]["commit"] == world.pulls[pw.UNRELATED].head
 
-    def test_show_says_what_it_was_and_with_refresh_what_it_is(
+    def test_show_prints_the_pinned_and_with_refresh_the_current_state(
         self, made: Callable[..., Path], spark_build: Call, forge: LocalForge, world: World
     ) -> None:
         made()
@@ -138,7 +138,7 @@ class TestPinned:
         shown = spark_build("layers", "show", "mine", *OWN, "--refresh", "--json").json["pulls"]
         assert (shown[0]["pinned"]["state"], shown[0]["today"]["state"]) == ("open", "closed")
 
-    def test_check_asks_nobody_and_misses_a_pin(
+    def test_check_needs_no_network_and_reports_a_missing_pin(
         self, made: Callable[..., Path], spark_build: Call, forge: LocalForge
     ) -> None:
         folder = made()
@@ -151,7 +151,7 @@ class TestPinned:
         assert "try: spark-build layers pin --patches layers mine" in result.err
         assert spark_build("plan", "-l", "mine", *OWN, *BASE).code == 2
 
-    def test_a_mod_of_it_is_whole(
+    def test_a_mod_of_it_is_complete(
         self, made: Callable[..., Path], spark_build: Call, forge: LocalForge, project: Path
     ) -> None:
         made()
@@ -161,7 +161,7 @@ class TestPinned:
         assert "kept + 1" in text
         assert '"op": "pull"' not in text
 
-    def test_the_same_text_is_the_same_layer_whenever_it_was_pinned(
+    def test_the_same_text_is_the_same_layer_at_any_time(
         self, made: Callable[..., Path], spark_build: Call, forge: LocalForge
     ) -> None:
         """Titles and states move on; what is built does not."""
@@ -187,7 +187,7 @@ class TestOp:
         with (folder / "layer.toml").open("a") as file:
             file.write(extra)
 
-    def test_files_can_be_left_out(self, made: Callable[..., Path], spark_build: Call) -> None:
+    def test_files_can_be_excluded(self, made: Callable[..., Path], spark_build: Call) -> None:
         folder = made(pw.GPU_AND_PYTHON)
         self.edit(folder, 'exclude = ["csrc/*"]\n')
         result = spark_build("plan", "-l", "mine", *OWN, *BASE, "--json")
@@ -196,7 +196,7 @@ class TestOp:
             {"path": "csrc/gemm.cu", "why": "left out by the layer"}
         ]
 
-    def test_or_only_some_taken(self, made: Callable[..., Path], spark_build: Call) -> None:
+    def test_files_can_be_included(self, made: Callable[..., Path], spark_build: Call) -> None:
         folder = made(pw.SHAPES)
         self.edit(folder, 'include = ["vllm/new/*"]\n')
         (report,) = spark_build("plan", "-l", "mine", *OWN, *BASE, "--json").json["pulls"]
@@ -228,7 +228,9 @@ class TestOp:
         assert result.code == 2
         assert message in result.err
 
-    def test_may_stand_beside_other_ops(self, made: Callable[..., Path], spark_build: Call) -> None:
+    def test_can_be_combined_with_other_ops(
+        self, made: Callable[..., Path], spark_build: Call
+    ) -> None:
         folder = made()
         self.edit(
             folder,
@@ -304,7 +306,7 @@ PROJECTS = {
 @pytest.mark.parametrize(
     ("repository", "paths", "installed", "compiled"), PROJECTS.values(), ids=PROJECTS.keys()
 )
-def test_where_files_lie_once_they_are_installed(
+def test_installed_path_of_a_file(
     repository: str, paths: list[str], installed: list[str], compiled: list[str]
 ) -> None:
     sections = read_sections(diff(*paths))
@@ -315,7 +317,7 @@ def test_where_files_lie_once_they_are_installed(
     assert [s.path for s in parts.compiled] == compiled
 
 
-def test_the_same_file_of_the_dsl_lies_elsewhere_from_4_6_on() -> None:
+def test_files_of_the_dsl_have_another_path_from_4_6() -> None:
     paths = ["python/CuTeDSL/cutlass/a.py"]
     project = project_of("nvidia/CUTLASS", paths)
     assert project is not None
@@ -326,18 +328,18 @@ def test_the_same_file_of_the_dsl_lies_elsewhere_from_4_6_on() -> None:
     }
 
 
-def test_sources_that_another_wheel_brings_compiled_are_known() -> None:
+def test_sources_compiled_into_another_wheel_are_recognised() -> None:
     project = project_of("flashinfer-ai/flashinfer", [])
     assert project is not None
     parts = take_apart("x#1", read_sections(diff("csrc/b.cu", "flashinfer/a.py")), project)
     assert parts.late() == ("flashinfer/data/csrc/b.cu",)
 
 
-def test_nothing_is_guessed_of_a_repository_that_shows_no_package() -> None:
+def test_an_unknown_repository_is_not_guessed() -> None:
     assert project_of("someone/thing", ["lib/a.py", "other/b.py"]) is None
 
 
-def test_a_folder_of_the_user_s_own_may_hold_a_pinned_pull(tmp_path: Path) -> None:
+def test_a_user_folder_can_contain_a_pinned_pull(tmp_path: Path) -> None:
     """What ``pins.toml`` says is read with hyphens, as everything else in it."""
     text = (
         'summary = "s"\norder = 1\npackage = "vllm"\n[provenance]\norigin = "o"\nforwarded = "no"\n'

@@ -76,7 +76,9 @@ def test_a_pull_request_on_a_release(
     assert (outcome(result), result.code) == ({f"pr-vllm-{number}": state}, code)
 
 
-def test_an_open_one_is_reported_whole(plan: Call, world: World, forge: LocalForge) -> None:
+def test_an_open_pull_request_is_reported_completely(
+    plan: Call, world: World, forge: LocalForge
+) -> None:
     (report,) = plan(pw.OPEN).json["pulls"]
     pull = world.pulls[pw.OPEN]
     assert report["commit"] == pull.head
@@ -95,7 +97,7 @@ def test_an_open_one_is_reported_whole(plan: Call, world: World, forge: LocalFor
     assert (report["base"], report["sha256"]) == (base, sha256_hex(diff))
 
 
-def test_a_merged_one_names_its_release_and_offers_the_graft(plan: Call) -> None:
+def test_a_merged_pull_request_names_its_release_and_suggests_a_graft(plan: Call) -> None:
     result = plan(pw.MERGED_BY_SQUASH)
     (report,) = result.json["pulls"]
     assert (report["state"], report["release"]) == ("merged", "1.2.0")
@@ -105,14 +107,14 @@ def test_a_merged_one_names_its_release_and_offers_the_graft(plan: Call) -> None
     assert report["hints"][0] in result.json["hints"]
 
 
-def test_what_is_there_already_is_to_be_left_out(plan: Call) -> None:
+def test_an_applied_pull_request_is_to_be_removed(plan: Call) -> None:
     for base in ("1.2.0", "1.3.0"):
         (report,) = plan(pw.MERGED_BY_SQUASH, base=base).json["pulls"]
         assert report["in_base"] == "whole"
         assert "already in this base; remove it from the selection" in report["hints"][0]
 
 
-def test_what_is_there_in_part_is_drift_and_says_which(
+def test_a_partly_applied_pull_request_is_drift(
     spark_build: Call, forge: LocalForge, world: World, tmp_path: Path
 ) -> None:
     files = world.release("1.0.0")
@@ -131,7 +133,7 @@ def test_what_is_there_in_part_is_drift_and_says_which(
     assert "is partly applied (vllm/crlf.py)" in report["hints"][0]
 
 
-def test_what_was_taken_back_is_said(plan: Call) -> None:
+def test_a_reverted_pull_request_is_reported(plan: Call) -> None:
     (report,) = plan(pw.REVERTED, base="1.3.0").json["pulls"]
     assert report["release"] == "1.2.0"
     assert "was reverted" in report["hints"][0]
@@ -148,7 +150,7 @@ def test_compiled_files_are_listed(plan: Call) -> None:
     assert "csrc/gemm.cu" in result.json["error"]["message"]
 
 
-def test_a_submodule_counts_only_where_something_is_compiled_of_it(plan: Call) -> None:
+def test_a_submodule_counts_only_if_it_is_compiled(plan: Call) -> None:
     (report,) = plan(pw.SUBMODULE).json["pulls"]
     assert report["compiled"] == ["csrc/cutlass"]
     assert report["dropped"] == [{"path": "third_party/other", "why": "a submodule"}]
@@ -163,7 +165,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("number", "code", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_taken_is_refused_with_its_reason(
+def test_an_unsupported_change_is_refused_with_a_reason(
     plan: Call, number: int, code: int, message: str
 ) -> None:
     result = plan(number, more=())
@@ -187,7 +189,7 @@ def test_a_series_keeps_its_order(plan: Call) -> None:
     assert plan(pw.UPPER, pw.LOWER).code == 4
 
 
-def test_a_series_that_the_base_has_is_found_from_its_top(
+def test_a_series_in_the_base_is_found_from_its_last_part(
     plan: Call, world: World, spark_build: Call, tmp_path: Path
 ) -> None:
     """Somebody patched this environment without us: no receipt says so."""
@@ -205,13 +207,13 @@ def test_a_conflict_within_a_series_names_the_layer_in_the_way(plan: Call) -> No
     assert conflict["history"].endswith("layer pr-vllm-11 changed these lines first")
 
 
-def test_independent_ones_do_not_mind_each_other(plan: Call) -> None:
+def test_independent_pull_requests_do_not_interfere(plan: Call) -> None:
     result = plan(pw.UNRELATED, pw.OPEN, pw.MERGED_BY_SQUASH)
     assert list(outcome(result)) == ["pr-vllm-20", "pr-vllm-1", "pr-vllm-2"]
     assert set(outcome(result).values()) == {"needed"}
 
 
-def test_naming_one_twice_is_a_mistake(plan: Call) -> None:
+def test_naming_one_twice_is_an_error(plan: Call) -> None:
     result = plan(pw.OPEN, pw.OPEN, more=())
     assert result.code == 2
     assert "named twice" in result.err
@@ -243,7 +245,7 @@ class TestConflict:
             "spark-build layers new NAME --from-pr 'vllm-project/vllm#4'"
         )
 
-    def test_of_a_file_that_is_not_there(self, plan: Call, forge: LocalForge, world: World) -> None:
+    def test_of_a_missing_file(self, plan: Call, forge: LocalForge, world: World) -> None:
         world.repository.branch("pr-later", "v1.2.0")
         change = {"vllm/gamma_helper.py": "def help_gamma(value):\n    return value\n"}
         forge.pulls[30] = Pull(head=world.repository.commit("Later", change), title="Later")
@@ -254,7 +256,9 @@ class TestConflict:
             "this hunk's text is in vllm 1.2.0 … 1.3.0, not in 1.0.0 … 1.1.0"
         )
 
-    def test_without_an_index_it_says_so(self, plan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_an_index_it_reports_that(
+        self, plan: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         plan(pw.OPEN, base="1.3.0")
 
         def unreachable(*_: object) -> None:
@@ -269,7 +273,7 @@ class TestConflict:
 
 
 class TestCommits:
-    def test_an_older_commit_of_it_may_be_named(
+    def test_an_older_commit_can_be_named(
         self, plan: Call, spark_build: Call, world: World, forge: LocalForge
     ) -> None:
         old = world.pulls[pw.OPEN].head
@@ -281,7 +285,7 @@ class TestCommits:
         assert "1 file to change" in result.out
         assert "2 files to change" in plan(pw.OPEN, more=()).out
 
-    def test_a_commit_that_was_forced_away_is_noticed(
+    def test_a_force_push_is_detected(
         self, spark_build: Call, world: World, forge: LocalForge
     ) -> None:
         old = world.pulls[pw.OPEN].head
@@ -313,11 +317,11 @@ class TestCommits:
         result = spark_build("plan", "--with-pr", f"o/vllm@{first}", "-b", "pypi:vllm==1.0.0")
         assert result.code == 8
 
-    def test_a_page_is_as_good_as_a_number(self, spark_build: Call, forge: LocalForge) -> None:
+    def test_a_page_address_works_like_a_number(self, spark_build: Call, forge: LocalForge) -> None:
         page = f"{forge.root}/vllm-project/vllm/pull/1/files"
         assert spark_build("plan", "--with-pr", page, "-b", "pypi:vllm==1.0.0").code == 0
 
-    def test_a_page_elsewhere_is_refused_before_anything_is_asked(
+    def test_a_page_on_another_host_is_refused_without_a_request(
         self, spark_build: Call, forge: LocalForge
     ) -> None:
         page = "https://github.com/vllm-project/vllm/pull/1"
@@ -364,7 +368,7 @@ class TestRequests:
         assert "try again after 2100-01-01 00:00" in result.err
 
     @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"number": 1}', b'{"head": null}'])
-    def test_an_answer_of_another_shape_is_no_traceback(
+    def test_a_malformed_response_gives_no_traceback(
         self, plan: Call, forge: LocalForge, body: bytes
     ) -> None:
         forge.faults.append(Fault("/pulls/1", 200, body=body))
@@ -372,14 +376,14 @@ class TestRequests:
         assert result.code == 8
         assert "did not answer like GitHub's API" in result.err
 
-    def test_a_diff_that_is_none_is_refused(self, plan: Call, forge: LocalForge) -> None:
+    def test_a_malformed_diff_is_refused(self, plan: Call, forge: LocalForge) -> None:
         plan(pw.UNRELATED)
         forge.faults.append(Fault("/compare/", 200, body=b'{"merge_base_commit": {"sha": "a"}}'))
         result = plan(pw.OPEN, more=())
         assert result.code == 2
         assert "is not a git diff" in result.err
 
-    def test_a_title_cannot_colour_the_terminal(self, plan: Call, forge: LocalForge) -> None:
+    def test_a_title_cannot_send_escape_codes(self, plan: Call, forge: LocalForge) -> None:
         forge.pulls[pw.OPEN].title = "Red \x1b[31m and \u202ebackwards"
         assert plan(pw.OPEN).json["pulls"][0]["title"] == "Red  [31m and  backwards"
 
@@ -407,7 +411,7 @@ class TestElsewhere:
         for path, data in world.release("1.0.0").items():
             assert (site / path).read_bytes() == data
 
-    def test_an_image_carries_the_text_and_where_it_came_from(
+    def test_an_image_contains_the_text_and_its_origin(
         self, spark_build: Call, forge: LocalForge, tmp_path: Path
     ) -> None:
         words = ["-b", "pypi:vllm==1.0.0", "--engine", "oci", "-o", "oci:out", "--no-verify"]
@@ -433,13 +437,13 @@ class TestElsewhere:
         assert spark_build(*words, "--check").code == 0
 
     @pytest.mark.parametrize(("base", "code"), [("1.0.0", 5), ("1.2.0", 0)])
-    def test_a_release_is_held_against_it(
+    def test_a_release_is_compared_with_it(
         self, spark_build: Call, forge: LocalForge, base: str, code: int
     ) -> None:
         words = [*named(pw.MERGED_BY_SQUASH), "--level", "static"]
         assert spark_build("verify", f"pypi:vllm=={base}", *words).code == code
 
-    def test_something_has_to_be_selected(self, spark_build: Call) -> None:
+    def test_an_empty_selection_is_an_error(self, spark_build: Call) -> None:
         for command in (["plan"], ["image"], ["apply", "."]):
             result = spark_build(*command)
             assert result.code == 2

@@ -132,7 +132,7 @@ def test_too_many_parts() -> None:
 
 
 @pytest.mark.parametrize("change", [{"size": 1}, {"mediaType": OCI_INDEX}])
-def test_an_index_that_lies_about_its_entries(change: dict[str, Any]) -> None:
+def test_an_index_with_wrong_entries(change: dict[str, Any]) -> None:
     one = RawManifest(data=manifest(), media_type=OCI_MANIFEST)
     top = listing(entry(DIGESTS[1], one, **change))
     refused(Fake({"v1": top, DIGESTS[1]: one}), "is listed as")
@@ -182,7 +182,7 @@ def test_layers_that_may_not_be_distributed_stay() -> None:
     assert ("blob", DIGESTS[1]) not in target.calls
 
 
-def test_a_digest_names_only_itself() -> None:
+def test_a_digest_reference_must_match() -> None:
     made = RawManifest(data=manifest(), media_type=OCI_MANIFEST)
     target = Fake()
     copy_image(Fake({"v1": made}), "v1", target, made.digest)
@@ -231,7 +231,7 @@ def test_one_failure_ends_the_others() -> None:
     assert len(target.calls) < 10
 
 
-def test_progress_is_told_now_and_then(
+def test_progress_is_reported_at_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_EVERY", 0.0)

@@ -41,14 +41,14 @@ def docker(folder: Path, value: Any) -> None:
     write(folder / "docker" / "config.json", value)
 
 
-def test_nobody() -> None:
+def test_no_credentials() -> None:
     assert find_credential("ghcr.io", "a/b") is None
 
 
 @pytest.mark.parametrize(
     "key", ["ghcr.io", "https://ghcr.io", "https://ghcr.io/", "http://ghcr.io/v1/", "ghcr.io/v2/"]
 )
-def test_docker_s_file(folder: Path, key: str) -> None:
+def test_docker_config_file(folder: Path, key: str) -> None:
     docker(folder, {"auths": {key: {"auth": AUTH}, "other.example": {"auth": "eDp5"}}})
     found = find_credential("ghcr.io", "a/b")
     assert found is not None
@@ -77,9 +77,7 @@ def test_the_longest_path_of_podman_wins(folder: Path) -> None:
         assert found.username == name
 
 
-def test_an_auth_file_that_is_named_stands_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_auth_file_is_used_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker(folder, {"auths": {"ghcr.io": {"auth": AUTH}}})
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(folder / "auth.json"))
     assert find_credential("ghcr.io") is None
@@ -89,7 +87,7 @@ def test_an_auth_file_that_is_named_stands_alone(
     assert (found.kind, found.secret) == ("identity", SECRET)
 
 
-def test_our_variables_are_for_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_variables_apply_to_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_REGISTRY_USER", "me")
     monkeypatch.setenv("SPARK_BUILD_REGISTRY_PASSWORD", SECRET)
     with pytest.raises(UsageError, match="must be set together") as caught:
@@ -121,7 +119,7 @@ def test_malformed_files(folder: Path, value: Any, why: str) -> None:
     assert why in str(caught.value)
 
 
-def test_a_file_that_may_not_be_read(folder: Path) -> None:
+def test_an_unreadable_file(folder: Path) -> None:
     (folder / "docker" / "config.json").mkdir()
     with pytest.raises(UsageError, match=r"config\.json cannot be read: Is a directory"):
         find_credential("ghcr.io")
@@ -158,7 +156,7 @@ def test_a_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert token.kind == "identity"
 
 
-def test_a_helper_that_knows_nothing_leaves_it_to_the_file(
+def test_a_helper_without_a_credential_falls_back_to_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "print('credentials not found in native keychain'); sys.exit(1)"

@@ -60,7 +60,7 @@ def blobs_in(layout: Path) -> set[str]:
     return {f"sha256:{path.name}" for path in (layout / "blobs" / "sha256").iterdir()}
 
 
-def test_another_name_is_added_and_the_first_image_stays(tmp_path: Path) -> None:
+def test_another_name_is_added_and_the_first_image_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     one = build(out, "1", "me/a:1")
     (out / "notes.txt").write_text("precious")
@@ -75,7 +75,7 @@ def test_another_name_is_added_and_the_first_image_stays(tmp_path: Path) -> None
     assert not list(out.glob(".*"))
 
 
-def test_the_same_name_is_replaced_with_what_it_alone_needed(
+def test_the_same_name_is_replaced_with_its_unshared_blobs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -91,7 +91,7 @@ def test_the_same_name_is_replaced_with_what_it_alone_needed(
     assert blobs_in(out) == wanted
 
 
-def test_what_others_keep_in_a_layout_stays(tmp_path: Path) -> None:
+def test_foreign_files_in_a_layout_are_kept(tmp_path: Path) -> None:
     """Images without a name, artifacts about ours, blobs of no index, keys of the index itself."""
     out = tmp_path / "out"
     old = build(out, "1", "me/a:1")
@@ -117,7 +117,7 @@ def test_what_others_keep_in_a_layout_stays(tmp_path: Path) -> None:
     assert blobs_in(out) >= {sha256_digest(stray), theirs.digest, *blobs_of(out, old.digest)}
 
 
-def test_an_image_that_cannot_be_read_is_replaced_and_nothing_goes(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_replaced_and_nothing_deleted(tmp_path: Path) -> None:
     out = tmp_path / "out"
     old = build(out, "1", "me/a:1")
     (out / LayoutDirectory.blob_path(old.digest)).write_text("damaged")
@@ -127,7 +127,7 @@ def test_an_image_that_cannot_be_read_is_replaced_and_nothing_goes(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"manifests": {}}'])
-def test_a_layout_with_a_damaged_index_is_left_alone(tmp_path: Path, text: str) -> None:
+def test_a_layout_with_a_damaged_index_is_unchanged(tmp_path: Path, text: str) -> None:
     build(tmp_path / "out", "1", "me/a:1")
     (tmp_path / "out" / "index.json").write_text(text)
     before = snapshot(tmp_path)
@@ -136,7 +136,7 @@ def test_a_layout_with_a_damaged_index_is_left_alone(tmp_path: Path, text: str) 
     assert snapshot(tmp_path) == before
 
 
-def test_places_that_hold_no_image(tmp_path: Path) -> None:
+def test_invalid_targets(tmp_path: Path) -> None:
     check_layout_target(tmp_path / "absent")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "file").write_text("")
@@ -159,7 +159,7 @@ def test_an_empty_folder_stays_the_same_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [None, "empty", "layout"])
-def test_a_failure_at_any_step_leaves_the_place_as_it_was(
+def test_a_failure_at_any_step_leaves_the_target_unchanged(
     tmp_path: Path, there: str | None
 ) -> None:
     out = tmp_path / "out"
@@ -233,7 +233,7 @@ def test_a_killed_run_leaves_a_valid_layout_and_the_next_one_cleans_up(
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_runs_at_the_same_time_lose_no_image(tmp_path: Path, exists: bool) -> None:
+def test_concurrent_runs_lose_no_image(tmp_path: Path, exists: bool) -> None:
     out = tmp_path / "out"
     if exists:
         build(out, "0", "me/first:1")
@@ -251,7 +251,7 @@ def test_runs_at_the_same_time_lose_no_image(tmp_path: Path, exists: bool) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_blobs_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
+def test_existing_blobs_are_not_fetched_again(tmp_path: Path) -> None:
     made, out = tmp_path / "made", tmp_path / "out"
     for folder in (made, out):
         (folder / "blobs" / "sha256").mkdir(parents=True)
@@ -266,13 +266,13 @@ def test_blobs_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     assert filling.has(blob.digest)
 
 
-def test_two_entries_are_no_image(tmp_path: Path) -> None:
+def test_two_entries_are_not_one_image(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"manifests": [{}, {}]}')
     with pytest.raises(ValueError, match="too many values"):
         add_image(tmp_path, tmp_path / "out", "x")
 
 
-def test_room_is_needed_for_what_is_not_there(tmp_path: Path) -> None:
+def test_disk_space_is_needed_only_for_missing_blobs(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base")
     plan = make_plan_of(base, make_layer("fix", BACKEND))
     out = tmp_path / "out"
@@ -326,7 +326,7 @@ def test_several_images_in_one_layout(call: Call, tmp_path: Path) -> None:
         ("oci:new:x", "new", "x"),
     ],
 )
-def test_a_place_and_a_name(
+def test_a_directory_and_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, folder: str, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

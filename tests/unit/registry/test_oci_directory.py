@@ -74,7 +74,7 @@ def test_an_image_with_a_name(layout: LayoutDirectory) -> None:
     assert (layout.path / blob_path(BLOB.digest)).stat().st_mode & 0o777 == 0o644
 
 
-def test_a_name_moves_and_others_stay(layout: LayoutDirectory) -> None:
+def test_a_name_moves_and_others_are_kept(layout: LayoutDirectory) -> None:
     other = RawManifest(data=manifest(annotations={"a": "b"}), media_type=OCI_MANIFEST)
     for made, name in ((MADE, "v1"), (MADE, "v2"), (other, "v1"), (other, ""), (other, "")):
         layout.put_manifest(made, name)
@@ -137,7 +137,7 @@ def test_a_full_disk(layout: LayoutDirectory) -> None:
     assert layout.manifest("v1") == other
 
 
-def test_a_place_that_cannot_be_one(tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write .*Not a directory"):
         LayoutDirectory(tmp_path / "file").put_blob(BLOB, io.BytesIO(DATA))
@@ -166,7 +166,7 @@ def write(layout: LayoutDirectory, value: object) -> None:
         ({"manifests": [{"digest": BLOB.digest, "size": 5}]}, "No such file"),
     ],
 )
-def test_indexes_that_are_none(layout: LayoutDirectory, value: object, match: str) -> None:
+def test_malformed_indexes(layout: LayoutDirectory, value: object, match: str) -> None:
     write(layout, value)
     with pytest.raises(RemoteError, match=match) as caught:
         layout.manifest("")
@@ -179,13 +179,13 @@ def test_a_layout_without_an_image(layout: LayoutDirectory) -> None:
         layout.manifest("")
 
 
-def test_there_is_no_layout(layout: LayoutDirectory) -> None:
+def test_a_missing_layout(layout: LayoutDirectory) -> None:
     with pytest.raises(RemoteError, match=r"index\.json cannot be read: No such file"):
         layout.manifest("")
 
 
 @pytest.mark.parametrize("stated", [OCI_MANIFEST, None], ids=["stated", "unstated"])
-def test_types_come_from_the_manifest_itself(layout: LayoutDirectory, stated: str | None) -> None:
+def test_media_types_come_from_the_manifest(layout: LayoutDirectory, stated: str | None) -> None:
     data = manifest(mediaType=stated)
     made = RawManifest(data=data, media_type=OCI_MANIFEST)
     layout.put_manifest(made, "v1")
@@ -211,7 +211,7 @@ def test_a_damaged_manifest(layout: LayoutDirectory) -> None:
         layout.manifest("v1")
 
 
-def test_what_is_no_file_is_not_waited_for(layout: LayoutDirectory) -> None:
+def test_a_blob_that_is_not_a_file_does_not_block(layout: LayoutDirectory) -> None:
     layout.put_blob(BLOB, io.BytesIO(DATA))
     path = layout.path / blob_path(BLOB.digest)
     path.unlink()
@@ -233,20 +233,20 @@ def test_what_is_no_file_is_not_waited_for(layout: LayoutDirectory) -> None:
         (f"oci:a@{BLOB.digest}", "a", BLOB.digest),
     ],
 )
-def test_where_a_layout_is(text: str, path: str, reference: str) -> None:
+def test_references_to_a_layout(text: str, path: str, reference: str) -> None:
     with Locations() as locations:
         found = locations.open(text)
     assert (found.image.name, found.reference) == (f"oci:{path}", reference)
 
 
-def test_a_directory_that_exists_is_meant_as_a_whole(tmp_path: Path) -> None:
+def test_an_existing_directory_is_not_split_at_a_colon(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
     with Locations() as locations:
         assert locations.open(f"oci:{tmp_path}/a:b").image.name == f"oci:{tmp_path}/a:b"
 
 
 @pytest.mark.parametrize("text", ["oci:", "oci::v1", "oci:a@v1", "oci:@sha256:1", "Not An Image"])
-def test_where_nothing_can_be(text: str) -> None:
+def test_references_without_a_directory(text: str) -> None:
     with Locations() as locations, pytest.raises(UsageError):
         locations.open(text)
 

@@ -41,7 +41,7 @@ def whole(registry: MemoryRegistry, manifest: RawManifest) -> bool:
     return all(registry.repository().gives(blob) for blob in blobs(manifest))
 
 
-def test_a_rerun_heals(registry: MemoryRegistry, image: RawManifest, tmp_path: Path) -> None:
+def test_a_second_run_repairs(registry: MemoryRegistry, image: RawManifest, tmp_path: Path) -> None:
     push(registry, tmp_path)
     for blob in blobs(image):
         registry.lose(blob.digest)
@@ -50,7 +50,7 @@ def test_a_rerun_heals(registry: MemoryRegistry, image: RawManifest, tmp_path: P
         assert whole(registry, image)
 
 
-def test_nothing_is_sent_where_all_is_there(
+def test_nothing_is_sent_if_all_blobs_exist(
     registry: MemoryRegistry, image: RawManifest, tmp_path: Path
 ) -> None:
     push(registry, tmp_path)
@@ -69,7 +69,7 @@ def test_an_image_of_an_index_that_was_deleted(registry: MemoryRegistry, tmp_pat
     assert registry.tag("a/b", image.digest) == image.digest
 
 
-def test_a_lie_about_a_blob_is_found(
+def test_a_wrong_answer_about_a_blob_is_detected(
     registry: MemoryRegistry, image: RawManifest, tmp_path: Path
 ) -> None:
     layer = blobs(image)[1].digest
@@ -90,7 +90,7 @@ def test_a_blob_of_another_length_is_sent_again(
         assert registry.blobs["a/b", blobs(image)[2].digest] == b"above"
 
 
-def test_a_mount_that_gives_nothing(registry: MemoryRegistry, tmp_path: Path) -> None:
+def test_a_mount_that_has_no_effect(registry: MemoryRegistry, tmp_path: Path) -> None:
     """The registry says 201, and has not what it was to mount."""
     image = put_image(tmp_path / "layout", b"below", name="v1")
     copy_image(LayoutDirectory(tmp_path / "layout"), "v1", registry.repository("base"), "v1")
@@ -101,7 +101,7 @@ def test_a_mount_that_gives_nothing(registry: MemoryRegistry, tmp_path: Path) ->
     assert registry.tag("a/b", "v1") is None
 
 
-def test_what_the_base_has_lost_is_named(registry: MemoryRegistry, tmp_path: Path) -> None:
+def test_missing_blobs_of_the_base_are_named(registry: MemoryRegistry, tmp_path: Path) -> None:
     """All of it at once: our own layer is sent again, those of the base cannot be."""
     below = put_image(tmp_path / "base", b"one", b"two", name="v1")
     base = registry.repository("base")

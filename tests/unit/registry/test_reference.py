@@ -30,7 +30,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("a__b/c--d/e.f:g_H-1.", "docker.io", "a__b/c--d/e.f", "g_H-1.", ""),
     ],
 )
-def test_what_is_meant(text: str, host: str, repository: str, tag: str, digest: str) -> None:
+def test_valid_references(text: str, host: str, repository: str, tag: str, digest: str) -> None:
     found = parse_reference(text)
     assert (found.host, found.repository, found.tag, found.digest) == (
         host,
@@ -74,14 +74,14 @@ def test_what_is_meant(text: str, host: str, repository: str, tag: str, digest: 
         ("a/b?c=d", "is not valid in a repository name"),
     ],
 )
-def test_what_is_none(text: str, why: str) -> None:
+def test_invalid_references(text: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_reference(text)
     assert why in str(caught.value)
     assert caught.value.hint
 
 
-def test_other_forms_of_one() -> None:
+def test_equivalent_references() -> None:
     found = parse_reference("debian:13")
     assert found.api_host == "registry-1.docker.io"
     assert str(found.at(DIGEST)) == f"docker.io/library/debian:13@{DIGEST}"
@@ -106,5 +106,5 @@ def test_other_forms_of_one() -> None:
         ("[fe80::1]:5000", False),
     ],
 )
-def test_this_machine(host: str, loopback: bool) -> None:
+def test_local_hosts(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback

@@ -47,7 +47,7 @@ def test_challenges(value: str, scheme: str, parameters: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("value", ["", "Negotiate", "Digest realm=x", "basically no", '"'])
-def test_challenges_that_we_cannot_answer(value: str) -> None:
+def test_unsupported_challenges(value: str) -> None:
     assert parse_challenge(value) is None
 
 
@@ -131,14 +131,14 @@ def test_the_realm_keeps_its_own_query() -> None:
         "good",
     ],
 )
-def test_tokens_that_are_none(answer: object) -> None:
+def test_malformed_tokens(answer: object) -> None:
     fake = guarded(gives(answer))
     with fake, pytest.raises(RemoteError, match="answer is not a token"):
         fake.repository().has(ZERO)
     assert not any("X-Injected" in request.headers for request in fake.log)
 
 
-def test_a_token_that_the_registry_does_not_take() -> None:
+def test_a_token_that_the_registry_rejects() -> None:
     """It is asked for once more, because it may have expired, and then no more."""
     fake = guarded(gives({"token": "bad"}))
     with fake, pytest.raises(RemoteError, match="answered 401"):
@@ -160,7 +160,7 @@ def test_the_token_server_refuses(account: Callable[[str], None]) -> None:
 @pytest.mark.parametrize(
     "realm", ["http://evil.example/token", "ftp://evil.example/token", "", "/token", "https://"]
 )
-def test_secrets_go_to_no_token_server_in_the_open(
+def test_secrets_are_never_sent_to_a_token_server_without_tls(
     realm: str, account: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with guarded(gives({"token": "good"}), realm=realm) as fake:
@@ -185,7 +185,7 @@ def test_secrets_go_to_no_token_server_in_the_open(
         "https://me@evil.example/token",
     ],
 )
-def test_a_plain_registry_here_sends_no_secret_elsewhere(
+def test_a_local_plain_registry_sends_no_secret_elsewhere(
     realm: str, account: Callable[[str], None]
 ) -> None:
     with guarded(gives({"token": "good"}), realm=realm) as fake:
@@ -198,7 +198,7 @@ def test_a_plain_registry_here_sends_no_secret_elsewhere(
             repository.has(ZERO)
 
 
-def test_a_registry_with_tls_sends_no_secret_in_the_open_not_even_here(
+def test_a_tls_registry_sends_no_secret_without_tls(
     account: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     realm = FakeRegistry(gives({"token": "good"}))
@@ -224,14 +224,14 @@ def _plain(url: object) -> HTTPAdapter:
     return _Plain()
 
 
-def test_a_realm_elsewhere_on_this_machine_is_asked() -> None:
+def test_a_realm_on_another_local_port_is_used() -> None:
     realm = FakeRegistry(gives({"token": "good"}))
     with realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
         assert fake.repository().has(ZERO)
     assert len(realm.log) == 1
 
 
-def test_basic_that_is_refused_is_not_tried_for_ever(account: Callable[[str], None]) -> None:
+def test_refused_basic_authentication_is_not_repeated(account: Callable[[str], None]) -> None:
     reply = Reply(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
     with FakeRegistry(lambda _request: reply) as fake:
         account(fake.address)
@@ -244,7 +244,7 @@ def test_basic_that_is_refused_is_not_tried_for_ever(account: Callable[[str], No
     assert SECRET not in repr(repository.authenticator)
 
 
-def test_a_401_that_does_not_say_how() -> None:
+def test_a_401_without_a_challenge() -> None:
     fake = FakeRegistry(lambda _request: Reply(401))
     with fake, pytest.raises(RemoteError, match="asks for authentication without saying how"):
         fake.repository().has(ZERO)

@@ -36,7 +36,7 @@ def has(fake: FakeRegistry, **options: Any) -> bool:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_what_is_tried_again(status: int, waits: list[float]) -> None:
+def test_retried_errors(status: int, waits: list[float]) -> None:
     with serve(Reply(status), Reply(status), Reply(200)) as fake:
         assert has(fake, backoff=1.0)
     assert 0.5 <= waits[0] <= 1.5
@@ -44,14 +44,14 @@ def test_what_is_tried_again(status: int, waits: list[float]) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 405, 409, 418, 501])
-def test_what_is_not(status: int, waits: list[float]) -> None:
+def test_errors_that_are_not_retried(status: int, waits: list[float]) -> None:
     with serve(Reply(status)) as fake, pytest.raises(RemoteError, match=f"answered {status}"):
         has(fake)
     assert len(fake.log) == 1
     assert waits == []
 
 
-def test_it_gives_up(waits: list[float]) -> None:
+def test_retries_are_limited(waits: list[float]) -> None:
     with serve(Reply(502)) as fake, pytest.raises(RemoteError, match="answered 502, 3 times"):
         has(fake)
     assert len(fake.log) == 3
@@ -59,14 +59,14 @@ def test_it_gives_up(waits: list[float]) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("dated", [False, True], ids=["seconds", "date"])
-def test_the_registry_says_how_long(status: int, dated: bool, waits: list[float]) -> None:
+def test_retry_after_is_respected(status: int, dated: bool, waits: list[float]) -> None:
     value = formatdate(time.time() + 30, usegmt=True) if dated else "30"
     with serve(Reply(status, headers={"Retry-After": value}), Reply(200)) as fake:
         assert has(fake)
     assert 28 <= waits[0] <= 30
 
 
-def test_it_wants_too_long(waits: list[float]) -> None:
+def test_retry_after_is_too_long(waits: list[float]) -> None:
     reply = Reply(429, headers={"Retry-After": "3600"})
     with serve(reply) as fake, pytest.raises(RemoteError, match="asks to wait 3600 s"):
         has(fake)
@@ -74,7 +74,7 @@ def test_it_wants_too_long(waits: list[float]) -> None:
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "", "Mon, 99 Foo", "1e9", "9" * 400])
-def test_it_says_nonsense(value: str, waits: list[float]) -> None:
+def test_retry_after_is_malformed(value: str, waits: list[float]) -> None:
     with serve(Reply(429, headers={"Retry-After": value}), Reply(200)) as fake:
         if value.isdecimal():
             with pytest.raises(RemoteError, match="asks to wait"):
@@ -84,14 +84,16 @@ def test_it_says_nonsense(value: str, waits: list[float]) -> None:
             assert waits[0] < 1
 
 
-def test_a_date_that_has_passed(waits: list[float]) -> None:
+def test_retry_after_is_in_the_past(waits: list[float]) -> None:
     value = formatdate(time.time() - 99, usegmt=True)
     with serve(Reply(503, headers={"Retry-After": value}), Reply(200)) as fake:
         assert has(fake)
     assert waits == [0.0]
 
 
-def test_trouble_is_told_once(waits: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_problem_is_reported_once(
+    waits: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     replies = [Reply(502), Reply(200)] * 3
     with serve(*replies) as fake:
         repository = fake.repository()
@@ -102,7 +104,7 @@ def test_trouble_is_told_once(waits: list[float], capsys: pytest.CaptureFixture[
     assert said.err == f"  {fake.address}: answered 502; trying again (1 of 2)\n"
 
 
-def test_nobody_listens(waits: list[float]) -> None:
+def test_connection_refused(waits: list[float]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -116,7 +118,7 @@ def test_no_such_host(waits: list[float]) -> None:
         repository.has("sha256:" + "0" * 64)
 
 
-def test_a_server_that_does_not_speak_tls_is_not_spoken_to_in_the_open(
+def test_no_fallback_to_plain_http(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only a registry on this machine may answer in plain http without being asked to."""
@@ -129,7 +131,7 @@ def test_a_server_that_does_not_speak_tls_is_not_spoken_to_in_the_open(
     assert fake.log == []
 
 
-def test_plain_http_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(Reply(200)) as fake:
         monkeypatch.setattr("builder.registry.transport.is_loopback", lambda _host: False)
         monkeypatch.setenv("SPARK_BUILD_PLAIN_HTTP", f"other.example, {fake.address}")
@@ -152,7 +154,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeRegistry, s
         yield fake, f"registry.example:{fake.address.partition(':')[2]}"
 
 
-def test_plain_http_holds_for_the_command_that_asks_for_it(
+def test_plain_http_applies_to_one_command(
     elsewhere: tuple[FakeRegistry, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake, host = elsewhere
@@ -172,7 +174,7 @@ def test_plain_http_holds_for_the_command_that_asks_for_it(
     "tags {}/a", "sign {}/a", "verify-signature {}/a --key k", "rebuild docker://{}/a",
     "distribute docker://{}/a node",
 ])  # fmt: skip
-def test_every_command_that_speaks_to_registries_has_it(
+def test_every_command_that_uses_registries_has_plain_http(
     command: str, elsewhere: tuple[FakeRegistry, str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -187,7 +189,7 @@ def test_every_command_that_speaks_to_registries_has_it(
 
 
 @pytest.mark.parametrize("host", ["http://registry.example", "registry.example/a", "a:99999", ""])
-def test_plain_http_wants_a_host(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_http_needs_a_host(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tags", "registry.example/a", "--plain-http", host]) == 2
     assert f"--plain-http {host}" in capsys.readouterr().err
 
@@ -203,7 +205,7 @@ def test_the_deadline() -> None:
         assert len(fake.log) < 5
 
 
-def test_the_deadline_is_of_each_task_and_not_of_the_client() -> None:
+def test_the_deadline_applies_to_each_task() -> None:
     """A client that lives longer than the deadline goes on; a blob that drips does not."""
     data = b"x" * 40
     blob = Descriptor(media_type="a/b", digest=sha256_digest(data), size=len(data))
@@ -239,7 +241,7 @@ def slow_uploads() -> Callable[[Request], Reply]:
     return slow
 
 
-def test_an_upload_has_a_deadline_of_its_own() -> None:
+def test_an_upload_has_its_own_deadline() -> None:
     data = b"0123456789" * 2
     blob = Descriptor(media_type="a/b", digest=sha256_digest(data), size=len(data))
     with FakeRegistry(slow_uploads()) as fake:
@@ -265,13 +267,13 @@ def test_a_proxy_is_used_but_not_for_this_machine(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
-def test_a_bundle_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_certificate_bundle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "/does/not/exist.pem")
     with pytest.raises(UsageError, match=f"{name} names /does/not/exist.pem"):
         trust("ghcr.io")
 
 
-def test_a_certificate_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_an_invalid_certificate(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     folder = tmp_path / "certs.d" / "ghcr.io"
     folder.mkdir(parents=True)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
@@ -281,7 +283,7 @@ def test_a_certificate_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: A
     trust("other.example")
 
 
-def test_what_is_counted() -> None:
+def test_transfer_counters() -> None:
     with serve(Reply(200, b"x" * 1000)) as fake:
         repository = fake.repository()
         repository.transport.fetch(f"{fake.url}/a", "a thing", limit=2000)

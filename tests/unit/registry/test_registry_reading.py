@@ -50,14 +50,14 @@ def test_a_manifest() -> None:
 
 
 @pytest.mark.parametrize("length", [None, -1], ids=["announced", "unannounced"])
-def test_one_that_is_too_large(length: int | None) -> None:
+def test_a_manifest_that_is_too_large(length: int | None) -> None:
     body = b" " * (MANIFEST_LIMIT + 1)
     refused(
         Reply(body=body, headers=TYPED, length=length), "larger than the limit of 4194304 bytes"
     )
 
 
-def test_a_lie_about_the_digest() -> None:
+def test_a_manifest_with_a_wrong_digest() -> None:
     other = sha256_digest(b"other")
     refused(Reply(body=manifest(), headers=TYPED), f"the data received for {other} is", other)
     named = {**TYPED, "Docker-Content-Digest": other}
@@ -88,14 +88,14 @@ def test_a_lie_about_the_digest() -> None:
         ),
     ],
 )
-def test_what_is_no_manifest(body: bytes, headers: dict[str, str], match: str) -> None:
+def test_malformed_manifests(body: bytes, headers: dict[str, str], match: str) -> None:
     if not headers["Content-Type"]:
         headers = {"Content-Type": "application/octet-stream"}
         match = "is of type 'application/octet-stream'"
     refused(Reply(body=body, headers=headers), match)
 
 
-def test_the_registry_s_own_words_are_shown_and_tamed() -> None:
+def test_the_error_text_of_the_registry_is_shown_sanitised() -> None:
     words = {"errors": [{"code": "DENIED", "message": "no\x1b[31m\nway " + "x" * 999}]}
     reply = Reply(403, json.dumps(words).encode())
     with serve(reply) as fake, pytest.raises(RemoteError) as caught:
@@ -111,7 +111,7 @@ NO_WORDS = [b"<html>", b"[]", b'{"errors": 1}', b'{"errors": [1]}', b"[" * 60_00
 
 
 @pytest.mark.parametrize("body", NO_WORDS)
-def test_words_that_say_nothing_are_left_out(body: bytes) -> None:
+def test_empty_error_texts_are_omitted(body: bytes) -> None:
     with serve(Reply(404, body)) as fake, pytest.raises(RemoteError, match=r"answered 404$"):
         fake.repository().manifest("v1")
 
@@ -137,7 +137,7 @@ def ranged(request: Request) -> Reply:
     return Reply(206, DATA[start : stop + 1], headers)
 
 
-def test_a_blob_resumes_where_it_broke() -> None:
+def test_a_blob_download_resumes() -> None:
     def answer(request: Request) -> Reply:
         whole = ranged(request)
         return Reply(whole.status, whole.body[:3000], whole.headers, len(whole.body), cut=True)
@@ -150,7 +150,7 @@ def test_a_blob_resumes_where_it_broke() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 416])
-def test_a_registry_that_knows_no_ranges(status: int) -> None:
+def test_a_registry_without_range_support(status: int) -> None:
     def answer(request: Request) -> Reply:
         if len(fake.log) == 1:
             return Reply(body=DATA[:5000], length=len(DATA), cut=True)
@@ -162,7 +162,7 @@ def test_a_registry_that_knows_no_ranges(status: int) -> None:
         assert read(fake) == DATA
 
 
-def test_another_part_than_was_asked_for() -> None:
+def test_a_response_with_another_range() -> None:
     other = {"Content-Range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}"}
     with (
         serve(Reply(body=DATA[:5000], length=len(DATA), cut=True), Reply(206, DATA, other)) as fake,
@@ -172,7 +172,7 @@ def test_another_part_than_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 1000, len(DATA)], ids=["at once", "bit by bit", "exactly"])
-def test_wrong_bytes_never_end_well(step: int) -> None:
+def test_wrong_bytes_are_always_an_error(step: int) -> None:
     wrong = DATA[:-1] + b"!"
     with (
         serve(Reply(body=wrong)) as fake,
@@ -191,12 +191,12 @@ def test_wrong_bytes_never_end_well(step: int) -> None:
         (Reply(404), "answered 404"),
     ],
 )
-def test_lies_about_the_size(reply: Reply, match: str) -> None:
+def test_a_wrong_blob_size(reply: Reply, match: str) -> None:
     with serve(reply) as fake, pytest.raises(RemoteError, match=match):
         read(fake)
 
 
-def test_numbers_that_are_none() -> None:
+def test_malformed_numbers() -> None:
     headers = {"Content-Range": f"bytes {'9' * 5000}-9/9"}
     cut = Reply(body=DATA[:5000], length=len(DATA), cut=True)
     replies = (cut, Reply(206, DATA, headers))
@@ -215,7 +215,7 @@ def test_an_empty_blob() -> None:
         read(fake, lying)
 
 
-def test_who_stops_early_pays_for_no_more() -> None:
+def test_a_stopped_reader_downloads_no_more() -> None:
     data = bytes(8 << 20)
     blob = Descriptor(media_type="", digest=sha256_digest(b"other"), size=len(data))
     with serve(Reply(body=data)) as fake:
@@ -228,7 +228,7 @@ def test_who_stops_early_pays_for_no_more() -> None:
 # --- redirects ------------------------------------------------------------------------------
 
 
-def test_a_blob_elsewhere_is_read_without_our_secrets(
+def test_a_redirected_blob_is_read_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither our own, nor what ``~/.netrc`` would give to the other host."""
@@ -262,13 +262,13 @@ def test_a_blob_elsewhere_is_read_without_our_secrets(
         ("gopher://x/", "to 'gopher' is refused"),
     ],
 )
-def test_redirects_that_lead_nowhere(location: str, match: str) -> None:
+def test_invalid_redirects(location: str, match: str) -> None:
     reply = Reply(307, headers={"Location": location})
     with serve(reply) as fake, pytest.raises(RemoteError, match=match):
         read(fake)
 
 
-def test_redirects_without_end() -> None:
+def test_endless_redirects() -> None:
     def answer(request: Request) -> Reply:
         return Reply(302, headers={"Location": f"/next/{len(fake.log)}?secret=abc"})
 
@@ -315,12 +315,12 @@ def test_tags_come_in_pages() -> None:
         ),
     ],
 )
-def test_lists_that_are_none(reply: Reply, match: str) -> None:
+def test_malformed_lists(reply: Reply, match: str) -> None:
     with serve(reply) as fake, pytest.raises(RemoteError, match=match):
         tags(fake.repository())
 
 
-def test_a_list_without_end() -> None:
+def test_an_endless_list() -> None:
     def answer(request: Request) -> Reply:
         link = {"Link": f'</v2/a/b/tags/list?last={len(fake.log)}>; rel="next"'}
         return Reply(body=b'{"tags": ["a"]}', headers=link)
@@ -330,12 +330,12 @@ def test_a_list_without_end() -> None:
     assert len(fake.log) <= 201
 
 
-def test_no_tags_are_none() -> None:
+def test_a_repository_without_tags() -> None:
     with serve(Reply(body=b'{"name": "a/b", "tags": null}')) as fake:
         assert tags(fake.repository()) == []
 
 
-def test_referrers_that_are_no_index() -> None:
+def test_malformed_referrers() -> None:
     reply = Reply(body=manifest(), headers=TYPED)
     with serve(reply) as fake, pytest.raises(RemoteError, match="has no list of parts"):
         referrers(fake.repository(), BLOB.digest)
@@ -347,7 +347,7 @@ def test_referrers_that_are_no_index() -> None:
 @pytest.mark.parametrize(
     "name", ["../../evil", "a/../b", "a?x=1", "a#b", "", ".", "-a", "a b", "a%2f", "ä", "x" * 129]
 )
-def test_a_name_that_is_no_tag_enters_no_address(name: str) -> None:
+def test_an_invalid_tag_is_never_sent(name: str) -> None:
     listed = Reply(200, json.dumps({"tags": ["ok", name]}).encode())
     with serve(listed) as fake:
         repository = PublishRepository(fake.repository().registry, "a/b")
@@ -364,6 +364,6 @@ def test_a_name_that_is_no_tag_enters_no_address(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../b", "A/b", "a//b", "", "a/", "a?b", "x" * 300])
-def test_a_name_that_is_no_repository(name: str) -> None:
+def test_an_invalid_repository_name(name: str) -> None:
     with serve(Reply(200)) as fake, pytest.raises(RemoteError, match="is not a repository name"):
         fake.repository(name)

@@ -106,7 +106,7 @@ def send(store: Store, content: IO[bytes], blob: Descriptor = BLOB, piece: int =
 
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
 @pytest.mark.parametrize("content", [io.BytesIO, Once])
-def test_in_pieces(content: type[io.BytesIO], absolute: bool) -> None:
+def test_upload_in_pieces(content: type[io.BytesIO], absolute: bool) -> None:
     store = Store(absolute=absolute)
     fake = send(store, content(DATA))
     assert store.blobs == {BLOB.digest: DATA}
@@ -120,13 +120,13 @@ def test_in_pieces(content: type[io.BytesIO], absolute: bool) -> None:
 
 
 @pytest.mark.parametrize("piece", [len(DATA), 100])
-def test_in_one_piece(piece: int) -> None:
+def test_upload_in_one_piece(piece: int) -> None:
     store = Store()
     send(store, Once(DATA), piece=piece)
     assert store.pieces == [("PUT", "", DATA)]
 
 
-def test_nothing() -> None:
+def test_upload_of_an_empty_blob() -> None:
     store = Store()
     blob = Descriptor(media_type="", digest=sha256_digest(b""), size=0)
     send(store, Once(b""), blob)
@@ -134,14 +134,14 @@ def test_nothing() -> None:
     assert store.blobs == {blob.digest: b""}
 
 
-def test_what_is_there_is_not_sent() -> None:
+def test_existing_blobs_are_not_sent() -> None:
     store = Store(blobs={BLOB.digest: DATA})
     assert [request.method for request in send(store, Once(DATA)).log] == ["HEAD"]
 
 
 @pytest.mark.parametrize("kept", [0, 3, 8], ids=["nothing", "a part", "all"])
 @pytest.mark.parametrize("number", [0, 1])
-def test_it_goes_on_where_the_registry_says(number: int, kept: int) -> None:
+def test_an_upload_resumes_at_the_offset_of_the_registry(number: int, kept: int) -> None:
     """Only what is missing of the piece is sent again, from a stream that cannot go back."""
     store = Store(cuts={number: kept})
     send(store, Once(DATA))
@@ -153,13 +153,13 @@ def test_it_goes_on_where_the_registry_says(number: int, kept: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 2, 4])
-def test_the_last_piece_is_cut(kept: int) -> None:
+def test_the_last_piece_is_interrupted(kept: int) -> None:
     store = Store(cuts={2: kept})
     send(store, Once(DATA))
     assert store.blobs == {BLOB.digest: DATA}
 
 
-def test_a_registry_that_forgets_is_told_again_what_can_be_told_again() -> None:
+def test_an_upload_forgotten_by_the_registry_is_restarted() -> None:
     store = Store(cuts={1: 3}, forgets=True)
     send(store, io.BytesIO(DATA))
     assert store.blobs == {BLOB.digest: DATA}
@@ -168,7 +168,7 @@ def test_a_registry_that_forgets_is_told_again_what_can_be_told_again() -> None:
         send(Store(cuts={1: 3}, forgets=True), Once(DATA))
 
 
-def test_one_that_always_forgets() -> None:
+def test_a_registry_that_always_forgets_uploads() -> None:
     store = Store(cuts=dict.fromkeys(range(100), 3), forgets=True)
     with pytest.raises(RemoteError, match=r"connection (cut|lost).*, 3 times|forgotten.*3 times"):
         send(store, io.BytesIO(DATA))
@@ -176,7 +176,7 @@ def test_one_that_always_forgets() -> None:
 
 
 @pytest.mark.parametrize("status", [413, 416])
-def test_one_that_takes_only_small_pieces(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_with_a_maximum_piece_size(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "SMALLEST_PIECE", 1)
     store = Store(most=4, too_large=status)
     with FakeRegistry(store.answer) as fake:
@@ -190,7 +190,7 @@ def test_one_that_takes_only_small_pieces(status: int, monkeypatch: pytest.Monke
         assert len(fake.log) - asked == 7
 
 
-def test_one_that_takes_none_so_small() -> None:
+def test_a_registry_with_a_minimum_piece_size() -> None:
     store = Store(least=12)
     send(store, Once(DATA), piece=4)
     assert [len(body) for _, _, body in store.pieces] == [12, 8]
@@ -198,20 +198,20 @@ def test_one_that_takes_none_so_small() -> None:
         send(Store(least=99_999_999_999), Once(DATA))
 
 
-def test_numbers_that_are_none() -> None:
+def test_malformed_numbers() -> None:
     store = Store(least=int("9" * 4000), range_end="9" * 5000, cuts={1: 3})
     with pytest.raises(UploadFailed, match="no longer knows the upload"):
         send(store, Once(DATA))
 
 
-def test_one_that_answers_201_and_an_old_range() -> None:
+def test_a_201_response_with_an_old_range() -> None:
     """ECR does: bytes are stored, and the range stays as it was."""
     store = Store(patched=201, stale_range=True)
     send(store, Once(DATA))
     assert store.blobs == {BLOB.digest: DATA}
 
 
-def test_wrong_bytes_are_taken_back() -> None:
+def test_an_upload_of_wrong_bytes_is_cancelled() -> None:
     store = Store()
     for data in (DATA[:-1], DATA + b"!", DATA[:-1] + b"!", b""):
         with pytest.raises(RemoteError, match="nothing was stored"):
@@ -227,13 +227,13 @@ def test_wrong_bytes_are_taken_back() -> None:
         ({"Location": "ftp://x/y"}, "an upload to 'ftp' is refused"),
     ],
 )
-def test_a_place_that_is_none(headers: dict[str, str], match: str) -> None:
+def test_an_invalid_upload_location(headers: dict[str, str], match: str) -> None:
     replies = (Reply(404), Reply(202, headers=headers))
     with serve(*replies) as fake, pytest.raises(RemoteError, match=match):
         fake.repository().put_blob(BLOB, Once(DATA))
 
 
-def test_no_upload_leads_from_https_to_http() -> None:
+def test_an_upload_never_moves_from_https_to_http() -> None:
     answer = requests.Response()
     answer.headers["Location"] = "http://ghcr.io/v2/x"
     repository = FakeRegistry(lambda _request: Reply()).repository()
@@ -245,7 +245,7 @@ def test_no_upload_leads_from_https_to_http() -> None:
         uploads.session_address(repository, url, answer)
 
 
-def test_an_upload_to_another_host_goes_without_our_secrets(
+def test_an_upload_to_another_host_has_no_credentials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store()
@@ -271,7 +271,7 @@ def test_an_upload_to_another_host_goes_without_our_secrets(
 # --- mounts ---------------------------------------------------------------------------------
 
 
-def test_a_refused_mount_is_an_upload_that_has_begun() -> None:
+def test_a_refused_mount_becomes_an_upload() -> None:
     store = Store()
     with FakeRegistry(store.answer) as fake:
         target = fake.repository("a/b", chunk=100)
@@ -286,14 +286,14 @@ def test_a_refused_mount_is_an_upload_that_has_begun() -> None:
     ("status", "mounted"),
     [(201, True), (400, False), (404, False), (405, False), (403, False), (501, False)],
 )
-def test_what_registries_say_to_a_mount(status: int, mounted: bool) -> None:
+def test_responses_to_a_mount(status: int, mounted: bool) -> None:
     with serve(Reply(status)) as fake:
         target = fake.repository()
         assert target.mount(BLOB, target.registry.repository("c/d")) is mounted
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
-def test_what_cannot_be_mounted_for_good_is_uploaded(
+def test_a_permanently_refused_mount_becomes_an_upload(
     status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next blobs of the same repository are not tried again."""
@@ -317,14 +317,14 @@ def test_what_cannot_be_mounted_for_good_is_uploaded(
     assert f"answers {status} to a blob mount from c/d; uploading" in capsys.readouterr().err
 
 
-def test_a_mount_that_succeeds_in_the_end_is_one() -> None:
+def test_a_mount_that_succeeds_after_retries() -> None:
     with serve(Reply(500), Reply(502), Reply(201)) as fake:
         target = fake.repository()
         assert target.mount(BLOB, target.registry.repository("c/d"))
         assert len(fake.log) == 3
 
 
-def test_a_registry_that_is_busy_gets_no_upload_in_place_of_a_mount() -> None:
+def test_a_busy_registry_is_retried_instead_of_uploading() -> None:
     with serve(Reply(429)) as fake:
         target = fake.repository()
         with pytest.raises(RemoteError, match="answered 429, 3 times"):
@@ -340,7 +340,7 @@ def test_nothing_is_mounted_from_elsewhere() -> None:
 # --- manifests ------------------------------------------------------------------------------
 
 
-def test_a_manifest_that_was_stored_otherwise_is_sent_again() -> None:
+def test_a_manifest_stored_under_another_digest_is_sent_again() -> None:
     made = RawManifest(data=manifest(), media_type=OCI_MANIFEST)
     wrong = Reply(201, headers={"Docker-Content-Digest": BLOB.digest})
     with serve(wrong, Reply(201, headers={"Docker-Content-Digest": made.digest})) as fake:
@@ -364,7 +364,7 @@ def test_a_registry_that_does_not_delete() -> None:
         assert not PublishRepository(fake.repository().registry, "a/b").remove("v1")
 
 
-def test_what_refers_to_nothing_is_not_attached() -> None:
+def test_an_attachment_without_a_subject_is_refused() -> None:
     made = RawManifest(data=manifest(), media_type=OCI_MANIFEST)
     with serve(Reply()) as fake, pytest.raises(RemoteError, match="subject of"):
         attach(fake.repository(), made)

@@ -40,7 +40,7 @@ def test_a_free_tag(registry: MemoryRegistry) -> None:
 
 
 @pytest.mark.parametrize("was", [None, OLD], ids=["free", "moving"])
-def test_written_by_another_before_we_look(
+def test_tag_written_by_another_client_before_the_check(
     registry: MemoryRegistry, was: RawManifest | None
 ) -> None:
     put(registry, THEIRS)
@@ -51,7 +51,7 @@ def test_written_by_another_before_we_look(
 
 
 @pytest.mark.parametrize("was", [None, OLD], ids=["free", "moving"])
-def test_written_by_another_while_our_request_travels(
+def test_tag_written_by_another_client_during_the_request(
     registry: MemoryRegistry, was: RawManifest | None
 ) -> None:
     """A registry that heeds conditions refuses it."""
@@ -65,7 +65,7 @@ def test_written_by_another_while_our_request_travels(
     assert registry.tag("a/b", "v1") == THEIRS.digest
 
 
-def test_overwritten_by_another_at_once(registry: MemoryRegistry) -> None:
+def test_tag_overwritten_by_another_client_at_once(registry: MemoryRegistry) -> None:
     """A registry that heeds none: who was overwritten sees it."""
 
     def tagged() -> None:
@@ -93,7 +93,7 @@ def lose_an_answer(registry: MemoryRegistry, intruder: RawManifest | None) -> No
 
 
 @pytest.mark.parametrize("conditional", [True, False])
-def test_the_answer_is_lost(registry: MemoryRegistry, conditional: bool) -> None:
+def test_a_lost_response(registry: MemoryRegistry, conditional: bool) -> None:
     registry.conditional = conditional
     lose_an_answer(registry, None)
     set_tag(registry.repository(), OURS, "v1", None)
@@ -102,7 +102,9 @@ def test_the_answer_is_lost(registry: MemoryRegistry, conditional: bool) -> None
 
 
 @pytest.mark.parametrize("conditional", [True, False])
-def test_no_second_try_overwrites_another(registry: MemoryRegistry, conditional: bool) -> None:
+def test_a_retry_never_overwrites_another_client(
+    registry: MemoryRegistry, conditional: bool
+) -> None:
     registry.conditional = conditional
     lose_an_answer(registry, THEIRS)
     with pytest.raises(TagTaken):
@@ -110,7 +112,7 @@ def test_no_second_try_overwrites_another(registry: MemoryRegistry, conditional:
     assert registry.tag("a/b", "v1") == THEIRS.digest
 
 
-def test_a_registry_that_compares_something_else(registry: MemoryRegistry) -> None:
+def test_a_registry_with_another_etag(registry: MemoryRegistry) -> None:
     """Its entity tags are not digests: our condition can never hold."""
     put(registry, OLD)
     known = registry.answer
@@ -119,7 +121,7 @@ def test_a_registry_that_compares_something_else(registry: MemoryRegistry) -> No
     assert registry.tag("a/b", "v1") == OURS.digest
 
 
-def test_what_was_damaged_on_the_way_is_written_again(registry: MemoryRegistry) -> None:
+def test_a_manifest_damaged_in_transit_is_written_again(registry: MemoryRegistry) -> None:
     registry.conditional = True
     known = registry.answer
 

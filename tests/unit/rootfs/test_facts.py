@@ -109,7 +109,7 @@ def kinds(value: object) -> object:
 
 
 @pytest.mark.parametrize("top", [(), (TOP,)], ids=["base", "patched"])
-def test_the_same_answers_and_no_layer_read(
+def test_facts_give_the_same_answers_without_reading_layers(
     layout: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: tuple[bytes, ...]
 ) -> None:
     facts = noted(layout, *BASE)
@@ -123,7 +123,7 @@ def test_the_same_answers_and_no_layer_read(
     assert layout.read == [layer.digest for layer in layers[len(BASE) :]]
 
 
-def test_facts_survive_being_written(layout: Reads) -> None:
+def test_facts_survive_a_round_trip(layout: Reads) -> None:
     facts = noted(layout, *BASE, through_json=False)
     again = RecordedFiles.parse(json.loads(json.dumps(facts.as_json())))
     assert again.as_json() == facts.as_json()
@@ -145,7 +145,7 @@ def test_facts_survive_being_written(layout: Reads) -> None:
     ],
     ids=["entry", "names", "below", "content"],
 )
-def test_what_was_not_asked_is_read(
+def test_facts_that_are_missing_are_read_from_layers(
     layout: Reads,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,7 +181,7 @@ def test_facts_that_the_layers_contradict(
         view.copy(f"/{path}", io.BytesIO())
 
 
-def test_bytes_are_copied_from_facts_or_else_from_a_layer(
+def test_bytes_come_from_facts_or_from_a_layer(
     layout: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = noted(layout, *BASE)
@@ -195,7 +195,7 @@ def test_bytes_are_copied_from_facts_or_else_from_a_layer(
     assert out.getvalue() == b"A = 1\nB = 1\n"
 
 
-def test_silence_is_no_answer() -> None:
+def test_missing_facts_are_not_an_answer() -> None:
     facts = RecordedFiles(["sha256:x"])
     facts.note("a", Row("a", "dir"))
     facts.note("f", Row("f", "file"))
@@ -217,7 +217,7 @@ def test_silence_is_no_answer() -> None:
     assert not list(facts.below("no"))
 
 
-def test_what_others_know_more() -> None:
+def test_facts_of_others_are_merged() -> None:
     one, other = RecordedFiles(["sha256:x"]), RecordedFiles(["sha256:x"])
     assert one.lacks(other) == 0
     other.note("a", None)
@@ -231,7 +231,7 @@ def test_what_others_know_more() -> None:
     assert one.lacks(other) == 0
 
 
-def test_large_files_are_not_held() -> None:
+def test_large_files_are_not_stored() -> None:
     facts = RecordedFiles(["sha256:x"])
     facts.note_content(bytes(CONTENT_BYTES + 1))
     assert not facts.contents
@@ -262,7 +262,7 @@ def _document(**changes: object) -> Any:
         _document(names={"a": 3}),
     ],
 )
-def test_a_document_of_another_form_is_refused(value: object) -> None:
+def test_a_malformed_document_is_refused(value: object) -> None:
     assert RecordedFiles.parse(_document()).contents, "as it should be"
     with pytest.raises(ValueError, match=r"."):
         RecordedFiles.parse(value)

@@ -281,7 +281,7 @@ def test_files_of_an_image(call: Call, made: Made, tmp_path: Path) -> None:
             fine(call, f"{name} {item.name}", *words)
 
 
-def test_what_was_noted_in_a_directory(call: Call, tmp_path: Path) -> None:
+def test_receipts_and_journals_of_a_directory(call: Call, tmp_path: Path) -> None:
     """Receipts and RECORD beside the packages, then verify, apply again and revert."""
     fresh = tmp_path / "fresh"
     write_tree(fresh, vllm_files())

@@ -41,7 +41,9 @@ def test_rule(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("question", ["/v/a", "/v", "/nothing"])
 @pytest.mark.parametrize("top", ["whiteout below a link", "file below a link, then a folder"])
-def test_whatever_is_asked_runtimes_must_agree(tmp_path: Path, top: str, question: str) -> None:
+def test_every_accepted_layer_means_the_same_to_every_runtime(
+    tmp_path: Path, top: str, question: str
+) -> None:
     """Nobody asks for the link; one runtime has changed what it leads to."""
     with pytest.raises(RemoteError, match="runtimes handle this differently"):
         view_of(tmp_path / "layout", *LAYERS[top][0]).stat(question)

@@ -50,33 +50,33 @@ def test_upper_files_replace_lower_ones(tmp_path: Path) -> None:
     assert entry.row.mode == 0o600
 
 
-def test_a_whiteout_hides_a_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_whiteout_hides_only_one_file(tmp_path: Path) -> None:
     seen = view(tmp_path, [Item("d/a", b"1"), Item("d/ab", b"2")], [Item("d/.wh.a")])
     assert tree(seen) == {"/d": None, "/d/ab": b"2"}
 
 
-def test_a_whiteout_hides_a_folder_with_all_below(tmp_path: Path) -> None:
+def test_a_whiteout_hides_a_folder_with_its_contents(tmp_path: Path) -> None:
     seen = view(tmp_path, [Item("d/e/a"), Item("d/f")], [Item("d/.wh.e")])
     assert tree(seen) == {"/d": None, "/d/f": b""}
     assert seen.stat("/d/e/a") is None
     assert seen.below("/d") == {"f": seen.lstat("/d/f")}
 
 
-def test_what_was_hidden_can_come_back(tmp_path: Path) -> None:
+def test_a_hidden_file_can_be_added_again(tmp_path: Path) -> None:
     seen = view(tmp_path, [Item("d/a", b"1")], [Item("d/.wh.a")], [Item("d/a", b"2")])
     assert tree(seen) == {"/d": None, "/d/a": b"2"}
     seen = view(tmp_path, [Item("d/a", b"1")], [Item(".wh.d")], [Item("d/b", b"2")])
     assert tree(seen) == {"/d": None, "/d/b": b"2"}
 
 
-def test_an_opaque_folder_hides_all_that_was_in_it(tmp_path: Path) -> None:
+def test_an_opaque_folder_hides_its_earlier_contents(tmp_path: Path) -> None:
     lower = [Item("d/a", b"1"), Item("d/e/b", b"2"), Item("f", b"3")]
     seen = view(tmp_path, lower, [Item("d/c", b"4"), Item("d/.wh..wh..opq")])
     assert tree(seen) == {"/d": None, "/d/c": b"4", "/f": b"3"}
     assert seen.below("/d").keys() == {"c"}
 
 
-def test_marks_of_aufs_are_no_files(tmp_path: Path) -> None:
+def test_aufs_markers_are_not_files(tmp_path: Path) -> None:
     seen = view(tmp_path, [Item(".wh..wh.plnk"), Item(".wh..wh.aufs"), Item("a")])
     assert tree(seen) == {"/a": b""}
 
@@ -84,7 +84,7 @@ def test_marks_of_aufs_are_no_files(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ folders, files, links in place
 
 
-def test_a_file_in_place_of_a_folder_hides_what_was_in_it(tmp_path: Path) -> None:
+def test_a_file_that_replaces_a_folder_hides_its_contents(tmp_path: Path) -> None:
     layers: list[list[Item]] = [[Item("d/a"), Item("d/e/b")], [Item("d", b"file")]]
     assert tree(view(tmp_path, *layers)) == {"/d": b"file"}
     assert view(tmp_path, *layers).below("/") == {"d": view(tmp_path, *layers).lstat("/d")}
@@ -100,7 +100,7 @@ def test_a_folder_entry_replaces_a_link_and_an_upper_link_a_folder(tmp_path: Pat
     assert seen.names("/d") == ["b"]
 
 
-def test_the_topmost_folder_entry_has_the_say(tmp_path: Path) -> None:
+def test_the_topmost_folder_entry_decides(tmp_path: Path) -> None:
     seen = view(
         tmp_path,
         [folder("d", 0o700, uid=5), Item("d/a")],
@@ -113,7 +113,7 @@ def test_the_topmost_folder_entry_has_the_say(tmp_path: Path) -> None:
     assert seen.names("/d") == ["a", "b"]
 
 
-def test_a_later_entry_of_the_same_layer_wins(tmp_path: Path) -> None:
+def test_a_later_entry_in_the_same_layer_wins(tmp_path: Path) -> None:
     seen = view(tmp_path, [Item("a", b"1"), folder("d", 0o700), Item("a", b"22"), folder("d")])
     assert tree(seen) == {"/a": b"22", "/d": None}
     entry = seen.stat("/d")
@@ -144,14 +144,14 @@ def test_links_are_followed_inside_the_image(tmp_path: Path) -> None:
     assert seen.names("/usr/lib/x") == []
 
 
-def test_a_chain_of_links_ends_where_linux_ends_it(tmp_path: Path) -> None:
+def test_a_chain_of_links_has_the_limit_of_linux(tmp_path: Path) -> None:
     links = [symlink(f"l{n}", f"l{n + 1}") for n in range(60)]
     seen = view(tmp_path, [*links, Item("l60", b"1")])
     assert seen.read("/l20") == b"1"
     assert seen.read("/l0") is None
 
 
-def test_hard_links_have_their_targets_bytes(tmp_path: Path) -> None:
+def test_hard_links_have_the_content_of_their_target(tmp_path: Path) -> None:
     lower = [Item("cache/a", b"1", mode=0o640, uid=3), hardlink("site/a", "cache/a")]
     upper = [Item("c", b"2"), hardlink("d", "c"), hardlink("e", "/d"), Item("cache/.wh.a")]
     seen = view(tmp_path, lower, upper)
@@ -164,7 +164,7 @@ def test_hard_links_have_their_targets_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [Item("a", b"new"), symlink("a", "c"), hardlink("a", "c")])
-def test_what_a_hard_link_shared_is_not_replaced_behind_it(tmp_path: Path, again: Item) -> None:
+def test_replacing_a_file_does_not_change_its_hard_links(tmp_path: Path, again: Item) -> None:
     """On a disk the link keeps the old bytes, which nothing names any more."""
     first = [Item("c"), Item("a", b"old"), hardlink("b", "a"), again]
     with pytest.raises(RemoteError, match="replaces /a, to which a hard link was made"):
@@ -197,7 +197,7 @@ def test_absolute_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
         assert seen.read(path) is None
 
 
-def test_an_opaque_folder_in_the_middle_hides_only_what_is_below_it(tmp_path: Path) -> None:
+def test_an_opaque_folder_hides_only_lower_layers(tmp_path: Path) -> None:
     seen = view(
         tmp_path,
         [Item("d/a", b"1"), Item("d/e/b", b"2"), Item("d/keep", b"3")],
@@ -212,7 +212,7 @@ def test_an_opaque_folder_in_the_middle_hides_only_what_is_below_it(tmp_path: Pa
     assert seen.stat("/d/e/b") is None
 
 
-def test_a_whiteout_and_what_comes_again_in_the_same_layer(tmp_path: Path) -> None:
+def test_a_whiteout_and_a_new_file_in_the_same_layer(tmp_path: Path) -> None:
     """As builders write it: a file over its whiteout, and an opaque folder."""
     lower = [Item("d/a", b"old", mode=0o777), Item("d/e/x", b"old")]
     top = [Item("d/.wh.a"), Item("d/a", b"new", mode=0o600), folder("d/e", 0o700)]
@@ -222,7 +222,7 @@ def test_a_whiteout_and_what_comes_again_in_the_same_layer(tmp_path: Path) -> No
     assert modes == [0o600, 0o700]
 
 
-def test_modes_are_those_of_the_tar_without_the_bits_of_the_kind(tmp_path: Path) -> None:
+def test_modes_come_from_the_tar_without_file_type_bits(tmp_path: Path) -> None:
     held = [Item("suid", mode=0o4755), Item("kind", mode=0o100640), folder("sticky", 0o41777),
             Item("none", mode=0)]  # fmt: skip
     seen = view(tmp_path, held)
@@ -230,7 +230,7 @@ def test_modes_are_those_of_the_tar_without_the_bits_of_the_kind(tmp_path: Path)
     assert modes == {"suid": 0o4755, "kind": 0o640, "sticky": 0o1777, "none": 0}
 
 
-def test_what_runtimes_see_differently_is_refused(tmp_path: Path) -> None:
+def test_layers_that_runtimes_read_differently_are_refused(tmp_path: Path) -> None:
     """One unpacks into /usr/lib, another puts a folder in the place of /lib."""
     seen = view(tmp_path, [Item("usr/lib/x"), symlink("lib", "usr/lib")], [Item("lib/y")])
     for path in ("/lib/y", "/usr/lib/x"):
@@ -318,7 +318,7 @@ def random_layer(dice: random.Random, number: int) -> list[Item]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_layers_are_what_unpacking_them_gives(
+def test_random_layers_match_their_unpacked_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     if seed % 2:  # as layers that have too many entries to be held in memory
@@ -336,7 +336,7 @@ def test_random_layers_are_what_unpacking_them_gives(
 # ----------------------------------------------------------------------------- what is read, when
 
 
-def test_layers_are_read_when_they_are_asked_and_only_once(tmp_path: Path) -> None:
+def test_layers_are_read_lazily_and_only_once(tmp_path: Path) -> None:
     layers = [
         [Item("a", b"1")],
         [Item("b", b"2")],

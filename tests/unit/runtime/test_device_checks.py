@@ -73,18 +73,20 @@ def executed(kind: str, line: str, names: list[str], vllm: str = "0.28.0") -> di
         ("nvfp4-linear", "Using SomethingNewKernel for NVFP4 GEMM", [B12X], "not-run"),
     ],
 )
-def test_kernels_are_known_by_name(kind: str, line: str, names: list[str], status: str) -> None:
+def test_kernels_are_recognised_by_name(
+    kind: str, line: str, names: list[str], status: str
+) -> None:
     assert executed(kind, line, names)["status"] == status
 
 
-def test_what_ran_instead_is_shown_and_long_names_are_cut() -> None:
+def test_the_kernel_that_ran_is_shown_and_long_names_are_cut() -> None:
     check = executed("nvfp4-linear", LINE, [B12X, MARLIN + "x" * 400])
     assert check["seen"].startswith("void marlin::Marlin<")
     assert len(check["seen"]) == 160
 
 
 @pytest.mark.parametrize("profile", sorted(Catalog.discover().profile_files))
-def test_every_line_that_a_profile_expects_is_known(profile: str) -> None:
+def test_every_expected_line_has_kernel_names(profile: str) -> None:
     """A name to find in the profiler, and shapes to run; a profile added later needs a row too."""
     for expectation in Catalog.discover().profile(profile).expect:
         if expectation.line is None or expectation.kind in devicedata.OTHER_LAYERS:
@@ -94,7 +96,7 @@ def test_every_line_that_a_profile_expects_is_known(profile: str) -> None:
         assert kernel["shapes"], expectation
 
 
-def test_marlin_of_0_17_rounds_twice_and_later_once() -> None:
+def test_marlin_of_0_17_rounds_twice_and_later_ones_once() -> None:
     early = devicedata.kernel_for(
         "nvfp4-linear", "Using NvFp4LinearBackend.MARLIN for NVFP4 GEMM", "0.17.1"
     )
@@ -142,12 +144,12 @@ def test_a_sound_run() -> None:
     assert {check["level"] for check in made.values()} == {"device"}
 
 
-def test_nan_is_a_failure_that_says_so() -> None:
+def test_nan_is_reported_as_a_failure() -> None:
     check = by_name(said(SELECTED, GOOD, BAD, KERNELS, END))["nvfp4-linear zeros 17x96x256"]
     assert (check["status"], check["seen"]) == ("fail", "12 NaN and 0 infinite of 1632 values")
 
 
-def test_another_choice_is_a_failure() -> None:
+def test_an_unexpected_kernel_is_a_failure() -> None:
     other = {**SELECTED, "lines": ["Using MarlinNvFp4LinearKernel for NVFP4 GEMM"]}
     check = by_name(said(other, GOOD, KERNELS, END))["nvfp4-linear selected"]
     assert check["status"] == "fail"
@@ -161,7 +163,7 @@ def test_another_choice_is_a_failure() -> None:
         ("os._exit(3)", "the process ended with exit status 3 after random 1x128x128"),
     ],
 )
-def test_a_crash_keeps_what_came_before(then: str, words: str) -> None:
+def test_a_crash_keeps_earlier_results(then: str, words: str) -> None:
     made = by_name(said(SELECTED, GOOD, then=f"print('trap', file=sys.stderr, flush=True); {then}"))
     assert made["nvfp4-linear random 1x128x128"]["status"] == "pass"
     check = made["nvfp4-linear ran"]
@@ -178,13 +180,13 @@ def test_an_error_of_the_kernel_is_a_failure() -> None:
     assert check["seen"].endswith("after random 1x128x128")
 
 
-def test_a_layer_that_the_check_does_not_know_is_not_run() -> None:
+def test_an_unknown_layer_is_not_run() -> None:
     error = {"event": "error", "stage": "run", "type": "UnknownLayerError", "tail": []}
     error["message"] = "ReplicatedLinear has a parameter weight_zero, unknown to this check"
     assert by_name(said(error, END))["nvfp4-linear ran"]["status"] == "not-run"
 
 
-def test_a_profiler_that_fails_leaves_the_numbers() -> None:
+def test_a_failed_profiler_keeps_the_numbers() -> None:
     error = {"event": "error", "stage": "profiler", "type": "RuntimeError", "tail": []}
     error["message"] = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
     made = by_name(said(SELECTED, GOOD, error, END))
@@ -192,11 +194,11 @@ def test_a_profiler_that_fails_leaves_the_numbers() -> None:
     assert "nvfp4-linear ran" not in made
 
 
-def test_an_end_without_a_case_is_a_failure() -> None:
+def test_a_probe_that_ends_without_a_case_is_a_failure() -> None:
     assert by_name(said(END))["nvfp4-linear ran"]["status"] == "fail"
 
 
-def test_a_hanging_probe_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_hanging_probe_is_killed_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "alive"
     write = f"(open({str(file)!r}, 'w').write(str(i)), time.sleep(.1))"
     child = f"import time; [{write} for i in range(99)]"
@@ -212,7 +214,7 @@ def test_a_hanging_probe_is_ended_with_all_that_it_started(tmp_path: Path) -> No
     assert file.read_text() == last, "its child still runs"
 
 
-def test_noise_on_stdout_is_not_an_event() -> None:
+def test_other_text_on_stdout_is_not_an_event() -> None:
     probe = ran(f"print('hello'); print({json.dumps(END)!r})")
     assert probe.events == [END]
 
@@ -247,14 +249,14 @@ def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
     )
 
 
-def test_each_expectation_is_asked_with_the_plans_own_flags() -> None:
+def test_each_expectation_is_checked_with_the_flags_of_the_plan() -> None:
     asked = [request for _, request in checks.requests(PLAN, devicedata.device_data(PLAN))]
     assert [request["kind"] for request in asked] == ["reference", "nvfp4-linear", "nvfp4-moe"]
     assert asked[1]["linear_backend"] == asked[2]["moe_backend"] == "flashinfer_b12x"
     assert asked[1]["activations"] == "fp4"
 
 
-def test_a_kind_without_a_check_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_without_a_check_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.device_environment, "look", lambda: ([], ""))
     probe = said(GOOD, END)
     monkeypatch.setattr(checks, "Probe", lambda *_args, **_kwargs: probe)

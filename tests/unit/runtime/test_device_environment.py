@@ -95,7 +95,7 @@ def test_the_driver_must_be_new_enough_for_the_cuda_of_torch(
     assert wanted in check["expected"]
 
 
-def test_a_driver_of_an_older_cuda_fails_and_of_an_older_minor_says_what_it_cannot() -> None:
+def test_an_older_cuda_fails_and_an_older_minor_version_has_a_note() -> None:
     old = judged(facts={"cuda": "12.8"})["cuda"]
     assert (old["status"], old["seen"]) == ("fail", "CUDA 12.8")
     minor = judged(wanted="13.1")["cuda"]
@@ -103,7 +103,7 @@ def test_a_driver_of_an_older_cuda_fails_and_of_an_older_minor_says_what_it_cann
     assert "cannot compile newer PTX" in minor["reason"]
 
 
-def test_a_torch_without_cuda_leaves_the_driver_open() -> None:
+def test_a_torch_without_cuda_leaves_the_driver_unjudged() -> None:
     assert judged(wanted=None)["driver"]["status"] == "not-run"
 
 
@@ -112,7 +112,7 @@ def test_another_gpu_is_named() -> None:
     assert (check["status"], check["seen"]) == ("fail", "9.0 (NVIDIA H200)")
 
 
-def test_memory_of_its_own_is_not_called_unified() -> None:
+def test_dedicated_memory_is_not_called_unified() -> None:
     facts = {"integrated": 0, "free": 140 * 2**30, "total": 141 * 2**30}
     check = judged(H200, facts=facts)["memory"]
     assert (check["status"], check["seen"]) == ("pass", "140.0 GiB of 141.0 GiB free")
@@ -123,7 +123,7 @@ def test_too_little_memory_fails() -> None:
     assert judged(facts={"free": 7 * 2**30})["memory"]["status"] == "fail"
 
 
-def test_another_server_is_seen_by_name() -> None:
+def test_another_server_is_named() -> None:
     check = judged(apps=GB10_APPS)["other processes"]
     assert check["status"] == "fail"
     assert "VLLM::EngineCore (pid 41872): 94.2 GiB" in check["seen"]
@@ -146,23 +146,23 @@ def test_a_process_whose_memory_is_hidden_does_not_fail() -> None:
         ("Not Supported", "not-run", ""),
     ],
 )
-def test_what_slows_the_gpu_down(mask: str, status: str, words: str) -> None:
+def test_throttling_reasons(mask: str, status: str, words: str) -> None:
     check = judged(GB10.replace("0x0000000000000001", mask))["slowdown"]
     assert check["status"] == status
     assert check["seen"].startswith(words)
 
 
-def test_cells_that_hold_nothing() -> None:
+def test_empty_cells() -> None:
     row = gpus("NVIDIA GB10, 580.95.05, [N/A], [Not Supported], N/A, [Unknown Error]")[0]
     assert [value for value in row.values() if value is None] == [None] * 4
 
 
-def test_lines_that_are_no_rows_are_left_out() -> None:
+def test_malformed_rows_are_ignored() -> None:
     text = f"Failed to initialize NVML: Unknown Error\n{GB10}\n"
     assert [row["name"] for row in gpus(text)] == ["NVIDIA GB10"]
 
 
-def test_without_nvidia_smi_the_rest_is_judged() -> None:
+def test_without_nvidia_smi_the_rest_is_checked() -> None:
     smi: tuple[list[Any], list[Any], str] = ([], [], "nvidia-smi: No such file or directory")
     made = environment.judge(smi, FACTS, {}, "13.0")
     statuses = {check["name"]: check["status"] for check in made}
@@ -175,7 +175,7 @@ def test_without_nvidia_smi_the_rest_is_judged() -> None:
     }
 
 
-def test_an_older_driver_is_asked_by_the_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_driver_uses_the_older_field_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def call(command: list[str], timeout: float = 60) -> tuple[int, str]:
@@ -192,13 +192,13 @@ def test_an_older_driver_is_asked_by_the_older_name(monkeypatch: pytest.MonkeyPa
     assert trouble == ""
 
 
-def test_a_failing_nvidia_smi_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_nvidia_smi_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     monkeypatch.setattr(environment, "call", lambda *_args, **_kwargs: (9, words))
     assert environment.ask_smi() == ([], [], f"nvidia-smi: {words}")
 
 
-def test_here_is_no_gpu_and_it_says_so() -> None:
+def test_no_gpu_is_reported() -> None:
     """This asks the real driver library of this machine, which has none."""
     checks, trouble = environment.look()
     if not trouble:

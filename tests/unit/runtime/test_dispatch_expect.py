@@ -70,7 +70,7 @@ NOT_ASKED = answer(selected=None, lines=[], not_applicable="no such setting")
         ({"refused": ""}, NOT_ASKED, None),
     ],
 )
-def test_what_meets_an_expectation(
+def test_answers_that_meet_an_expectation(
     expectation: dict[str, str], given: Answer, met: str | None
 ) -> None:
     assert found(expectation, given) == met
@@ -103,7 +103,7 @@ def test_an_expectation_in_words(expectation: dict[str, str], words: str) -> Non
         (answer(error={"type": "E", "message": "x" * 500}), f"E: {'x' * 400}..."),
     ],
 )
-def test_the_line_that_says_what_vllm_did(given: Answer, words: str) -> None:
+def test_the_log_line_of_a_selection(given: Answer, words: str) -> None:
     assert headline(given) == words
 
 
@@ -114,7 +114,7 @@ def test_the_value_of_a_flag(flags: list[str], value: str) -> None:
     assert flag_value(flags, "--a") == value
 
 
-def test_each_kind_is_asked_with_the_flag_that_decides_it() -> None:
+def test_each_kind_is_checked_with_its_flag() -> None:
     plan = {
         "serve_flags": ["--linear-backend", "marlin"],
         "moe_serve_flags": ["--moe-backend", "cutlass"],

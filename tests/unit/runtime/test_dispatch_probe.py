@@ -66,7 +66,7 @@ def linear(**settings: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- questions
 
 
-def test_an_answer_carries_the_choice_and_vllms_own_lines(ask: Asker) -> None:
+def test_an_answer_has_the_choice_and_the_log_lines(ask: Asker) -> None:
     result = ask({"ask": [linear()]})
     (answer,) = result["answers"]
     assert result["fatal"] is None
@@ -77,12 +77,12 @@ def test_an_answer_carries_the_choice_and_vllms_own_lines(ask: Asker) -> None:
     assert result["versions"]["vllm"] == "0.20.1"
 
 
-def test_the_device_is_what_the_request_says(ask: Asker) -> None:
+def test_the_device_is_taken_from_the_request(ask: Asker) -> None:
     (answer,) = ask({"ask": [linear()], "capability": [9, 0]})["answers"]
     assert answer["selected"] == "MarlinKernel"
 
 
-def test_one_ask_does_not_see_the_settings_of_another(ask: Asker) -> None:
+def test_requests_do_not_share_settings(ask: Asker) -> None:
     marlin = linear(env={"VLLM_NVFP4_GEMM_BACKEND": "marlin"})
     unset = linear(env={"VLLM_NVFP4_GEMM_BACKEND": None})
     request = {"ask": [marlin, linear(), unset] * 3, "env": {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}}
@@ -95,7 +95,7 @@ def test_one_ask_does_not_see_the_settings_of_another(ask: Asker) -> None:
     assert [a["request"] for a in answers] == request["ask"]
 
 
-def test_what_vllm_refuses_is_its_own_error(ask: Asker) -> None:
+def test_a_refusal_has_the_error_of_vllm(ask: Asker) -> None:
     rejected, invalid = ask(
         {
             "ask": [
@@ -117,7 +117,7 @@ def test_what_vllm_refuses_is_its_own_error(ask: Asker) -> None:
         (linear(linear_backend="humming"), "the package humming is not installed here"),
     ],
 )
-def test_what_cannot_be_asked_is_neither_an_answer_nor_an_error(
+def test_an_unavailable_choice_is_neither_an_answer_nor_an_error(
     ask: Asker, question: dict[str, Any], reason: str
 ) -> None:
     (answer,) = ask({"ask": [question]})["answers"]
@@ -125,14 +125,14 @@ def test_what_cannot_be_asked_is_neither_an_answer_nor_an_error(
     assert (answer["selected"], answer["error"]) == (None, None)
 
 
-def test_a_layer_that_comes_to_no_kernel_cannot_be_asked(ask: Asker) -> None:
+def test_a_layer_without_a_kernel_is_unavailable(ask: Asker) -> None:
     """The fake release has no scheme for W4A16 and does not choose either."""
     (answer,) = ask({"ask": [{"kind": "w4a16-linear"}]})["answers"]
     assert answer["selected"] is None
     assert answer["error"]["type"] in ("ModuleNotFoundError", "AttributeError")
 
 
-def test_a_child_that_dies_fails_its_own_question(ask: Asker) -> None:
+def test_a_crashed_child_fails_only_its_own_request(ask: Asker) -> None:
     crash = linear(env={"CRASH": "9"})
     first, second, third = ask({"ask": [linear(), crash, linear()]})["answers"]
     assert second["error"] == {
@@ -142,7 +142,7 @@ def test_a_child_that_dies_fails_its_own_question(ask: Asker) -> None:
     assert first["selected"] == third["selected"] == "CutlassKernel"
 
 
-def test_choices_are_those_that_the_release_lists(ask: Asker) -> None:
+def test_choices_are_read_from_the_release(ask: Asker) -> None:
     result = ask({"choices": ["nvfp4-linear"]})
     found = [(a["request"], a["selected"]) for a in result["choices"]]
     variable = "VLLM_NVFP4_GEMM_BACKEND"
@@ -173,7 +173,7 @@ def test_every_simulated_part_is_named(ask: Asker) -> None:
 
 
 @pytest.mark.skipif(has_driver(), reason="this machine has a driver, which is then used")
-def test_a_driver_is_made_for_extension_modules_that_are_there(ask: Asker) -> None:
+def test_a_stub_driver_is_made_for_installed_extensions(ask: Asker) -> None:
     """They load as far as the loader goes; this one then turns out to be no module."""
     module = shared_library("_C.abi3.so", ["nothing"], platform.machine())
     result = ask({"ask": [linear()]}, {"vllm/_C.abi3.so": module})
@@ -191,7 +191,7 @@ def test_a_release_that_cannot_be_imported_is_fatal(ask: Asker) -> None:
     assert result["answers"] == []
 
 
-def test_kernels_that_cannot_be_imported_are_no_reason_to_ask_nothing_else(ask: Asker) -> None:
+def test_a_failed_kernel_import_does_not_stop_other_requests(ask: Asker) -> None:
     kinds = ("nvfp4-linear", "fp8-block", "w4a16-linear", "nonsense")
     request = {"ask": [{"kind": kind} for kind in kinds]}
     result = ask(request, {LINEAR: b"raise ImportError('cut in two')\n"})
@@ -244,7 +244,7 @@ ASKING = FILES[LINEAR].replace("    capability =", f"{BUNDLED}\n    capability =
         ),
     ],
 )
-def test_bundled_code_is_stood_in_for_only_where_it_cannot_load(
+def test_bundled_code_is_replaced_only_if_it_cannot_load(
     ask: Asker, files: dict[str, bytes | None], seen: str
 ) -> None:
     """An error of its own is the release's answer: it decides what is selected."""
@@ -255,7 +255,7 @@ def test_bundled_code_is_stood_in_for_only_where_it_cannot_load(
     assert noted is (seen == "<function")
 
 
-def test_modules_are_known_whether_they_are_there_or_not(
+def test_modules_are_recognised_installed_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From Python 3.12 on ``importlib.metadata.files`` leaves out what is not on disk."""

@@ -60,7 +60,7 @@ def test_each_function_calls_its_own_callback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_another_program_reads_it_as_meant(machine: str) -> None:
+def test_readelf_reads_it_correctly(machine: str) -> None:
     """Every function's jump goes by its own pointer in the table; the two machines' code apart."""
     data = call_table.call_table("libcalls.so", NAMES, machine)
     assert data == call_table.call_table("libcalls.so", reversed(NAMES), machine)
@@ -92,7 +92,7 @@ def test_another_program_reads_it_as_meant(machine: str) -> None:
         assert target == table.st_value + 8 * number
 
 
-def test_no_code_is_known_for_other_machines() -> None:
+def test_other_architectures_are_unsupported() -> None:
     with pytest.raises(Exception, match="riscv64"):
         call_table.call_table("libcalls.so", NAMES, "riscv64")
 
@@ -133,7 +133,7 @@ def box(kind: Any = ctypes.c_uint64) -> tuple[Any, int]:
     return variable, ctypes.addressof(variable)
 
 
-def test_a_launch_as_host_code_makes_it() -> None:
+def test_a_launch_from_host_code_is_recorded() -> None:
     host = Host()
     (library, at_library), (kernel, at_kernel) = box(), box()
     assert host.call("_cudaLibraryLoadData", at_library, 1, 0, 0, 0, 0, 0, 0) == 0
@@ -175,7 +175,7 @@ def test_a_library_is_loaded_once() -> None:
     assert state.value == 0
 
 
-def test_answers_for_the_device_and_what_is_not_simulated() -> None:
+def test_simulated_and_unsupported_device_queries() -> None:
     host = Host()
     value, at = box(ctypes.c_int)
     assert host.call("_cudaDeviceGetAttribute", at, 97, 0) == 0
@@ -195,7 +195,7 @@ def test_functions_that_host_code_may_call() -> None:
     assert not any(launch_host.RUNTIME_FUNCTION.fullmatch(name) for name in no)
 
 
-def test_source_files_are_named_as_they_are_imported() -> None:
+def test_source_files_are_named_by_import_path() -> None:
     """The longest of the folders that Python imports from is cut off; others stay whole."""
     folders = ["", "/tree", "/tree/dsl/", "/other"]
     for name, short in {
@@ -209,7 +209,7 @@ def test_source_files_are_named_as_they_are_imported() -> None:
 
 
 @pytest.mark.parametrize("folder", ["lib", "cu13/lib"])
-def test_the_functions_of_the_runtime_library_wherever_a_release_has_it(
+def test_the_runtime_library_is_found_in_every_release(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "nvidia_cutlass_dsl" / folder / "libcute_dsl_runtime.so"
@@ -222,7 +222,7 @@ def test_the_functions_of_the_runtime_library_wherever_a_release_has_it(
     assert launch_probe.runtime_functions() == {"_cudaMalloc", "cuda_dialect_init_library_once"}
 
 
-def test_a_release_that_puts_its_own_library_in_front_gets_ours(
+def test_a_preloaded_runtime_library_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """CuTe DSL 4.6 changes its variable when it is imported."""

@@ -121,7 +121,7 @@ def test_the_dense_model_is_served_without_the_flags_for_experts(
         ({"exit": 0}, "exit status 0"),
     ],
 )
-def test_one_that_ends_too_early(served: Any, orders: dict[str, Any], words: str) -> None:
+def test_a_server_that_exits_early(served: Any, orders: dict[str, Any], words: str) -> None:
     start = time.monotonic()
     checks = served(orders)
     assert time.monotonic() - start < 10, "it waited for what can never be"
@@ -133,14 +133,14 @@ def test_one_that_ends_too_early(served: Any, orders: dict[str, Any], words: str
     assert children() == set()
 
 
-def test_one_that_never_opens_its_port_is_ended(served: Any) -> None:
+def test_a_server_that_never_opens_its_port_is_killed(served: Any) -> None:
     checks = served({"ready": None}, ready=1.0)
     assert checks["dense starts"]["seen"] == "not ready within 1 s"
     assert checks["dense nvfp4-linear line"]["status"] == "pass", "what it logged still counts"
     assert children() == set()
 
 
-def test_progress_is_said_while_it_starts(
+def test_progress_is_reported_during_the_start(
     served: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "PROGRESS", 0.4)
@@ -169,14 +169,14 @@ def test_a_bad_answer(served: Any, answer: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("stop", ["ignore", "orphan"])
-def test_one_that_does_not_stop_is_killed_and_fails(served: Any, stop: str) -> None:
+def test_a_server_that_does_not_stop_is_killed_and_fails(served: Any, stop: str) -> None:
     checks = served({"stop": stop}, stop=1.5)
     assert failing(checks) == {"dense stops"}
     assert "had to be killed" in checks["dense stops"]["seen"]
     assert children() == set()
 
 
-def test_an_expected_line_that_is_not_there(served: Any) -> None:
+def test_a_missing_expected_line(served: Any) -> None:
     other = f"{PREFIX}Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
     checks = served({"lines": [other]})
     assert failing(checks) == {"dense nvfp4-linear line"}
@@ -199,7 +199,7 @@ def test_a_warning_is_shown_and_fails_nothing(served: Any) -> None:
     assert "VLLM_NVFP4_MOE_BACKEND" in checks["dense bad lines"]["seen"]
 
 
-def test_a_vllm_that_is_not_there(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vllm(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "Server", lambda *_: (_ for _ in ()).throw(OSError("not there")))
     assert failing(served({})) == {"dense starts"}
 
@@ -213,7 +213,7 @@ def test_without_a_gpu_each_model_is_not_run() -> None:
     assert "docker run --rm --gpus all" in made[0]["reason"]
 
 
-def test_a_model_of_the_callers_own_is_asked_by_chat(served: Any) -> None:
+def test_a_user_model_is_tested_with_a_chat_message(served: Any) -> None:
     checks = served({}, model="/models/mine")
     assert failing(checks) == set()
     assert checks["model answers"]["seen"] == "A heat pump moves heat."
@@ -274,7 +274,7 @@ def compared(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str
     return {c["name"]: c for c in bench.compare(own, {"checks": other}, "marlin.json")}
 
 
-def test_slower_is_said_plainly() -> None:
+def test_slower_results_are_reported() -> None:
     own = evidence({"at 1": 81, "at 16": 600}, {"at 1": 12}, LINEAR)
     made = compared(own, MARLIN)
     speed = made["dense tokens/s, compared"]
@@ -286,7 +286,7 @@ def test_slower_is_said_plainly() -> None:
     assert "SLOWER" in made["dense first token, ms, compared"]["seen"], "longer is worse here"
 
 
-def test_equal_is_equal() -> None:
+def test_equal_results_are_reported_as_equal() -> None:
     made = compared(MARLIN, MARLIN)
     assert "is as fast as" in made["dense tokens/s, compared"]["seen"]
 
@@ -320,7 +320,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("name", "severity", "example"), EXAMPLES)
-def test_every_example_of_the_catalogue_is_seen_in_the_image_too(
+def test_every_example_of_the_catalogue_matches_in_the_image_too(
     name: str, severity: str, example: Example
 ) -> None:
     watch = watch_of(example.vllm)
@@ -329,14 +329,14 @@ def test_every_example_of_the_catalogue_is_seen_in_the_image_too(
     assert name in {marker["id"] for marker, _ in watch.shown(severity)}
 
 
-def test_a_tactic_that_was_skipped_and_one_wait_are_no_bad_lines() -> None:
+def test_a_skipped_tactic_and_a_single_wait_are_not_failures() -> None:
     watch = watch_of("0.26.0")
     watch.feed("[Autotuner]: Skipping tactic 3, due to failure: CUDA error: out of memory")
     watch.feed("No available shared memory broadcast block found in 60 seconds.")
     assert watch.shown("error") == []
 
 
-def test_from_the_first_failure_on_the_log_is_kept() -> None:
+def test_the_log_is_kept_from_the_first_failure() -> None:
     watch = watch_of("0.26.0")
     for number in range(100):
         watch.feed(f"INFO line {number}")
@@ -354,7 +354,7 @@ def test_from_the_first_failure_on_the_log_is_kept() -> None:
 
 
 @pytest.mark.parametrize("log", sorted((Path(__file__).parents[1] / "logs").glob("good*.log")))
-def test_good_logs_are_silent(log: Path) -> None:
+def test_good_logs_have_no_findings(log: Path) -> None:
     for vllm in ("0.17.1", "0.20.1", "0.24.0", "0.33.0"):
         watch = watch_of(vllm)
         for line in log.read_text("utf-8", "replace").splitlines():
@@ -362,7 +362,7 @@ def test_good_logs_are_silent(log: Path) -> None:
         assert watch.shown("error") == []
 
 
-def test_markers_of_other_releases_are_left_out() -> None:
+def test_markers_of_other_releases_are_ignored() -> None:
     late = {marker["id"] for marker in devicedata.markers(PLAN)}
     early = {
         marker["id"]
@@ -371,7 +371,7 @@ def test_markers_of_other_releases_are_left_out() -> None:
     assert "b12x-linear-unreachable" in early - late
 
 
-def test_a_setting_of_the_plan_decides_what_is_looked_for() -> None:
+def test_a_setting_of_the_plan_selects_the_markers() -> None:
     with_it = {m["id"] for m in devicedata.markers(PLAN)}
     without = {m["id"] for m in devicedata.markers({**PLAN, "serve_flags": []})}
     assert "b12x-asked-not-selected" in with_it - without

@@ -56,7 +56,7 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=lambda path: path.name)
-def test_it_imports_nothing_of_ours(path: Path) -> None:
+def test_it_imports_nothing_from_builder(path: Path) -> None:
     ours = {"builder"} if path.name == "spark_verify.py" else set()  # the applier, see below
     assert imported(path) - sys.stdlib_module_names - ALLOWED == ours
 
@@ -69,7 +69,7 @@ def test_the_verifier_imports_the_applier_alone() -> None:
     assert all(name.startswith("builder.applier.") for name in ours)
 
 
-def test_every_baked_file_is_there_and_used() -> None:
+def test_every_baked_file_exists_and_is_used() -> None:
     """Those that others load by name (``import_module``) are named in a string."""
     assert {path.stem for path in RUNTIME} > BAKED
     texts = {path.stem: path.read_text() for path in RUNTIME if path.stem in BAKED}
@@ -78,7 +78,7 @@ def test_every_baked_file_is_there_and_used() -> None:
         assert any(re.search(rf'\bimport {name}\b|"{name}(\.py)?"', t) for t in others), name
 
 
-def test_the_check_above_finds_what_it_looks_for(tmp_path: Path) -> None:
+def test_the_import_check_detects_a_violation(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text("def f():\n    import requests\n    from builder.model import X\n")
     assert imported(path) - sys.stdlib_module_names - ALLOWED == {"requests", "builder"}
@@ -125,7 +125,7 @@ def test_the_applier_imports_the_standard_library_and_itself(path: Path) -> None
         "from builder.model import X", "from . import text", "from builder.applier.gone import X",
     ],
 )  # fmt: skip
-def test_what_the_applier_may_not_import(line: str) -> None:
+def test_modules_that_the_applier_must_not_import(line: str) -> None:
     assert foreign(f"def f():\n    {line}\n".encode())
 
 
@@ -138,7 +138,7 @@ def circle(needs: dict[str, set[str]]) -> set[str]:
     return set(left)
 
 
-def test_no_module_of_the_applier_needs_one_that_needs_it() -> None:
+def test_the_applier_has_no_import_cycle() -> None:
     used = {path.stem: modules_imported(path.read_bytes()) for path in APPLIER}
     own = {name: {n for n in used if f"builder.applier.{n}" in used[name]} for name in used}
     assert sum(map(len, own.values())) > len(own)
@@ -174,7 +174,7 @@ def test_the_bundle_starts_without_anything_installed(bundle: Path) -> None:
     assert [path.name for path in bundle.parent.iterdir()] == [BUNDLE]
 
 
-def test_the_bundle_applies_and_takes_back(bundle: Path, tmp_path: Path) -> None:
+def test_the_bundle_applies_and_reverts(bundle: Path, tmp_path: Path) -> None:
     site = write_tree(tmp_path / "site", vllm_files())
     layers = tmp_path / "layers.json"
     layer = make_layer("fix", BACKEND, copy_op("vllm/new.py", b"N = 1\n"))
@@ -290,7 +290,7 @@ class TestStaleness:
         (folder / name).chmod(mode)
         assert stale_files(folder, self.FILES) == [name]
 
-    def test_what_python_leaves_is_no_matter(self, folder: Path) -> None:
+    def test_bytecode_files_are_ignored(self, folder: Path) -> None:
         (folder / "__pycache__").mkdir()
         assert stale_files(folder, self.FILES) == []
 

@@ -63,7 +63,7 @@ def symbols_of(data: bytes) -> list[str]:
 # ----------------------------------------------------------------------------------------- written
 
 
-def test_this_machine_loads_it_and_every_function_refuses(tmp_path: Path) -> None:
+def test_every_function_of_the_stub_returns_an_error(tmp_path: Path) -> None:
     path = write_library(str(tmp_path), SONAME, MANY)
     command = [sys.executable, "-I", "-c", CALLER, path, *MANY]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -71,7 +71,7 @@ def test_this_machine_loads_it_and_every_function_refuses(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_another_program_reads_it_as_meant(machine: str) -> None:
+def test_readelf_reads_it_correctly(machine: str) -> None:
     data = shared_library("libother.so.2", MANY, machine)
     elf = ELFFile(io.BytesIO(data))
     names = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
@@ -84,7 +84,7 @@ def test_another_program_reads_it_as_meant(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_no_part_is_both_written_to_and_run(machine: str) -> None:
+def test_no_segment_is_writable_and_executable(machine: str) -> None:
     elf = ELFFile(io.BytesIO(shared_library(SONAME, FUNCTIONS, machine)))
     flags = [s["p_flags"] for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
     assert flags == [4 | 1, 4 | 2]  # read and run, read and write
@@ -102,7 +102,7 @@ def test_no_part_is_both_written_to_and_run(machine: str) -> None:
         ("aarch64", "5f2403d5 40048052 c0035fd6"),  # bti c; mov w0, #34; ret
     ],
 )
-def test_the_code_is_that_of_the_manuals(machine: str, code: str) -> None:
+def test_the_code_matches_the_manuals(machine: str, code: str) -> None:
     data = shared_library(SONAME, ["cuInit"], machine)
     (symbol,) = (s for s in dynamic_of(data).iter_symbols() if s.name)
     start, size = symbol["st_value"], symbol["st_size"]
@@ -116,12 +116,14 @@ def test_the_same_names_give_the_same_bytes() -> None:
     assert forward != shared_library(SONAME, MANY, "x86_64")
 
 
-def test_a_library_without_functions_is_one_too(tmp_path: Path) -> None:
+def test_a_library_without_functions_is_valid(tmp_path: Path) -> None:
     path = write_library(str(tmp_path), "libempty.so", [])
     subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({path!r})"], check=True)
 
 
-def test_an_unknown_machine_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_architecture_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "s390x")
     with pytest.raises(UnknownMachineError, match="no stub can be made for s390x"):
         write_stub(str(tmp_path), [])
@@ -147,7 +149,7 @@ print(library.plain())
 """
 
 
-def test_symbols_have_the_versions_that_they_are_asked_for_with(tmp_path: Path) -> None:
+def test_symbols_have_the_requested_versions(tmp_path: Path) -> None:
     names = ["cudaMalloc", "cudaGetErrorString", "nvshmem_init", "plain"]
     versions = dict.fromkeys(names[:2], "libcudart.so.13") | {"nvshmem_init": "NVSHMEM"}
     machine = platform.machine()
@@ -210,7 +212,7 @@ def module_with(undefined: list[str], needed: list[str], weak: list[str] | None 
     return header + b"".join(parts) + table
 
 
-def test_what_a_module_leaves_to_others_is_found(tmp_path: Path) -> None:
+def test_undefined_symbols_of_a_module_are_found(tmp_path: Path) -> None:
     path = tmp_path / "m.so"
     names = ["cuMemMap", "cudaMalloc", "cublasCreate", "PyList_New"]
     path.write_bytes(module_with(names, ["libcuda.so.1", "libc.so.6"], weak=["cuWeak"]))
@@ -223,7 +225,7 @@ def test_what_a_module_leaves_to_others_is_found(tmp_path: Path) -> None:
     assert set(symbols_of(data)) == {*FUNCTIONS, "cuMemMap"}
 
 
-def test_the_interpreters_own_modules_are_read_as_another_program_reads_them() -> None:
+def test_standard_library_modules_are_read_like_by_readelf() -> None:
     import _ctypes
 
     path = _ctypes.__file__
@@ -243,7 +245,7 @@ def test_the_interpreters_own_modules_are_read_as_another_program_reads_them() -
     assert "PyObject_Call" in wanted
 
 
-def test_the_dsls_libraries_that_name_the_driver_are_found(
+def test_dsl_libraries_that_need_the_driver_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those for 64-bit Arm do; those for x86-64 do not, and load without it."""
@@ -257,7 +259,7 @@ def test_the_dsls_libraries_that_name_the_driver_are_found(
 
 
 @pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", b"\x7fELF\1\1" + bytes(80)])
-def test_other_files_need_nothing(data: bytes, tmp_path: Path) -> None:
+def test_other_files_need_no_driver(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other.so"
     path.write_bytes(data)
     assert undefined_symbols(str(path)) == set()

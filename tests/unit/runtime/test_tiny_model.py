@@ -46,7 +46,7 @@ def tensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
     return found
 
 
-def test_it_is_a_true_file_and_a_small_one(model: Path) -> None:
+def test_it_is_a_small_valid_safetensors_file(model: Path) -> None:
     found = tensors(model)
     assert sum(len(data) for _, _, data in found.values()) < 10 * 2**20
     assert {dtype for dtype, _, _ in found.values()} == set(SIZES)
@@ -76,7 +76,7 @@ def test_token_0_has_logit_0_and_no_other_has(model: Path) -> None:
     assert zero == [0]
 
 
-def test_the_configuration_names_what_is_there(model: Path) -> None:
+def test_the_configuration_matches_the_tensors(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     found = tensors(model)
     assert found["model.embed_tokens.weight"][1] == [config["vocab_size"], config["hidden_size"]]

@@ -16,7 +16,7 @@ from builder.verify.installer import Command, SandboxUnavailable, call
 from builder.verify.torchfolder import Torch
 
 
-def test_it_goes_on_beside() -> None:
+def test_it_runs_in_the_background() -> None:
     begun, done = threading.Event(), []
 
     def work() -> None:
@@ -31,7 +31,7 @@ def test_it_goes_on_beside() -> None:
         assert done
 
 
-def test_an_error_is_not_told_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_background_error_is_raised_later(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
         raise ValueError
 
@@ -53,7 +53,7 @@ def interrupted(begun: threading.Event, work: object) -> None:
         raise KeyboardInterrupt
 
 
-def test_what_counts_ends_with_an_interruption() -> None:
+def test_an_interruption_stops_a_loop() -> None:
     begun, ended = threading.Event(), threading.Event()
     console = Console()
     console.quiet = True
@@ -73,7 +73,7 @@ def test_what_counts_ends_with_an_interruption() -> None:
     assert ended.is_set()
 
 
-def test_what_it_runs_ends_with_an_interruption() -> None:
+def test_an_interruption_stops_a_subprocess() -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -90,13 +90,13 @@ def test_what_it_runs_ends_with_an_interruption() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_command_that_fails_gives_its_last_words() -> None:
+def test_a_failed_command_reports_its_last_lines() -> None:
     code = "import sys; print('no such package', file=sys.stderr); sys.exit(3)"
     with pytest.raises(SandboxUnavailable, match="no such package"):
         call(Command((sys.executable, "-c", code)))
 
 
-def test_what_goes_on_beside_work_that_has_gone_ends_too() -> None:
+def test_background_work_stops_when_the_main_work_fails() -> None:
     """Two deep: the one in the middle waits for the other, and neither is wanted any more."""
     begun, ended = threading.Event(), []
 
@@ -141,7 +141,7 @@ def test_torch_is_fetched_while_the_rest_is_installed(monkeypatch: pytest.Monkey
     assert set(calls) == {"2.9.0"}
 
 
-def test_a_torch_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_not_available_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetched(_wanted: str) -> Torch:
         raise SandboxUnavailable("no torch")
 

@@ -48,7 +48,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_limit_ends_it(image: Callable[..., Called], tmp_path: Path) -> None:
+def test_the_limit_stops_the_command(image: Callable[..., Called], tmp_path: Path) -> None:
     began = time.monotonic()
     result = image("--time-limit", "1s")
     assert time.monotonic() - began < 10
@@ -62,7 +62,7 @@ def test_the_limit_ends_it(image: Callable[..., Called], tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_limit_of_the_environment(
+def test_the_limit_from_the_environment(
     image: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_TIME_LIMIT", "1s")
@@ -71,13 +71,13 @@ def test_the_limit_of_the_environment(
     assert "time limit of 1s" in error["message"]
 
 
-def test_in_time(image: Callable[..., Called]) -> None:
+def test_a_command_that_finishes_in_time(image: Callable[..., Called]) -> None:
     assert image("--time-limit", "1h").code == 0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
-def test_an_interruption_is_still_one(
+def test_an_interruption_is_still_reported_as_one(
     image: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -87,7 +87,7 @@ def test_an_interruption_is_still_one(
     assert image("--time-limit", "1h").code == 130
 
 
-def test_no_such_time(image: Callable[..., Called]) -> None:
+def test_an_invalid_time(image: Callable[..., Called]) -> None:
     result = image("--time-limit", "soon")
     assert result.code == 2
     assert "'soon' is not a duration such as" in result.err

@@ -51,7 +51,7 @@ def gone(process: int) -> bool:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
-def test_a_signal_ends_it_and_what_it_started(
+def test_a_signal_ends_the_command_and_its_children(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     process = subprocess.Popen(
@@ -132,7 +132,7 @@ def test_a_broken_pipe_is_quiet(tmp_path: Path, script: str) -> None:
     pytest.fail("the pipe never broke")
 
 
-def test_talk_that_nobody_takes(tmp_path: Path) -> None:
+def test_a_full_stderr_pipe(tmp_path: Path) -> None:
     done = shell(tmp_path, "$SB layers check nonsense 2> /dev/full")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
@@ -153,7 +153,7 @@ def test_closed_streams(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [("layers", "new", "x"), ("plan", "-l", "b12x-full", "-b", "dir:site"), ("schema",)]
 )
-def test_a_working_directory_that_is_gone(tmp_path: Path, words: Sequence[str]) -> None:
+def test_a_deleted_working_directory(tmp_path: Path, words: Sequence[str]) -> None:
     (tmp_path / "gone").mkdir()
     done = shell(tmp_path, 'cd gone; rmdir ../gone; $SB "$@"', *words)
     if words == ("schema",):

@@ -109,7 +109,7 @@ def old(folder: Path, seconds: float = 3600.0) -> Path:
     return folder
 
 
-def test_who_has_ended(here: Owner, tmp_path: Path) -> None:
+def test_processes_that_have_ended(here: Owner, tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     folder = old(tmp_path / "a")
@@ -122,7 +122,7 @@ def test_who_has_ended(here: Owner, tmp_path: Path) -> None:
         assert other.has_ended(folder) is (impossible > 0)
 
 
-def test_a_process_of_another_container_is_not_taken_for_one_of_here(
+def test_a_process_of_another_container_is_not_mistaken_for_a_local_one(
     here: Owner, tmp_path: Path
 ) -> None:
     """The same kernel knows whether somebody holds the folder; by its number nothing is said."""
@@ -138,7 +138,7 @@ def test_a_process_of_another_container_is_not_taken_for_one_of_here(
     assert not other.has_ended(tmp_path / "none")
 
 
-def test_a_process_of_before_the_machine_started_has_ended(here: Owner, tmp_path: Path) -> None:
+def test_a_process_from_before_a_reboot_has_ended(here: Owner, tmp_path: Path) -> None:
     earlier = dataclasses.replace(here, boot="00000000")
     folder = old(tmp_path / "a", 10.0 + float(Path("/proc/uptime").read_text().split()[0]))
     assert earlier.has_ended(folder)
@@ -149,12 +149,12 @@ def test_a_process_of_before_the_machine_started_has_ended(here: Owner, tmp_path
     assert not earlier.has_ended(old(folder, 0.0)), "then it is no machine that was started again"
 
 
-def test_nothing_is_known_of_another_machine(here: Owner, tmp_path: Path) -> None:
+def test_processes_of_another_machine_are_unknown(here: Owner, tmp_path: Path) -> None:
     elsewhere = dataclasses.replace(here, boot="00000000", machine="00000000")
     assert not elsewhere.has_ended(old(tmp_path / "a", 1e9))
 
 
-def test_a_system_that_does_not_tell(
+def test_a_system_without_boot_id(
     here: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "identity", lambda: None)
@@ -170,7 +170,7 @@ def test_a_system_that_does_not_tell(
 # ------------------------------------------------------------------------------------ what becomes
 
 
-def test_what_a_killed_run_leaves_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     process = start(tmp_path)
     line_of(process)
     there = ["final", "made", "spark", "upload"]
@@ -184,14 +184,14 @@ def test_what_a_killed_run_leaves_is_removed(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache/locks/runs").iterdir())
 
 
-def test_a_run_that_ends_leaves_nothing_but_the_upload(tmp_path: Path) -> None:
+def test_a_finished_run_leaves_only_the_upload(tmp_path: Path) -> None:
     process = start(tmp_path)
     process.communicate("")
     assert process.returncode == 0
     assert sweep(tmp_path) == ["upload"]
 
 
-def test_what_a_killed_run_has_started_keeps_its_files(tmp_path: Path) -> None:
+def test_a_child_of_a_killed_run_keeps_its_files(tmp_path: Path) -> None:
     process = start(tmp_path, "child")
     child = int(line_of(process))
     line_of(process)
@@ -206,7 +206,7 @@ def test_what_a_killed_run_has_started_keeps_its_files(tmp_path: Path) -> None:
     assert sweep(tmp_path) == ["upload"]
 
 
-def test_a_note_removes_nothing_that_does_not_bear_its_name(here: Owner, tmp_path: Path) -> None:
+def test_a_note_removes_only_files_with_its_name(here: Owner, tmp_path: Path) -> None:
     """Whoever can write into the cache cannot have other files removed."""
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -225,7 +225,7 @@ def test_a_note_removes_nothing_that_does_not_bear_its_name(here: Owner, tmp_pat
     assert not partial.is_symlink()
 
 
-def test_old_notes_of_uploads_go(tmp_path: Path) -> None:
+def test_old_notes_of_uploads_are_removed(tmp_path: Path) -> None:
     process = start(tmp_path)
     process.communicate("")
     (note,) = (tmp_path / "cache/locks/runs").glob("*/*")
@@ -253,7 +253,7 @@ def test_nothing_below_a_mount_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     assert not folder.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
+def test_a_read_only_cache_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     leftovers.use(tmp_path / "cache")
     with leftovers.making(tmp_path / "x") as partial:

@@ -56,7 +56,7 @@ WRITING = {
 
 @pytest.mark.parametrize("command", WRITING)
 @pytest.mark.parametrize("what", ["below-a-file", "far-below-a-file", "long"])
-def test_a_place_to_write_to(
+def test_unwritable_outputs(
     spark_build: SparkBuild, site: Path, places: dict[str, Path], command: str, what: str
 ) -> None:
     words = [word.format(site=site, place=places[what]) for word in WRITING[command]]
@@ -66,7 +66,7 @@ def test_a_place_to_write_to(
     assert "free some space" not in result.err
 
 
-def test_a_page_where_a_folder_is(
+def test_an_html_file_where_a_folder_is(
     spark_build: SparkBuild, site: Path, places: dict[str, Path]
 ) -> None:
     words = [word.format(site=site, place=places["folder"]) for word in WRITING["html"]]
@@ -88,7 +88,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("what", ["below-a-file", "far-below-a-file", "long"])
 @pytest.mark.usefixtures("base")
-def test_a_cache_that_cannot_be(
+def test_an_impossible_cache_directory(
     spark_build: SparkBuild, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(places[what]))
@@ -100,7 +100,7 @@ def test_a_cache_that_cannot_be(
 
 @pytest.mark.parametrize("what", ["below-a-file", "far-below-a-file", "long"])
 @pytest.mark.usefixtures("base")
-def test_a_layout_that_cannot_be(
+def test_an_impossible_layout_directory(
     spark_build: SparkBuild, places: dict[str, Path], what: str
 ) -> None:
     result = spark_build(*IMAGE, f"oci:{places[what]}")
@@ -129,7 +129,7 @@ def system(number: int, path: str = "/nonexistent/x") -> OSError:
         (errno.ENOENT, "go there"),
     ],
 )
-def test_every_number_has_its_own_hint(number: int, said: str) -> None:
+def test_every_errno_has_its_own_hint(number: int, said: str) -> None:
     hint = os_hint(system(number), "go there")
     assert said in hint
     assert ("free some space" in hint) is (number in (errno.ENOSPC, errno.EDQUOT))
@@ -141,7 +141,7 @@ def test_a_full_disk_below_a_database() -> None:
     assert os_hint(error, "go there") == "free some space, or go there"
 
 
-def test_what_comes_up_where_nobody_expects_it() -> None:
+def test_unexpected_os_errors() -> None:
     said = of_the_system(system(errno.EACCES))
     assert said is not None
     assert said[0] == "cannot use /nonexistent/x: Permission denied"
@@ -150,7 +150,9 @@ def test_what_comes_up_where_nobody_expects_it() -> None:
     assert of_the_system(ValueError("x")) is None
 
 
-def test_it_is_no_bug(spark_build: SparkBuild, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_os_errors_are_not_internal_errors(
+    spark_build: SparkBuild, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise system(errno.EACCES, str(site / "vllm"))
 

@@ -16,22 +16,22 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\b\r\u202eevil\u2028\udcff"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\x08\x0d\u202eevil\u2028\xff"
 
 
-def test_every_control_is_written_out() -> None:
+def test_every_control_character_is_escaped() -> None:
     assert plain(EVIL) == plain(EVIL, styled=True) == SHOWN
     assert plain("tab\tline\nümlaut ✓") == "tab\tline\nümlaut ✓"
 
 
-def test_only_where_colours_are_ours_do_they_stay() -> None:
+def test_only_our_own_colours_are_kept() -> None:
     assert plain("\x1b[31mred\x1b[0m") == r"\x1b[31mred\x1b[0m"
     assert plain("\x1b[1;31mred\x1b[0m", styled=True) == "\x1b[1;31mred\x1b[0m"
     assert plain("\x1b[8mhidden", styled=True) == r"\x1b[8mhidden"
 
 
-def test_a_source_file_on_stdout_stays_what_it_is() -> None:
+def test_a_source_file_on_stdout_is_unchanged() -> None:
     assert plain_data("a\f\r\nb\rc", sys.stdout) == "a\f\r\nb\\x0dc"
 
 
-def test_a_later_line_is_never_taken_for_ours() -> None:
+def test_embedded_line_breaks_are_indented() -> None:
     said = below("tag x\nerror: forged\n  ::set-env name=A::b\n##[group]\n  our own")
     assert said.split("\n") == [
         "tag x", "  error: forged", "  | ::set-env name=A::b", "  | ##[group]", "  our own",
@@ -39,7 +39,7 @@ def test_a_later_line_is_never_taken_for_ours() -> None:
 
 
 @pytest.mark.parametrize("coloured", ["", "1"])
-def test_whatever_the_console_says(
+def test_every_console_method_escapes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, coloured: str
 ) -> None:
     monkeypatch.setenv("CLICOLOR_FORCE", coloured)

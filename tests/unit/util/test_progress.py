@@ -106,7 +106,7 @@ def test_lines_are_seconds_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     console.quiet = True
     work(console)
@@ -184,7 +184,7 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "rich"]
 """
 
 
-def test_what_is_short_imports_no_bars() -> None:
+def test_short_work_does_not_import_rich() -> None:
     ours, theirs = pty.openpty()
     try:
         subprocess.run([sys.executable, "-c", SHORT], stderr=theirs, check=True)
@@ -194,7 +194,7 @@ def test_what_is_short_imports_no_bars() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_long_step_is_told_where_no_part_of_it_is(
+def test_a_long_step_without_parts_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_LONG_MOMENT", 0.0)

@@ -52,7 +52,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 # ---------------------------------------------------------------------------------------- adding up
 
 
-def test_there_is_room(tmp_path: Path) -> None:
+def test_enough_disk_space(tmp_path: Path) -> None:
     check_room([need(tmp_path, 10), need(tmp_path / "not" / "yet" / "there", 10)])
     check_room([])
 
@@ -69,7 +69,7 @@ def test_needs_on_one_disk_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_another_disk_is_another_matter(tmp_path: Path) -> None:
+def test_disks_are_counted_separately(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "64k") as small:
         check_room([need(small, 60_000), need(tmp_path, 60_000)])
         with pytest.raises(BuildFailed, match=r"65\.5 kB are free"):
@@ -107,7 +107,7 @@ class Engine:
         return {"DockerRootDir": str(self.root)}
 
 
-def test_an_engine_counts_where_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_engine_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = Engine(tmp_path)
     assert [n.place for n in engine_needs(client, 1, "x")] == [tmp_path]
     assert not engine_needs(Engine(tmp_path / "elsewhere"), 1, "x")  # type: ignore[arg-type]
@@ -115,7 +115,9 @@ def test_an_engine_counts_where_it_is_here(tmp_path: Path, monkeypatch: pytest.M
     assert not engine_needs(client, 1, "x")
 
 
-def test_a_pull_needs_twice_what_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_needs_twice_the_transferred_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client: Any = Engine(tmp_path)
     assert not pull_needs(client, "127.0.0.1:9/no/thing:1", None), "the engine may know a way"
     put_image(tmp_path / "image", os.urandom(10_000), os.urandom(20_000), name="1")
@@ -126,7 +128,7 @@ def test_a_pull_needs_twice_what_travels(tmp_path: Path, monkeypatch: pytest.Mon
     assert "host/a/b:1" in found.what
 
 
-def test_a_sandbox_counts_until_it_is_there() -> None:
+def test_a_sandbox_counts_until_it_exists() -> None:
     base = fake_base(vllm_files(), "pypi")
     packages, torch = {"vllm": "0.20.1", "torch": "2.11.0"}, cache_dir() / "sandbox/torch-2.11.0-1"
     environment, unpacked = sandbox_needs(packages, base.tree)
@@ -166,7 +168,7 @@ def big(
 IMAGE = ("image", "-l", "fix", "-b", "pypi:vllm==0.20.1", "--engine", "oci", "--no-verify")
 
 
-def test_an_image_that_does_not_fit_is_not_begun(
+def test_an_image_that_does_not_fit_is_not_started(
     big: Callable[..., Called], tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "small", "256k") as small:

@@ -53,7 +53,7 @@ VERSIONS = {"plan": 2, "apply": 2, "config-show": 2}
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_schema_is_one_and_complete_in_itself(name: str) -> None:
+def test_each_schema_is_self_contained(name: str) -> None:
     value = schema(name)
     jsonschema.Draft202012Validator.check_schema(value)
     assert value["$id"] == f"urn:spark-build:schema:{name}:{VERSIONS.get(name, 1)}"
@@ -70,12 +70,12 @@ def references(value: Any) -> set[str]:
     return set().union(*(references(part) for part in value)) if isinstance(value, list) else set()
 
 
-def test_levels_of_the_schema_are_those_that_there_are() -> None:
+def test_levels_of_the_schema_match_the_program() -> None:
     known = schema("verify")["$defs"]["Check"]["properties"]["level"]["enum"]
     assert set(LEVELS) == set(known)
 
 
-def test_the_command_prints_a_schema_that_other_tools_take(
+def test_the_command_prints_a_valid_schema(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(["schema", "verify"]) == 0
@@ -91,7 +91,7 @@ def test_the_command_prints_a_schema_that_other_tools_take(
     assert "good.json" not in done.stdout
 
 
-def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_every_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == 0
     assert capsys.readouterr().out.split() == names()
     assert run(["schema", "--json"]) == 0
@@ -138,12 +138,12 @@ def plan() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
-def test_every_diagnosis_is_as_its_schema_has_it(log: Path) -> None:
+def test_every_diagnosis_matches_its_schema(log: Path) -> None:
     with log.open("rb") as stream:
         validated("diagnose", plain(Diagnosed.of([diagnose(stream)])))
 
 
-def test_every_layer_and_profile_is_shown_as_its_schema_has_it(
+def test_every_layer_and_profile_matches_its_schema(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [["layers", "show", name] for name in Catalog.discover().names]
@@ -152,7 +152,7 @@ def test_every_layer_and_profile_is_shown_as_its_schema_has_it(
         validated(document_of(line), json.loads(capsys.readouterr().out))
 
 
-def test_errors_are_as_every_schema_has_them() -> None:
+def test_errors_match_every_schema() -> None:
     failed = {"schema": 1, "error": {"code": 2, "message": "no", "hint": ""}}
     for name in names():
         validated(name, failed)
@@ -168,14 +168,14 @@ def test_errors_are_as_every_schema_has_them() -> None:
         ("compile-wheel", "compile-wheel-plan"),
     ],
 )
-def test_the_schema_of_a_command_takes_all_that_it_prints(name: str, other: str) -> None:
+def test_the_schema_of_a_command_accepts_everything_it_prints(name: str, other: str) -> None:
     assert document_of([*name.split("-"), "--dry-run", "--json"]) == name
     whole, instead = schema(name), schema(other)
     assert {form["$ref"] for form in instead["anyOf"]} < {form["$ref"] for form in whole["anyOf"]}
     assert instead["$defs"].items() <= whole["$defs"].items()
 
 
-def test_what_image_prints_without_building_is_in_its_schema() -> None:
+def test_image_without_a_build_matches_its_schema() -> None:
     validated("image", plan())
     validated("image", {"schema": 1, "plan_digest": DIGEST, "dockerfile": "FROM scratch\n"})
     assert not validator("image").is_valid({**plan(), "colour": "green"})
@@ -202,7 +202,7 @@ def built(**more: Any) -> dict[str, Any]:
 UNVERIFIED = {"passed": False, "checks": [], "not_run": 1}
 
 
-def test_an_image_with_and_without_evidence_is_in_its_schema() -> None:
+def test_an_image_with_and_without_evidence_matches_its_schema() -> None:
     validated("image", built(verify=UNVERIFIED))
     validated("image", built(verify=UNVERIFIED, overlay=True))
     validated("image", built(verify=plain(report().document())))

@@ -46,14 +46,14 @@ TABLE = Table(rows=(Row(name="a", last=None),), total=1)
 PRINTED = {"schema": 1, "rows": [{"name": "a", "last": None, "where": ""}], "total": 1}
 
 
-def test_what_equals_its_default_is_left_out() -> None:
+def test_defaults_are_omitted() -> None:
     assert plain(TABLE) == PRINTED
     assert plain(Row(name="a", last="b", note="c", tags=("d",))) == {
         "name": "a", "last": "b", "note": "c", "tags": ["d"], "where": "",
     }  # fmt: skip
 
 
-def test_what_is_printed_is_read_back() -> None:
+def test_printed_documents_can_be_read() -> None:
     assert read(PRINTED, Table) == TABLE
     assert read({**PRINTED, "newer": True}, Table) == TABLE
     with pytest.raises(ValueError, match=r"at `\$\.rows\[0\]\.name`"):
@@ -61,7 +61,7 @@ def test_what_is_printed_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("form", [Sha256, Digest, Moment, Commit, Day])
-def test_a_text_ends_where_its_form_ends(form: Any) -> None:
+def test_a_pattern_must_match_the_whole_text(form: Any) -> None:
     good = {
         Sha256: "0" * 64, Digest: "sha256:" + "0" * 64, Moment: "2026-11-22T00:00:00Z",
         Commit: "0" * 40, Day: "2026-11-22",
@@ -71,7 +71,7 @@ def test_a_text_ends_where_its_form_ends(form: Any) -> None:
         read(f"{good}\n", form)
 
 
-def test_the_schema_takes_what_is_printed() -> None:
+def test_the_schema_accepts_printed_documents() -> None:
     value = json_schema("table", "A table", Table)
     assert value["$id"] == "urn:spark-build:schema:table:1"
     validator = jsonschema.Draft202012Validator(value)

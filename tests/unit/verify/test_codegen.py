@@ -105,7 +105,7 @@ def cubin_of(*kernels: tuple[str, int, int, int]) -> bytes:
     return bytes(start + body + headers)
 
 
-def test_resources_stand_in_the_cubin_itself() -> None:
+def test_resources_are_read_from_the_cubin() -> None:
     found = resources(cubin_of(("gemm", 138, 0, 1024), ("finalize", 255, 280, 2048)))
     assert [dataclasses.astuple(r) for r in found] == [
         ("finalize", 255, 280, 2048),
@@ -114,7 +114,7 @@ def test_resources_stand_in_the_cubin_itself() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + b"\0" * 100, b"{}" * 99])
-def test_what_is_no_cubin_is_refused(data: bytes) -> None:
+def test_a_file_that_is_not_a_cubin_is_refused(data: bytes) -> None:
     with pytest.raises(BadCubin, match="not a cubin"):
         resources(data)
 
@@ -156,7 +156,9 @@ MARLIN = {"kind": "nvfp4-linear", "line": "Using MarlinNvFp4LinearKernel for NVF
         ([LINEAR, MOE], [k.request["kind"] for k in KERNELS if k.serves != "b12x"]),
     ],
 )
-def test_kernels_follow_from_the_lines(expect: list[dict[str, str]], kinds: list[str]) -> None:
+def test_expected_log_lines_determine_the_kernels(
+    expect: list[dict[str, str]], kinds: list[str]
+) -> None:
     assert [kernel.request["kind"] for kernel in wanted_kernels(expect)] == kinds
 
 
@@ -180,7 +182,7 @@ def test_the_package_is_compiled_where_it_is_installed() -> None:
         ("", "KeyError", "no message"),
     ],
 )
-def test_the_compilers_own_words(message: str, kind: str, words: str) -> None:
+def test_compiler_messages_are_quoted(message: str, kind: str, words: str) -> None:
     assert headline(message, kind) == words
 
 
@@ -288,14 +290,14 @@ def test_wrong_machine_code_fails(
         assert reason in check.reason
 
 
-def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spills_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     _, tile, _, every = judge(monkeypatch, LISTING.replace("BPT.TRAP", "EXIT")).values()
     assert (tile.status, every.status) == ("pass", "pass")
     assert "2 local loads and stores, 0 B stack" in tile.seen
     assert "; spills in 64x64, 128x64, 64x32 swapped; " in every.seen
 
 
-def test_every_tile_is_told_in_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tiles_share_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
     check = judge(monkeypatch)["b12x GEMM, every tile"]
     assert check.status == "pass"
     assert check.seen == (
@@ -319,14 +321,14 @@ def test_one_bad_tile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_tiles_that_cannot_be_asked_for_are_a_failure() -> None:
+def test_tiles_that_cannot_be_requested_are_a_failure() -> None:
     said = failed("AttributeError", "module 'g' has no attribute '_b12x_gemm_fp4_runner'")
     checks = list(check_codegen(target_of([said, said, said, said])))
     assert (checks[-1].status, checks[-1].name) == ("fail", "b12x GEMM, every tile")
     assert "the layer flashinfer-b12x brings it" in checks[-1].reason
 
 
-def test_the_compilers_refusal_is_a_failure_with_its_words() -> None:
+def test_a_compiler_error_is_a_failure_with_its_message() -> None:
     said = failed("OpError", "OpError: expects arch to be one of ['sm_120a'], but got X\nmore")
     for check in check_codegen(target_of([said, said, said, of_tiles(said, said)])):
         assert check.status == "fail"
@@ -351,7 +353,7 @@ def test_only_a_sandbox_may_lack_a_module(kind: str, module: str, status: str) -
         assert module in check.seen + check.reason
 
 
-def test_without_nvdisasm_nothing_passes_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvdisasm_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     no_nvdisasm(monkeypatch)
     replies = [{"compiled": True}, compiled(), compiled(), of_tiles(compiled(), compiled())]
     gate, *gemms = check_codegen(target_of(replies))
@@ -367,7 +369,7 @@ def test_a_target_without_the_dsl_fails() -> None:
         assert (check.status, check.seen) == ("fail", "nvidia-cutlass-dsl is not in the target")
 
 
-def test_what_cannot_be_made_here_is_not_run_and_says_why() -> None:
+def test_an_environment_that_cannot_be_made_is_not_run() -> None:
     for check in check_codegen(target_of(SparkBuildError("no index", hint="look"))):
         assert (check.status, check.reason) == ("not-run", "no index; try: look")
 
@@ -377,7 +379,7 @@ def test_a_target_that_cannot_compile_is_not_run() -> None:
     assert {(c.status, c.reason) for c in check_codegen(target)} == {("not-run", "no interpreter")}
 
 
-def test_an_error_before_any_kernel_is_everyones() -> None:
+def test_an_error_before_any_kernel_fails_every_check() -> None:
     fatal = {"type": "ImportError", "message": "libcute is damaged", "stage": "import"}
     target = dataclasses.replace(target_of([]), compile=lambda _r: {"fatal": fatal, "kernels": []})
     for check in check_codegen(target):
@@ -396,7 +398,7 @@ def test_an_error_before_any_kernel_is_everyones() -> None:
     ],
     ids=["none", "no cubin", "no error", "a word for yes", "no form of error", "no base64"],
 )
-def test_a_malformed_answer_is_a_failure(kernels: list[Any]) -> None:
+def test_a_malformed_reply_is_a_failure(kernels: list[Any]) -> None:
     reply = {"kernels": kernels, "fatal": None}
     checks = list(check_codegen(dataclasses.replace(target_of([]), compile=lambda _r: reply)))
     assert len(checks) == 4
@@ -414,7 +416,7 @@ def test_other_profiles_compile_nothing() -> None:
 INPUTS = ["sandbox", "dsl", "files", {"kernels": [{"kind": "mma-gate"}]}]
 
 
-def test_a_good_result_is_kept_for_the_same_files_and_no_others() -> None:
+def test_a_good_result_is_cached_for_the_same_files_only() -> None:
     result = {"kernels": [compiled()], "fatal": None}
     assert RESULTS.get(INPUTS) is None
     keep_result(INPUTS, result)
@@ -432,12 +434,12 @@ def test_a_good_result_is_kept_for_the_same_files_and_no_others() -> None:
         {"kernels": [of_tiles(compiled(), failed("OpError", "no"))], "fatal": None},
     ],
 )
-def test_what_failed_is_tried_again(result: dict[str, Any]) -> None:
+def test_a_failed_result_is_not_cached(result: dict[str, Any]) -> None:
     keep_result(INPUTS, result)
     assert RESULTS.get(INPUTS) is None
 
 
-def test_another_probe_or_damage_lets_it_be_compiled_again(
+def test_a_changed_probe_or_damaged_cache_compiles_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
@@ -450,7 +452,7 @@ def test_another_probe_or_damage_lets_it_be_compiled_again(
     assert RESULTS.get(INPUTS) is None
 
 
-def test_only_the_latest_results_are_kept() -> None:
+def test_only_the_latest_results_are_cached() -> None:
     few = dataclasses.replace(RESULTS, most=2)
     for number in range(4):
         few.put([number], {"kernels": [], "fatal": None})
@@ -458,7 +460,7 @@ def test_only_the_latest_results_are_kept() -> None:
     assert [few.get([n]) is not None for n in range(4)] == [False, False, True, True]
 
 
-def test_what_was_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_results_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codegen, "disassemble", lambda _cubin: parse_sass(GOOD))
     target = target_of([{"compiled": True}, compiled(), compiled(), of_tiles(compiled())])
     compiler = target.compile
@@ -490,9 +492,7 @@ def dsl_tree(changed: Mapping[str, bytes] | None = None) -> MemoryTree:
         ({MMA: b"# patched\n"}, "nvidia-cutlass-dsl-libs-cu13"),
     ],
 )
-def test_a_library_is_from_the_wheel_that_is_in_front(
-    changed: dict[str, bytes], owner: str
-) -> None:
+def test_a_library_belongs_to_the_wheel_that_won(changed: dict[str, bytes], owner: str) -> None:
     tree = dsl_tree(changed)
     found = contents_of(tree)
     assert [(o.path, o.distribution, o.version) for o in found.libraries] == [(IR, owner, "4.4.2")]
@@ -500,12 +500,12 @@ def test_a_library_is_from_the_wheel_that_is_in_front(
     assert not [path for path in found.texts if path.endswith((".so", "RECORD"))]
 
 
-def test_a_library_of_no_wheel_has_no_counterpart() -> None:
+def test_an_unknown_library_has_no_counterpart() -> None:
     with pytest.raises(CannotMirror, match=r"_ir\.cpython-312-aarch64-linux-gnu\.so matches no"):
         contents_of(dsl_tree({IR: b"edited"}))
 
 
-def test_no_dsl_is_told_apart() -> None:
+def test_a_missing_dsl_is_a_separate_error() -> None:
     with pytest.raises(NoDsl, match="nvidia-cutlass-dsl is not in the target"):
         contents_of(MemoryTree(vllm_files()))
 
@@ -548,7 +548,7 @@ def compile_with(
     return value
 
 
-def test_a_cubin_on_disk_counts_whatever_loading_it_did(
+def test_a_cubin_on_disk_counts_even_if_loading_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reply = compile_with(monkeypatch, tmp_path, cubin=True, error=OSError("libcuda.so.1: no"))
@@ -577,7 +577,7 @@ def test_ptx_alone_is_not_enough(
     assert reply["error"]["stage"] == "compile"
 
 
-def test_a_refusal_before_the_compiler_says_so(
+def test_an_error_before_the_compiler_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(_ask: dict[str, Any]) -> None:
@@ -592,7 +592,7 @@ def test_a_refusal_before_the_compiler_says_so(
     }
 
 
-def test_a_call_that_compiles_nothing_is_no_success(
+def test_a_call_that_compiles_nothing_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(kernels.KINDS, "moe-b12x", lambda _ask: None)
@@ -601,7 +601,7 @@ def test_a_call_that_compiles_nothing_is_no_success(
     assert "without compiling" in reply["error"]["message"]
 
 
-def test_children_are_told_apart_and_a_crash_is_told(
+def test_results_of_children_are_separate_and_a_crash_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def build(ask: dict[str, Any]) -> None:
@@ -661,7 +661,7 @@ def offer(
     monkeypatch.setattr(kernels, "dense_arguments", lambda ask, _device: (ask["tokens"],))
 
 
-def test_every_tile_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tile_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, swapped = ((128, 128), False), ((64, 32), True)
     offer(monkeypatch, {512: [wide], 1: [wide, swapped]})
     assert kernels.tiles_offered() == [
@@ -673,7 +673,7 @@ def test_every_tile_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.tiles_offered()
 
 
-def test_a_kernel_that_is_asked_for_twice_is_compiled_once(
+def test_a_kernel_requested_twice_is_compiled_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = {"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]}
@@ -696,7 +696,7 @@ def test_a_kernel_that_is_asked_for_twice_is_compiled_once(
     assert not every["compiled"]
 
 
-def test_a_flashinfer_that_cannot_be_imported_leaves_the_others(
+def test_a_failed_flashinfer_import_does_not_affect_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said = {"type": "ImportError", "message": "damaged", "stage": "import"}
@@ -713,7 +713,7 @@ def test_a_flashinfer_that_cannot_be_imported_leaves_the_others(
     assert replies[3]["stand_in"] is True
 
 
-def test_tiles_that_cannot_be_told_are_an_error_of_their_own(
+def test_an_unknown_list_of_tiles_is_a_separate_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse() -> None:
@@ -753,7 +753,7 @@ def test_an_unknown_kind_is_refused_before_anything_else() -> None:
     assert result["kernels"] == []
 
 
-def test_the_stand_in_for_triton_decorates_with_nothing() -> None:
+def test_the_triton_substitute_has_decorators_without_effect() -> None:
     triton: Any = device.StubModule("triton")
 
     def kernel() -> int:

@@ -41,18 +41,18 @@ def check(status: Status, level: Any = "codegen", **figures: float) -> Check:
         (["not-run", "fail", "pass"], "fail"),
     ],
 )
-def test_a_level_is_as_good_as_its_worst_check(statuses: list[Status], status: Status) -> None:
+def test_a_level_has_the_status_of_its_worst_check(statuses: list[Status], status: Status) -> None:
     assert Level("codegen", [check(s) for s in statuses]).status == status
 
 
-def test_a_figure_is_held_against_those_of_its_name() -> None:
+def test_a_figure_is_compared_with_others_of_the_same_name() -> None:
     one, other = check("pass", OMMA=128, alone=5), check("pass", OMMA=64, zero=0)
     level = Level("codegen", [one, other, check("pass", zero=0)])
     assert level.compared(one) == {"OMMA": 100.0}
     assert level.compared(other) == {"OMMA": 50.0}
 
 
-def test_the_numbers_are_a_table_and_what_passes_is_folded() -> None:
+def test_numbers_are_a_table_and_passes_are_folded() -> None:
     good, bad = check("pass", "numbers", values=64, wrong=0), check("fail", "numbers", values=9)
     idle = check("not-run", "numbers")
     level = Level("numbers", [good, bad, idle])
@@ -85,7 +85,7 @@ def test_references_break_after_their_separators() -> None:
     assert breakable("a/b_c:<1>") == "a/<wbr>b_<wbr>c:<wbr>&lt;1&gt;"
 
 
-def test_a_plan_without_layers_or_settings_is_a_page_too() -> None:
+def test_a_plan_without_layers_or_settings_gives_a_valid_page() -> None:
     plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json()
     report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])
     page = render_html(report, plan)
@@ -96,7 +96,7 @@ def test_a_plan_without_layers_or_settings_is_a_page_too() -> None:
     assert page.replace("http-equiv", "").count("http") == len(links), "links, and nothing fetched"
 
 
-def test_only_pages_of_the_web_are_linked() -> None:
+def test_only_https_links_are_rendered() -> None:
     pulls = [
         {"request": "a/b#1", "url": "https://github.com/a/b/pull/1"},
         {"request": "a/b#2", "url": "javascript:alert(1)"},
@@ -132,7 +132,7 @@ def test_an_image_is_run_with_docker_and_files_with_vllm() -> None:
     assert second == f"{first} --c d"
 
 
-def test_an_overlay_is_not_run_by_itself() -> None:
+def test_an_overlay_has_no_run_command() -> None:
     plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
     plan["base"]["kind"] = "pypi"
     overlay = Report(target="oci:out", plan_digest="sha256:0", digests=("sha256:1",))
@@ -144,7 +144,7 @@ def test_an_overlay_is_not_run_by_itself() -> None:
 
 
 @pytest.mark.parametrize("status", ["pass", "fail"])
-def test_what_was_needed_and_is_there_was_added(status: Status) -> None:
+def test_needed_layers_are_shown_as_added(status: Status) -> None:
     plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
     found = Check(level="static", name="layer fix", status=status, expected="", seen="")
     report = Report(target="t", plan_digest=plan["plan_digest"], checks=[found])
@@ -156,14 +156,14 @@ def test_what_was_needed_and_is_there_was_added(status: Status) -> None:
     )
 
 
-def test_the_page_says_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_has_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
     page = render_html(Report(target="t", plan_digest="sha256:0"), plan)
     assert '<time datetime="2023-11-14T22:13:20Z">2023-11-14 22:13 UTC</time>' in page
 
 
-def test_the_markdown_summary_says_what_fails_without_each_layer() -> None:
+def test_the_markdown_summary_names_what_fails_without_each_layer() -> None:
     plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json()
     failed = Check(level="codegen", name="GEMM", status="fail", expected="", seen="a | b")
     report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])

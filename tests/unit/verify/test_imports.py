@@ -76,7 +76,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("code", GOOD.values(), ids=GOOD.keys())
-def test_what_exists_passes(code: str) -> None:
+def test_existing_names_pass(code: str) -> None:
     check = check_of(code)
     assert (check.status, check.where) == ("pass", "vllm/core.py"), check.seen
 
@@ -98,7 +98,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("code", "seen"), BAD.values(), ids=BAD.keys())
-def test_what_does_not_exist_fails(code: str, seen: str) -> None:
+def test_missing_names_fail(code: str, seen: str) -> None:
     check = check_of(code)
     assert check.status == "fail"
     assert seen in check.seen
@@ -120,7 +120,7 @@ def test_relative_imports_start_at_the_package(path: str, code: str, status: str
     assert check.status == status, check.seen
 
 
-def test_a_module_that_is_gone_fails() -> None:
+def test_a_missing_module_fails() -> None:
     base = fake_base(vllm_files())
     plan = make_plan_of(base, make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 1")))
     tree = OverlayTree(base.tree)
@@ -129,7 +129,7 @@ def test_a_module_that_is_gone_fails() -> None:
     assert (check.status, check.seen) == ("fail", "vllm/core.py is not there")
 
 
-def test_a_wheel_is_not_followed_and_nothing_edited_is_not_run() -> None:
+def test_wheel_layers_are_skipped_and_no_edit_means_not_run() -> None:
     wheel = make_wheel("lib", "1", {"lib/x.py": "from vllm.gone import x\n"})
     op = {"op": "wheel", "distribution": "lib", "version": "1"}
     base = fake_base(vllm_files())
@@ -182,7 +182,7 @@ def called(signature: str, arguments: str, decorator: str = "") -> str | None:
         ("a=1, *, c", "1, c=2"),
     ],
 )
-def test_calls_that_fit(signature: str, arguments: str) -> None:
+def test_calls_that_match(signature: str, arguments: str) -> None:
     assert called(signature, arguments) is None
 
 
@@ -204,7 +204,7 @@ def test_calls_that_fit(signature: str, arguments: str) -> None:
         ("a", "*x, c=1", "has no parameter 'c'"),
     ],
 )
-def test_calls_that_do_not_fit(signature: str, arguments: str, problem: str) -> None:
+def test_calls_that_do_not_match(signature: str, arguments: str, problem: str) -> None:
     assert problem in (called(signature, arguments) or "")
 
 
@@ -218,7 +218,7 @@ def test_a_decorator_that_may_change_the_signature_is_trusted(
     assert (called("a", "1, 2", decorator) is None) == trusted
 
 
-def test_names_of_a_module_in_every_branch() -> None:
+def test_names_of_a_module_are_collected_from_every_branch() -> None:
     module = parse_module(
         "m.py",
         b"import a.b\nfrom c import d as e\nif a:\n    X = 1\nelse:\n    Y: int = 2\n"

@@ -39,7 +39,9 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_without_uv_it_is_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: bool) -> None:
+def test_without_uv_pip_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: bool
+) -> None:
     """This environment's, where it has one: a second one would have to be unpacked first."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("builder.verify.installer._pip_here", lambda: here)
@@ -79,7 +81,9 @@ def test_uv_with_the_configuration_of_pip(uv: str, pip_of_nobody: Path) -> None:
     assert command.env["HTTPS_PROXY"] == "http://proxy.test:3128"
 
 
-def test_a_variable_wins(uv: str, pip_of_nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_wins(
+    uv: str, pip_of_nobody: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pip_of_nobody.write_text("[global]\nindex-url = https://one.test/simple\n")
     monkeypatch.setenv("PIP_INDEX_URL", "https://other.test/simple")
     words = install_command(PYTHON, ["a==1"]).words

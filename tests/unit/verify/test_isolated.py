@@ -110,7 +110,9 @@ def machine(
 # ------------------------------------------------------------------------------------ what is known
 
 
-def test_a_release_is_asked_as_it_is(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_runs_without_isolation(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never() -> None:
         raise AssertionError("an ordinary base needs no isolation")
 
@@ -119,7 +121,7 @@ def test_a_release_is_asked_as_it_is(machine: Machine, monkeypatch: pytest.Monke
     assert (check["status"], check["seen"]) == ("pass", f"Using {KERNEL} for NVFP4 GEMM")
 
 
-def test_what_our_own_layers_make_is_known(machine: Machine) -> None:
+def test_output_of_local_layers_is_known(machine: Machine) -> None:
     """Held against what the layers here make of the release itself."""
     words = ("-l", "marlin", "-b", machine.image(), "-o", "oci:out", "--json")
     document = machine.call("image", *words).json
@@ -153,7 +155,7 @@ def test_a_changed_module_with_an_adjusted_record(machine: Machine) -> None:
     assert machine.canary.exists(), "the attack is one: whoever trusts it runs it"
 
 
-def test_a_module_beside_the_released_ones(machine: Machine) -> None:
+def test_an_additional_module(machine: Machine) -> None:
     init = f"from vllm import evil{machine.writes}".encode()
     base = machine.image(beside=[Item(f"{SITE}/vllm/evil.py", init)])
     check = machine.linear(base)
@@ -173,7 +175,7 @@ def test_the_default_verification_of_image_runs_no_foreign_code(machine: Machine
 
 
 @pytest.mark.parametrize("says", ["[]", "{}", '{"answers": [1]}', '{"answers": {"a": []}}'])
-def test_an_answer_of_another_form(machine: Machine, says: str) -> None:
+def test_a_malformed_reply(machine: Machine, says: str) -> None:
     """Code of the target can write what it likes to where the probe writes."""
     lie = f"""
 import contextlib, os
@@ -261,7 +263,7 @@ def test_a_hook_is_found_wherever_a_layer_has_it() -> None:
     assert not has_hook(None)
 
 
-def test_what_a_release_holds_is_not_the_images_word(machine: Machine) -> None:
+def test_released_files_are_read_from_the_index_not_from_the_image(machine: Machine) -> None:
     """Of a distribution that only an image has, no file is known; RECORD itself is never run."""
     tree = MemoryTree(dist_files("vllm", "0.20.1", VLLM) | {"vllm/new.py": b""})
     tree.files["vllm-0.20.1.dist-info/RECORD"] += b"vllm/new.py,,\n"
@@ -298,7 +300,7 @@ class Lying(MemoryTree):
         return "0" * 64 if path in self.files else None
 
 
-def test_a_file_that_is_not_what_it_was_judged_by_is_not_laid_out() -> None:
+def test_a_file_that_changed_after_the_check_is_not_extracted() -> None:
     with pytest.raises(SandboxUnavailable, match="does not match its sha256"):
         lay_out(Lying({"vllm/a.py": b"import os\n"}))
 
@@ -317,7 +319,7 @@ def test_only_known_names_are_installed_for_an_image(monkeypatch: pytest.MonkeyP
     assert asked[0][1] == ["nvidia-cutlass-dsl==4.5.0"]
 
 
-def test_why_nothing_isolates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_isolation_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     found = isolation.find_isolation.__wrapped__()

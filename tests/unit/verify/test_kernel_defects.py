@@ -47,13 +47,13 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def test_the_page_has_the_table_of_the_evidence() -> None:
+def test_the_page_matches_the_evidence() -> None:
     shown = PAGE.partition("test_kernel_defects.py -->\n")[2].partition("<!-- end -->")[0]
     assert shown == table(RECORDS), table(RECORDS)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record["target"]))
-def test_what_fails_is_among_the_defects(record: Mapping[str, Any]) -> None:
+def test_every_failure_is_a_known_defect(record: Mapping[str, Any]) -> None:
     """By the kind of the kernel and the release."""
     rows = [row for row in PAGE.partition("## Defects")[2].splitlines() if row.startswith("| ")]
     flashinfer = versions(record)[0]
@@ -65,13 +65,13 @@ def test_what_fails_is_among_the_defects(record: Mapping[str, Any]) -> None:
         assert any(flashinfer in row.split("|")[3] for row in hit), check["name"]
 
 
-def test_a_record_that_says_otherwise_is_another_table() -> None:
+def test_a_changed_record_changes_the_table() -> None:
     changed = json.loads(json.dumps(RECORDS))
     check = next(c for c in changed[0]["checks"] if c["status"] == "fail")
     check["status"] = "pass"
     assert table(changed) != table(RECORDS)
 
 
-def test_the_evidence_names_no_folder_of_a_machine() -> None:
+def test_the_evidence_has_no_local_path() -> None:
     for path in FILES:
         assert not re.search(r"(?<![\w.])/(?:root|home|tmp|work)/", path.read_text("utf-8")), path

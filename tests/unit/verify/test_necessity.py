@@ -138,7 +138,7 @@ def words(verdict: Necessity) -> tuple[Any, str, str]:
 
 
 @pytest.mark.parametrize("patched", [True, False])
-def test_each_layer_that_something_hangs_on_is_necessary(patched: bool) -> None:
+def test_each_layer_with_a_failing_check_is_necessary(patched: bool) -> None:
     """A base without any layer is proven as planned."""
     verdicts = proven(target_of(PATCH, SET, IDLE, patched=patched))
     assert words(verdicts["patch"]) == (True, "dispatch", "nvfp4-linear")
@@ -165,13 +165,13 @@ def test_a_missing_layer_and_an_unset_variable_prove_nothing_by_themselves() -> 
         assert "dispatch was not requested (--level dispatch)" in verdict.reason
 
 
-def test_what_could_not_be_asked_proves_nothing() -> None:
+def test_a_check_that_could_not_run_proves_nothing() -> None:
     for verdict in proven(target_of(PATCH, SET, asking=silent)).values():
         assert words(verdict) == ("unknown", "", "")
         assert "dispatch nvfp4-linear did not run: no CPU torch" in verdict.reason
 
 
-def test_what_can_be_asked_of_the_whole_alone_proves_nothing() -> None:
+def test_a_check_that_runs_only_on_the_full_set_proves_nothing() -> None:
     """The files without the layer must have been asked as well."""
     target = target_of(PATCH)
     parts = Parts(base=fake_base(vllm_files()), sources=FakeSources(), asking=silent)
@@ -185,7 +185,7 @@ def test_what_can_be_asked_of_the_whole_alone_proves_nothing() -> None:
 EXPECT_DEFAULT = [{"kind": "nvfp4-linear", "line": "Using cutlass"}]
 
 
-def test_codegen_is_missed_where_the_expected_kernel_is_compiled_at_run_time() -> None:
+def test_codegen_is_suggested_if_kernels_are_compiled_at_run_time() -> None:
     def b12x(tree: Tree, env: Mapping[str, str]) -> Probes:
         return Probes(ask=lambda request: _says("Using b12x", request), compile=None)
 
@@ -231,7 +231,7 @@ def test_a_layer_that_makes_a_kernel_right_is_necessary_by_its_values() -> None:
     assert verdicts["idle"].necessary == "unknown", "codegen was not requested"
 
 
-def test_only_of_a_kernels_source_it_is_said_that_numbers_was_not_asked() -> None:
+def test_numbers_is_suggested_only_for_kernel_sources() -> None:
     """The values of a kernel hang on its source, and no other level looks at them."""
     verdicts = proven(of_a_kernel(BARRIER, IDLE), ("dispatch",))
     said = "but numbers was not requested (--level numbers)"
@@ -240,20 +240,20 @@ def test_only_of_a_kernels_source_it_is_said_that_numbers_was_not_asked() -> Non
     assert {verdict.necessary for verdict in verdicts.values()} == {"unknown"}
 
 
-def test_with_a_full_set_that_fails_nothing_is_proven() -> None:
+def test_a_failing_full_set_proves_nothing() -> None:
     for verdict in proven(target_of(PATCH, SET, line="Using trtllm")).values():
         assert words(verdict) == ("unknown", "", "")
         assert verdict.reason == "verification of the full set already fails: dispatch nvfp4-linear"
 
 
-def test_nothing_is_asked_again_for_a_layer_that_changes_nothing() -> None:
+def test_a_layer_that_changes_nothing_is_not_checked_again() -> None:
     verdicts = proven(target_of(PATCH, SET, make_layer("other", package="sglang")))
     assert verdicts["other"].necessary is False
     assert verdicts["other"].state == "not-applicable"
     assert "it changes nothing here (not-applicable)" in verdicts["other"].reason
 
 
-def test_a_change_that_the_base_has_itself_is_not_ours_to_take_away() -> None:
+def test_a_change_in_the_base_is_not_removed() -> None:
     files = vllm_files()
     files["vllm/core.py"] = files["vllm/core.py"].replace(b"cutlass", b"b12x")
     files = dist_files("vllm", "0.20.1", _modules(files))
@@ -298,7 +298,7 @@ def test_a_layer_that_only_an_unnecessary_one_builds_on_is_not() -> None:
     assert [verdicts[name].necessary for name in ("patch", "set")] == [True, True]
 
 
-def test_a_layer_whose_package_another_one_brings() -> None:
+def test_a_layer_that_needs_the_package_of_another() -> None:
     """Without the wheel the package is not there, and its layer does not apply."""
     wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "STATE = 'raw'\n"})
     brings = make_layer(
@@ -318,14 +318,14 @@ def test_a_layer_whose_package_another_one_brings() -> None:
 # ------------------------------------------------------------------------------- what is in the way
 
 
-def test_a_target_that_says_nothing_about_its_parts_is_unknown() -> None:
+def test_a_target_without_receipts_is_unknown() -> None:
     target = dataclasses.replace(target_of(PATCH, SET), parts=None)
     for verdict in proven(target).values():
         assert words(verdict) == ("unknown", "", "")
         assert verdict.reason == "the contents of this target are unknown"
 
 
-def test_a_target_whose_base_is_not_to_be_had_is_unknown() -> None:
+def test_a_target_without_an_available_base_is_unknown() -> None:
     def parts() -> Parts:
         raise SparkBuildError("image base is not there", hint="docker pull base")
 
@@ -334,7 +334,7 @@ def test_a_target_whose_base_is_not_to_be_had_is_unknown() -> None:
         assert verdict.reason == "image base is not there; try: docker pull base"
 
 
-def test_a_target_that_its_layers_do_not_give_is_unknown() -> None:
+def test_a_target_that_differs_from_its_layers_is_unknown() -> None:
     """An edit that static does not see would be taken away together with any layer."""
     target = target_of(PATCH, SET)
     other = OverlayTree(target.tree)
@@ -360,7 +360,7 @@ class FailingSources(FakeSources):
         raise SparkBuildError("the index does not answer")
 
 
-def test_an_input_that_is_gone_meanwhile_is_unknown() -> None:
+def test_an_input_that_disappeared_is_unknown() -> None:
     wheel = make_wheel("lib", "2.0", {"lib/__init__.py": ""})
     op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
     target = target_of(PATCH, SET, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
@@ -386,7 +386,7 @@ def test_the_report_carries_the_verdicts() -> None:
     assert all(keys <= n.keys() for n in value["necessity"])
 
 
-def test_levels_of_the_proof_are_levels() -> None:
+def test_necessity_levels_are_levels() -> None:
     assert set(PROOF_LEVELS) <= set(LEVELS)
 
 
@@ -401,7 +401,7 @@ def patched_directory(root: Path, *layers: Layer) -> Base:
     return Base(identity_of(tree, "dir", site_packages=str(root), env=env), tree)
 
 
-def test_a_patched_directory_is_taken_apart_by_its_backups(site: Path) -> None:
+def test_layers_are_removed_from_a_directory_with_its_backups(site: Path) -> None:
     before = snapshot(site)
     base = patched_directory(site, PATCH, SET, IDLE, make_layer("late", replace_op("b12x", "x")))
     origin = without_layers(base, of_backup(site))
@@ -415,7 +415,7 @@ def test_a_patched_directory_is_taken_apart_by_its_backups(site: Path) -> None:
     assert without_layers(base, of_backup(site), {"A": "b"}).identity.env == {"A": "b"}
 
 
-def test_originals_that_are_lost_are_said(site: Path) -> None:
+def test_missing_originals_are_reported(site: Path) -> None:
     base = patched_directory(site, PATCH)
     for kept in (site / STATE_DIR / "backup").iterdir():
         kept.unlink()
@@ -423,7 +423,7 @@ def test_originals_that_are_lost_are_said(site: Path) -> None:
         without_layers(base, of_backup(site))
 
 
-def test_a_wheel_that_a_layer_replaced_is_back(site: Path) -> None:
+def test_a_replaced_wheel_is_restored(site: Path) -> None:
     """Versions too: the layers are judged again on what the base was."""
     wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "v = 2\n"})
     write_tree(site, dist_files("lib", "1.0", {"lib/__init__.py": "v = 1\n", "lib/old.py": ""}))
@@ -438,7 +438,7 @@ def test_a_wheel_that_a_layer_replaced_is_back(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "raises"), [(b"", None), (b"x", CannotTakeApart)])
-def test_files_of_another_base_are_not_taken_for_the_originals(
+def test_files_of_another_base_are_not_used_as_originals(
     site: Path, change: bytes, raises: type[Exception] | None
 ) -> None:
     files = vllm_files()
@@ -452,7 +452,7 @@ def test_files_of_another_base_are_not_taken_for_the_originals(
 # --------------------------------------------------------------------------- where files are asked
 
 
-def test_net_changes_leave_out_what_came_back() -> None:
+def test_net_changes_omit_restored_files() -> None:
     base = fake_base(vllm_files())
     one, two = OverlayTree(base.tree), OverlayTree(base.tree)
     one.update({"vllm/core.py": _content(b"other"), "vllm/new.py": _content(b"n"), "a": None})
@@ -463,14 +463,14 @@ def test_net_changes_leave_out_what_came_back() -> None:
     assert net_changes(base.tree) == {}
 
 
-def test_variables_of_the_surroundings_are_taken_away() -> None:
+def test_variables_of_the_environment_are_removed() -> None:
     request = {"env": {"A": "1"}, "ask": []}
     asked = unsetting(request, {"A": "0", "B": "0", "PATH": "/bin"}, {"PATH": "/bin"})
     assert asked == {"env": {"A": "1", "B": None}, "ask": []}
     assert asked["env"] is not request["env"]
 
 
-def test_links_stand_for_a_changed_directory(site: Path, tmp_path: Path) -> None:
+def test_a_changed_directory_is_made_of_links(site: Path, tmp_path: Path) -> None:
     (site / "gone").mkdir()
     (site / "gone" / "only.py").write_text("")
     into = tmp_path / "links"
@@ -508,7 +508,7 @@ print(json.dumps({**found, "paths": sys.path, "setting": os.environ.get(request[
 """
 
 
-def test_an_environment_is_asked_about_files_that_it_does_not_have(
+def test_an_environment_is_checked_with_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its interpreter and other packages, the settings and files of the question."""

@@ -143,7 +143,7 @@ def then(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_launch_goes_on_with_what_those_before_it_left(tmp_path: Path) -> None:
+def test_a_launch_uses_the_output_of_earlier_ones(tmp_path: Path) -> None:
     first, second = write_launch(tmp_path / "first"), then(tmp_path / "second")
     exact = np.arange(64, dtype=np.float64) * 4
     (tmp_path / "second" / "exact.f64").write_bytes(exact.tobytes())
@@ -153,7 +153,7 @@ def test_a_launch_goes_on_with_what_those_before_it_left(tmp_path: Path) -> None
     assert [run.wrong for run in run_file(second).runs] == [64] * 3
 
 
-def test_what_the_host_changed_between_two_launches_stays_changed(tmp_path: Path) -> None:
+def test_host_changes_between_launches_are_kept(tmp_path: Path) -> None:
     first, second = write_launch(tmp_path / "first"), then(tmp_path / "second")
     ones = np.full(32, 0x3F80, np.uint16).tobytes()
     (tmp_path / "second" / "out.bin").write_bytes(ones + b"\xff" * 64)
@@ -162,7 +162,7 @@ def test_what_the_host_changed_between_two_launches_stays_changed(tmp_path: Path
     assert [run.wrong for run in run_files([first, second])[1].runs] == [0] * 3
 
 
-def test_nothing_follows_a_launch_that_did_not_end(tmp_path: Path) -> None:
+def test_nothing_runs_after_a_launch_that_did_not_end(tmp_path: Path) -> None:
     first = write_launch(tmp_path / "first", block=[96, 1, 1])
     one, two = run_files([first, then(tmp_path / "second")])
     assert (len(one.runs), two.runs) == (3, ())
@@ -176,7 +176,7 @@ def test_a_fault_is_a_result(tmp_path: Path) -> None:
     assert all(run.deadlock and "waits at barrier 0" in run.fault for run in stuck.runs)
 
 
-def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
+def test_findings_before_a_fault_are_kept(tmp_path: Path) -> None:
     unset = "ld.shared.b32 %r6, [words+128]; bar.sync 0, 128;"
     eager, lazy, _ = run_file(write_launch(tmp_path, sync=unset)).runs
     assert eager.deadlock
@@ -197,7 +197,7 @@ def test_what_was_found_before_a_fault_is_kept(tmp_path: Path) -> None:
         ({"result": {"type": "f8", "shape": [1]}}, "results of type f8 are not known"),
     ],
 )
-def test_what_is_no_launch(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_malformed_launches(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         run_file(write_launch(tmp_path, **changes))
     assert words in str(caught.value)
@@ -216,7 +216,7 @@ def test_values_are_judged_one_by_one() -> None:
     )
 
 
-def test_memory_is_as_before_in_every_run(tmp_path: Path) -> None:
+def test_memory_is_reset_for_every_run(tmp_path: Path) -> None:
     file = read_launch(write_launch(tmp_path))
     first = file.fresh_memory()
     first.regions[1].data[:] = 0
@@ -281,14 +281,14 @@ def first(*runs: Run, error: str = "") -> Check:
     return next(check_numbers(target_of(replies, LINEAR)))
 
 
-def test_a_race_is_a_sentence_with_both_sources() -> None:
+def test_a_race_message_names_both_sources() -> None:
     assert [str(race) for race in RACES] == [
         f"early: line 1 (warp 0, k.py:7) and line {other}, 4 places from shared memory offset 0"
         for other in ("2 (warp 1, k.py:9)", "3 (warp 1)")
     ]
 
 
-def test_right_values_pass_with_what_was_run() -> None:
+def test_right_values_pass_with_the_launches_listed() -> None:
     check = first(GOOD, GOOD)
     assert (check.status, check.name) == ("pass", "b12x GEMM, tile 128x128")
     assert check.seen == (
@@ -312,7 +312,7 @@ UNSET = tuple(
 EMPTY = Run(launch="random", schedule="eager", values=64, races=UNSET)
 
 
-def test_a_read_of_what_nobody_wrote_is_told_and_fails_where_it_may_matter() -> None:
+def test_an_uninitialised_read_fails_if_it_can_matter() -> None:
     check = first(GOOD, EMPTY)
     assert check.status == "pass"
     assert f"; no race; {UNSET[0]} (and 1 more): NaN there changed no value; 2 of" in check.seen
@@ -326,7 +326,7 @@ def test_a_read_of_what_nobody_wrote_is_told_and_fails_where_it_may_matter() -> 
     assert (check.status, check.seen) == ("fail", f"race, {RACES[0]} (and 1 more)")
 
 
-def test_coverage_is_told_of_each_kernel_of_one_ptx() -> None:
+def test_coverage_is_reported_for_each_kernel() -> None:
     ran = (Ran("k", "f" * 64, 4, (GOOD,)), Ran("l", "f" * 64, 5, (GOOD,)))
     replies = [Reply(error="", stage="", ran=ran)] * len(wanted_launches([LINEAR]))
     check = next(check_numbers(target_of(replies, LINEAR)))
@@ -347,18 +347,18 @@ def test_coverage_is_told_of_each_kernel_of_one_ptx() -> None:
         ((), "no launch gave a value"),
     ],
 )
-def test_whatever_is_wrong_fails(runs: tuple[Run, ...], words: str) -> None:
+def test_every_defect_fails(runs: tuple[Run, ...], words: str) -> None:
     check = first(*runs)
     assert (check.status, check.seen) == ("fail", words)
 
 
-def test_a_kernel_that_cannot_be_launched_fails_with_its_own_words() -> None:
+def test_a_failed_launch_has_the_error_message() -> None:
     check = first(error="AttributeError: module 'flashinfer' has no attribute 'x'")
     assert check.status == "fail"
     assert check.seen == "AttributeError: module 'flashinfer' has no attribute 'x'"
 
 
-def test_what_cannot_run_is_not_run() -> None:
+def test_a_target_that_cannot_run_is_not_run() -> None:
     for check in check_numbers(target_of(SparkBuildError("no index", hint="look"), LINEAR)):
         assert (check.status, check.reason) == ("not-run", "no index; try: look")
     other = Reply(error="ImportError: no such layer", stage=NO_LAYER, ran=())
@@ -438,7 +438,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
 TRUSTED = TrustedSources(everything=True)
 
 
-def test_a_malformed_answer_is_no_traceback(
+def test_a_malformed_reply_gives_no_traceback(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for answer in ({}, {"kernels": [{}], "versions": {}, "simulated": "it"}):
@@ -449,7 +449,7 @@ def test_a_malformed_answer_is_no_traceback(
     assert recorded == []
 
 
-def test_code_that_is_not_known_is_not_run(
+def test_unknown_code_is_not_run(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it could be isolated: what it launches could not be written to this machine."""
@@ -462,7 +462,7 @@ def test_code_that_is_not_known_is_not_run(
     assert recorded == []
 
 
-def test_what_ran_is_kept_for_the_same_request(recorded: list[Mapping[str, Any]]) -> None:
+def test_results_are_cached_for_the_same_request(recorded: list[Mapping[str, Any]]) -> None:
     launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = launch_request({}, "sm_121a", LAUNCHED[:1])
     one = launch(request)
@@ -500,7 +500,7 @@ def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[s
     assert (launch(request).replies, len(recorded)) == (first, 1)
 
 
-def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
+def test_a_failed_result_is_not_cached(recorded: list[Mapping[str, Any]]) -> None:
     launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "bad"}]}
     assert launch(request).replies == (Reply(error="OSError: no", stage="call", ran=()),)
@@ -509,7 +509,7 @@ def test_what_failed_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
     assert not (cache_dir() / "numbers").exists()
 
 
-def test_an_instruction_that_is_not_known_is_named(recorded: list[Mapping[str, Any]]) -> None:
+def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> None:
     launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "new"}, {"kind": "old"}]}
     new, old = launch(request).replies

@@ -64,14 +64,14 @@ def answering(*checks: Mapping[str, Any]) -> VerifyTarget:
     return target(on_gpu=lambda _level: {"checks": list(checks)})
 
 
-def test_checks_of_the_image_become_ours() -> None:
+def test_checks_of_the_image_are_reported() -> None:
     check = {**GOOD, "figures": {"at 1": 81.5}, "where": "w", "reason": "r"}
     report = verify(answering(check), ["device"])
     assert report.passed(["device"])
     assert plain(report.checks[0]) == check
 
 
-def test_a_failure_in_the_image_is_one_here() -> None:
+def test_a_failure_in_the_image_is_a_failure() -> None:
     assert not verify(answering(GOOD, {**GOOD, "status": "fail"}), ["device"]).passed()
 
 
@@ -105,13 +105,13 @@ def test_a_failed_server_comes_with_its_root_cause() -> None:
         {**GOOD, "figures": []},
     ],
 )
-def test_what_is_not_a_check_is_never_a_pass(bad: dict[str, Any]) -> None:
+def test_a_malformed_check_is_never_a_pass(bad: dict[str, Any]) -> None:
     report = verify(answering(GOOD, bad), ["device"])
     assert [check.status for check in report.checks] == ["not-run"]
     assert "malformed" in report.checks[0].reason
 
 
-def test_nothing_is_never_a_pass() -> None:
+def test_an_empty_document_is_never_a_pass() -> None:
     assert [c.status for c in verify(answering(), ["device"]).checks] == ["not-run"]
 
 
@@ -159,7 +159,7 @@ def test_options_reach_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"checks": 1}', '{"x": []}'])
-def test_evidence_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_malformed_evidence_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
     with pytest.raises(UsageError, match="not evidence") as caught:
@@ -238,7 +238,7 @@ def test_the_verifier_in_the_image_names_an_expected_refusal(
     assert shown.endswith("0 pass, 1 expected refusal, 0 fail, 1 not run\n")
 
 
-def test_device_alone_without_a_gpu_is_no_pass(sound: Path) -> None:
+def test_device_alone_without_a_gpu_does_not_pass(sound: Path) -> None:
     assert run_sound(sound, "--level", "device").returncode == 5
 
 
@@ -251,12 +251,12 @@ def test_wrong_usage_is_2(sound: Path, words: list[str]) -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_an_environment_of_this_machine_is_asked_beside(sound: Path) -> None:
+def test_a_local_environment_runs_the_verifier(sound: Path) -> None:
     document = run_beside(Path(sys.executable), PLAN, "serve", GpuOptions())
     assert {check["status"] for check in document["checks"]} == {"not-run"}
 
 
-def test_an_environment_that_says_nothing_is_not_run(tmp_path: Path) -> None:
+def test_a_local_environment_without_output_is_not_run(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho oh\nexit 3\n")
     python.chmod(0o755)

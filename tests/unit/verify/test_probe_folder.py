@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("ends", ["echo '{\"folder\": \"'$TMPDIR'\"}'", "exit 1", "sleep 30"])
-def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+def test_probe_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
     """As torch and the CuTe DSL leave their caches."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()

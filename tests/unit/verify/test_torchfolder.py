@@ -85,7 +85,7 @@ def test_another_index_can_be_named(index: FakeIndex, monkeypatch: pytest.Monkey
         assert "CPU build" in torch_folder("2.11.0").what
 
 
-def test_the_next_release_serves_a_python_that_the_pinned_one_does_not(index: FakeIndex) -> None:
+def test_the_next_release_is_used_for_a_newer_python(index: FakeIndex) -> None:
     index.add("torch", "2.11.0", FILES, CUDA)
     index.files["torch-2.11.0-cp310-cp310-win_amd64.whl"] = index.files.pop(
         "torch-2.11.0-py3-none-any.whl"
@@ -118,7 +118,7 @@ def test_a_system_without_a_cpp_runtime_is_told_what_to_install(
 # ------------------------------------------------------------------------------------ what is kept
 
 
-def test_what_selection_never_loads_is_left_out(index: FakeIndex) -> None:
+def test_libraries_that_selection_never_loads_are_omitted(index: FakeIndex) -> None:
     index.add("torch", "2.11.0", FILES, CUDA)
     folder = torch_folder("2.11.0").folder
     left_out = ("include/ATen/ATen.h", "bin/ptxas", "lib/libtorch_cuda_linalg.so")
@@ -127,7 +127,7 @@ def test_what_selection_never_loads_is_left_out(index: FakeIndex) -> None:
     assert (folder / "torchgen" / "gen.py").exists()
 
 
-def test_it_is_unpacked_once_and_then_takes_no_room(index: FakeIndex) -> None:
+def test_it_is_unpacked_once(index: FakeIndex) -> None:
     index.add("torch", "2.11.0", FILES, CUDA)
     need = torch_need("2.11.0")
     assert need is not None
@@ -166,7 +166,7 @@ def library(
     )
 
 
-def test_each_missing_library_defines_what_is_asked_of_it() -> None:
+def test_each_stub_library_defines_the_required_symbols() -> None:
     runtime, libc = "libcudart.so.13", "libc.so.6"
     needed = (runtime, "libnccl.so.2", "libcublas.so.13", "libcublasLt.so.13", "libc10.so", libc)
     found = wanted_of_cuda(
@@ -199,7 +199,7 @@ def test_each_missing_library_defines_what_is_asked_of_it() -> None:
     }
 
 
-def test_a_library_of_which_nothing_is_asked_is_made_too() -> None:
+def test_a_stub_library_without_symbols_is_made_too() -> None:
     assert wanted_of_cuda({"libtorch.so": library(("libcufft.so.12",))}) == {"libcufft.so.12": {}}
 
 

@@ -88,7 +88,7 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("items", HOOKS.values(), ids=list(HOOKS))
-def test_a_hook_that_nobody_recorded(call: Call, tmp_path: Path, items: Sequence[Item]) -> None:
+def test_an_unrecorded_startup_hook(call: Call, tmp_path: Path, items: Sequence[Item]) -> None:
     layout = built(call, tmp_path, *installed("known", "known.pth", b"import known\n"))
     assert hooks(call)[1]["status"] == "pass"
     on_top(layout, *items)
@@ -125,7 +125,7 @@ def test_names_that_are_not_utf8(call: Call, tmp_path: Path) -> None:
     assert (code, check["unrecorded"]) == (5, ["\\xff.pth"])
 
 
-def test_what_a_package_brings_is_explained(call: Call, tmp_path: Path) -> None:
+def test_files_of_a_package_are_recorded(call: Call, tmp_path: Path) -> None:
     layout = built(call, tmp_path, *installed("known", "known.pth", b"import known\n"))
     debian = "usr/lib/python3/dist-packages"
     on_top(
@@ -143,7 +143,7 @@ def test_what_a_package_brings_is_explained(call: Call, tmp_path: Path) -> None:
     assert (code, check["status"], check["seen"]) == (0, "pass", "every file is recorded")
 
 
-def test_a_hook_of_the_base_is_the_bases(call: Call, tmp_path: Path) -> None:
+def test_a_hook_of_the_base_is_attributed_to_it(call: Call, tmp_path: Path) -> None:
     built(call, tmp_path, Item(f"{SITE}/theirs.pth", CODE))
     code, check = hooks(call)
     assert (code, check["status"]) == (0, "pass")
@@ -154,7 +154,7 @@ def test_a_hook_of_the_base_is_the_bases(call: Call, tmp_path: Path) -> None:
     jsonschema.validate(document, schema("verify"))
 
 
-def test_an_image_that_is_not_ours_has_no_base(call: Call, tmp_path: Path) -> None:
+def test_a_foreign_image_has_no_known_base(call: Call, tmp_path: Path) -> None:
     made = (Item(f"{SITE}/_virtualenv.pth", b"import _virtualenv"),)
     put_vllm(tmp_path / "venv", items=[*made, Item(f"{SITE}/_virtualenv.py", b"")])
     put_vllm(tmp_path / "evil", items=[Item(f"{SITE}/evil.pth", CODE)])

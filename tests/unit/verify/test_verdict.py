@@ -63,7 +63,7 @@ def report_of(*checks: Check, plan: dict[str, Any] = PLAN) -> Report:
     return Report(target="oci:out", plan_digest=DIGEST, checks=list(checks), plan=plan)
 
 
-def test_what_is_proven_without_hardware_and_that_nothing_ran_on_it() -> None:
+def test_the_verdict_states_what_is_proven_and_not_run() -> None:
     verdict = report_of(STATIC, *DISPATCH).verdict()
     assert verdict.status == "proven"
     assert verdict.sentence == (
@@ -79,7 +79,7 @@ def test_what_is_proven_without_hardware_and_that_nothing_ran_on_it() -> None:
     assert verdict.todo == ()
 
 
-def test_a_default_run_whose_dispatch_could_not_run_is_no_success() -> None:
+def test_a_default_run_without_dispatch_does_not_pass() -> None:
     report = report_of(STATIC, *UNASKED)
     assert report.passed(), "the exit code is that of what was asked for by name"
     verdict = report.verdict()
@@ -120,7 +120,7 @@ def test_statuses(checks: list[Check], require: tuple[str, ...], status: str, wo
     assert words in verdict.sentence
 
 
-def test_a_long_reason_is_told_by_its_end_and_once(
+def test_a_long_reason_is_shortened_and_shown_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = " | ".join(["pip failed", "x" * 300, "ERROR: no torch; try: spark-build again"])
@@ -146,7 +146,7 @@ def test_without_a_profile_no_kernel_is_claimed() -> None:
     assert report_of(STATIC, nothing, plan=plan).verdict(["dispatch"]).status == "not-proven"
 
 
-def test_flags_that_select_the_kernel_are_part_of_what_is_proven() -> None:
+def test_the_verdict_names_the_required_flags() -> None:
     flags = ["--linear-backend", "flashinfer_b12x"]
     verdict = report_of(*DISPATCH, plan={**PLAN, "serve_flags": flags}).verdict()
     assert (
@@ -173,14 +173,14 @@ def test_flags_that_select_the_kernel_are_part_of_what_is_proven() -> None:
         ("something else", "", ""),
     ],
 )
-def test_kernels_by_the_names_that_people_use(seen: str, kernel: str, family: str) -> None:
+def test_kernels_have_their_common_names(seen: str, kernel: str, family: str) -> None:
     assert (kernel_of(seen), family_of(kernel)) == (kernel, family)
 
 
 # ------------------------------------------------------------------------------------- everywhere
 
 
-def test_the_page_and_the_summary_say_it_first() -> None:
+def test_the_page_and_the_summary_start_with_the_verdict() -> None:
     plan = {
         **make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json(),
         **PLAN,
@@ -217,7 +217,7 @@ def verifier(report: Report) -> Callable[..., Report]:
 
 
 @pytest.mark.parametrize("json", [False, True])
-def test_the_last_word_of_image(
+def test_image_ends_with_the_verdict(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json: bool
 ) -> None:
     words = ["image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out"]
@@ -239,7 +239,7 @@ def test_the_last_word_of_image(
             validated("image", done.json)
 
 
-def test_verify_does_not_say_verified_of_what_is_not_proven(
+def test_verify_does_not_call_an_unproven_target_verified(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")

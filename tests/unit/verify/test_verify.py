@@ -67,7 +67,7 @@ def report_of(**checks: Status) -> Report:
         ({"static": "pass", "dispatch": "pass"}, ("static", "dispatch"), True),
     ],
 )
-def test_what_counts_as_passed(
+def test_checks_that_count_as_passed(
     checks: dict[str, Status], require: Sequence[str], passed: bool
 ) -> None:
     report = report_of(**checks)
@@ -180,7 +180,7 @@ def test_a_good_target_passes_every_static_check() -> None:
         pytest.param("vllm/envs.py", None, "no other file touched", "vllm/envs.py", id="lost"),
     ],
 )
-def test_a_static_check_fails_and_says_where(
+def test_a_failed_static_check_names_the_file(
     path: str, data: bytes | None, name: str, where: str
 ) -> None:
     check = static(edited(target_of(LAYER), path, data))[name]
@@ -193,7 +193,7 @@ def baked(target: VerifyTarget, label: str = "", **changes: Any) -> VerifyTarget
     return dataclasses.replace(target, plan=plan, label=label)
 
 
-def test_a_plan_that_was_made_just_now_is_not_checked() -> None:
+def test_a_new_plan_is_not_checked() -> None:
     assert "plan" not in static(target_of(LAYER))
 
 
@@ -220,13 +220,13 @@ def test_a_changed_plan_fails(changes: dict[str, Any], label: str, seen: str) ->
 
 
 @pytest.mark.parametrize("layers", [(), (make_layer("fix", BACKEND),)])
-def test_other_layers_than_the_plan_was_made_of_fail(layers: tuple[Layer, ...]) -> None:
+def test_layers_that_differ_from_the_plan_fail(layers: tuple[Layer, ...]) -> None:
     target = dataclasses.replace(baked(target_of(LAYER)), layers=layers)
     assert "layers.json holds another fix" in static(target)["plan"].seen
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"plan_digest": "x"}'])
-def test_what_is_no_plan_is_refused(text: bytes) -> None:
+def test_a_malformed_plan_is_refused(text: bytes) -> None:
     with pytest.raises(UsageError, match=r"^image: /usr/share/spark-build/plan.json is "):
         read_plan(text, "image")
 
@@ -238,14 +238,14 @@ def test_what_is_no_plan_is_refused(text: bytes) -> None:
         b'[{"name": "x", "summary": "\\ud800"}]',
     ],
 )  # fmt: skip
-def test_what_is_no_list_of_layers_is_refused(text: bytes) -> None:
+def test_a_malformed_list_of_layers_is_refused(text: bytes) -> None:
     with pytest.raises(UsageError, match=r"^image: /usr/share/spark-build/layers.json is "):
         read_layers(text, "image")
     assert read_layers(None, "image") == []
 
 
 @pytest.mark.parametrize("build", [None, [], {}, {"epoch": "1"}, {"epoch": -1}, {"epoch": 10**99}])
-def test_a_plan_that_does_not_say_how_its_image_is_made_is_refused(build: object) -> None:
+def test_a_plan_without_build_settings_is_refused(build: object) -> None:
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
     whole: Any = {**document["build"], **build} if isinstance(build, dict) else build
     if build == {}:
@@ -266,7 +266,7 @@ def test_a_plan_that_does_not_say_how_its_image_is_made_is_refused(build: object
         ("plan_digest", "sha256:x", r"Expected `str` matching .* - at `\$\.plan_digest`"),
     ],
 )
-def test_a_plan_of_other_types_is_refused(key: str, value: object, said: str) -> None:
+def test_a_plan_with_wrong_types_is_refused(key: str, value: object, said: str) -> None:
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
     with pytest.raises(UsageError, match=rf"is not a plan: {said}"):
         read_plan(json.dumps({**document, key: value}).encode(), "image")
@@ -280,7 +280,7 @@ def test_a_plan_for_no_vllm_is_refused() -> None:
         read_plan(json.dumps(document).encode(), "image")
 
 
-def test_a_plan_of_a_newer_schema_is_refused_and_of_an_older_one_read() -> None:
+def test_a_newer_plan_schema_is_refused_and_an_older_one_is_read() -> None:
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
     with pytest.raises(UsageError, match=r"has schema 3, .* reads 1 to 2: a newer one made it"):
         read_plan(json.dumps({**document, "schema": 3}).encode(), "image")
@@ -304,7 +304,7 @@ def test_an_unpatched_base_fails() -> None:
     assert checks["layer fix"].reason == "layer fix is missing"
 
 
-def test_a_change_that_the_base_brought_needs_no_receipt() -> None:
+def test_a_change_in_the_base_needs_no_receipt() -> None:
     files = vllm_files()
     files["vllm/core.py"] = files["vllm/core.py"].replace(b"cutlass", b"b12x")
     checks = static(target_of(make_layer("fix", BACKEND), files=files))
@@ -317,7 +317,7 @@ def test_a_tree_without_any_record_does_not_pass() -> None:
     assert static(target_of(LAYER, files=files))["no other file touched"].status == "fail"
 
 
-def test_files_of_a_wheel_layer_are_held_against_its_record() -> None:
+def test_files_of_a_wheel_layer_are_compared_with_its_record() -> None:
     wheel = make_wheel("lib", "2.0", {"lib/__init__.py": "v = 2\n"})
     op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
     layer = make_layer("lib", op, wheels=[wheel])
@@ -425,7 +425,7 @@ def test_another_line_or_an_error_fails(bad: Any, seen: str, reason: str) -> Non
 
 
 @pytest.mark.parametrize("wanted", [{"line": "Using"}, {"selected": "*"}, {"refused": ""}])
-def test_what_a_release_cannot_be_asked_is_not_run_and_never_a_pass(wanted: Any) -> None:
+def test_an_unavailable_check_is_not_run_and_never_a_pass(wanted: Any) -> None:
     """Not even where the profile would be content with any kernel, or with a refusal."""
     reason = "this release has no linear_backend setting"
     plan = {**PLAN, "expect": [{"kind": "w4a16-linear", **wanted}]}
@@ -442,7 +442,7 @@ def test_a_vllm_that_does_not_import_fails_every_line() -> None:
     assert checks[0].seen == "ImportError: no module"
 
 
-def test_what_cannot_be_asked_is_not_run_and_says_why() -> None:
+def test_a_target_that_cannot_run_has_a_reason() -> None:
     target = dataclasses.replace(target_of(LAYER), plan=PLAN)
     checks = list(check_dispatch(target))
     assert [(c.status, c.reason) for c in checks] == [("not-run", "no sandbox")] * 2
@@ -459,7 +459,7 @@ def test_without_a_profile_no_line_is_expected_and_none_passes() -> None:
     assert [check.status for check in check_dispatch(target)] == ["not-run"]
 
 
-def test_the_probe_is_asked_with_the_settings_and_without() -> None:
+def test_the_probe_runs_with_and_without_the_settings() -> None:
     request = make_request(PLAN, {"OTHER": "2"})
     assert request["env"] == {"OTHER": "2", "VLLM_X": "1"}
     assert request["ask"] == [
@@ -473,20 +473,20 @@ def test_the_probe_is_asked_with_the_settings_and_without() -> None:
 # ------------------------------------------------------------------------------------ all together
 
 
-def test_levels_that_were_not_asked_for_do_not_run() -> None:
+def test_levels_that_were_not_requested_do_not_run() -> None:
     report = verify(target_of(LAYER), ["static"])
     assert {check.level for check in report.checks} == {"static"}
     assert report.passed()
 
 
-def test_every_level_together() -> None:
+def test_all_levels_together() -> None:
     report = verify(target_of(LAYER), ["static", "imports", "dispatch"])
     assert [c.level for c in report.of("not-run")] == ["dispatch"]
     assert report.passed()
     assert not report.passed(["dispatch"])
 
 
-def test_a_tree_that_another_run_reads_is_kept(tmp_path: Path) -> None:
+def test_a_tree_in_use_by_another_run_is_kept(tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
