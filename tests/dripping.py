@@ -21,7 +21,6 @@ Phase = Literal[
     "body",
     "error",  # the body of a 404 comes in drops
     "upload",  # nothing of a request's body is read
-    "slow",  # the body comes in pieces that are large enough
 ]
 #: Seconds between two drops: shorter than any limit on one read.
 DROP = 0.005
@@ -98,12 +97,11 @@ class Dripping:
         status = "404 Not Found" if self.phase == "error" else "200 OK"
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(self.body)}\r\n{self.headers}\r\n"
         whole = head.encode() + (b"" if request.startswith("HEAD ") else self.body)
-        piece = 4 << 10 if self.phase == "slow" else 1
         at = 0 if self.phase == "headers" else len(head)
         line.sendall(whole[:at])
         while at < len(whole) and not self._over.wait(DROP):
-            line.sendall(whole[at : at + piece])
-            at += piece
+            line.sendall(whole[at : at + 1])
+            at += 1
 
 
 def _head(asked: object) -> str:

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from builder.errors import RemoteError, UsageError
-from builder.net.attempts import Attempts
-from builder.net.messages import resolved, through
+from builder.net import sockets
+from builder.net.messages import host_of, resolved
+from builder.net.retry import Retries, RetryPolicy, final_answer
 from builder.util.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import requests
 
     from builder.forge.site import Site
 
-#: Seconds before each new try after a server error or a broken connection.
-_PAUSES = (0.5, 1.5)
+#: Answers that may be a rate limit, which has rules of its own.
+_LIMITED = frozenset({403, 429})
 #: A limit that ends this soon, in seconds, is waited for; any other is reported.
 _SHORT_WAIT = 5.0
+_NO_FORGE = "check the network, then run the same command again; locked pull requests need none"
 _MAX_REDIRECTS = 5
 #: Bytes of one answer.  The forge itself refuses diffs of more than about 1 MB; a mirror need not.
 _MAX_BYTES = 64 << 20
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-
-
-class ForgeUnreachable(RemoteError):
-    """Nobody answered: the network, not the forge, is the matter."""
 
 
 class ForgeMissing(RemoteError):
@@ -46,7 +42,7 @@ class ForgeTooLarge(RemoteError):
 
 @dataclass(frozen=True)
 class _Answer:
-    status: int
+    status_code: int
     headers: requests.structures.CaseInsensitiveDict[str]
     body: bytes
 
@@ -57,15 +53,15 @@ class ForgeClient:
     def __init__(
         self,
         site: Site,
-        pause: Callable[[float], None] | None = None,
         session: requests.Session | None = None,
+        policy: RetryPolicy | None = None,
     ) -> None:
         from builder.net.session import Session
-        from builder.net.sockets import pause as interruptible
 
         self.site = site
-        self._pause = pause or interruptible
         self._session = session or Session()
+        policy = policy or RetryPolicy()
+        self._policy = replace(policy, retried=policy.retried - _LIMITED)
         self._session.auth = lambda request: request  # else requests takes a login from ~/.netrc
 
     def get(self, path: str, accept: str, subject: str, limit: int = _MAX_BYTES) -> bytes:
@@ -76,13 +72,13 @@ class ForgeClient:
         Raises:
             ForgeMissing: 404, 410 or 422: no such thing, or not for this token.
             ForgeTooLarge: 406: the diff is larger than the forge gives out.
-            ForgeUnreachable: no answer.
+            NoAnswer: nobody answered.
             RemoteError: anything else that is not an answer, rate limits included.
         """
         waited = False
         while True:
             answer = self._follow(f"{self.site.api}{path}", accept, subject, limit)
-            if answer.status == 200:
+            if answer.status_code == 200:
                 return answer.body
             delay = _limited(answer)
             if delay is None:
@@ -90,13 +86,13 @@ class ForgeClient:
             if waited or delay > _SHORT_WAIT:
                 raise self._rate_limit(delay, subject)
             waited = True
-            self._pause(delay)
+            sockets.pause(delay)
 
     def _follow(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         for _ in range(_MAX_REDIRECTS + 1):
             answer = self._try(url, accept, subject, limit)
             target = answer.headers.get("Location")
-            if answer.status not in _REDIRECTS or not target:
+            if answer.status_code not in _REDIRECTS or not target:
                 return answer
             following = resolved(url, target, "a redirect of the forge")
             if urlsplit(following).scheme != urlsplit(url).scheme != "http":
@@ -106,21 +102,14 @@ class ForgeClient:
 
     def _try(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         """One address, again after a pause where the server stumbled."""
-        attempts = Attempts(len(_PAUSES) + 1, lambda failures: _PAUSES[failures - 1])
-        while True:
-            try:
-                answer = self._ask(url, accept, subject, limit)
-            except ForgeUnreachable:
-                if (pause := attempts.failed()) is None:
-                    raise
-            else:
-                if answer.status < 500 or (pause := attempts.failed()) is None:
-                    return answer
-            self._pause(pause)
+        return final_answer(
+            lambda: self._ask(url, accept, subject, limit),
+            url,
+            Retries(host_of(url), subject, self._policy, hint=_NO_FORGE),
+            lambda answer: f"answered {answer.status_code}{self._message(answer)}",
+        )
 
     def _ask(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
-        import requests
-
         parts = urlsplit(url)
         headers = {"Accept": accept, "User-Agent": "spark-build"}
         if (parts.scheme, (parts.hostname or "").lower(), parts.port) == self.site.origin:
@@ -128,23 +117,14 @@ class ForgeClient:
             if self.site.token:
                 headers["Authorization"] = f"Bearer {self.site.token}"
         console.detail(f"forge: GET {parts.hostname}{parts.path}")
-        try:
-            with self._session.get(
-                url, headers=headers, allow_redirects=False, stream=True
-            ) as response:
-                body = _bounded(response, subject, limit)
-                return _Answer(response.status_code, response.headers, body)
-        except requests.RequestException as error:
-            kind = type(error).__name__
-            raise ForgeUnreachable(
-                f"{subject}: {parts.hostname} does not answer ({kind}){through(url)}",
-                hint="check the network; locked and cached pull requests need none",
-            ) from None
+        with self._session.get(url, headers=headers, allow_redirects=False, stream=True) as answer:
+            body = _bounded(answer, subject, limit)
+            return _Answer(answer.status_code, answer.headers, body)
 
     # -- what went wrong
 
     def _refusal(self, answer: _Answer, subject: str) -> RemoteError:
-        host, status = self.site.host, answer.status
+        host, status = self.site.host, answer.status_code
         said = self._message(answer)
         if status == 401:
             name = self.site.token_name
@@ -212,7 +192,7 @@ def _limited(answer: _Answer) -> float | None:
     The rules are GitHub's: Retry-After first, then X-RateLimit-Reset (seconds since the epoch, by
     the server's clock), else at least a minute.
     """
-    if answer.status not in (403, 429):
+    if answer.status_code not in _LIMITED:
         return None
     headers = answer.headers
     after = headers.get("Retry-After", "")
@@ -221,7 +201,7 @@ def _limited(answer: _Answer) -> float | None:
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and reset.isdigit():
         return max(1.0, int(reset) - _server_time(headers.get("Date")))
-    if answer.status == 429 or b"rate limit" in answer.body.lower():
+    if answer.status_code == 429 or b"rate limit" in answer.body.lower():
         return 60.0
     return None
 

@@ -16,10 +16,11 @@ from builder import settings
 from builder.applier.digests import sha256_hex
 from builder.documents.pulls import Pin
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.forge.http import ForgeClient, ForgeMissing, ForgeUnreachable
+from builder.forge.http import ForgeClient, ForgeMissing
 from builder.forge.normalize import normalise
 from builder.forge.pin import read_pin
 from builder.forge.site import site
+from builder.net.retry import NoAnswer
 from builder.pypi.index import write_atomically
 from builder.util.console import console
 from builder.util.documents import plain
@@ -92,7 +93,7 @@ class PullStore:
         known = self._cached_pin(host, ref)
         try:
             facts = forge.facts(ref)
-        except ForgeUnreachable as error:
+        except NoAnswer as error:
             if known is None:
                 raise
             console.warn(f"{error}; using the cached state of {ref}, at {known.short}")

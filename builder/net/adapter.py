@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import socket
 
     from requests import PreparedRequest, Response
-    from urllib3.util.retry import Retry
 
 #: Connections kept per host: transfers in parallel, and a few small requests beside them.
 CONNECTIONS = 8
@@ -75,11 +74,11 @@ _POOLS = {"http": _PlainPool, "https": _TlsPool}
 
 
 class Adapter(HTTPAdapter):
-    """Connections of a session; one ``send``, with its retries, is one exchange."""
+    """Connections of a session; one ``send`` is one exchange, and one try."""
 
-    def __init__(self, retries: Retry | int = 0, window: float = WINDOW) -> None:
+    def __init__(self, window: float = WINDOW) -> None:
         self._window = window
-        super().__init__(2, CONNECTIONS, max_retries=retries)
+        super().__init__(2, CONNECTIONS)
 
     def init_poolmanager(self, *words: Any, **named: Any) -> None:
         """Give every pool our connections."""

@@ -38,6 +38,9 @@ def reason_of(error: BaseException, host: str) -> RequestFailed:
     slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
     if slow is not None:
         return RequestFailed(f"no answer in time, {slow}")
+    answer = getattr(error, "response", None)
+    if isinstance(error, requests.HTTPError) and answer is not None:
+        return RequestFailed(f"answered {answer.status_code}")
     kinds: tuple[tuple[type[BaseException], str], ...] = (
         (requests.exceptions.ProxyError, "the proxy refused the connection"),
         (requests.Timeout, "no answer in time"),

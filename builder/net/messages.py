@@ -43,8 +43,11 @@ def through(url: str) -> str:
 
 
 def no_answer(error: BaseException, url: str) -> str:
-    """Why an address gave no answer."""
+    """Why an address gave no answer, or none that can be used."""
     from builder.net.failures import reason_of
+
+    if isinstance(error, RemoteError):  # the tries are used up, and it names the host
+        return str(error)
 
     host = host_of(url)
     return f"{host}: {reason_of(error, host)}{through(url)}"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from http.cookiejar import DefaultCookiePolicy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import requests
 from requests.auth import AuthBase
 
 from builder.net.adapter import Adapter
+from builder.net.messages import host_of
+from builder.net.retry import Retries, final_answer
 from builder.net.sockets import WINDOW
 from builder.net.tls import HostAdapter
 
 if TYPE_CHECKING:
     from requests.adapters import BaseAdapter
-    from urllib3.util.retry import Retry
+
+    from builder.net.retry import RetryPolicy
 
 
 class FixedAuthorization(AuthBase):
@@ -34,14 +38,18 @@ class FixedAuthorization(AuthBase):
 class Session(requests.Session):
     """A session with one adapter a host for https, so that each host has its own trust."""
 
-    def __init__(self, retries: Retry | int = 0, window: float = WINDOW) -> None:
-        """``retries`` are urllib3's; ``window`` is for requests that name no limit themselves."""
+    def __init__(self, window: float = WINDOW, policy: RetryPolicy | None = None) -> None:
+        """``window`` is for requests that name no limit themselves.
+
+        With a ``policy``, GET and HEAD are tried again: until the headers of a streamed answer are
+        there, else until its body is.
+        """
         super().__init__()
         self._lock = threading.Lock()
         self._hosts: dict[str, HostAdapter] = {}
-        self._retries = retries
         self._window = window
-        self.mount("http://", Adapter(retries, window))
+        self._policy = policy
+        self.mount("http://", Adapter(window))
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self.headers.update({"Accept-Encoding": "identity", "User-Agent": "spark-build"})
 
@@ -52,8 +60,19 @@ class Session(requests.Session):
             return super().get_adapter(str(url))
         with self._lock:
             if parts.netloc not in self._hosts:
-                self._hosts[parts.netloc] = HostAdapter(parts.netloc, self._retries, self._window)
+                self._hosts[parts.netloc] = HostAdapter(parts.netloc, self._window)
             return self._hosts[parts.netloc]
+
+    def request(self, method: Any, url: Any, *words: Any, **named: Any) -> requests.Response:
+        """Send a request.
+
+        Raises:
+            RemoteError: there is a policy, and the tries are used up.
+        """
+        ask = partial(super().request, method, url, *words, **named)
+        if self._policy is None or str(method).upper() not in ("GET", "HEAD"):
+            return ask()
+        return final_answer(ask, str(url), Retries(host_of(str(url)), "", self._policy))
 
     def close(self) -> None:
         """Close every connection."""

@@ -21,7 +21,7 @@ from builder.errors import RemoteError
 from builder.util.shutdown import ended, when_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 #: Seconds to connect, and those of a window, where the caller does not say.
 CONNECT, WINDOW = 15.0, 60.0
@@ -74,15 +74,16 @@ def pause(seconds: float) -> None:
 class MinimumSpeed:
     """How fast an exchange has to be."""
 
-    def __init__(self, window: float) -> None:
+    def __init__(self, window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window = window
-        self._until = time.monotonic() + window
+        self._clock = clock
+        self._until = clock() + window
         self._moved = 0
 
     @property
     def over(self) -> bool:
         """Whether too little has moved."""
-        return time.monotonic() >= self._until
+        return self._clock() >= self._until
 
     def left(self) -> float:
         """Seconds until more must have moved.
@@ -94,19 +95,19 @@ class MinimumSpeed:
         check()
         if self.over:
             raise TooSlow(f"only {self._moved} bytes in {self._window:g} s")
-        return max(self._until - time.monotonic(), 0.001)  # 0 would mean not to wait at all
+        return max(self._until - self._clock(), 0.001)  # 0 would mean not to wait at all
 
     def moved(self, count: int) -> None:
         """Bytes were sent or received."""
         self._moved += count
         if self._moved >= STEP:
             self._moved = 0
-            self._until = time.monotonic() + self._window
+            self._until = self._clock() + self._window
 
 
 @contextmanager
 def exchange(window: float) -> Iterator[None]:
-    """What this thread's connections do in the block is one exchange, tried again or not."""
+    """What this thread's connections do in the block is one exchange."""
     _here.pace = MinimumSpeed(window)
     try:
         yield

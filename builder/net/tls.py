@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
@@ -19,9 +19,6 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from builder.errors import UsageError
 from builder.net.adapter import Adapter
 from builder.net.sockets import TlsSocket, connect
-
-if TYPE_CHECKING:
-    from urllib3.util.retry import Retry
 
 _ADDED = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _FILES = ("SSL_CERT_FILE", *_ADDED)
@@ -96,9 +93,9 @@ def speaks_tls(host: str) -> bool:
 class HostAdapter(Adapter):
     """Connections to one host, with its own trust."""
 
-    def __init__(self, host: str, retries: Retry | int, window: float) -> None:
+    def __init__(self, host: str, window: float) -> None:
         self._context = trust(host)
-        super().__init__(retries, window)
+        super().__init__(window)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """Give every pool our TLS settings."""

@@ -52,7 +52,7 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
         url = index.address(file)
         try:
             _stream(url, file, index, partial, have)
-        except requests.RequestException as error:
+        except (requests.RequestException, RemoteError) as error:
             raise RemoteError(
                 f"{file.filename}: the download broke off: {no_answer(error, url)}",
                 hint=f"{again()}   (the download resumes)",

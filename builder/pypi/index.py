@@ -105,11 +105,11 @@ def pip_setting(name: str) -> str | None:
 
 def make_session(window: float | None = None) -> requests.Session:
     """An HTTP session that retries what is worth retrying; imported late, because it is slow."""
-    from builder.net.retries import reads
+    from builder.net.retry import RetryPolicy
     from builder.net.session import Session
     from builder.net.sockets import WINDOW
 
-    return Session(reads(), window or WINDOW)
+    return Session(window or WINDOW, RetryPolicy())
 
 
 class PackageIndex:
@@ -240,7 +240,7 @@ class PackageIndex:
                 page = client.get_project_page(name)
         except NoSuchProjectError:
             raise UsageError(f"package {name!r} is not on the package index") from None
-        except requests.RequestException as error:
+        except (requests.RequestException, RemoteError) as error:
             raise RemoteError(
                 f"the package index did not answer for {name!r}: {shown(endpoint)}: "
                 f"{no_answer(error, endpoint)}",

@@ -66,7 +66,7 @@ class RemoteWheel:
                 for piece in response.iter_content(_STEP) if response.status_code == 206 else ():
                     pieces.append(piece)
                     self._bar.advance(len(piece))
-        except requests.RequestException as error:
+        except (requests.RequestException, RemoteError) as error:
             raise RemoteError(
                 f"{self.file.filename}: the download broke off: {no_answer(error, url)}",
                 hint="run the same command again; completed downloads are reused",
@@ -93,7 +93,7 @@ class RemoteWheel:
         url = self._index.address(self.file)
         try:
             response = self._index.session.head(url, allow_redirects=True)
-        except requests.RequestException as error:
+        except (requests.RequestException, RemoteError) as error:
             raise RemoteError(
                 f"{self.file.filename}: the index does not give its size: {no_answer(error, url)}"
             ) from error

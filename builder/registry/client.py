@@ -27,7 +27,6 @@ from builder.registry.model import (
 from builder.registry.options import Options, Traffic
 from builder.registry.reference import Reference, is_digest, is_repository, is_tag
 from builder.registry.responses import drain
-from builder.registry.retry import Retries
 from builder.registry.stream import verified
 from builder.registry.transport import Transport
 from builder.registry.upload import end_abandoned, note_session, session_address, upload
@@ -194,7 +193,7 @@ class Repository:
     @contextlib.contextmanager
     def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
         """A blob as a stream, in constant memory; see ``stream.verified``."""
-        retries = Retries(self.transport, f"blob {blob.digest}")
+        retries = self.transport.retries(f"blob {blob.digest}")
         stream = verified(
             blob,
             self.name,
@@ -291,7 +290,7 @@ class Repository:
     def send_manifest(self, manifest: RawManifest, reference: str) -> requests.Response:
         """``put_manifest``, with the registry's answer."""
         subject = f"push of {self.path}{separator(reference)}{reference}"
-        retries = Retries(self.transport, subject, small=True)
+        retries = self.transport.retries(subject, small=True)
         while True:
             response = self.transport.request(
                 "PUT",

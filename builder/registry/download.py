@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from builder.errors import RemoteError
 from builder.net.failures import RequestFailed
 from builder.registry.responses import drain, number, read_block
-from builder.registry.retry import Retries
 
 if TYPE_CHECKING:
     from requests import Response
 
+    from builder.net.retry import Retries
     from builder.registry.client import Repository
     from builder.registry.model import Descriptor
     from builder.registry.transport import Transport
@@ -72,7 +72,7 @@ def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Re
 def gives(repository: Repository, blob: Descriptor) -> bool:
     """Ask for the last byte; a registry that gives no part sends all, of which we read one."""
     last = max(blob.size - 1, 0)
-    retries = Retries(repository.transport, f"blob {blob.digest}", small=True)
+    retries = repository.transport.retries(f"blob {blob.digest}", small=True)
     while True:
         response = repository.transport.request(
             "GET",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.errors import UsageError
+from builder.net.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,21 +43,17 @@ def _check_host(host: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(RetryPolicy):
     """How patient to be, in seconds, and what to send at once, in bytes.
 
-    ``read_timeout`` is the window of ``net.sockets``; the deadlines are of a task with all its
-    tries: one that moves a blob, and one that does not.
+    ``read_timeout`` is the window of ``net.sockets``; ``deadline`` is of a task that moves a blob,
+    with all its tries.
     """
 
     plain_http: frozenset[str] = frozenset()
-    attempts: int = 5
-    backoff: float = 0.5
-    longest_wait: float = 120.0
     connect_timeout: float = 15.0
     read_timeout: float = 60.0
     deadline: float = 6 * 3600.0
-    small_deadline: float = 180.0
     #: between writing a tag that must not move and the last look at it: longer than the request
     #: of another publisher who looked before it was written is on its way
     settle: float = 1.0

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError
+from builder.net.retry import Retries
 from builder.registry.responses import drain
-from builder.registry.retry import Retries
 
 if TYPE_CHECKING:
     from builder.registry.client import Repository
@@ -35,7 +35,9 @@ class _Looking(Retries):
     """Looks at the tag before each try."""
 
     def __init__(self, repository: Repository, tag: str, new: str, was: str | None) -> None:
-        super().__init__(repository.transport, f"push of {repository.path}:{tag}", small=True)
+        transport = repository.transport
+        subject = f"push of {repository.path}:{tag}"
+        super().__init__(transport.host, subject, transport.options, say=transport.say_once)
         self._repository, self._tag, self._new = repository, tag, new
         self.was = was
 

@@ -5,6 +5,7 @@ Nothing of an exception's own text reaches a message: it may carry an address wi
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from typing import TYPE_CHECKING, Protocol
@@ -15,12 +16,12 @@ import requests
 from builder.errors import RemoteError
 from builder.net.failures import RequestFailed, reason_of
 from builder.net.messages import resolved, through
+from builder.net.retry import RETRIED, Retries, retry_after
 from builder.net.session import FixedAuthorization, Session
 from builder.net.tls import speaks_tls
 from builder.registry.options import Traffic
 from builder.registry.reference import is_loopback
 from builder.registry.responses import drain, problem, read_all
-from builder.registry.retry import RETRIED, Retries, retry_after
 from builder.util.console import console
 
 if TYPE_CHECKING:
@@ -67,6 +68,19 @@ class Transport:
                 return
             self._said.add(kind)
         console.say(message)
+
+    def retries(self, subject: str, *, small: bool = False) -> Retries:
+        """The tries of one task: a manifest, or a blob with all that is needed to move it.
+
+        ``small`` is a task that moves no blob, which is over soon or never.
+        """
+        return Retries(
+            self.host,
+            subject,
+            self.options,
+            seconds=min(self.options.deadline, self.options.small_deadline if small else math.inf),
+            say=self.say_once,
+        )
 
     # -- where
 
@@ -192,7 +206,7 @@ class Transport:
         Raises:
             RemoteError: there is none in time, or its status is not expected.
         """
-        retries = retries or Retries(self, subject, small=True)
+        retries = retries or self.retries(subject, small=True)
         challenged = False
         while True:
             header = permit.header() if permit is not None else authorization
@@ -236,7 +250,7 @@ class Transport:
         Raises:
             RemoteError: as for ``request``, or the body is too large.
         """
-        retries = Retries(self, subject, small=True)
+        retries = self.retries(subject, small=True)
         while True:
             response = self.request(
                 method,

@@ -16,15 +16,16 @@ from urllib.parse import urlencode, urlsplit
 from builder.errors import RemoteError
 from builder.net.failures import RequestFailed
 from builder.net.messages import resolved
+from builder.net.retry import RETRIED, retry_after
 from builder.registry.reference import is_digest
 from builder.registry.responses import answered, drain, number, problem
-from builder.registry.retry import RETRIED, Retries, retry_after
 from builder.registry.transport import origin
 from builder.util.leftovers import abandoned_uploads, forget_upload, note_upload
 
 if TYPE_CHECKING:
     import requests
 
+    from builder.net.retry import Retries
     from builder.registry.auth import ScopedAuthorization
     from builder.registry.client import Repository
     from builder.registry.model import Descriptor
@@ -95,7 +96,7 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
         UploadFailed: it has to be sent again from the start, and ``content`` cannot go back.
         RemoteError: the registry does not take it, or its bytes do not match its digest.
     """
-    retries = Retries(repository.transport, f"upload of {blob.digest}")
+    retries = repository.transport.retries(f"upload of {blob.digest}")
     if blob.size <= repository.registry.piece and not content.seekable():
         content = io.BytesIO(_read(content, blob.size + 1))
     beginning = content.tell() if content.seekable() else None

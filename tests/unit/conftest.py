@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.net.retry import RetryPolicy
 from builder.registry.options import Options
 from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
@@ -52,8 +53,9 @@ def isolated(monkeypatch: pytest.MonkeyPatch, homes: Path) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(own / "cache"))
     # the same files in a layer, in a fourth of the time
     monkeypatch.setattr("builder.engines.layertar.LEVEL", 1)
-    # registries are tried again as often as for users, without their pauses
-    monkeypatch.setitem(Options.__init__.__kwdefaults__ or {}, "backoff", 0.001)
+    # servers are tried again as often as for users, without their pauses
+    for policy in (RetryPolicy, Options):
+        monkeypatch.setitem(policy.__init__.__kwdefaults__ or {}, "backoff", 0.001)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +69,6 @@ def forge(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForge]
     """The forge of that repository, set as the one that is asked."""
     with world.forge() as running:
         monkeypatch.setenv("SPARK_BUILD_FORGE", running.root)
-        monkeypatch.setattr("builder.forge.http._PAUSES", (0.01, 0.01))
         yield running
 
 

@@ -41,7 +41,6 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def forge(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForge]:
-    monkeypatch.setattr("builder.forge.http._PAUSES", (0.0, 0.0))
     with LocalForge(repository, NAME) as server:
         monkeypatch.setenv("SPARK_BUILD_FORGE", server.root)
         yield server

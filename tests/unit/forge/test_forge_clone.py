@@ -53,7 +53,6 @@ def clone(mirror: Path) -> Clone:
 def no_forge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers at the forge that is set."""
     monkeypatch.setenv("SPARK_BUILD_FORGE", "http://127.0.0.1:9")
-    monkeypatch.setattr("builder.forge.http._PAUSES", (0.0, 0.0))
 
 
 KINDS = {

@@ -40,7 +40,7 @@ def test_index_and_host_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         PackageIndex().wheels("vllm")
     assert str(caught.value) == (
         "the package index did not answer for 'vllm': http://127.0.0.1:9/simple: "
-        "127.0.0.1:9: connection refused"
+        "127.0.0.1:9: connection refused, 5 times"
     )
     assert "spark-build" in caught.value.hint
 
@@ -51,7 +51,7 @@ def test_the_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RemoteError) as caught:
         PackageIndex().wheels("vllm")
     assert str(caught.value).endswith(
-        "index.example: the proxy refused the connection (proxy: 127.0.0.1:9)"
+        "index.example: the proxy refused the connection (proxy: 127.0.0.1:9), 5 times"
     )
     assert "secret" not in f"{caught.value}{caught.value.hint}"
 

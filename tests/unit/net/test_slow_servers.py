@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -18,8 +19,9 @@ from builder.errors import RemoteError
 from builder.forge.http import ForgeClient
 from builder.forge.site import Site
 from builder.net import sockets
+from builder.net.retry import RetryPolicy
 from builder.net.session import Session
-from builder.pypi.index import PackageIndex, WheelFile, make_session
+from builder.pypi.index import PackageIndex, WheelFile
 from builder.pypi.wheels import RemoteWheel
 from builder.registry.client import Registry, Repository
 from builder.registry.listing import tags
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tests.dripping import Phase
 
 WINDOW = 0.2
+QUICK = RetryPolicy(attempts=2, backoff=0.001)
 #: More than the socket buffers of both ends take in, so that one who does not read is noticed.
 BLOB = b"y" * (12 << 20)
 DESCRIPTOR = Descriptor(
@@ -72,7 +75,7 @@ def read_blob(server: Dripping) -> None:
 
 def page(server: Dripping) -> None:
     url = f"http://{server.address}/simple"
-    PackageIndex(url, sessions=lambda: make_session(WINDOW)).wheels("vllm")
+    PackageIndex(url, sessions=lambda: Session(WINDOW, QUICK)).wheels("vllm")
 
 
 def wheel(server: Dripping) -> RemoteWheel:
@@ -82,12 +85,12 @@ def wheel(server: Dripping) -> RemoteWheel:
         sha256="0" * 64,
         size=60_000,
     )
-    return RemoteWheel(file, PackageIndex(sessions=lambda: make_session(WINDOW)))
+    return RemoteWheel(file, PackageIndex(sessions=lambda: Session(WINDOW, QUICK)))
 
 
 def forge(server: Dripping) -> None:
     site = Site(api=f"http://{server.address}", host=server.address)
-    client = ForgeClient(site, lambda _: None, Session(window=WINDOW))
+    client = ForgeClient(site, Session(window=WINDOW), QUICK)
     client.get("/x", "application/json", "a pull request")
 
 
@@ -170,13 +173,22 @@ def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     silence.set()
 
 
-def test_a_slow_but_moving_transfer_continues() -> None:
-    """A large body may take many windows."""
-    body = b"z" * (sockets.STEP * 3)
-    with Dripping("slow", body=body) as server:
-        blob = Descriptor(digest=sha256_digest(body), size=len(body), media_type="x/y")
-        with repository(server).open(blob) as stream:
-            assert stream.read() == body
+@pytest.mark.parametrize(("speed", "whole"), [(1.1, True), (0.9, False)])
+def test_a_slow_but_moving_transfer_continues(speed: float, whole: bool) -> None:
+    """A large body may take many windows, if each moves enough bytes."""
+    now = [0.0]
+    size, window, read = 4 * sockets.STEP, 60.0, 0
+    ours, theirs = socket.socketpair()
+    with theirs, sockets.PlainSocket(fileno=ours.detach()) as paced:
+        paced.paces = [sockets.MinimumSpeed(window, lambda: now[0])]
+        buffer = bytearray(1 << 10)
+        with pytest.raises(sockets.TooSlow) if not whole else contextlib.nullcontext():
+            while read < size:
+                theirs.send(bytes(len(buffer)))
+                read += paced.recv_into(buffer)
+                now[0] += window * len(buffer) / (sockets.STEP * speed)
+    assert (read == size) is whole
+    assert not whole or now[0] > 3 * window
 
 
 #: A command that pushes an image to a registry, or reads from there.

@@ -358,7 +358,7 @@ class TestRequests:
         forge.__exit__()
         result = plan(pw.OPEN, more=())
         assert result.code == 8
-        assert "does not answer" in result.err
+        assert "connection refused, 5 times" in result.err
 
     def test_a_rate_limit_is_an_error_of_the_remote(self, plan: Call, forge: LocalForge) -> None:
         headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "4102444800"}
