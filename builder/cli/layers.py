@@ -25,7 +25,6 @@ from builder.layers.layerfile import description
 from builder.pipeline.layercheck import check_layer, check_name
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted, print_json
-from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +105,7 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
     print(f"  or         {profile.pypi}")
     for e in profile.expect:
         ranges = ", ".join(f"{p} {s}" for p, s in e.when.items())
-        print(f"  expects    {e.kind}: {describe(plain(e.choice))}   ({ranges})")
+        print(f"  expects    {e.kind}: {describe(e)}   ({ranges})")
 
 
 def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:

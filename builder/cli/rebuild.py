@@ -77,11 +77,11 @@ def rebuild_command(
         results = []
         for original in _originals(opened, image):
             baked = with_own_hooks(original.baked, image, patches, agreed)
-            said = [row.compile for row in original.baked.planned.layers if row.compile]
+            said = [row.compile for row in original.baked.plan.layers if row.compile]
             compiled = any(row.stage or row.sources for row in said)
             made = [row.stage for row in said if row.stage]
             nvcc = WHEELS if any(of_wheels(stage.inputs) for stage in made) else None
-            toolkit = _toolkit(original.baked.planned.layers)
+            toolkit = _toolkit(original.baked.plan.layers)
             stages = stages_of(index, nvcc=nvcc, toolkit=toolkit) if compiled else None
             sources = IndexSources(index, stages)
             with console.step(f"rebuild {original.digest}"):

@@ -141,15 +141,15 @@ def _with_profile(
         if not all_match(profile.needs, base.identity.packages):
             return WithProfile(inputs=inputs, not_served=profile.needs_reason), ()
     plan = make_plan(base, selection, asking.sources)
-    body = plan.as_json()
-    asks = [{"kind": kind, **backends(body, kind)} for kind in KINDS]
+    flags = (*plan.serve_flags, *plan.moe_serve_flags)
+    asks = [{"kind": kind, **backends(flags, kind)} for kind in KINDS]
     reply = _ask(plan, base, {"env": plan.env, "ask": asks}, patched=True)
     states = {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)}
     found = WithProfile(
         inputs=inputs,
         layers=cast("dict[str, State]", states),
         env=dict(plan.env),
-        flags=(*plan.serve_flags, *plan.moe_serve_flags),
+        flags=flags,
         kinds={answer.kind: Outcome.of(answer) for answer in reply.answers},
     )
     return found, reply.simulated

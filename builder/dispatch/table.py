@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, TypeVar
 
-from builder.runtime.dispatch_expect import describe, found, limit
-from builder.util.documents import plain
+from builder.runtime.dispatch_expect import describe, found, limit_of
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 
@@ -96,7 +95,7 @@ def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
     for kind in KINDS:
         runs = [where for where, is_so in ranges(records, [kind in k for k in kinds]) if is_so]
         if runs:
-            said = limit({"kind": kind, "refused": ""}, "").partition(":")[0]
+            said = limit_of(kind, "").partition(":")[0]
             found.append(f"{said}: {', '.join(runs)}")
     return found
 
@@ -105,9 +104,9 @@ def unmet(record: Record, profile: Profile) -> dict[str, str]:
     """Kinds that came out otherwise than the profile expects, and what it expects of them."""
     kinds = record.kinds(profile.name)
     return {
-        e.kind: describe(plain(e.choice))
+        e.kind: describe(e)
         for e in profile.expected(record.base.packages)
-        if kinds and found(plain(e.choice), kinds[e.kind].as_answer()) is None
+        if kinds and found(e, kinds[e.kind].as_answer()) is None
     }
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.diagnose.entries import Condition, Entry, RequestedSetting
+    from builder.documents.plan import PlanDocument
 
 DEVICE_SCHEMA = 1
 
@@ -56,10 +57,10 @@ def kernel_for(kind: str, line: str, vllm: str) -> dict[str, Any]:
     return {**bare, "activations": "", "shapes": [], "roundings": 1}
 
 
-def settings_of(plan: Mapping[str, Any]) -> dict[str, str]:
+def settings_of(plan: PlanDocument) -> dict[str, str]:
     """Variables and flags that the plan sets, by the names that the catalogue asks for them."""
-    settings = dict(plan["env"])
-    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
+    settings = dict(plan.env)
+    flags = [*plan.serve_flags, *plan.moe_serve_flags]
     for flag, value in itertools.pairwise([*flags, "--"]):
         if flag.startswith("--"):
             name, equals, own = flag[2:].partition("=")
@@ -94,12 +95,12 @@ def marker(entry: Entry, vllm: str) -> dict[str, Any]:
     }
 
 
-def markers(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+def markers(plan: PlanDocument) -> list[dict[str, Any]]:
     """Lines that must not be in this release's log: entries that show by a line, notes left out.
 
     What an entry asks of settings is answered here, from what the plan sets.
     """
-    vllm = str(plan["base"]["packages"].get("vllm", ""))
+    vllm = plan.base.packages.get("vllm", "")
     settings = settings_of(plan)
     chosen = []
     for entry in load_catalog():
@@ -117,18 +118,18 @@ def markers(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     return chosen
 
 
-def device_data(plan: Mapping[str, Any], image: str = "IMAGE") -> dict[str, Any]:
-    """The document for a plan (as JSON); ``image`` is what commands in messages name."""
-    vllm = str(plan["base"]["packages"].get("vllm", ""))
+def device_data(plan: PlanDocument, image: str = "IMAGE") -> dict[str, Any]:
+    """The document for a plan; ``image`` is what commands in messages name."""
+    vllm = plan.base.packages.get("vllm", "")
     return {
         "schema": DEVICE_SCHEMA,
         "vllm": vllm,
         "command": f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
         "kinds": list(known_kinds()),
         "kernels": [
-            kernel_for(e["kind"], e["line"], vllm)
-            for e in plan["expect"]
-            if "line" in e and e["kind"] not in OTHER_LAYERS
+            kernel_for(e.kind, e.line, vllm)
+            for e in plan.expect
+            if e.line and e.kind not in OTHER_LAYERS
         ],
         "markers": markers(plan),
     }

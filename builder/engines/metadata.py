@@ -12,7 +12,7 @@ from builder.documents.plan import BakedPlan
 from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import APPLIER, programs
 from builder.errors import UsageError
-from builder.model.plan import PLAN_SCHEMA
+from builder.model.plan import PLAN_SCHEMA, RecordedPlan
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
 from builder.util.documents import moment, read
@@ -46,7 +46,7 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
     files = {
         f"{SHARE}/plan.json": _json(_lasting(plan)),
-        f"{SHARE}/device.json": _json(device_data(plan.as_json())),
+        f"{SHARE}/device.json": _json(device_data(plan.document)),
         f"{SHARE}/layers.json": _json(layers),
         f"{SHARE}/serve-flags.json": _json(flags),
         "/workspace/build-metadata.yaml": build_metadata(plan),
@@ -108,8 +108,8 @@ def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
     return artifact_type == OVERLAY_TYPE or labels.get(BASE_LABEL, "").startswith("pypi:")
 
 
-def read_plan(data: bytes, where: str) -> dict[str, Any]:
-    """A plan as it was baked in, with keys of newer ones, which count in its digest.
+def read_plan(data: bytes, where: str) -> RecordedPlan:
+    """A plan as it was baked in.
 
     Raises:
         UsageError: it is not one.
@@ -126,19 +126,23 @@ def read_plan(data: bytes, where: str) -> dict[str, Any]:
             hint="install a newer spark-build",
         )
     try:
-        wrong = _plan_error(read(plan, BakedPlan))
+        document = read(plan, BakedPlan)
+        _refuse_incomplete(document)
     except ValueError as error:
-        wrong = str(error)
-    if wrong:
-        raise UsageError(f"{where}: {SHARE}/plan.json is not a plan: {wrong}")
-    return dict(plan)
+        raise UsageError(f"{where}: {SHARE}/plan.json is not a plan: {error}") from None
+    return RecordedPlan(document=document, json=plan)
 
 
-def _plan_error(plan: BakedPlan) -> str:
-    """What types do not say of a plan; empty where it is one."""
+def _refuse_incomplete(plan: BakedPlan) -> None:
+    """Refuse what types let pass.
+
+    Raises:
+        ValueError: it says what of the plan is wrong.
+    """
     if plan.schema > 1 and (plan.build is None or plan.build.epoch >= _EPOCH_LIMIT):
-        return f"build is {plan.build!r:.80}"
-    return "" if "vllm" in plan.base.packages else "base.packages lacks vllm"
+        raise ValueError(f"build is {plan.build!r:.80}")
+    if "vllm" not in plan.base.packages:
+        raise ValueError("base.packages lacks vllm")
 
 
 def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:

@@ -32,9 +32,10 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from builder.documents.plan import PlanDocument
     from builder.engines.model import BuiltImage
     from builder.engines.scratch import Scratch
-    from builder.model.plan import BuildPlan
+    from builder.model.plan import BuildPlan, RecordedPlan
 
 
 def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
@@ -105,29 +106,28 @@ class Overlay:
 def overlay_of(plan: BuildPlan, built: BuiltImage) -> Overlay:
     """How an overlay that was built goes onto its image."""
     overlay = (built.target or built.ref).removeprefix("docker://")
-    return overlay_onto(plan.as_json(), metadata.labels(plan), overlay)
+    return overlay_onto(plan.document, metadata.labels(plan), overlay)
 
 
 def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
     """The Dockerfile for an overlay: ``oci:DIR@DIGEST`` or an image name."""
-    return overlay_onto(plan.as_json(), metadata.labels(plan), overlay).dockerfile
+    return overlay_onto(plan.document, metadata.labels(plan), overlay).dockerfile
 
 
-def name_of_both(plan: Mapping[str, Any]) -> str:
+def name_of_both(plan: PlanDocument) -> str:
     """What the image is called that is made of the overlay of a plan and its base."""
-    return f"spark-build/{plan['name']}:{plan['base']['packages']['vllm'].replace('+', '-')}"
+    return f"spark-build/{plan.name}:{plan.base.packages['vllm'].replace('+', '-')}"
 
 
-def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: str) -> Overlay:
+def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: str) -> Overlay:
     """How an overlay (``oci:DIR@DIGEST`` or an image name) with its plan goes onto its image.
 
     Plain lines: copied files, then one step that takes replaced files away and checks the others
     against their receipts.  The labels mark it as built by spark-build, so it can be published.
     """
-    base, image = f"vllm/vllm-openai:v{plan['base']['packages']['vllm']}", name_of_both(plan)
-    python, site = plan["base"]["interpreter"], plan["base"]["site_packages"]
-    finish = json.dumps(metadata.finish_command(python, site))
-    source, words = overlay, ["docker", "buildx", "build", "--platform", plan["base"]["platform"]]
+    base, image = f"vllm/vllm-openai:v{plan.base.packages['vllm']}", name_of_both(plan)
+    finish = metadata.finish_command(plan.base.interpreter, plan.base.site_packages)
+    source, words = overlay, ["docker", "buildx", "build", "--platform", plan.base.platform]
     if overlay.startswith("oci:"):
         folder, reference = layout_place(overlay)
         # some releases of buildx read a digest only after a tag, which nothing looks up
@@ -140,8 +140,8 @@ def overlay_onto(plan: Mapping[str, Any], labels: Mapping[str, str], overlay: st
         f"# {build} - <this file",
         f"FROM {base}",
         f"COPY --from={source} / /",
-        f"RUN --network=none {finish}",
-        *(f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan["env"].items())),
+        f"RUN --network=none {json.dumps(finish)}",
+        *(f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())),
         *(
             f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
             for name, value in sorted(ours.items())
@@ -223,7 +223,7 @@ def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
 
 def read_layout(
     layout: Path, reference: str = ""
-) -> tuple[dict[str, Any], dict[str, bytes | None], dict[str, str]]:
+) -> tuple[RecordedPlan, dict[str, bytes | None], dict[str, str]]:
     """An overlay layout as ``(plan, absolute path -> bytes or None for a whiteout, env)``.
 
     Every blob is checked against its digest.

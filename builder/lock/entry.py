@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import Compile, Diff, ops_of
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from builder.documents.plan import PlanDocument
     from builder.lock.document import Request
     from builder.model.plan import BuildPlan
     from builder.pypi.index import PackageIndex
@@ -100,13 +101,13 @@ def differences(old: LockEntry, new: LockEntry) -> list[str]:
     return found + _changed("input", *inputs)
 
 
-def plan_differences(old: LockEntry, plan: Mapping[str, Any]) -> list[str]:
-    """What of a plan's JSON, such as the one baked into an image, is not as it was locked."""
-    found = _changed("package", old.base.packages, plan["base"]["packages"])
-    if old.base.digest != plan["base"]["digest"]:
-        digests = old.base.digest[:19], plan["base"]["digest"][:19]
+def plan_differences(old: LockEntry, plan: PlanDocument) -> list[str]:
+    """What of a plan, such as the one baked into an image, is not as it was locked."""
+    found = _changed("package", old.base.packages, plan.base.packages)
+    if old.base.digest != plan.base.digest:
+        digests = old.base.digest[:19], plan.base.digest[:19]
         found.insert(0, f"base: locked is {digests[0]}, the target was made from {digests[1]}")
-    made = [LockedLayer(name=row["name"], digest=row["digest"], files={}) for row in plan["layers"]]
+    made = [LockedLayer(name=row.name, digest=row.digest, files={}) for row in plan.layers]
     return found + layer_differences(old.layers, made)
 
 

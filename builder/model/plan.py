@@ -10,7 +10,7 @@ import msgspec
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Outcome, layer_digest
 from builder.applier.states import NEEDED
-from builder.documents.compiled import Input, StageRequest
+from builder.documents.compiled import CompiledCode, Input, StageRequest
 from builder.documents.plan import ImageInputs, PlanDocument, PlannedFile, PlannedLayer
 from builder.util.documents import plain, read
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Changes
-    from builder.documents.compiled import CompiledCode
-    from builder.documents.plan import ExpectedChoice, State
+    from builder.documents.plan import BakedPlan, ExpectedChoice, State
     from builder.documents.pulls import PullReport
     from builder.model.base import BaseIdentity
 
@@ -60,8 +59,7 @@ class LayerDecision:
             digest=layer_digest(self.layer),
             files=tuple(self._files()),
             since=outcome.since or None,
-            # JSON already; what stands in for a stage while a target is verified is part of one
-            compile=cast("CompiledCode", outcome.compiled) if outcome.compiled else None,
+            compile=read(_complete(outcome.compiled), CompiledCode) if outcome.compiled else None,
             notes=tuple(outcome.notes),
             inputs=tuple(read(pin, Input) for pin in outcome.inputs),
             env=outcome.env,
@@ -74,6 +72,12 @@ class LayerDecision:
             content = self.changes.get(path)
             size = 0 if content is None else content.size
             yield PlannedFile(path=path, before=entry["before"], after=entry["after"], size=size)
+
+
+def _complete(compiled: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what stands in for a stage while a target is verified: it is part of one."""
+    whole = "units" in compiled.get("stage", {"units": ()})
+    return compiled if whole else {k: v for k, v in compiled.items() if k != "stage"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +218,22 @@ def _digested(layer: Mapping[str, Any]) -> dict[str, Any]:
 _NOT_DIGESTED = ("plan_digest", "hints", "pulls")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedPlan:
+    """A plan as an image carries it."""
+
+    document: BakedPlan
+    #: its JSON, with the keys of newer plans, which the document lacks
+    json: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """The digest that it must have, recomputed from all that is there."""
+        return digest_of(self.json)
+
+
 def digest_of(plan: Mapping[str, Any]) -> str:
-    """The digest that a baked plan must have, recomputed from its JSON."""
+    """The digest that a plan must have, recomputed from its JSON."""
     return _digest(_body(plan))
 
 

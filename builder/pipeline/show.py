@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from builder.documents.compiled import StageRequest
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted
-from builder.util.documents import plain, read
+from builder.util.documents import read
 
 if TYPE_CHECKING:
     from builder.model.plan import BuildPlan, LayerDecision
@@ -49,7 +49,7 @@ def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
     if plan.moe_serve_flags:
         console.say(f"  serve  for MoE models it supports: {' '.join(plan.moe_serve_flags)}")
     for expectation in plan.expect:
-        console.say(f"  expect {expectation.kind}: {describe(plain(expectation))}")
+        console.say(f"  expect {expectation.kind}: {describe(expectation)}")
     for hint in plan.hints:
         console.say(f"  hint   {hint}")
     console.say(f"\nplan  {plan.digest}")

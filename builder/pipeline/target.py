@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError
 from builder.lock.entry import plan_differences, stale, wheels_of
@@ -13,8 +13,7 @@ from builder.pipeline.inputs import Inputs
 from builder.pypi.index import PackageIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from builder.documents.plan import PlanDocument
     from builder.layers.catalog import Selection
     from builder.pipeline.options import PlanOptions
 
@@ -45,7 +44,7 @@ class TargetInputs:
         for entry in self._lock.entries.values() if self._lock else ():
             self.index.hold(wheels_of(entry))
 
-    def check(self, plan: Mapping[str, Any]) -> None:
+    def check(self, plan: PlanDocument) -> None:
         """Hold a target's plan against the lock, with ``--locked``.
 
         Raises:

@@ -20,8 +20,7 @@ from builder.verify.targets import Opening
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterator, Sequence
 
     from builder.model.plan import BuildPlan
     from builder.pipeline.inputs import Inputs
@@ -34,7 +33,6 @@ class Verified:
     """The evidence on a target, and the levels that had to run."""
 
     report: Report
-    plan: Mapping[str, Any]
     required: tuple[str, ...]
 
     @property
@@ -83,12 +81,12 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
         run = _proven if options.prove_necessary else _run
         report = run(opened, chosen, told)
     if options.html is not None:
-        write_atomically(options.html, render_html(report, opened.plan, required).encode())
+        write_atomically(options.html, render_html(report, required).encode())
         console.say(f"  evidence: {options.html}")
     if options.summary is not None:
         with options.summary.open("a", encoding="utf-8") as page:
-            page.write(render_summary(report, opened.plan, required))
-    return Verified(report=report, plan=opened.plan, required=required)
+            page.write(render_summary(report, required))
+    return Verified(report=report, required=required)
 
 
 @contextmanager

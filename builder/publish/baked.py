@@ -6,19 +6,18 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from builder.documents.plan import BakedPlan
 from builder.engines.metadata import SHARE, read_plan
 from builder.errors import UsageError
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
-from builder.util.documents import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from builder.documents.plan import BakedPlan
+    from builder.model.plan import RecordedPlan
     from builder.publish.subject import Image
     from builder.registry.model import Descriptor, ImageSource
 
@@ -35,20 +34,19 @@ _FILE_LIMIT = 64 << 20
 class Baked:
     """The plan and the rendered layers of an image, and what lies in the same layer.
 
-    ``plan`` has every key that the image carries, because all of them count in its digest;
     ``files`` maps absolute paths to the sha256 of every regular file in it; ``version`` is that of
     the spark-build that made it.
     """
 
     version: str
-    plan: Mapping[str, Any]
+    recorded: RecordedPlan
     layers: tuple[Mapping[str, Any], ...]
     files: Mapping[str, str]
 
-    @cached_property
-    def planned(self) -> BakedPlan:
-        """The plan, typed."""
-        return read(self.plan, BakedPlan)
+    @property
+    def plan(self) -> BakedPlan:
+        """The plan."""
+        return self.recorded.document
 
 
 def read_baked(source: ImageSource, image: Image) -> Baked:
@@ -63,15 +61,15 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
         if _PLAN in kept:
             plan = read_plan(kept[_PLAN], f"{source.name}: {image.digest}")
             layers = _layers_of(image, kept.get(_LAYERS))
-            if plan.get("plan_digest") != image.plan_digest:
+            stated = plan.document.plan_digest
+            if stated != image.plan_digest:
                 raise UsageError(
                     f"{source.name}: {image.digest} has the label of plan {image.plan_digest} and "
-                    f"carries plan {plan.get('plan_digest')}: the image was modified after the "
-                    f"build"
+                    f"carries plan {stated}: the image was modified after the build"
                 )
             return Baked(
                 version=version_in(kept.get(_METADATA, b"")),
-                plan=plan,
+                recorded=plan,
                 layers=tuple(layers),
                 files=files,
             )

@@ -50,7 +50,7 @@ def mirrors_of(
     mirrors: dict[str, Mirror] = {}
     notes: dict[str, list[Attachment]] = {}
     for image in stored.subject.ours:
-        base = stored.baked[image.digest].planned.base
+        base = stored.baked[image.digest].plan.base
         if not base_kind(base.kind).is_image:
             raise UsageError(
                 f"{image.digest} is an overlay of {base.ref}: there is no base image to mirror",

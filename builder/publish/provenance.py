@@ -38,7 +38,7 @@ LOCAL_BUILDER = "https://spark-build.github.io/builders/local/v1"
 
 def provenance(image: Image, baked: Baked) -> bytes:
     """The statement about one image, as canonical JSON; the same in every repository."""
-    plan = baked.planned
+    plan = baked.plan
     base = plan.base
     run = {"builder": _builder(baked), "metadata": _metadata(plan.plan_digest)}
     statement = {

@@ -29,7 +29,7 @@ SPEC_VERSION = "1.6"
 
 def bill_of_materials(image: Image, baked: Baked) -> bytes:
     """The document, as canonical JSON: released wheels that files came from, then the files."""
-    plan = baked.planned
+    plan = baked.plan
     parts = [*_wheels(plan), *_files(plan, baked.files)]
     root = f"image:{image.digest}"
     document = {

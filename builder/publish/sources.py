@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
 from builder.engines.overlay import overlay_onto
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from docker.models.images import Image as EngineImageModel
 
     from builder.engines.overlay import Overlay
+    from builder.model.plan import RecordedPlan
     from builder.registry.layout import LayoutDirectory
     from builder.registry.locations import Locations
     from builder.registry.model import ImageSource
@@ -84,7 +85,7 @@ class StoredImage:
                 expects=bool(plan.expect),
             )
             for image in self.subject.ours
-            for plan in [self.baked[image.digest].planned]
+            for plan in [self.baked[image.digest].plan]
         ]
 
 
@@ -95,7 +96,7 @@ class EngineImage:
     text: str
     client: docker.DockerClient
     image: EngineImageModel
-    plan: Mapping[str, Any]
+    recorded: RecordedPlan
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -117,7 +118,7 @@ class EngineImage:
     @property
     def recipe(self) -> Overlay:
         """How an overlay becomes an image."""
-        return overlay_onto(self.plan, self.labels, self.text)
+        return overlay_onto(self.recorded.document, self.labels, self.text)
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -133,8 +134,8 @@ class EngineImage:
             Claim(
                 digest=str(self.image.id),
                 digests=self.digests,
-                plan_digest=self.plan["plan_digest"],
-                expects=bool(self.plan["expect"]),
+                plan_digest=self.recorded.document.plan_digest,
+                expects=bool(self.recorded.document.expect),
             )
         ]
 
@@ -182,7 +183,9 @@ def open_source(text: str, places: Locations) -> Iterator[Opened]:
         yield _stored(text, places)
         return
     try:
-        yield EngineImage(text=text, client=client, image=image, plan=_plan_of(client, image, text))
+        yield EngineImage(
+            text=text, client=client, image=image, recorded=_plan_of(client, image, text)
+        )
     finally:
         client.close()
 
@@ -246,7 +249,7 @@ def _in_engine(text: str) -> tuple[docker.DockerClient | None, EngineImageModel 
         raise RemoteError(f"Docker Engine error for {text}: {error.explanation}") from None
 
 
-def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) -> Mapping[str, Any]:
+def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) -> RecordedPlan:
     from builder.engines import docker
 
     with docker.created(client, str(image.id)) as container:

@@ -39,7 +39,7 @@ def with_own_hooks(
     if not any(map(has_hook, baked.layers)):
         return baked
     catalog = Catalog.discover(patches)
-    digests = {layer.name: layer.digest for layer in baked.planned.layers}
+    digests = {layer.name: layer.digest for layer in baked.plan.layers}
     return dataclasses.replace(
         baked,
         layers=tuple(

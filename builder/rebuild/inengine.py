@@ -46,7 +46,7 @@ class EngineOriginal:
             metadata = docker.read_file(container, "/workspace/build-metadata.yaml")
         return Baked(
             version=version_in(metadata or b""),
-            plan=self._opened.plan,
+            recorded=self._opened.recorded,
             layers=tuple(json.loads(layers or b"[]")),
             files={},
         )

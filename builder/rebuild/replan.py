@@ -18,7 +18,7 @@ from builder.model.base import base_kind
 from builder.model.plan import PLAN_SCHEMA
 from builder.plan.planner import make_plan
 from builder.rebuild.compare import compare_documents
-from builder.util.documents import read
+from builder.util.documents import plain, read
 from builder.verify.targets import exact_ref
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 def baked_selection(baked: Baked) -> Selection:
     """What ``--layers`` came to when the image was made."""
-    plan = baked.planned
-    expect = tuple(read({**entry, "when": {}}, Expectation) for entry in baked.plan["expect"])
+    plan = baked.plan
+    expect = tuple(read({**plain(entry), "when": {}}, Expectation) for entry in plan.expect)
     profiles = tuple(
         Profile(
             name=name,
@@ -54,7 +54,7 @@ def baked_selection(baked: Baked) -> Selection:
 
 def base_reference(baked: Baked) -> str:
     """The base with everything that may float named: every package, or the image's digest."""
-    base = baked.planned.base
+    base = baked.plan.base
     if base_kind(base.kind).is_wheels:
         return exact_ref(baked.plan)
     if base_kind(base.kind).is_image:
@@ -92,7 +92,7 @@ def replan(
         RemoteError: the base, or an input, is removed.
         UsageError: the base is another one by now.
     """
-    base, build = baked.planned.base, _build_of(baked)
+    base, build = baked.plan.base, _build_of(baked)
     selection = baked_selection(baked)
     of_wheels = base_kind(base.kind).is_wheels
     found = identify(
@@ -118,7 +118,7 @@ def replan(
             for stage in again.stages:
                 sources.stages.run(stage, same)
             again = make(same, selection, sources)
-        again = dataclasses.replace(again, name=baked.planned.name, hints=())
+        again = dataclasses.replace(again, name=baked.plan.name, hints=())
     except BaseException:
         found.close()
         raise
@@ -131,7 +131,7 @@ def _build_of(baked: Baked) -> ImageInputs:
     Raises:
         UsageError: it is of an older schema.
     """
-    plan = baked.planned
+    plan = baked.plan
     if plan.build is not None:
         return plan.build
     by = f"spark-build {baked.version}" if baked.version else "an older spark-build"
@@ -146,8 +146,8 @@ def _build_of(baked: Baked) -> ImageInputs:
 
 def plan_differences(baked: Baked, again: BuildPlan) -> list[Difference]:
     """Where the plan of today differs from the one in the image; none when digests agree."""
-    if again.digest == baked.plan["plan_digest"]:
+    if again.digest == baked.plan.plan_digest:
         return []
-    old = {key: value for key, value in baked.plan.items() if key != "plan_digest"}
+    old = {key: value for key, value in baked.recorded.json.items() if key != "plan_digest"}
     new = {key: value for key, value in again.as_json().items() if key != "plan_digest"}
     return compare_documents(old, new, "plan")

@@ -14,10 +14,10 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Json = Mapping[str, Any]
 
@@ -33,6 +33,35 @@ MODELS = {
 }
 #: How a message or line is shown, in characters.
 _SHOWN = 400
+
+
+class Expected(Protocol):
+    """An expectation, wherever it comes from; one of the three is no None."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def line(self) -> str | None: ...
+    @property
+    def selected(self) -> str | None: ...
+    @property
+    def refused(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """An expectation of a plan."""
+
+    kind: str
+    line: str | None = None
+    selected: str | None = None
+    refused: str | None = None
+
+    @classmethod
+    def of(cls, plan: Json) -> list[Expectation]:
+        """Those that a plan's JSON has, without the keys of newer ones."""
+        known = ("kind", *MATCHERS)
+        return [cls(**{k: e[k] for k in known if k in e}) for e in plan["expect"]]
 
 
 @dataclass(frozen=True)
@@ -83,47 +112,48 @@ def flag_value(flags: Sequence[str], name: str) -> str:
     return "auto"
 
 
-def backends(plan: Json, kind: str) -> dict[str, str]:
-    """The backend that the plan's flags name for a kind of layer, as the probe is asked for it."""
-    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
+def backends(flags: Sequence[str], kind: str) -> dict[str, str]:
+    """The backend that flags name for a kind of layer, as the probe is asked for it."""
     setting = "moe_backend" if kind.endswith("-moe") else "linear_backend"
     return {setting: flag_value(flags, f"--{setting.replace('_', '-')}")}
 
 
-def asks(plan: Json) -> list[dict[str, Any]]:
-    """One ask an expectation, with the plan's flags; its variables are the process's own."""
-    return [{"kind": e["kind"], **backends(plan, e["kind"])} for e in plan["expect"]]
+def asks(expectations: Iterable[Expected], flags: Sequence[str]) -> list[dict[str, str]]:
+    """One ask an expectation, with a plan's flags; its variables are the process's own."""
+    return [{"kind": e.kind, **backends(flags, e.kind)} for e in expectations]
 
 
-def describe(expectation: Json) -> str:
+def describe(expectation: Expected) -> str:
     """An expectation in words."""
-    if "line" in expectation:
-        return str(expectation["line"])
-    if "refused" in expectation:
-        return f"refused: {expectation['refused']}"
-    pattern = expectation["selected"]
-    return "any kernel" if pattern == "*" else f"selected: {pattern}"
+    if expectation.line:
+        return expectation.line
+    if expectation.refused:
+        return f"refused: {expectation.refused}"
+    return "any kernel" if expectation.selected == "*" else f"selected: {expectation.selected}"
 
 
-def found(expectation: Json, answer: Answer) -> str | None:
+def found(expectation: Expected, answer: Answer) -> str | None:
     """What in an answer meets the expectation; None when nothing does."""
     error = answer.error
-    if "refused" in expectation:
-        holds = error and expectation["refused"] in error.message
+    if expectation.refused:
+        holds = error and expectation.refused in error.message
         return f"refused: {headline(answer)}" if holds else None
     if error or not answer.selected:
         return None
-    if "line" in expectation:
-        return next((text for text in answer.lines if expectation["line"] in text), None)
-    matches = fnmatch.fnmatchcase(answer.selected, expectation["selected"])
+    if expectation.line:
+        return next((text for text in answer.lines if expectation.line in text), None)
+    matches = fnmatch.fnmatchcase(answer.selected, expectation.selected or "")
     return headline(answer) if matches else None
 
 
-def limit(expectation: Json, seen: str) -> str:
+def limit(expectation: Expected, seen: str) -> str:
     """What an expected refusal means to a user; empty for any other expectation."""
-    if "refused" not in expectation:
-        return ""
-    models = MODELS.get(expectation["kind"], f"models with {expectation['kind']} layers")
+    return limit_of(expectation.kind, seen) if expectation.refused else ""
+
+
+def limit_of(kind: str, seen: str) -> str:
+    """What vLLM's refusal of a kind of layer means to a user."""
+    models = MODELS.get(kind, f"models with {kind} layers")
     words = f"{models} will not start with this profile: {seen.removeprefix('refused: ')}"
     return words[0].upper() + words[1:]
 

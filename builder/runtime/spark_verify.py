@@ -87,12 +87,13 @@ def check_environment(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Does vLLM, told that the device is SM121, select what the profile expects?"""
-    expectations = plan["expect"]
+    expectations = dispatch_expect.Expectation.of(plan)
+    flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
     if not expectations:
         return []
     answer = subprocess.run(
         [sys.executable, "-B", str(HERE / "dispatch_probe.py")],
-        input=json.dumps({"ask": dispatch_expect.asks(plan)}),
+        input=json.dumps({"ask": dispatch_expect.asks(expectations, flags)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -111,7 +112,7 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             reply = dispatch_expect.Answer.of(result["answers"][number])
             met, seen = dispatch_expect.found(item, reply), dispatch_expect.headline(reply)
-        made = check("dispatch", item["kind"], met is not None, wanted, met or seen)
+        made = check("dispatch", item.kind, met is not None, wanted, met or seen)
         refusal = dispatch_expect.limit(item, met) if met else ""
         checks.append({**made, "refusal": refusal} if refusal else made)
     for part in result.get("simulated", []):

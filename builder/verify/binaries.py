@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def check_binaries(target: VerifyTarget) -> Iterator[Check]:
     """One check for each kernel behind the profile's lines, and one for each module read."""
-    lines = [word for e in target.plan["expect"] for word in (e.get("line"), e.get("selected"))]
+    lines = [word for e in target.plan.expect for word in (e.line, e.selected)]
     every = load_kernels()
     kernels = [k for k in every if any(re.search(k.behind, line) for line in lines if line)]
     if not kernels:

@@ -55,14 +55,14 @@ TIMEOUT = 600.0
 def check_codegen(target: VerifyTarget) -> Iterator[Check]:
     """One check for each kernel behind the lines that the profile expects."""
     installed = PACKAGE in target.tree.distributions()
-    kernels = wanted_kernels(target.plan["expect"], package=installed)
+    kernels = wanted_kernels(target.plan.expect, package=installed)
     if not kernels:
         said = "the profile expects no b12x kernel; no other kernels are compiled at run time"
         yield _not_run("codegen", "a kernel compiled for SM121", said)
         return
-    arch = str(target.plan["env"].get("CUTE_DSL_ARCH", ARCH))
+    arch = target.plan.env.get("CUTE_DSL_ARCH", ARCH)
     request = {
-        "env": dict(target.plan["env"]),
+        "env": dict(target.plan.env),
         "arch": arch,
         "jobs": min(4, os.cpu_count() or 1),
         "kernels": [dict(kernel.request) for kernel in kernels],

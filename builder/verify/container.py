@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
+    from builder.documents.plan import BakedPlan
     from builder.verify.model import VerifyTarget
     from builder.verify.targets import Opening
 
@@ -35,7 +36,7 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
             layers = docker.read_file(container, f"{metadata.SHARE}/layers.json")
             plan = metadata.read_plan(baked, ref) if baked else None
             label = str(docker.labels_of_image(image).get(metadata.PLAN_LABEL, ""))
-            if plan and _stands_alone(plan, container):
+            if plan and _stands_alone(plan.document, container):
                 files: dict[str, bytes | None] = dict(docker.export_files(container))
                 env = docker.env_of_image(image)
                 opened = open_overlay(ref, plan, files, env, opening, label)
@@ -47,14 +48,14 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
     return dataclasses.replace(opened, digests=docker.digests_of(image))
 
 
-def _stands_alone(plan: Mapping[str, Any], container: Container) -> bool:
+def _stands_alone(plan: BakedPlan, container: Container) -> bool:
     """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
     from builder.engines import docker
 
-    base = plan["base"]
-    metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
-    found = docker.read_file(container, f"{base['site_packages']}/{metadata}")
-    return base_kind(base["kind"]).is_wheels and found is None
+    base = plan.base
+    metadata = f"vllm-{base.packages['vllm']}.dist-info/METADATA"
+    found = docker.read_file(container, f"{base.site_packages}/{metadata}")
+    return base_kind(base.kind).is_wheels and found is None
 
 
 def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTarget:

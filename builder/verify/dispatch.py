@@ -21,6 +21,7 @@ from builder.verify.replies import DispatchReply
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.documents.plan import ExpectedChoice, PlanDocument
     from builder.runtime.dispatch_expect import Answer, Failure
     from builder.verify.model import VerifyTarget
 
@@ -31,37 +32,38 @@ def own_settings(target: VerifyTarget) -> dict[str, str | None]:
     What no layer was put on yet sets nothing, and is asked with what the plan would set.
     """
     patched = bool(receipts_of(target.tree))
-    names = target.plan["env"]
+    names = target.plan.env
     return {name: target.env.get(name) for name in names if patched or name in target.env}
 
 
-def make_request(plan: Mapping[str, Any], env: Mapping[str, str | None]) -> dict[str, Any]:
+def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> dict[str, Any]:
     """What the probe is asked: each expectation with the plan's settings, then without any.
 
     ``env`` holds what the target itself sets, which wins: a changed setting must show.
     """
-    unset = dict.fromkeys(plan["env"])
-    without = [{"kind": e["kind"], "env": unset} for e in plan["expect"]]
-    return {"env": {**plan["env"], **env}, "ask": [*asks(plan), *without]}
+    flags = (*plan.serve_flags, *plan.moe_serve_flags)
+    unset = dict.fromkeys(plan.env)
+    without = [{"kind": e.kind, "env": unset} for e in plan.expect]
+    return {"env": {**plan.env, **env}, "ask": [*asks(plan.expect, flags), *without]}
 
 
 def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
     """One check for each line that the profile expects."""
-    expectations = target.plan["expect"]
+    expectations = target.plan.expect
     if not expectations:
         reason = "no profile was named, so no log line is expected"
         yield replace(_not_run("dispatch", "a line", reason), moot=True)
         return
     if target.ask is None:
         for expectation in expectations:
-            yield _not_run(expectation["kind"], describe(expectation), target.cannot_ask)
+            yield _not_run(expectation.kind, describe(expectation), target.cannot_ask)
         return
     try:
         result = target.ask(make_request(target.plan, own_settings(target)))
     except SparkBuildError as error:
         reason = f"{error}; try: {error.hint}" if error.hint else str(error)
         for expectation in expectations:
-            yield _not_run(expectation["kind"], describe(expectation), reason)
+            yield _not_run(expectation.kind, describe(expectation), reason)
         return
     try:
         checks = list(_judged(target, expectations, read(result, DispatchReply)))
@@ -69,7 +71,7 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
         for expectation in expectations:
             yield Check(
                 level="dispatch",
-                name=expectation["kind"],
+                name=expectation.kind,
                 status="fail",
                 expected=describe(expectation),
                 seen=f"the probe's answer is malformed: {error!r}",
@@ -80,13 +82,13 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
 
 
 def _judged(
-    target: VerifyTarget, expectations: Sequence[Mapping[str, str]], reply: DispatchReply
+    target: VerifyTarget, expectations: Sequence[ExpectedChoice], reply: DispatchReply
 ) -> Iterator[Check]:
     for number, expectation in enumerate(expectations):
         if reply.fatal:
             yield Check(
                 level="dispatch",
-                name=expectation["kind"],
+                name=expectation.kind,
                 status="fail",
                 expected=describe(expectation),
                 seen=str(reply.fatal),
@@ -114,7 +116,7 @@ def lacking(target: VerifyTarget, error: Failure | None) -> str | None:
 
 def _compare(
     target: VerifyTarget,
-    expectation: Mapping[str, str],
+    expectation: ExpectedChoice,
     answer: Answer,
     default: Answer,
     simulated: tuple[str, ...],
@@ -122,13 +124,13 @@ def _compare(
     wanted = describe(expectation)
     missing = lacking(target, answer.error)
     if missing is not None:
-        return _not_run(expectation["kind"], wanted, f"the sandbox lacks the module {missing}")
+        return _not_run(expectation.kind, wanted, f"the sandbox lacks the module {missing}")
     if answer.not_applicable:
-        return _not_run(expectation["kind"], wanted, headline(answer))
+        return _not_run(expectation.kind, wanted, headline(answer))
     met = found(expectation, answer)
     return Check(
         level="dispatch",
-        name=expectation["kind"],
+        name=expectation.kind,
         status="fail" if met is None else "pass",
         expected=wanted,
         seen=headline(answer) if met is None else met,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder import __version__, settings
 from builder.engines.overlay import name_of_both
@@ -20,10 +20,11 @@ from builder.verify.levels import LEVELS
 from builder.verify.verdict import kernel_of, layer_words, serve_lines, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from markupsafe import Markup
 
+    from builder.documents.plan import PlanDocument
     from builder.verify.model import Check, Necessity, Report, Status
 #: What each level looks at, for the heading of its checks.
 ABOUT = {
@@ -120,7 +121,6 @@ class Kernel:
 
 def render_html(
     report: Report,
-    plan: Mapping[str, Any],
     require: Sequence[str] = (),
     made: datetime.datetime | None = None,
 ) -> str:
@@ -141,15 +141,15 @@ def render_html(
     return environment.get_template("report.html.j2").render(
         version=__version__,
         report=report,
-        plan=plan,
+        plan=report.plan,
         made=made or _now(),
         kernels=kernels_of(report),
-        run=run_lines(report, plan),
-        overlay=is_overlay(report, plan),
-        links=links_of(plan),
+        run=run_lines(report),
+        overlay=is_overlay(report),
+        links=links_of(report.plan),
         tag=tag_of(report.target),
         words=lambda layer: layer_words(report, layer),
-        verdict=verdict_of(report, plan, require),
+        verdict=verdict_of(report, require),
         required=list(require),
         failed=report.of("fail"),
         anchor=lambda check: f"check-{report.checks.index(check) + 1}",
@@ -193,29 +193,29 @@ def tag_of(target: str) -> str:
     return "" if kind in ("oci", "pypi", "dir") else name.partition(":")[2]
 
 
-def is_overlay(report: Report, plan: Mapping[str, Any]) -> bool:
+def is_overlay(report: Report) -> bool:
     """Whether a target is the changed files alone, in a layout."""
-    return report.target.startswith("oci:") and plan.get("base", {}).get("kind") == "pypi"
+    return report.target.startswith("oci:") and report.plan.base.kind == "pypi"
 
 
-def run_lines(report: Report, plan: Mapping[str, Any]) -> list[str]:
+def run_lines(report: Report) -> list[str]:
     """What starts the server: in a container where this is an image, else in its environment."""
     image = report.target.removeprefix("docker://")
-    if is_overlay(report, plan):
-        image = name_of_both(plan)
+    if is_overlay(report):
+        image = name_of_both(report.plan)
     if image.startswith(("oci:", "pypi:", "dir:")) or not report.digests:
-        return list(serve_lines(plan))
-    return [f"{RUN} {image} {line.removeprefix('vllm ')}" for line in serve_lines(plan)]
+        return list(serve_lines(report.plan))
+    return [f"{RUN} {image} {line.removeprefix('vllm ')}" for line in serve_lines(report.plan)]
 
 
-def links_of(plan: Mapping[str, Any]) -> dict[str, str]:
+def links_of(plan: PlanDocument) -> dict[str, str]:
     """Pages about what the image is made of: the release, and pull requests among the layers."""
-    vllm = plan["base"]["packages"].get("vllm", "")
+    vllm = plan.base.packages.get("vllm", "")
     found = {}
     if re.fullmatch(r"[0-9]+(?:\.[0-9]+)+(?:\.post[0-9]+|rc[0-9]+)?", vllm):
         page = "https://github.com/vllm-project/vllm/releases/tag"
         found[f"vLLM {vllm}"] = f"{page}/v{vllm}"
-    pulls = {pull["request"]: str(pull.get("url", "")) for pull in plan.get("pulls", ())}
+    pulls = {pull.request: pull.url for pull in plan.pulls}
     return {**found, **{n: url for n, url in pulls.items() if url.startswith("https://")}}
 
 

@@ -14,6 +14,7 @@ from builder.applier.states import NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import distribution_of
 from builder.applier.versions import normalize
 from builder.compile.changes import stage_name
+from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Sources
     from builder.applier.trees import Tree
+    from builder.documents.plan import PlannedLayer
 
 
 #: What a plan says was found in the sources -> the state that this was.
@@ -35,7 +37,7 @@ class InstalledWheelSources:
     sources: Sources
     tree: Tree
     #: layers of the target's plan, which says what its stages were and what had none
-    planned: Sequence[Mapping[str, Any]] = ()
+    planned: Sequence[PlannedLayer] = ()
 
     def donor(self, pin: Mapping[str, Any]) -> bytes:
         return self.sources.donor(pin)
@@ -63,10 +65,10 @@ class InstalledWheelSources:
         module: Callable[[str], str],
     ) -> Stage | Unstaged | None:
         for layer in self.planned:
-            found = layer.get("compile", {}).get("sources", {})
-            state = _UNSTAGED.get(found.get("found", ""))
-            if state and found["change"] == ops[-1].change_name:
-                return Unstaged(state, "as planned", found, since=layer.get("since"))
+            found = layer.compile.sources if layer.compile else None
+            state = _UNSTAGED.get(found.found) if found else None
+            if found and state and found.change == ops[-1].change_name:
+                return Unstaged(state, "as planned", plain(found), since=layer.since)
         change = stage_name(ops)
         wanted = normalize(f"{EXTENSION_WHEELS}{change}")
         request = {"change": change, "arch": ops[-1].arch}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.documents.plan import ExpectedChoice
     from builder.machinecode.sass import Disassembly
 
 #: Stands for a kernel of each tile that FlashInfer's tuner may choose.
@@ -92,13 +93,13 @@ ADVICE = (
 
 
 def wanted_kernels(
-    expectations: Sequence[Mapping[str, str]], *, package: bool = False
+    expectations: Sequence[ExpectedChoice], *, package: bool = False
 ) -> list[Kernel]:
     """The kernels of the lines that a profile expects.
 
     Those of the package ``b12x`` are for where it is installed, as one more choice of vLLM's.
     """
-    kinds = {e["kind"] for e in expectations if "b12x" in e.get("line", "").lower()}
+    kinds = {e.kind for e in expectations if "b12x" in (e.line or "").lower()}
     served = {"", *kinds, *([PACKAGE] if package else [])}
     return [k for k in KERNELS if kinds and k.serves in served]
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from builder.applier.trees import Tree
+    from builder.documents.plan import ExpectedChoice
     from builder.ptx.findings import CallRuns
 
 PROBE = LAUNCH_PROBE[-1]
@@ -137,9 +138,9 @@ LAUNCHED = (
 )
 
 
-def wanted_launches(expectations: Sequence[Mapping[str, str]]) -> list[Launched]:
+def wanted_launches(expectations: Sequence[ExpectedChoice]) -> list[Launched]:
     """The kernels of the lines that a profile expects."""
-    kinds = {e["kind"] for e in expectations if "b12x" in e.get("line", "").lower()}
+    kinds = {e.kind for e in expectations if "b12x" in (e.line or "").lower()}
     return [one for one in LAUNCHED if one.serves in kinds]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
@@ -25,6 +25,7 @@ from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
     from builder.bases.model import OpenedImage
+    from builder.documents.plan import BakedPlan
     from builder.registry.model import Descriptor
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
@@ -87,7 +88,7 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
         layers=metadata.read_layers(view.read(f"{metadata.SHARE}/layers.json"), text),
         label=str(labels.get(metadata.PLAN_LABEL, "")),
     )
-    if baked.plan is not None and _stands_alone(baked.plan, view):
+    if baked.plan is not None and _stands_alone(baked.plan.document, view):
         files: dict[str, bytes | None] = _all_files(view)
         env = env_of_config(image.settings)
         target = open_overlay(text, baked.plan, files, env, opening, baked.label)
@@ -105,14 +106,11 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     return dataclasses.replace(target, unrecorded=lambda: find_unrecorded(opened, site, base.tree))
 
 
-def _stands_alone(plan: dict[str, Any], view: Rootfs) -> bool:
+def _stands_alone(plan: BakedPlan, view: Rootfs) -> bool:
     """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
-    base = plan["base"]
-    metadata = f"vllm-{base['packages']['vllm']}.dist-info/METADATA"
-    return (
-        base_kind(base["kind"]).is_wheels
-        and view.stat(f"{base['site_packages']}/{metadata}") is None
-    )
+    base = plan.base
+    metadata = f"vllm-{base.packages['vllm']}.dist-info/METADATA"
+    return base_kind(base.kind).is_wheels and view.stat(f"{base.site_packages}/{metadata}") is None
 
 
 def _all_files(view: Rootfs) -> dict[str, bytes | None]:

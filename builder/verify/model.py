@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from builder.applier.trees import Tree
+    from builder.documents.plan import PlanDocument
     from builder.verify.launches import Replies
     from builder.verify.parts import Parts
     from builder.verify.unrecorded import Unrecorded
@@ -168,14 +169,13 @@ class Report:
     """All checks of one verification."""
 
     target: str
-    plan_digest: str
+    #: the plan that the target was held against
+    plan: PlanDocument
     #: digests of the verified image, under every name; none if it is not an image
     digests: tuple[str, ...] = ()
     checks: list[Check] = field(default_factory=list)
     #: a verdict on each layer, where it was asked for
     necessity: list[Necessity] | None = None
-    #: the plan that the target was held against
-    plan: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, status: Status) -> list[Check]:
         """Checks with that status."""
@@ -197,14 +197,14 @@ class Report:
 
     def verdict(self, require: Sequence[str] = ()) -> Verdict:
         """What it says as a whole; ``require`` are the levels that had to run."""
-        return verdict_of(self, self.plan, require)
+        return verdict_of(self, require)
 
     def document(self, require: Sequence[str] = ()) -> ReportDocument:
         """The evidence."""
         return ReportDocument(
             target=self.target,
             digests=self.digests,
-            plan_digest=self.plan_digest,
+            plan_digest=self.plan.plan_digest,
             passed=self.passed(require),
             not_run=len(self.of("not-run")),
             verdict=self.verdict(require),
@@ -223,7 +223,7 @@ class VerifyTarget:
 
     name: str
     kind: str
-    plan: Mapping[str, Any]
+    plan: PlanDocument
     #: rendered layers in order of application, whatever their state
     layers: Sequence[Mapping[str, Any]]
     tree: Tree
@@ -248,6 +248,8 @@ class VerifyTarget:
     #: the digest that the image's label gives the plan baked into it ("" where it has no such
     #: label); None for a plan that was made just now
     label: str | None = None
+    #: of a plan that was baked in: its digest, recomputed from all that is there
+    recomputed: str = ""
     #: takes the target apart; None where nothing says what it is made of
     parts: Callable[[], Parts] | None = None
     #: looks for what nobody recorded; None where only the files that are checked are at hand

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from builder.applier.failures import ApplyError
 from builder.applier.receipts import receipts_of
@@ -26,6 +27,7 @@ from builder.verify.run import verify
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from builder.documents.plan import PlannedLayer
     from builder.verify.model import Report, VerifyTarget
     from builder.verify.parts import Parts
 
@@ -73,15 +75,15 @@ def prove(full: VerifyTarget, apart: Parts | str, report: Report) -> list[Necess
     """
     problem = apart if isinstance(apart, str) else _no_control(full, apart, report)
     found: dict[str, Necessity] = {}
-    for layer in reversed(full.plan["layers"]):  # one that builds on another comes after it
-        if layer["state"] not in _IN_FORCE:
+    for layer in reversed(full.plan.layers):  # one that builds on another comes after it
+        if layer.state not in _IN_FORCE:
             verdict = _idle(layer)
         elif isinstance(apart, str) or problem:
             verdict = _unknown(layer, problem)
         else:
             verdict = _Removal(full, apart, report, found).judge(layer)
-        found[layer["name"]] = verdict
-    return [found[layer["name"]] for layer in full.plan["layers"]]
+        found[layer.name] = verdict
+    return [found[layer.name] for layer in full.plan.layers]
 
 
 def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
@@ -99,13 +101,13 @@ def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
     return f"{other} does not match the output of these layers, so more than one would be removed"
 
 
-def _idle(layer: Mapping[str, Any]) -> Necessity:
-    why = f"it changes nothing here ({layer['state']}): {layer['reason']}"
-    return Necessity(layer=layer["name"], state=layer["state"], necessary=False, reason=why)
+def _idle(layer: PlannedLayer) -> Necessity:
+    why = f"it changes nothing here ({layer.state}): {layer.reason}"
+    return Necessity(layer=layer.name, state=layer.state, necessary=False, reason=why)
 
 
-def _unknown(layer: Mapping[str, Any], reason: str) -> Necessity:
-    return Necessity(layer=layer["name"], state=layer["state"], necessary="unknown", reason=reason)
+def _unknown(layer: PlannedLayer, reason: str) -> Necessity:
+    return Necessity(layer=layer.name, state=layer.state, necessary="unknown", reason=reason)
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,12 @@ class _Removal:
     report: Report
     later: Mapping[str, Necessity]
 
-    def judge(self, layer: Mapping[str, Any]) -> Necessity:
+    def judge(self, layer: PlannedLayer) -> Necessity:
         """Take one layer away."""
-        name, state = layer["name"], layer["state"]
+        name, state = layer.name, layer.state
         rest = [other for other in self.full.layers if other["name"] != name]
         title = f"{self.full.name} without {name}"
-        in_force = [x["name"] for x in self.full.plan["layers"] if x["state"] in _IN_FORCE]
+        in_force = [x.name for x in self.full.plan.layers if x.state in _IN_FORCE]
         number = len(in_force) - in_force.index(name)
         with console.step(f"without {name} ({number} of {len(in_force)})"):
             try:
@@ -134,7 +136,7 @@ class _Removal:
             except (SparkBuildError, ApplyError) as error:
                 return _unknown(layer, f"it cannot be removed: {error}")
 
-    def _held_against_the_rest(self, layer: Mapping[str, Any], without: VerifyTarget) -> Necessity:
+    def _held_against_the_rest(self, layer: PlannedLayer, without: VerifyTarget) -> Necessity:
         left_out: list[str] = []
         ran: list[str] = []
         levels = dict.fromkeys(check.level for check in self.report.checks)
@@ -146,32 +148,32 @@ class _Removal:
             failed = [check for check in of_level if self._counts(check)]
             if failed:
                 first, *more = failed
-                return Necessity.by(layer["name"], layer["state"], first, more)
+                return Necessity.by(layer.name, layer.state, first, more)
             ran.append(level)
             left_out += [_said(c) for c in of_level if c.status == "not-run" and self._ran(c)]
         left_out += self._never_asked(layer)
         words = f"no check fails without it ({', '.join(ran)})"
         if left_out:
             return _unknown(layer, f"{words}, but {left_out[0]}")
-        return Necessity(layer=layer["name"], state=layer["state"], necessary=False, reason=words)
+        return Necessity(layer=layer.name, state=layer.state, necessary=False, reason=words)
 
     def _others(self, without: VerifyTarget) -> list[Check]:
         """Layers that are in force in the full set, and can no longer be put on."""
-        now = {layer["name"]: layer for layer in without.plan["layers"]}
+        now = {layer.name: layer for layer in without.plan.layers}
         checks = []
-        for layer in self.full.plan["layers"]:
-            other = now.get(layer["name"])
-            if layer["state"] not in _IN_FORCE or other is None:
+        for layer in self.full.plan.layers:
+            other = now.get(layer.name)
+            if layer.state not in _IN_FORCE or other is None:
                 continue
-            stands = other["state"] in (*_IN_FORCE, UPSTREAM)
+            stands = other.state in (*_IN_FORCE, UPSTREAM)
             check = Check(
                 level="static",
-                name=f"layer {layer['name']}",
+                name=f"layer {layer.name}",
                 status="pass" if stands else "fail",
                 expected="it can be put on",
-                seen=f"{other['state']}: {other['reason']}",
+                seen=f"{other.state}: {other.reason}",
                 where=f"plan of {without.name}",
-                reason="" if stands else f"layer {layer['name']} builds on it",
+                reason="" if stands else f"layer {layer.name} builds on it",
             )
             checks.append(check)
         return checks
@@ -194,12 +196,12 @@ class _Removal:
         before = self._before(check)
         return before is not None and before.status != "not-run"
 
-    def _never_asked(self, layer: Mapping[str, Any]) -> list[str]:
+    def _never_asked(self, layer: PlannedLayer) -> list[str]:
         """Levels that could still show it: those that ask vLLM, the compiler, machine code.
 
         Of a change to a kernel's source, what the kernel computes too.
         """
-        expect = self.full.plan["expect"]
+        expect = self.full.plan.expect
         deciding = ["dispatch"] if expect else []
         deciding += ["numbers"] if wanted_launches(expect) and self._of_kernels(layer) else []
         deciding += _of_code(layer)
@@ -214,22 +216,21 @@ class _Removal:
                 missing.append(_said(skipped[0]))
         return missing
 
-    def _of_kernels(self, layer: Mapping[str, Any]) -> bool:
+    def _of_kernels(self, layer: PlannedLayer) -> bool:
         """Whether the layer changes a file that a kernel is compiled from."""
-        texts = (self.full.tree.read(file["path"]) for file in layer["files"])
+        texts = (self.full.tree.read(file.path) for file in layer.files)
         return any(_KERNEL in text for text in texts if text)
 
 
-def _of_code(layer: Mapping[str, Any]) -> list[str]:
+def _of_code(layer: PlannedLayer) -> list[str]:
     """The level that reads machine code, for a layer that compiles some: no other can tell."""
-    return ["binaries"] if {"stage", "with"} & layer.get("compile", {}).keys() else []
+    made = layer.compile
+    return ["binaries"] if made and (made.stage or made.carrier) else []
 
 
 def _same(full: VerifyTarget, without: VerifyTarget) -> bool:
-    settings = ("env", "serve_flags", "moe_serve_flags")
-    return difference(full, without) is None and all(
-        full.plan[name] == without.plan[name] for name in settings
-    )
+    settings = attrgetter("env", "serve_flags", "moe_serve_flags")
+    return difference(full, without) is None and settings(full.plan) == settings(without.plan)
 
 
 def _said(check: Check) -> str:

@@ -39,7 +39,7 @@ SIMULATED = (
 
 def check_numbers(target: VerifyTarget) -> Iterator[Check]:
     """One check for each kernel behind the lines that the profile expects."""
-    wanted = wanted_launches(target.plan["expect"])
+    wanted = wanted_launches(target.plan.expect)
     if not wanted:
         said = "the profile expects no b12x kernel, and no other is known to this level"
         yield Check(
@@ -47,7 +47,7 @@ def check_numbers(target: VerifyTarget) -> Iterator[Check]:
             expected="a kernel run without the device", seen="", reason=said,
         )  # fmt: skip
         return
-    arch = str(target.plan["env"].get("CUTE_DSL_ARCH", ARCH))
+    arch = target.plan.env.get("CUTE_DSL_ARCH", ARCH)
     if target.launch is None:
         reason = target.cannot_ask or (
             "kernels are launched from released wheels and layouts (pypi:, oci:), not from here"
@@ -55,8 +55,9 @@ def check_numbers(target: VerifyTarget) -> Iterator[Check]:
         yield from (_check(one, "not-run", reason=reason) for one in wanted)
         return
     try:
-        settings = backends(target.plan, "nvfp4-linear")
-        replies = target.launch(launch_request(target.plan["env"], arch, wanted, settings))
+        flags = (*target.plan.serve_flags, *target.plan.moe_serve_flags)
+        settings = backends(flags, "nvfp4-linear")
+        replies = target.launch(launch_request(target.plan.env, arch, wanted, settings))
     except NoDsl as error:
         yield from (_check(one, "fail", str(error), where=target.name) for one in wanted)
         return

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from builder import settings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
+    from builder.documents.plan import PlanDocument
     from builder.verify.levels import Level
     from builder.verify.model import VerifyTarget
 
@@ -110,10 +112,10 @@ class GpuOptions:
         return words
 
 
-def verifier_files(plan: Mapping[str, Any], image: str, options: GpuOptions) -> dict[str, bytes]:
+def verifier_files(plan: PlanDocument, image: str, options: GpuOptions) -> dict[str, bytes]:
     """The verifier, the plan and what must be known of it, by file name."""
     files = programs()
-    files["plan.json"] = json.dumps(plan).encode()
+    files["plan.json"] = msgspec.json.encode(plan)
     files["device.json"] = json.dumps(device_data(plan, image)).encode()
     other = options.evidence()
     if other is not None:
@@ -136,7 +138,7 @@ def archive(files: Mapping[str, bytes], folder: str) -> bytes:
 
 
 def run_in_container(
-    image: str, interpreter: str, plan: Mapping[str, Any], level: str, options: GpuOptions
+    image: str, interpreter: str, plan: PlanDocument, level: str, options: GpuOptions
 ) -> dict[str, Any]:
     """The verifier's document, from a container of the image with all GPUs and no network.
 
@@ -157,7 +159,7 @@ def run_in_container(
             image,
             entrypoint=command[:1],
             command=command[1:],
-            environment={n: v for n, v in plan["env"].items() if n not in own},
+            environment={n: v for n, v in plan.env.items() if n not in own},
             device_requests=[sdk.types.DeviceRequest(count=-1, capabilities=[["gpu"]])],
             network_mode="none",
             shm_size="2g",
@@ -205,9 +207,7 @@ def _parsed(output: str, status: int) -> dict[str, Any]:
     return document
 
 
-def run_beside(
-    python: Path, plan: Mapping[str, Any], level: str, options: GpuOptions
-) -> dict[str, Any]:
+def run_beside(python: Path, plan: PlanDocument, level: str, options: GpuOptions) -> dict[str, Any]:
     """The verifier's document, from an environment of this machine.
 
     Raises:
@@ -219,7 +219,7 @@ def run_beside(
         answer = subprocess.run(
             [str(python), "-B", f"{folder}/spark_verify.py", *options.arguments(folder, level)],
             stdout=subprocess.PIPE,
-            env={**plan["env"], **os.environ},
+            env={**plan.env, **os.environ},
             text=True,
             check=False,
         )

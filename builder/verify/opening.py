@@ -25,9 +25,8 @@ from builder.verify.parts import Parts, of_backup, without_layers
 from builder.verify.targets import open_overlay, own_python, target_of_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from builder.bases.model import Base
+    from builder.documents.plan import PlanDocument
     from builder.verify.model import VerifyTarget
     from builder.verify.ongpu import GpuOptions
     from builder.verify.targets import Opening
@@ -79,7 +78,7 @@ def _parts_of_base(base: Base, opening: Opening) -> Parts:
     return Parts(base=base, sources=opening.sources, asking=asking)
 
 
-def _beside(base: Base, plan: Mapping[str, Any], options: GpuOptions) -> Any:
+def _beside(base: Base, plan: PlanDocument, options: GpuOptions) -> Any:
     python = own_python(base)
     return None if python is None else lambda level: run_beside(python, plan, level, options)
 

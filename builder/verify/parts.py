@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import RECEIPTS, STATE_DIR, kept_true, receipt_path, receipts_of
 from builder.applier.receipts import originals as digests_before
@@ -60,7 +62,7 @@ class Parts:
             UsageError: what a layer had compiled is in one extension wheel with another's.
             RemoteError: an input cannot be fetched.
         """
-        sources = InstalledWheelSources(self.sources, target.tree, target.plan["layers"])
+        sources = InstalledWheelSources(self.sources, target.tree, target.plan.layers)
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
         if plan.pending:
             together = plan.pending[0].outcome.compiled["stage"]["change"]
@@ -74,7 +76,7 @@ class Parts:
         return dataclasses.replace(
             target,
             name=name,
-            plan={**plan.as_json(), "expect": target.plan["expect"]},
+            plan=replace(plan.document, expect=target.plan.expect),
             layers=layers,
             tree=tree,
             env=env,

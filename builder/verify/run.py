@@ -28,9 +28,8 @@ def verify(
     """Run the levels and collect the evidence; ``heard`` is told of what comes, as it comes."""
     report = Report(
         target=target.name,
-        plan_digest=str(target.plan["plan_digest"]),
-        digests=target.digests,
         plan=target.plan,
+        digests=target.digests,
     )
     runners: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
         "static": check_static,

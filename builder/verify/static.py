@@ -16,7 +16,6 @@ from builder.applier.receipts import (
 )
 from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
-from builder.model.plan import digest_of
 from builder.util.console import counted
 from builder.verify.model import Check
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from builder.applier.receipts import Receipt
+    from builder.documents.plan import PlannedLayer
     from builder.verify.model import VerifyTarget
     from builder.verify.unrecorded import Unrecorded
 
@@ -34,19 +34,19 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     receipts = receipts_of(target.tree)
     if target.label is not None:
         yield _plan(target, target.label)
-    for decision in target.plan["layers"]:
-        if decision["state"] in ("needed", "applied"):
+    for decision in target.plan.layers:
+        if decision.state in ("needed", "applied"):
             yield _layer(target, decision, receipts)
-        elif decision["state"] in ("drift", "ambiguous", "needs-rebuild"):
+        elif decision.state in ("drift", "ambiguous", "needs-rebuild"):
             yield Check(
                 level="static",
-                name=f"layer {decision['name']}",
+                name=f"layer {decision.name}",
                 status="fail",
                 expected="the change is present",
-                seen=f"{decision['state']}: {decision['reason']}",
-                reason=f"layer {decision['name']} does not apply: {decision['state']}",
+                seen=f"{decision.state}: {decision.reason}",
+                reason=f"layer {decision.name} does not apply: {decision.state}",
             )
-    if target.plan["env"]:
+    if target.plan.env:
         yield _environment(target)
     if receipts:
         yield _syntax(target, receipts)
@@ -57,15 +57,15 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
 
 def _plan(target: VerifyTarget, label: str) -> Check:
     """The plan, with which everything is compared, must be unchanged since the build."""
-    stated = str(target.plan["plan_digest"])
+    stated = target.plan.plan_digest
     wrong = ""
-    if digest_of(target.plan) != stated:
-        wrong = f"plan.json is {digest_of(target.plan)}, and says that it is {stated}"
+    if target.recomputed != stated:
+        wrong = f"plan.json is {target.recomputed}, and says that it is {stated}"
     elif label not in ("", stated):
         wrong = f"plan.json is {stated}, the image's label says {label}"
     else:
         digests = {layer["name"]: layer_digest(layer) for layer in target.layers}
-        planned = {layer["name"]: layer["digest"] for layer in target.plan["layers"]}
+        planned = {layer.name: layer.digest for layer in target.plan.layers}
         names = sorted(n for n in digests | planned if digests.get(n) != planned.get(n))
         if names:
             wrong = f"layers.json holds another {', '.join(names)} than the plan"
@@ -80,17 +80,17 @@ def _plan(target: VerifyTarget, label: str) -> Check:
     )
 
 
-def _layer(target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence[Receipt]) -> Check:
-    name = decision["name"]
+def _layer(target: VerifyTarget, decision: PlannedLayer, receipts: Sequence[Receipt]) -> Check:
+    name = decision.name
     receipt = next((r for r in receipts if r["layer"] == name), None)
     expected = "receipt present and every file matches it"
-    if receipt is None and decision["state"] == "applied":
+    if receipt is None and decision.state == "applied":
         return Check(
             level="static",
             name=f"layer {name}",
             status="pass",
             expected="the change is present",
-            seen=decision["reason"],
+            seen=decision.reason,
         )
     if receipt is None:
         return Check(
@@ -102,7 +102,7 @@ def _layer(target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence
             where=receipt_path(name),
             reason=f"layer {name} is missing",
         )
-    planned = {file["path"]: file["after"] for file in decision["files"]}
+    planned = {file.path: file.after for file in decision.files}
     wrong = unexplained(receipt, receipts, target.tree)
     wrong += [
         path
@@ -125,7 +125,7 @@ def _layer(target: VerifyTarget, decision: Mapping[str, Any], receipts: Sequence
 
 
 def _environment(target: VerifyTarget) -> Check:
-    wanted = target.plan["env"]
+    wanted = target.plan.env
     wrong = {k: v for k, v in wanted.items() if target.env.get(k) != v}
     expected = " ".join(f"{k}={v}" for k, v in sorted(wanted.items()))
     seen = " ".join(f"{k}={target.env.get(k, '(unset)')}" for k in sorted(wanted))
@@ -173,7 +173,7 @@ def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
     true = {} if target.brought else final_digests(r for r in receipts if "records" in r)
     for dist in target.tree.distributions().values():
         data = target.tree.read(f"{dist.info_dir}/RECORD")
-        if dist.name not in target.plan["base"]["packages"] and not _laid_out(dist, receipts):
+        if dist.name not in target.plan.base.packages and not _laid_out(dist, receipts):
             continue
         for row in parse_record(data or b""):
             if row.sha256 and not row.path.startswith(("/", "../")):
@@ -249,7 +249,7 @@ def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]
     """Files that an overlay brings to site-packages and that no receipt speaks of."""
     known = {path for receipt in receipts for path in receipt["files"]}
     known |= {receipt_path(receipt["layer"]) for receipt in receipts} | kept_true(receipts)
-    prefix = f"{target.plan['base']['site_packages']}/"
+    prefix = f"{target.plan.base.site_packages}/"
     brought = (p.removeprefix(prefix) for p in target.brought if p.startswith(prefix))
     return sorted(path for path in brought if path not in known)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.verify.verdict import layer_words, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from builder.verify.model import Check, Necessity, Report, Status
     from builder.verify.verdict import Verdict
@@ -20,10 +20,10 @@ _VERDICTS = {"proven": "passed", "not-proven": "**NOT PROVEN**", "failed": "**di
 _NECESSARY = {True: "**yes**", False: "no", "unknown": "unknown"}
 
 
-def render_summary(report: Report, plan: Mapping[str, Any], require: Sequence[str] = ()) -> str:
+def render_summary(report: Report, require: Sequence[str] = ()) -> str:
     """The verdict first, then one table of layers, one of checks; ends with a newline."""
-    verdict = verdict_of(report, plan, require)
-    vllm = plan["base"]["packages"].get("vllm", "?")
+    verdict = verdict_of(report, require)
+    vllm = report.plan.base.packages.get("vllm", "?")
     lines = [
         f"### {_cell(report.target)}: {_VERDICTS[verdict.status]}",
         "",
@@ -33,14 +33,14 @@ def render_summary(report: Report, plan: Mapping[str, Any], require: Sequence[st
         *(f"- try: `{command}`" for command in verdict.todo),
         "",
         *_code(verdict),
-        f"vLLM {vllm} · plan `{report.plan_digest}` · {', '.join(report.counts())}",
+        f"vLLM {vllm} · plan `{report.plan.plan_digest}` · {', '.join(report.counts())}",
         "",
         "| layer | state | why |",
         "|---|---|---|",
     ]
-    for layer in plan["layers"]:
+    for layer in report.plan.layers:
         state, reason = layer_words(report, layer)
-        lines.append(f"| `{layer['name']}` | {state} | {_cell(reason)} |")
+        lines.append(f"| `{layer.name}` | {state} | {_cell(reason)} |")
     if report.necessity is not None:
         lines += ["", "| layer | necessary | without it |", "|---|---|---|"]
         lines += [_verdict(verdict) for verdict in report.necessity]

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.bases.model import FactsOf
+    from builder.documents.plan import BakedPlan, PlanDocument
     from builder.layers.catalog import Selection
     from builder.model.base import BaseIdentity
-    from builder.model.plan import BuildPlan
+    from builder.model.plan import BuildPlan, RecordedPlan
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
     from builder.verify.interpreters import Probes
@@ -79,7 +80,7 @@ def target_of_plan(
     return VerifyTarget(
         name=name,
         kind=base.identity.kind,
-        plan=plan.as_json(),
+        plan=plan.document,
         layers=[d.layer for d in plan.decisions],
         tree=tree,
         env=env,
@@ -116,25 +117,26 @@ def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> tuple[Any, str]:
 
 def open_overlay(
     name: str,
-    plan: dict[str, Any],
+    recorded: RecordedPlan,
     files: Mapping[str, bytes | None],
     env: Mapping[str, str],
     opening: Opening,
     label: str,
 ) -> VerifyTarget:
-    site = plan["base"]["site_packages"]
+    plan = recorded.document
+    site = plan.base.site_packages
     request = BaseRequest(
         ref=exact_ref(plan),
-        platform=plan["base"]["platform"],
-        python=plan["base"]["python"],
+        platform=plan.base.platform,
+        python=plan.base.python,
         site_packages=site,
         pins={},
         index=opening.index,
     )
     base = identify(request)
-    if base.identity.digest != plan["base"]["digest"]:
+    if base.identity.digest != plan.base.digest:
         raise UsageError(
-            f"{name} was made for wheels {plan['base']['digest'][:19]}..., the package index "
+            f"{name} was made for wheels {plan.base.digest[:19]}..., the package index "
             f"has {base.identity.digest[:19]}...: a wheel was replaced"
         )
     trust = opening.trusting(base.identity)
@@ -153,9 +155,9 @@ def open_overlay(
         judged_plan = make_plan(judged, opening.selection, opening.sources)
         opened = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
         return dataclasses.replace(opened, parts=lambda: parts, brought=tuple(files))
-    ask, why = sandbox_asker(overlay, plan["base"]["packages"], trust)
+    ask, why = sandbox_asker(overlay, plan.base.packages, trust)
     layers = metadata.read_layers(files.get(f"{metadata.SHARE}/layers.json"), name)
-    console.say(f"  {name} is an overlay; it is checked on the files of {plan['base']['ref']}")
+    console.say(f"  {name} is an overlay; it is checked on the files of {plan.base.ref}")
     return VerifyTarget(
         name=name,
         kind="oci",
@@ -168,28 +170,28 @@ def open_overlay(
         env=env,
         ask=ask,
         cannot_ask=why,
-        compile=sandbox_compiler(overlay, plan["base"]["packages"], trust),
-        launch=sandbox_launcher(overlay, plan["base"]["packages"], trust),
+        compile=sandbox_compiler(overlay, plan.base.packages, trust),
+        launch=sandbox_launcher(overlay, plan.base.packages, trust),
         label=label,
+        recomputed=recorded.digest,
         parts=lambda: without_foreign_hooks(layers, trust, lambda: parts),
     )
 
 
-def exact_ref(plan: Mapping[str, Any]) -> str:
+def exact_ref(plan: PlanDocument) -> str:
     """The base with every version named; vLLM first, so that wheels are unpacked in its order."""
-    packages = dict(plan["base"]["packages"])
+    packages = dict(plan.base.packages)
     named = {"vllm": packages.pop("vllm"), **packages}
     return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
 
 
-def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:
+def _taken_away(plan: PlanDocument) -> dict[str, bytes | None]:
     """Files that the plan removes: an image that stands on nothing cannot hold whiteouts."""
-    site = plan["base"]["site_packages"]
     return {
-        f"{site}/{file['path']}": None
-        for layer in plan["layers"]
-        for file in layer["files"]
-        if file["after"] is None
+        f"{plan.base.site_packages}/{file.path}": None
+        for layer in plan.layers
+        for file in layer.files
+        if file.after is None
     }
 
 
@@ -197,7 +199,7 @@ def _taken_away(plan: Mapping[str, Any]) -> dict[str, bytes | None]:
 class EmbeddedMetadata:
     """What an image carries about itself: its plan, if it is ours, its layers, and its label."""
 
-    plan: dict[str, Any] | None
+    plan: RecordedPlan | None
     layers: list[Any]
     label: str
 
@@ -221,12 +223,15 @@ def target_of_image(
     Raises:
         UsageError: nothing says what it should be.
     """
-    plan, layers = baked.plan, baked.layers
+    plan: PlanDocument
+    layers = baked.layers
     try:
         if opening.selection is not None:
-            plan = make_plan(base, opening.selection, opening.sources).as_json()
+            plan = make_plan(base, opening.selection, opening.sources).document
             layers = [dict(layer) for layer in opening.selection.layers]
-        elif plan is None:
+        elif baked.plan is not None:
+            plan = baked.plan.document
+        else:
             raise UsageError(
                 f"image {name} has no spark-build plan, so its expected contents are unknown",
                 hint=f"spark-build verify {shlex.quote(name)} --layers b12x-full",
@@ -234,7 +239,9 @@ def target_of_image(
     except BaseException:
         base.close()
         raise
-    former = None if baked.plan is None else _former(baked.plan, base, opening, held.engine)
+    former = (
+        None if baked.plan is None else _former(baked.plan.document, base, opening, held.engine)
+    )
     return VerifyTarget(
         name=name,
         kind=held.kind,
@@ -248,6 +255,7 @@ def target_of_image(
         launch=held.now.launch,
         close=base.close,
         label=None if opening.selection is not None else baked.label,
+        recomputed=baked.plan.digest if baked.plan else "",
         parts=lambda: without_foreign_hooks(
             () if opening.selection is not None else layers,
             opening.trusting(base.identity),
@@ -256,12 +264,12 @@ def target_of_image(
     )
 
 
-def _former(baked: Mapping[str, Any], base: Base, opening: Opening, engine: str) -> BaseRequest:
+def _former(baked: BakedPlan, base: Base, opening: Opening, engine: str) -> BaseRequest:
     """What an image was made from: an image, or the wheels that it holds."""
     return BaseRequest(
-        ref=exact_ref(baked) if baked["base"]["kind"] == "pypi" else baked["base"]["ref"],
+        ref=exact_ref(baked) if baked.base.kind == "pypi" else baked.base.ref,
         platform=base.identity.platform.oci,
-        python=baked["base"]["python"],
+        python=baked.base.python,
         site_packages=base.identity.site_packages,
         pins={},
         index=opening.index,

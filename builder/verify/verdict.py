@@ -6,15 +6,16 @@ Text, JSON, the page and the Markdown summary all say this one value.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from builder.documents.plan import PlanDocument, PlannedLayer
     from builder.verify.model import Check, Report
 
 #: What is not known while a level did not run.
@@ -70,8 +71,8 @@ class Verdict(Part, frozen=True, kw_only=True):
     todo: Annotated[tuple[Text, ...], Meta(description="commands that prove the rest")]
 
 
-def verdict_of(report: Report, plan: Mapping[str, Any], require: Sequence[str] = ()) -> Verdict:
-    """The verdict on a report about a plan; ``require`` are the levels that had to run."""
+def verdict_of(report: Report, require: Sequence[str] = ()) -> Verdict:
+    """The verdict on a report; ``require`` are the levels that had to run."""
     ran = {check.level for check in report.checks}
     missing = [c for c in report.of("not-run") if not c.moot or (c.level in require and not c.idle)]
     absent = [level for level in require if level not in ran]
@@ -84,10 +85,10 @@ def verdict_of(report: Report, plan: Mapping[str, Any], require: Sequence[str] =
         status = "not-proven"
     if missing or absent or status == "not-proven":
         parts.append(f"NOT PROVEN: {'; '.join(_unproven(missing, absent))}.")
-    known = list(_proven(report, plan))
+    known = list(_proven(report))
     if known:
         parts.append(f"Proven without hardware: {'; '.join(known)}.")
-    if "dispatch" not in ran and plan.get("expect"):
+    if "dispatch" not in ran and report.plan.expect:
         parts.append(f"Not asked: {_UNKNOWN['dispatch']}.")
     parts.append(_hardware(report))
     return Verdict(
@@ -95,24 +96,23 @@ def verdict_of(report: Report, plan: Mapping[str, Any], require: Sequence[str] =
         sentence=" ".join(parts),
         kernels={c.name: kernel for c in _selected(report) if (kernel := kernel_of(c.seen))},
         limits=tuple(check.refusal for check in report.of("pass") if check.refusal),
-        serve=serve_lines(plan),
+        serve=serve_lines(report.plan),
         todo=tuple(_todo(report, missing)),
     )
 
 
-def serve_lines(plan: Mapping[str, Any]) -> tuple[str, ...]:
+def serve_lines(plan: PlanDocument) -> tuple[str, ...]:
     """The server's command line with the flags of a plan, and the one for MoE models."""
-    plain = " ".join(["vllm serve MODEL", *plan.get("serve_flags", ())])
-    return tuple(dict.fromkeys([plain, " ".join([plain, *plan.get("moe_serve_flags", ())])]))
+    plain = " ".join(["vllm serve MODEL", *plan.serve_flags])
+    return tuple(dict.fromkeys([plain, " ".join([plain, *plan.moe_serve_flags])]))
 
 
-def layer_words(report: Report, layer: Mapping[str, Any]) -> tuple[str, str]:
+def layer_words(report: Report, layer: PlannedLayer) -> tuple[str, str]:
     """A layer's state and its reason: in what passed, what a plan calls needed is *added*."""
-    state, reason = str(layer["state"]), str(layer["reason"])
     good = {check.name for check in report.of("pass") if check.level == "static"}
-    if state != "needed" or f"layer {layer['name']}" not in good:
-        return state, reason
-    return "added", re.sub(r"\b(files?) to change\b", r"\1 changed", reason)
+    if layer.state != "needed" or f"layer {layer.name}" not in good:
+        return layer.state, layer.reason
+    return "added", re.sub(r"\b(files?) to change\b", r"\1 changed", layer.reason)
 
 
 def kernel_of(seen: str) -> str:
@@ -170,9 +170,9 @@ def _selected(report: Report) -> list[Check]:
     return [check for check in passed if not check.refusal]
 
 
-def _proven(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
+def _proven(report: Report) -> Iterator[str]:
     """What is known without hardware: the kernels, and their evidence."""
-    kernels = list(_kernels(report, plan))
+    kernels = list(_kernels(report))
     yield from kernels
     levels = dict.fromkeys(check.level for check in report.checks if check.level not in _ON_GB10)
     whole = [
@@ -185,23 +185,23 @@ def _proven(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
         yield "the files are as planned"
 
 
-def _kernels(report: Report, plan: Mapping[str, Any]) -> Iterator[str]:
+def _kernels(report: Report) -> Iterator[str]:
     """``NVFP4 linear and MoE use b12x``, with the flags that it takes."""
     found = {check.name: family_of(kernel_of(check.seen)) for check in _selected(report)}
     main = {kind: found[kind] for kind in _MAIN if found.get(kind)}
     for family in dict.fromkeys(main.values()):
         words = [_MAIN[kind] for kind, name in main.items() if name == family]
         uses = "use" if len(words) > 1 else "uses"
-        yield f"NVFP4 {' and '.join(words)} {uses} {family}{_with_flags(plan)}"
+        yield f"NVFP4 {' and '.join(words)} {uses} {family}{_with_flags(report.plan)}"
     others = [kind for kind in found if kind not in _MAIN]
     if others and not main:
-        yield f"vLLM selects the expected kernels for {', '.join(others)}{_with_flags(plan)}"
+        yield f"vLLM selects the expected kernels for {', '.join(others)}{_with_flags(report.plan)}"
 
 
-def _with_flags(plan: Mapping[str, Any]) -> str:
-    flags, moe = plan.get("serve_flags", ()), plan.get("moe_serve_flags", ())
-    if flags:
-        return f" with the flags {' '.join([*flags, *moe])}"
+def _with_flags(plan: PlanDocument) -> str:
+    moe = plan.moe_serve_flags
+    if plan.serve_flags:
+        return f" with the flags {' '.join([*plan.serve_flags, *moe])}"
     return f" (MoE with {' '.join(moe)})" if moe else ""
 
 

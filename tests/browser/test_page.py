@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.util.documents import plain
 from builder.verify.html import render_html
 from builder.verify.levels import LEVELS
 from builder.verify.model import Check, Necessity, Report
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,27 +54,25 @@ CHECKS = [
     check("another-level", "something new"),
     check("another-level", "nothing", "not-run", moot=True),
 ]
-LAYERS = [
-    {"name": "fix", "state": "needed", "reason": "1 file to change", "files": []},
-    {"name": "late", "state": "upstream", "reason": "the base has it", "since": "vLLM 0.22.0"},
-    {"name": "odd", "state": "drift", "reason": MARKUP},
-    {"name": "idle", "state": "needed", "reason": "2 files to change"},
+LAYERS: list[dict[str, Any]] = [
+    {"variant": None, "digest": "0" * 64, "files": [], **row}
+    for row in (
+        {"name": "fix", "state": "needed", "reason": "1 file to change"},
+        {"name": "late", "state": "upstream", "reason": "the base has it", "since": "vLLM 0.22.0"},
+        {"name": "odd", "state": "drift", "reason": MARKUP},
+        {"name": "idle", "state": "needed", "reason": "2 files to change"},
+    )
 ]
-PLAN: dict[str, Any] = {
-    "name": "b12x-full",
-    "profiles": ["b12x-full"],
-    "base": {
-        "ref": LONG,
-        "digest": f"sha256:{'0' * 64}",
-        "platform": "linux/arm64",
-        "python": "3.12",
-        "packages": {"vllm": "0.20.1", "nvidia-cutlass-dsl-libs-base": "4.4.2"},
-    },
-    "env": {"VLLM_NVFP4_GEMM_BACKEND": "flashinfer-b12x", "EVIL": MARKUP},
-    "serve_flags": ["--linear-backend", "flashinfer_b12x"],
-    "moe_serve_flags": ["--moe-backend", "flashinfer_b12x"],
-    "layers": LAYERS,
-}
+PACKAGES = {"vllm": "0.20.1", "nvidia-cutlass-dsl-libs-base": "4.4.2"}
+PLAN = planned(
+    name="b12x-full",
+    profiles=["b12x-full"],
+    base={**plain(planned().base), "ref": LONG, "packages": PACKAGES},
+    env={"VLLM_NVFP4_GEMM_BACKEND": "flashinfer-b12x", "EVIL": MARKUP},
+    serve_flags=["--linear-backend", "flashinfer_b12x"],
+    moe_serve_flags=["--moe-backend", "flashinfer_b12x"],
+    layers=LAYERS,
+)
 VERDICTS = [
     Necessity.by(
         "fix",
@@ -93,13 +93,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with one of everything."""
     report = Report(
         target=LONG,
-        plan_digest=f"sha256:{'1' * 64}",
+        plan=PLAN,
         digests=(f"sha256:{'2' * 64}", f"sha256:{'3' * 64}"),
         checks=CHECKS,
         necessity=VERDICTS,
     )
     path = tmp_path_factory.mktemp("page") / "evidence.html"
-    path.write_text(render_html(report, PLAN, ["dispatch"]))
+    path.write_text(render_html(report, ["dispatch"]))
     return path
 
 

@@ -16,6 +16,7 @@ from builder.applier.trees import DirTree
 from builder.verify.binaries import check_binaries
 from builder.verify.model import VerifyTarget
 from tests.unit.fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,12 +60,12 @@ def checks(nvcc: str, tmp_path: Path) -> Callable[..., dict[str, Check]]:
             virtual = code.replace("sm_", "compute_")
             command += ["-gencode", f"arch={virtual},code={code}"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        plan = make_plan_of(fake_base(dist_files("vllm", "0.20.1", {}))).as_json()
+        plan = make_plan_of(fake_base(dist_files("vllm", "0.20.1", {})))
         lines = [{"kind": "any", "line": line} for line in LINES[kernels]]
         target = VerifyTarget(
             name="built",
             kind="dir",
-            plan={**plan, "expect": lines},
+            plan=planned(plan, expect=lines),
             layers=(),
             tree=DirTree(site),
             env={},

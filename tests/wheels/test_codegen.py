@@ -57,7 +57,7 @@ def patched(made: Planned) -> VerifyTarget:
 def with_tree(target: VerifyTarget, tree: Tree) -> VerifyTarget:
     """The same expectations held against other files."""
     trust = TrustedSources(everything=True)  # the changes are ours
-    compiler = sandbox_compiler(tree, target.plan["base"]["packages"], trust)
+    compiler = sandbox_compiler(tree, target.plan.base.packages, trust)
     return dataclasses.replace(target, tree=tree, compile=compiler)
 
 

@@ -17,8 +17,11 @@ import pytest
 
 from builder.applier.receipts import receipt_path
 from builder.applier.trees import Content, OverlayTree
+from builder.documents.plan import BakedPlan
+from builder.engines.metadata import read_plan
 from builder.model.plan import digest_of
 from builder.pypi.wheels import WheelTree
+from builder.util.documents import plain, read
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.insandbox import sandbox_asker
 from builder.verify.run import verify
@@ -71,13 +74,14 @@ def made(planned: Planner) -> Planned:
 @pytest.fixture(scope="module")
 def good(made: Planned) -> VerifyTarget:
     """The target as a layout of it is opened: plan and layers read back, a label, files of ours."""
-    plan = json.loads(json.dumps(made.plan.as_json()))
+    plan = read_plan(json.dumps(made.plan.as_json()).encode(), "oci:out")
     target = target_of_plan(made.plan, made.base, "oci:out", patched=True)
-    site = plan["base"]["site_packages"]
+    site = plan.document.base.site_packages
     return dataclasses.replace(
         target,
-        plan=plan,
-        label=plan["plan_digest"],
+        plan=plan.document,
+        label=plan.document.plan_digest,
+        recomputed=plan.digest,
         brought=tuple(f"{site}/{path}" for path, content in made.plan.changes.items() if content),
     )
 
@@ -105,7 +109,7 @@ def with_files(target: VerifyTarget, changes: Changes) -> VerifyTarget:
     """The target with other files, asked like the good one."""
     tree = OverlayTree(target.tree)
     tree.update(changes)
-    packages = target.plan["base"]["packages"]
+    packages = target.plan.base.packages
     trust = TrustedSources(everything=True)  # the mutations are ours
     ask, why = sandbox_asker(tree, packages, trust)
     compiler = sandbox_compiler(tree, packages, trust)
@@ -185,7 +189,7 @@ def bring(path: str, data: bytes) -> Callable[..., VerifyTarget]:
     """A file along with ours that nothing speaks of."""
 
     def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
-        site = target.plan["base"]["site_packages"]
+        site = target.plan.base.site_packages
         more = with_files(target, {path: Content.of(data)})
         return dataclasses.replace(more, brought=(*target.brought, f"{site}/{path}"))
 
@@ -235,11 +239,12 @@ def plan_says(change: Callable[[Any], None], *, forged: bool) -> Callable[..., V
     """The baked plan is another; ``forged`` makes its own digest fit again."""
 
     def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
-        plan = json.loads(json.dumps(target.plan))
+        plan = plain(target.plan)
         change(plan)
+        digest = digest_of(plan)
         if forged:
-            plan["plan_digest"] = digest_of(plan)
-        return dataclasses.replace(target, plan=plan)
+            plan["plan_digest"] = digest
+        return dataclasses.replace(target, plan=read(plan, BakedPlan), recomputed=digest)
 
     return mutate
 

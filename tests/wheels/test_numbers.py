@@ -135,7 +135,7 @@ def test_a_layer_that_passes_wrong_values_is_detected(
     tree.update({path: Content.of(changed.encode())})
     (layer,) = (one for one in LAUNCHED if one.name == LAYER)
     launch = sandbox_launcher(tree, made.base.identity.packages, TrustedSources(everything=True))
-    request = launch_request(made.plan.as_json()["env"], "sm_121a", [layer])
+    request = launch_request(made.plan.env, "sm_121a", [layer])
     (reply,) = launch(request).replies
     runs = [run for ran in reply.ran for run in ran.runs]
     assert [run.fault for run in runs] == [""] * 6

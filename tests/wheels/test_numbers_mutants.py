@@ -43,7 +43,7 @@ def test_checks_that_detect_a_mutant(
     (kernel,) = (one for one in LAUNCHED if one.name == "b12x GEMM, tile 64x64")
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
     assert target.launch is not None
-    target.launch(launch_request(target.plan["env"], "sm_121a", [kernel]))
+    target.launch(launch_request(target.plan.env, "sm_121a", [kernel]))
     paths = sorted((tmp_path / "kept").rglob("launch.json"))
     launches = [read_launch(path) for path in paths]
     assert len(launches) == len(kernel.request["shapes"])

@@ -257,7 +257,7 @@ def static_checks(root: Path, made: Planned) -> dict[str, Check]:
     target = VerifyTarget(
         name="dir",
         kind="dir",
-        plan=made.plan.as_json(),
+        plan=made.plan.document,
         layers=[decision.layer for decision in made.plan.decisions],
         tree=DirTree(root),
         env=made.plan.env,

@@ -52,6 +52,7 @@ from tests.unit.fakes import (
     vllm_files,
     write_tree,
 )
+from tests.unit.plans import planned as changed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,11 +211,19 @@ def test_a_stage_is_planned_before_it_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["arch", "compilers", "torch", "module", "files", "units", "inputs"]
+    ("key", "value"),
+    [
+        ("arch", "12.0a"),
+        ("compilers", {"nvcc": "13.0.89"}),
+        ("torch", "2.12.0"),
+        ("module", "4" * 64),
+        ("files", []),
+        ("units", [*REQUEST["units"], {"path": "b.cu", "extension": "_C", "gencode": []}]),
+        ("inputs", [{**REQUEST["inputs"][0], "sha256": "4" * 64}]),
+    ],
 )
-def test_inputs_of_a_stage_are_part_of_the_plan(key: str) -> None:
-    other = {**REQUEST, key: [*REQUEST[key], "x"] if isinstance(REQUEST[key], list) else "other"}
-    assert planned(Stage(other)).digest != planned(Stage(REQUEST)).digest
+def test_inputs_of_a_stage_are_part_of_the_plan(key: str, value: Any) -> None:
+    assert planned(Stage({**REQUEST, key: value})).digest != planned(Stage(REQUEST)).digest
 
 
 def test_output_of_a_stage_is_installed_like_any_wheel() -> None:
@@ -258,7 +267,7 @@ def test_removing_layers_compiles_nothing() -> None:
     target = VerifyTarget(
         name="t",
         kind="oci",
-        plan=planned(MADE).as_json(),
+        plan=planned(MADE).document,
         layers=[LAYER],
         tree=patched,
         env={},
@@ -534,7 +543,7 @@ def test_machine_code_proves_that_the_layer_is_necessary(
     target = VerifyTarget(
         name="oci:out",
         kind="oci",
-        plan={**plan.as_json(), "expect": [{"kind": "fp8-linear", "line": line}]},
+        plan=changed(plan, expect=[{"kind": "fp8-linear", "line": line}]),
         layers=[LAYER],
         tree=patched,
         env={},

@@ -316,7 +316,7 @@ def verdict(root: Path, *layers: Layer) -> tuple[str, str]:
     target = VerifyTarget(
         name="dir",
         kind="dir",
-        plan=plan.as_json(),
+        plan=plan.document,
         layers=layers,
         tree=DirTree(root),
         env={},

@@ -15,6 +15,7 @@ from builder.applier.store import Store
 from builder.errors import RemoteError
 from builder.verify.model import Check, Report
 from tests.unit.fakes import fake_base, layer_text, snapshot, vllm_files, write_tree
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -416,7 +417,7 @@ class TestStreams:
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         check = Check(level="static", name="x", status="fail", expected="a", seen="b")
-        report = Report(target="oci:out", plan_digest=f"sha256:{'0' * 64}", checks=[check])
+        report = Report(target="oci:out", plan=planned(), checks=[check])
         monkeypatch.setattr("builder.pipeline.verify.verify", lambda *_: report)
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         result = call(*words)

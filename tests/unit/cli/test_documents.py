@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.documents.plan import BakedPlan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.publish import provenance as made_by
@@ -18,6 +19,7 @@ from builder.publish.referrers import Attachment
 from builder.publish.subject import Image, read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import OCI_EMPTY
+from builder.util.documents import plain, read
 from tests.unit.fakes import (
     BACKEND,
     copy_op,
@@ -118,7 +120,7 @@ def test_provenance_names_the_toolkit_image(
 ) -> None:
     image, baked = made
     toolkit = {"image": "nvidia/cuda:13", "digest": "sha256:" + "ab" * 32}
-    first, *others = baked.plan["layers"]
+    first, *others = plain(baked.plan)["layers"]
     stage = {
         "change": "c", "arch": "12.1a", "platform": "linux/arm64", "vllm": "1", "torch": "2",
         "module": "0" * 64, "compilers": {"nvcc": "13.0.88"}, "operators": ["_C::f"],
@@ -126,8 +128,9 @@ def test_provenance_names_the_toolkit_image(
         "toolkit": toolkit,
     }  # fmt: skip
     compiled = {**first, "compile": {"wheel": None, "stage": stage}}
-    plan = {**baked.plan, "layers": [compiled, *others]}
-    document = json.loads(provenance(image, dataclasses.replace(baked, plan=plan)))
+    plan = read({**plain(baked.plan), "layers": [compiled, *others]}, BakedPlan)
+    recorded = dataclasses.replace(baked.recorded, document=plan)
+    document = json.loads(provenance(image, dataclasses.replace(baked, recorded=recorded)))
     rows = document["predicate"]["buildDefinition"]["resolvedDependencies"]
     wanted = {"uri": "docker://nvidia/cuda:13", "digest": {"sha256": "ab" * 32}}
     assert [row for row in rows if row["name"] == "toolkit"] == [{"name": "toolkit", **wanted}]

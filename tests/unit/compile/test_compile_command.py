@@ -286,11 +286,13 @@ def test_an_image_contains_the_compiled_wheel(call: Call, built: Built, tmp_path
     assert {c["status"] for c in ended.json["verify"]["checks"] if c["level"] == "static"} == {
         "pass"
     }
-    plan, files, _ = read_layout(tmp_path / "work" / "out")
-    (layer,) = plan["layers"]
-    assert layer["compile"]["wheel"]["filename"] == WHEEL.filename
-    assert KERNELS in {file["path"] for file in layer["files"]}
-    assert files[f"{plan['base']['site_packages']}/{KERNELS}"] == b"code"
+    recorded, files, _ = read_layout(tmp_path / "work" / "out")
+    (layer,) = recorded.document.layers
+    wheel = layer.compile and layer.compile.wheel
+    assert wheel
+    assert wheel.filename == WHEEL.filename
+    assert KERNELS in {file.path for file in layer.files}
+    assert files[f"{recorded.document.base.site_packages}/{KERNELS}"] == b"code"
     assert len(built) == 1
     call("image", *WORDS, "--compile", "--engine", "oci", "-o", "oci:again", "--no-verify")
     assert len(built) == 1, "what was compiled is kept"

@@ -234,7 +234,7 @@ def test_compressed_data_has_no_file_name_and_no_time() -> None:
 def test_a_built_image_can_be_read(tmp_path: Path) -> None:
     build(tmp_path / "out")
     plan, files, env = read_layout(tmp_path / "out")
-    assert plan == json.loads(json.dumps(PLAN.as_json()))
+    assert plan.json == json.loads(json.dumps(PLAN.as_json()))
     assert env == PLAN.env
     expected = {
         f"{SITE}/{path}": content.read()

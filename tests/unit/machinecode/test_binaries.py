@@ -35,6 +35,7 @@ from builder.verify.binaries import check_binaries
 from builder.verify.levels import parse_levels
 from builder.verify.model import VerifyTarget
 from tests.unit.fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files, write_tree
+from tests.unit.plans import planned
 from tests.unit.verify.test_codegen import LISTING, cubin_of
 
 if TYPE_CHECKING:
@@ -373,7 +374,7 @@ class Release:
         target = VerifyTarget(
             name="t",
             kind=kind,
-            plan={**make_plan_of(base).as_json(), "expect": expect},
+            plan=planned(make_plan_of(base), expect=expect),
             layers=(),
             tree=tree or self.tree,
             env={},

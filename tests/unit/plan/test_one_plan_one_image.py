@@ -14,14 +14,14 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.diagnose.catalog import load_catalog
-from builder.documents.pulls import PullReport
 from builder.engines import devicedata
+from builder.engines.metadata import read_plan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.engines.toolfiles import maker
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
-from builder.model.plan import PLAN_SCHEMA, digest_of
+from builder.model.plan import PLAN_SCHEMA
 from builder.plan.planner import make_plan
 from builder.publish.baked import Baked
 from builder.pypi.index import PackageIndex
@@ -38,6 +38,7 @@ from tests.unit.fakes import (
     vllm_files,
 )
 from tests.unit.images import CONFIG, SITE, Item, put_vllm
+from tests.unit.plans import PULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,13 +89,6 @@ class Asked:
     def said(self, plan: BuildPlan) -> BuildPlan:
         """The plan with what is told to people; none here."""
         return plan
-
-
-PULL = PullReport(
-    base="a" * 40, commit="b" * 40, date="2026-01-01", forge="f", repository="o/r",
-    request="o/r#1", sha256="c" * 64, size=1, layer="pr-1", in_base="no", installed=(),
-    compiled=(), dropped=(), conflicts=(), hints=(),
-)  # fmt: skip
 
 
 class Talkative(Asked):
@@ -235,11 +229,12 @@ def older_plan() -> dict[str, Any]:
 
 def test_an_older_plan_is_still_read() -> None:
     older = older_plan()
-    assert digest_of(json.loads(json.dumps(older))) == older["plan_digest"]
+    assert read_plan(json.dumps(older).encode(), "image").digest == older["plan_digest"]
 
 
 def test_an_image_with_an_older_plan_is_not_rebuilt() -> None:
-    baked = Baked(version="0.0.9", plan=older_plan(), layers=(), files={})
+    recorded = read_plan(json.dumps(older_plan()).encode(), "image")
+    baked = Baked(version="0.0.9", recorded=recorded, layers=(), files={})
     with pytest.raises(
         UsageError, match=r"made by spark-build 0\.0\.9 with a plan of schema 1"
     ) as no:

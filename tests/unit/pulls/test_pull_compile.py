@@ -157,11 +157,12 @@ def test_an_image_has_the_compiled_code_and_the_python_changes(
     assert (result.code, result.json["plan_digest"]) == (0, planned["plan_digest"])
     ((_, sources),) = built
     assert cw.FAMILY_LINE.encode() in sources[cw.DISPATCH]
-    baked, files, _ = read_layout(tmp_path / "work" / "out")
-    paths = {file["path"] for file in baked["layers"][0]["files"]}
+    recorded, files, _ = read_layout(tmp_path / "work" / "out")
+    baked = recorded.document
+    paths = {file.path for file in baked.layers[0].files}
     package = "spark_build_companion_pr_vllm_3"
     assert {"vllm/kernels.py", f"{package}/kernels.so"} <= paths
-    site = baked["base"]["site_packages"]
+    site = baked.base.site_packages
     assert b"second = 22" in (files[f"{site}/vllm/kernels.py"] or b"")
     cuda_forge.__exit__()
     again = spark_build("rebuild", "oci:out", "--json")
@@ -415,7 +416,7 @@ def test_a_series_is_compiled_once(
     ((_, sources),) = built
     assert b"enable_sm120_family<long>" in sources[cw.DISPATCH]
     baked, files, _ = read_layout(tmp_path / "work" / "out")
-    receipts = f"{baked['base']['site_packages']}/.spark-build/receipts"
+    receipts = f"{baked.document.base.site_packages}/.spark-build/receipts"
     carried = json.loads(files[f"{receipts}/pr-vllm-1.json"] or b"")
     assert (carried["compiled_with"], carried["files"]) == ("pr-vllm-17", {})
     assert f"{receipts}/pr-vllm-17.json" in files

@@ -11,7 +11,9 @@ import pytest
 
 from builder.engines import devicedata
 from builder.layers.catalog import Catalog
+from builder.util.documents import plain
 from tests.unit.inimage import load
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,23 +223,23 @@ def test_other_text_on_stdout_is_not_an_event() -> None:
 
 # ---------------------------------------------------------------------------------- the whole level
 
-PLAN = {
-    "serve_flags": ["--linear-backend", "flashinfer_b12x"],
-    "moe_serve_flags": ["--moe-backend", "flashinfer_b12x"],
-    "env": {},
-    "expect": [
+PLANNED = planned(
+    vllm="0.28.0",
+    serve_flags=["--linear-backend", "flashinfer_b12x"],
+    moe_serve_flags=["--moe-backend", "flashinfer_b12x"],
+    expect=[
         {"kind": "nvfp4-linear", "line": LINE},
         {"kind": "nvfp4-moe", "line": "Using 'FLASHINFER_B12X' NvFp4 MoE backend"},
     ],
-    "base": {"packages": {"vllm": "0.28.0"}},
-}
+)
+PLAN = plain(PLANNED)
 
 
 def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks.device_environment, "look", lambda: ([], "no libcuda.so.1"))
-    made = checks.run(PLAN, devicedata.device_data(PLAN, "me/image:1"))
+    made = checks.run(PLAN, devicedata.device_data(PLANNED, "me/image:1"))
     assert [(c["name"], c["status"]) for c in made] == [
         ("environment", "not-run"),
         ("nvfp4-linear", "not-run"),
@@ -250,7 +252,7 @@ def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
 
 
 def test_each_expectation_is_checked_with_the_flags_of_the_plan() -> None:
-    asked = [request for _, request in checks.requests(PLAN, devicedata.device_data(PLAN))]
+    asked = [request for _, request in checks.requests(PLAN, devicedata.device_data(PLANNED))]
     assert [request["kind"] for request in asked] == ["reference", "nvfp4-linear", "nvfp4-moe"]
     assert asked[1]["linear_backend"] == asked[2]["moe_backend"] == "flashinfer_b12x"
     assert asked[1]["activations"] == "fp4"
@@ -260,8 +262,9 @@ def test_a_kind_without_a_check_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(checks.device_environment, "look", lambda: ([], ""))
     probe = said(GOOD, END)
     monkeypatch.setattr(checks, "Probe", lambda *_args, **_kwargs: probe)
-    plan = {**PLAN, "expect": [{"kind": "mxfp4-moe", "line": "Using 'B12X' Mxfp4 MoE backend"}]}
-    made = checks.run(plan, devicedata.device_data(plan))
+    expect = [{"kind": "mxfp4-moe", "line": "Using 'B12X' Mxfp4 MoE backend"}]
+    plan = planned(PLANNED, expect=expect)
+    made = checks.run(plain(plan), devicedata.device_data(plan))
     assert [(c["name"], c["status"]) for c in made] == [
         ("reference random 1x128x128", "pass"),
         ("mxfp4-moe", "not-run"),

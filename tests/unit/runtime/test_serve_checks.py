@@ -13,7 +13,9 @@ import pytest
 
 from builder.diagnose.catalog import load_catalog
 from builder.engines import devicedata
+from builder.util.documents import plain
 from tests.unit.inimage import load
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,14 +32,14 @@ LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
 MOE = "Using 'FLASHINFER_B12X' NvFp4 MoE backend"
 PREFIX = "(EngineCore pid=12) INFO 11-20 10:00:00 [__init__.py:974] "
 GOOD_LINES = [f"\x1b[36m{PREFIX}\x1b[0m{LINEAR}", f"{PREFIX}{MOE} out of potential backends: []."]
-PLAN = {
-    "serve_flags": ["--linear-backend", "flashinfer_b12x"],
-    "moe_serve_flags": ["--moe-backend", "flashinfer_b12x"],
-    "env": {"CUTE_DSL_ARCH": "sm_121a"},
-    "expect": [{"kind": "nvfp4-linear", "line": LINEAR}, {"kind": "nvfp4-moe", "line": MOE}],
-    "base": {"packages": {"vllm": "0.28.0"}},
-}
-DATA = devicedata.device_data(PLAN)
+PLANNED = planned(
+    vllm="0.28.0",
+    serve_flags=["--linear-backend", "flashinfer_b12x"],
+    moe_serve_flags=["--moe-backend", "flashinfer_b12x"],
+    env={"CUTE_DSL_ARCH": "sm_121a"},
+    expect=[{"kind": "nvfp4-linear", "line": LINEAR}, {"kind": "nvfp4-moe", "line": MOE}],
+)
+PLAN, DATA = plain(PLANNED), devicedata.device_data(PLANNED)
 QUICK = {"ready": 15.0, "answer": 5.0, "stop": 1.0}
 
 
@@ -300,7 +302,7 @@ def test_nothing_to_compare_with_is_not_run() -> None:
 
 
 def watch_of(vllm: str, env: dict[str, str] | None = None) -> Any:
-    plan = {**PLAN, "env": env or {}, "base": {"packages": {"vllm": vllm}}}
+    plan = planned(PLANNED, vllm=vllm, env=env or {})
     return watching.Watch(devicedata.device_data(plan)["markers"], [])
 
 
@@ -363,15 +365,12 @@ def test_good_logs_have_no_findings(log: Path) -> None:
 
 
 def test_markers_of_other_releases_are_ignored() -> None:
-    late = {marker["id"] for marker in devicedata.markers(PLAN)}
-    early = {
-        marker["id"]
-        for marker in devicedata.markers({**PLAN, "base": {"packages": {"vllm": "0.24.0"}}})
-    }
+    late = {marker["id"] for marker in devicedata.markers(PLANNED)}
+    early = {marker["id"] for marker in devicedata.markers(planned(PLANNED, vllm="0.24.0"))}
     assert "b12x-linear-unreachable" in early - late
 
 
 def test_a_setting_of_the_plan_selects_the_markers() -> None:
-    with_it = {m["id"] for m in devicedata.markers(PLAN)}
-    without = {m["id"] for m in devicedata.markers({**PLAN, "serve_flags": []})}
+    with_it = {m["id"] for m in devicedata.markers(PLANNED)}
+    without = {m["id"] for m in devicedata.markers(planned(PLANNED, serve_flags=[]))}
     assert "b12x-asked-not-selected" in with_it - without

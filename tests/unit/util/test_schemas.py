@@ -25,6 +25,7 @@ from builder.verify.levels import LEVELS
 from builder.verify.model import Check, Necessity, Report
 from tests.documents import document_of, validated, validator
 from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_of, vllm_files
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,9 +125,7 @@ def report() -> Report:
         Necessity(layer="b", state="upstream", necessary=False, reason="it changes nothing"),
         Necessity(layer="c", state="applied", necessary="unknown", reason="not asked"),
     ]
-    return Report(
-        target="t", plan_digest=DIGEST, checks=[check, passed, skipped], necessity=verdicts
-    )
+    return Report(target="t", plan=planned(), checks=[check, passed, skipped], necessity=verdicts)
 
 
 def plan() -> dict[str, Any]:

@@ -10,7 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from builder.documents.plan import ExpectedChoice
 from builder.errors import SparkBuildError
 from builder.machinecode import sass
 from builder.machinecode.sass import BadCubin, ToolMissing, parse_sass, resources
@@ -141,9 +143,11 @@ def no_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---------------------------------------------------------------------------------- what is asked
 
-LINEAR = {"kind": "nvfp4-linear", "line": "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"}
-MOE = {"kind": "nvfp4-moe", "line": "Using 'FLASHINFER_B12X' NvFp4 MoE backend"}
-MARLIN = {"kind": "nvfp4-linear", "line": "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"}
+LINEAR = ExpectedChoice(
+    kind="nvfp4-linear", line="Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
+)
+MOE = ExpectedChoice(kind="nvfp4-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")
+MARLIN = ExpectedChoice(kind="nvfp4-linear", line="Using MarlinNvFp4LinearKernel for NVFP4 GEMM")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,7 @@ MARLIN = {"kind": "nvfp4-linear", "line": "Using MarlinNvFp4LinearKernel for NVF
     ],
 )
 def test_expected_log_lines_determine_the_kernels(
-    expect: list[dict[str, str]], kinds: list[str]
+    expect: list[ExpectedChoice], kinds: list[str]
 ) -> None:
     assert [kernel.request["kind"] for kernel in wanted_kernels(expect)] == kinds
 
@@ -190,11 +194,11 @@ def test_compiler_messages_are_quoted(message: str, kind: str, words: str) -> No
 
 
 def target_of(
-    replies: Any, expect: tuple[Mapping[str, str], ...] = (LINEAR,), kind: str = "pypi"
+    replies: Any, expect: tuple[ExpectedChoice, ...] = (LINEAR,), kind: str = "pypi"
 ) -> VerifyTarget:
     """A target whose probe gives these replies, or raises them."""
     base = fake_base(vllm_files())
-    plan = {**make_plan_of(base).as_json(), "expect": list(expect)}
+    plan = replace(make_plan_of(base).document, expect=expect)
 
     def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(replies, Exception):

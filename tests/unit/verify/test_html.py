@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from builder.engines.overlay import name_of_both
 from builder.verify.html import (
@@ -24,6 +25,7 @@ from builder.verify.model import Check, Necessity, Report, Status
 from builder.verify.summary import render_summary
 from builder.verify.verdict import layer_words
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
+from tests.unit.plans import PULL, planned
 
 
 def check(status: Status, level: Any = "codegen", **figures: float) -> Check:
@@ -58,10 +60,10 @@ def test_numbers_are_a_table_and_passes_are_folded() -> None:
     level = Level("numbers", [good, bad, idle])
     assert (level.rows, level.open, level.folded) == ([good, bad], [bad, idle], [good])
     assert Level("codegen", [check("pass", OMMA=1)]).rows == []
-    plan = make_plan_of(fake_base(vllm_files()), make_layer()).as_json()
+    plan = make_plan_of(fake_base(vllm_files()), make_layer()).document
     wrong = check("fail", "numbers", values=1234, wrong=5, races=0)
-    report = Report(target="t", plan_digest="sha256:0", checks=[wrong])
-    page = render_html(report, plan)
+    report = Report(target="t", plan=plan, checks=[wrong])
+    page = render_html(report)
     assert '<td class="number" data-name="values">1,234</td>' in page
     assert '<td class="number bad" data-name="wrong">5</td>' in page
     assert '<td class="number" data-name="races">0</td>' in page
@@ -69,7 +71,7 @@ def test_numbers_are_a_table_and_passes_are_folded() -> None:
 
 
 def test_every_level_is_listed_and_described() -> None:
-    report = Report(target="t", plan_digest="sha256:0", checks=[check("pass", "static")])
+    report = Report(target="t", plan=planned(), checks=[check("pass", "static")])
     assert [level.name for level in levels_of(report)] == [*LEVELS]
     assert set(LEVELS) <= set(ABOUT)
 
@@ -86,9 +88,9 @@ def test_references_break_after_their_separators() -> None:
 
 
 def test_a_plan_without_layers_or_settings_gives_a_valid_page() -> None:
-    plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json()
-    report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])
-    page = render_html(report, plan)
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).document
+    report = Report(target="t", plan=plan, checks=[check("pass")])
+    page = render_html(report)
     assert "<title>verified: t</title>" in page
     assert "<script" not in page
     links = re.findall(r'<a href="(http[^"]*)"', page)
@@ -97,13 +99,13 @@ def test_a_plan_without_layers_or_settings_gives_a_valid_page() -> None:
 
 
 def test_only_https_links_are_rendered() -> None:
-    pulls = [
-        {"request": "a/b#1", "url": "https://github.com/a/b/pull/1"},
-        {"request": "a/b#2", "url": "javascript:alert(1)"},
-        {"request": "a/b#3"},
-    ]
-    plan = {"base": {"packages": {"vllm": "0.20.2.dev1+x"}}, "pulls": pulls}
-    assert links_of(plan) == {"a/b#1": "https://github.com/a/b/pull/1"}
+    page = "https://github.com/a/b/pull/1"
+    urls = {"a/b#1": page, "a/b#2": "javascript:alert(1)", "a/b#3": ""}
+    pulls = tuple(replace(PULL, request=name, url=url) for name, url in urls.items())
+    base = replace(planned().base, packages={"vllm": "0.20.2.dev1+x"})
+    assert links_of(replace(planned(), base=base, pulls=pulls)) == {
+        "a/b#1": "https://github.com/a/b/pull/1"
+    }
 
 
 @pytest.mark.parametrize(
@@ -122,58 +124,58 @@ def test_tags(target: str, tag: str) -> None:
 
 
 def test_an_image_is_run_with_docker_and_files_with_vllm() -> None:
-    plan = {"serve_flags": ["--a", "b"], "moe_serve_flags": ["--c", "d"]}
-    files = Report(target="pypi:vllm==0.24.0", plan_digest="sha256:0")
-    assert run_lines(files, plan) == ["vllm serve MODEL --a b", "vllm serve MODEL --a b --c d"]
-    image = Report(target="docker://h.io/a:1", plan_digest="sha256:0", digests=("sha256:1",))
-    first, second = run_lines(image, plan)
+    plan = planned(serve_flags=["--a", "b"], moe_serve_flags=["--c", "d"])
+    files = Report(target="pypi:vllm==0.24.0", plan=plan)
+    assert run_lines(files) == ["vllm serve MODEL --a b", "vllm serve MODEL --a b --c d"]
+    image = Report(target="docker://h.io/a:1", plan=plan, digests=("sha256:1",))
+    first, second = run_lines(image)
     assert first.startswith("docker run --rm --gpus all ")
     assert first.endswith(" h.io/a:1 serve MODEL --a b")
     assert second == f"{first} --c d"
 
 
 def test_an_overlay_has_no_run_command() -> None:
-    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
-    plan["base"]["kind"] = "pypi"
-    overlay = Report(target="oci:out", plan_digest="sha256:0", digests=("sha256:1",))
-    (line,) = run_lines(overlay, plan)
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).document
+    plan = replace(plan, base=replace(plan.base, kind="pypi"))
+    overlay = Report(target="oci:out", plan=plan, digests=("sha256:1",))
+    (line,) = run_lines(overlay)
     assert line.endswith(f" {name_of_both(plan)} serve MODEL")
-    assert "This is an overlay" in render_html(overlay, plan)
-    plan["base"]["kind"] = "image"
-    assert "This is an overlay" not in render_html(overlay, plan)
+    assert "This is an overlay" in render_html(overlay)
+    overlay.plan = replace(plan, base=replace(plan.base, kind="image"))
+    assert "This is an overlay" not in render_html(overlay)
 
 
 @pytest.mark.parametrize("status", ["pass", "fail"])
 def test_needed_layers_are_shown_as_added(status: Status) -> None:
-    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).document
     found = Check(level="static", name="layer fix", status=status, expected="", seen="")
-    report = Report(target="t", plan_digest=plan["plan_digest"], checks=[found])
+    report = Report(target="t", plan=plan, checks=[found])
     word = "added" if status == "pass" else "needed"
-    assert f"</b> {word}</span>" in render_html(report, plan)
-    assert f"| `fix` | {word} | 1 file " in render_summary(report, plan)
-    assert layer_words(report, plan["layers"][0]) == (
+    assert f"</b> {word}</span>" in render_html(report)
+    assert f"| `fix` | {word} | 1 file " in render_summary(report)
+    assert layer_words(report, plan.layers[0]) == (
         ("added", "1 file changed") if status == "pass" else ("needed", "1 file to change")
     )
 
 
 def test_the_page_has_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).as_json()
-    page = render_html(Report(target="t", plan_digest="sha256:0"), plan)
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)).document
+    page = render_html(Report(target="t", plan=plan))
     assert '<time datetime="2023-11-14T22:13:20Z">2023-11-14 22:13 UTC</time>' in page
 
 
 def test_the_markdown_summary_names_what_fails_without_each_layer() -> None:
-    plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json()
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).document
     failed = Check(level="codegen", name="GEMM", status="fail", expected="", seen="a | b")
-    report = Report(target="t", plan_digest=plan["plan_digest"], checks=[check("pass")])
-    assert "necessary" not in render_summary(report, plan)
+    report = Report(target="t", plan=plan, checks=[check("pass")])
+    assert "necessary" not in render_summary(report)
     report.necessity = [
         Necessity.by("fix", "needed", failed),
         Necessity(layer="idle", state="not-applicable", necessary=False, reason="idle here"),
         Necessity(layer="late", state="needed", necessary="unknown", reason="not asked"),
     ]
-    lines = render_summary(report, plan).splitlines()
+    lines = render_summary(report).splitlines()
     assert "| `fix` | **yes** | codegen GEMM fails: a \\| b |" in lines
     assert "| `idle` | no | idle here |" in lines
     assert "| `late` | unknown | not asked |" in lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +22,7 @@ from tests.unit.fakes import (
 
 if TYPE_CHECKING:
     from builder.applier.trees import Tree
+    from builder.documents.plan import PlanDocument
 
 OTHER = {
     "flashinfer/__init__.py": "from .gemm import mm\n",
@@ -47,11 +48,11 @@ def check_of(code: str, path: str = "vllm/core.py") -> Check:
     assert plan.decisions[0].needed, plan.decisions[0].outcome.reason
     tree = OverlayTree(base.tree)
     tree.update(plan.changes)
-    (check,) = check_imports(target(plan.as_json(), tree))
+    (check,) = check_imports(target(plan.document, tree))
     return check
 
 
-def target(plan: dict[str, Any], tree: Tree) -> VerifyTarget:
+def target(plan: PlanDocument, tree: Tree) -> VerifyTarget:
     return VerifyTarget(name="t", kind="oci", plan=plan, layers=[], tree=tree, env={}, ask=None)
 
 
@@ -125,7 +126,7 @@ def test_a_missing_module_fails() -> None:
     plan = make_plan_of(base, make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 1")))
     tree = OverlayTree(base.tree)
     tree.update({**plan.changes, "vllm/core.py": None})
-    (check,) = check_imports(target(plan.as_json(), tree))
+    (check,) = check_imports(target(plan.document, tree))
     assert (check.status, check.seen) == ("fail", "vllm/core.py is not there")
 
 
@@ -136,7 +137,7 @@ def test_wheel_layers_are_skipped_and_no_edit_means_not_run() -> None:
     plan = make_plan_of(base, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
     tree = OverlayTree(base.tree)
     tree.update(plan.changes)
-    (check,) = check_imports(target(plan.as_json(), tree))
+    (check,) = check_imports(target(plan.document, tree))
     assert check.status == "not-run"
     assert "no layer edited a Python module" in check.reason
 

@@ -52,6 +52,7 @@ from tests.unit.fakes import (
     vllm_files,
     write_tree,
 )
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ def target_of(
     return VerifyTarget(
         name="oci:out",
         kind="oci",
-        plan={**plan.as_json(), "expect": expect},
+        plan=planned(plan, expect=expect),
         layers=layers,
         tree=tree,
         env=plan.env,
@@ -125,7 +126,7 @@ def proven(
     with whole(target) as (full, apart):
         report = verify(full, levels)
         verdicts = prove(full, apart, report)
-    assert [v.layer for v in verdicts] == [layer["name"] for layer in target.plan["layers"]]
+    assert [v.layer for v in verdicts] == [layer.name for layer in target.plan.layers]
     return {verdict.layer: verdict for verdict in verdicts}
 
 
@@ -176,7 +177,7 @@ def test_a_check_that_runs_only_on_the_full_set_proves_nothing() -> None:
     target = target_of(PATCH)
     parts = Parts(base=fake_base(vllm_files()), sources=FakeSources(), asking=silent)
     target = dataclasses.replace(target, parts=lambda: parts)
-    target = dataclasses.replace(target, plan={**target.plan, "expect": EXPECT_DEFAULT})
+    target = dataclasses.replace(target, plan=planned(target.plan, expect=EXPECT_DEFAULT))
     verdict = proven(target)["patch"]
     assert verdict.necessary == "unknown"
     assert "did not run: no CPU torch" in verdict.reason

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from builder.documents.plan import ExpectedChoice
 from builder.errors import SparkBuildError, UsageError
 from builder.ptx.findings import FoundRace, Line, Ran, Run
 from builder.ptx.formats import from_bf16, to_bf16
@@ -35,15 +37,16 @@ from builder.verify.model import VerifyTarget
 from builder.verify.numbers import check_numbers
 from builder.verify.trust import IsolatedRun, TrustedSources
 from tests.unit.fakes import fake_base, vllm_files
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.verify.model import Check
 
-LINEAR = {"kind": "nvfp4-linear", "line": "Using FlashInferB12xNvFp4LinearKernel"}
-MOE = {"kind": "nvfp4-moe", "line": "Using 'FLASHINFER_B12X' NvFp4 MoE backend"}
-MARLIN = {"kind": "nvfp4-linear", "line": "Using MarlinNvFp4LinearKernel"}
+LINEAR = ExpectedChoice(kind="nvfp4-linear", line="Using FlashInferB12xNvFp4LinearKernel")
+MOE = ExpectedChoice(kind="nvfp4-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")
+MARLIN = ExpectedChoice(kind="nvfp4-linear", line="Using MarlinNvFp4LinearKernel")
 
 #: Doubles 32 bfloat16 numbers, each lane one, by way of shared memory; {sync} orders the reading.
 PTX = """.version 9.1
@@ -243,7 +246,7 @@ def reply_of(*runs: Run, error: str = "") -> Reply:
 
 
 def target_of(
-    answer: Sequence[Reply] | SparkBuildError | None, *expect: Mapping[str, str]
+    answer: Sequence[Reply] | SparkBuildError | None, *expect: ExpectedChoice
 ) -> VerifyTarget:
     """A target whose kernels give these replies."""
 
@@ -260,13 +263,7 @@ def target_of(
     return VerifyTarget(
         name="t",
         kind="pypi",
-        plan={
-            "plan_digest": "sha256:0",
-            "expect": list(expect),
-            "env": {},
-            "serve_flags": ["--linear-backend", "b12x"],
-            "moe_serve_flags": [],
-        },
+        plan=replace(planned(), expect=expect, serve_flags=("--linear-backend", "b12x")),
         layers=(),
         tree=fake_base(vllm_files()).tree,
         env={},

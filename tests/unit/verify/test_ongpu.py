@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from builder.documents.plan import ExpectedChoice
 from builder.engines.toolfiles import programs
 from builder.errors import UsageError
 from builder.runtime import verify_checks
@@ -30,20 +32,13 @@ from builder.verify.ongpu import (
 from builder.verify.run import verify
 from tests.unit.fakes import MemoryTree
 from tests.unit.inimage import load
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LINE = "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
-PLAN: dict[str, Any] = {
-    "plan_digest": "sha256:0",
-    "serve_flags": [],
-    "moe_serve_flags": [],
-    "env": {},
-    "layers": [],
-    "expect": [{"kind": "nvfp4-linear", "line": LINE}],
-    "base": {"packages": {"vllm": "0.20.1"}, "site_packages": "/nowhere"},
-}
+PLAN = planned(expect=[{"kind": "nvfp4-linear", "line": LINE}])
 GOOD = {"level": "device", "name": "x", "status": "pass", "expected": "a", "seen": "b"}
 
 
@@ -175,7 +170,7 @@ def inside(tmp_path: Path) -> Path:
     """The verifier's folder of an image, on a machine without a GPU."""
     site = tmp_path / "site-packages"
     site.mkdir()
-    plan = {**PLAN, "base": {**PLAN["base"], "site_packages": str(site)}}
+    plan = replace(PLAN, base=replace(PLAN.base, site_packages=str(site)))
     for name, data in verifier_files(plan, "me/image:1", GpuOptions()).items():
         (tmp_path / name).write_bytes(data)
     return tmp_path
@@ -229,7 +224,7 @@ def test_a_level_that_is_named_must_run(sound: Path) -> None:
 def test_the_verifier_in_the_image_names_an_expected_refusal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = limit({"kind": "w4a16-moe", "refused": "no"}, "refused: ValueError: no")
+    said = limit(ExpectedChoice(kind="w4a16-moe", refused="no"), "refused: ValueError: no")
     made = verify_checks.check("dispatch", "w4a16-moe", good=True, expected="no", seen="no")
     verify_checks.show([{**made, "refusal": said}, verify_checks.not_run("serve", "x", "e", "r")])
     shown = capsys.readouterr().out

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from builder.documents.plan import ExpectedChoice
 from builder.pipeline.show import CheckLines
 from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
@@ -16,24 +18,25 @@ from builder.verify.verdict import family_of, kernel_of, serve_lines, verdict_of
 from tests.documents import validated
 from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.images import put_vllm
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from builder.documents.plan import PlanDocument
     from builder.verify.levels import Level
     from tests.unit.caller import Call
 
-DIGEST = f"sha256:{'0' * 64}"
 LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
 MOE = "Using 'FLASHINFER_B12X' NvFp4 MoE backend out of potential backends: ['MARLIN']"
-REFUSAL = {"kind": "w4a16-moe", "refused": "does not support"}
+REFUSAL = ExpectedChoice(kind="w4a16-moe", refused="does not support")
 REASON = "the package index offers only a CUDA build; try: export SPARK_BUILD_TORCH_INDEX=URL"
-PLAN: dict[str, Any] = {
-    "serve_flags": [],
-    "moe_serve_flags": ["--moe-backend", "flashinfer_b12x"],
-    "expect": [{"kind": "nvfp4-linear", "line": LINEAR}],
-}
+PLAN = planned(
+    make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")),
+    moe_serve_flags=["--moe-backend", "flashinfer_b12x"],
+    expect=[{"kind": "nvfp4-linear", "line": LINEAR}],
+)
 
 
 def check(level: Level, name: str = "x", status: Any = "pass", **more: Any) -> Check:
@@ -59,8 +62,8 @@ DISPATCH = [
 UNASKED = [idle("dispatch", "nvfp4-linear"), idle("dispatch", "nvfp4-moe")]
 
 
-def report_of(*checks: Check, plan: dict[str, Any] = PLAN) -> Report:
-    return Report(target="oci:out", plan_digest=DIGEST, checks=list(checks), plan=plan)
+def report_of(*checks: Check, plan: PlanDocument = PLAN) -> Report:
+    return Report(target="oci:out", checks=list(checks), plan=plan)
 
 
 def test_the_verdict_states_what_is_proven_and_not_run() -> None:
@@ -137,7 +140,7 @@ def test_a_long_reason_is_shortened_and_shown_once(
 
 def test_without_a_profile_no_kernel_is_claimed() -> None:
     nothing = idle("dispatch", reason="no profile was named", moot=True)
-    plan = {**PLAN, "moe_serve_flags": [], "expect": []}
+    plan = replace(PLAN, moe_serve_flags=(), expect=())
     verdict = report_of(STATIC, nothing, plan=plan).verdict()
     assert verdict.status == "proven"
     assert verdict.sentence == (
@@ -147,8 +150,8 @@ def test_without_a_profile_no_kernel_is_claimed() -> None:
 
 
 def test_the_verdict_names_the_required_flags() -> None:
-    flags = ["--linear-backend", "flashinfer_b12x"]
-    verdict = report_of(*DISPATCH, plan={**PLAN, "serve_flags": flags}).verdict()
+    flags = ("--linear-backend", "flashinfer_b12x")
+    verdict = report_of(*DISPATCH, plan=replace(PLAN, serve_flags=flags)).verdict()
     assert (
         "NVFP4 linear and MoE use b12x with the flags --linear-backend flashinfer_b12x "
         "--moe-backend flashinfer_b12x."
@@ -157,7 +160,7 @@ def test_the_verdict_names_the_required_flags() -> None:
         "vllm serve MODEL --linear-backend flashinfer_b12x",
         "vllm serve MODEL --linear-backend flashinfer_b12x --moe-backend flashinfer_b12x",
     )
-    assert serve_lines({"serve_flags": [], "moe_serve_flags": []}) == ("vllm serve MODEL",)
+    assert serve_lines(planned()) == ("vllm serve MODEL",)
 
 
 @pytest.mark.parametrize(
@@ -181,17 +184,13 @@ def test_kernels_have_their_common_names(seen: str, kernel: str, family: str) ->
 
 
 def test_the_page_and_the_summary_start_with_the_verdict() -> None:
-    plan = {
-        **make_plan_of(fake_base(vllm_files()), make_layer("idle", package="sglang")).as_json(),
-        **PLAN,
-    }
     for report in (report_of(STATIC, *DISPATCH), report_of(STATIC, *UNASKED)):
-        verdict = verdict_of(report, plan)
-        title, _, first, *rest = render_summary(report, plan).splitlines()
+        verdict = verdict_of(report)
+        title, _, first, *rest = render_summary(report).splitlines()
         assert first == f"**{verdict.sentence.replace('_', chr(92) + '_')}**"
         assert title.endswith("passed" if verdict.status == "proven" else "**NOT PROVEN**")
         assert all(f"- try: `{command}`" in rest for command in verdict.todo)
-        page = render_html(report, plan)
+        page = render_html(report)
         assert verdict.sentence in page
         assert all(limit in page for limit in verdict.limits)
         assert ("expected refusal" in page) is bool(verdict.limits)

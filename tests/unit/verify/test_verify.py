@@ -34,6 +34,7 @@ from tests.unit.fakes import (
     replace_op,
     vllm_files,
 )
+from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ def report_of(**checks: Status) -> Report:
         Check(level=cast("Level", level), name="x", status=status, expected="", seen="")
         for level, status in checks.items()
     ]
-    return Report(target="t", plan_digest="sha256:0", checks=made)
+    return Report(target="t", plan=planned(), checks=made)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def target_of(
     target = VerifyTarget(
         name="oci:out",
         kind="oci",
-        plan=plan.as_json(),
+        plan=plan.document,
         layers=layers,
         tree=tree,
         env=plan.env,
@@ -187,10 +188,13 @@ def test_a_failed_static_check_names_the_file(
     assert (check.status, check.where) == ("fail", where)
 
 
+OTHER = f"sha256:{'0' * 64}"
+
+
 def baked(target: VerifyTarget, label: str = "", **changes: Any) -> VerifyTarget:
     """The target with its plan read back from an image, changed."""
-    plan = json.loads(json.dumps({**target.plan, **changes}))
-    return dataclasses.replace(target, plan=plan, label=label)
+    plan = read_plan(json.dumps({**plain(target.plan), **changes}).encode(), "image")
+    return dataclasses.replace(target, plan=plan.document, label=label, recomputed=plan.digest)
 
 
 def test_a_new_plan_is_not_checked() -> None:
@@ -199,16 +203,17 @@ def test_a_new_plan_is_not_checked() -> None:
 
 def test_a_baked_plan_passes_with_and_without_a_label() -> None:
     target = target_of(LAYER)
-    for label in ("", str(target.plan["plan_digest"])):
+    for label in ("", target.plan.plan_digest):
         check = static(baked(target, label))["plan"]
-        assert (check.status, check.seen) == ("pass", target.plan["plan_digest"])
+        assert (check.status, check.seen) == ("pass", target.plan.plan_digest)
 
 
 @pytest.mark.parametrize(
     ("changes", "label", "seen"),
     [
         pytest.param({"env": {}}, "", "and says that it is", id="edited"),
-        pytest.param({"plan_digest": "sha256:0"}, "", "and says that it is sha256:0", id="digest"),
+        pytest.param({"plan_digest": OTHER}, "", f"and says that it is {OTHER}", id="digest"),
+        pytest.param({"later": 1}, "", "and says that it is", id="a newer key"),
         pytest.param({}, "sha256:1", "the image's label says sha256:1", id="another plan"),
     ],
 )
@@ -270,7 +275,7 @@ def test_a_plan_with_wrong_types_is_refused(key: str, value: object, said: str) 
     document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
     with pytest.raises(UsageError, match=rf"is not a plan: {said}"):
         read_plan(json.dumps({**document, key: value}).encode(), "image")
-    assert read_plan(json.dumps({**document, "later": 1}).encode(), "image")["later"] == 1
+    assert read_plan(json.dumps({**document, "later": 1}).encode(), "image").json["later"] == 1
 
 
 def test_a_plan_for_no_vllm_is_refused() -> None:
@@ -286,7 +291,7 @@ def test_a_newer_plan_schema_is_refused_and_an_older_one_is_read() -> None:
         read_plan(json.dumps({**document, "schema": 3}).encode(), "image")
     older = {**document, "schema": 1}
     del older["build"]
-    assert read_plan(json.dumps(older).encode(), "image") == older
+    assert read_plan(json.dumps(older).encode(), "image").json == older
 
 
 @pytest.mark.parametrize("env", [{}, {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}])
@@ -353,14 +358,12 @@ EXPECT = [
     {"kind": "nvfp4-linear", "line": "Using MarlinKernel for NVFP4 GEMM"},
     {"kind": "nvfp4-moe", "line": "Using 'MARLIN' MoE"},
 ]
-PLAN = {
-    "plan_digest": "sha256:0",
-    "env": {"VLLM_X": "1"},
-    "serve_flags": ["--linear-backend", "marlin"],
-    "moe_serve_flags": ["--moe-backend", "cutlass"],
-    "expect": EXPECT,
-    "layers": [],
-}
+PLAN = planned(
+    env={"VLLM_X": "1"},
+    serve_flags=["--linear-backend", "marlin"],
+    moe_serve_flags=["--moe-backend", "cutlass"],
+    expect=EXPECT,
+)
 
 
 def answer(
@@ -424,11 +427,11 @@ def test_another_line_or_an_error_fails(bad: Any, seen: str, reason: str) -> Non
     assert moe.status == "pass"
 
 
-@pytest.mark.parametrize("wanted", [{"line": "Using"}, {"selected": "*"}, {"refused": ""}])
+@pytest.mark.parametrize("wanted", [{"line": "Using"}, {"selected": "*"}, {"refused": "x"}])
 def test_an_unavailable_check_is_not_run_and_never_a_pass(wanted: Any) -> None:
     """Not even where the profile would be content with any kernel, or with a refusal."""
     reason = "this release has no linear_backend setting"
-    plan = {**PLAN, "expect": [{"kind": "w4a16-linear", **wanted}]}
+    plan = planned(PLAN, expect=[{"kind": "w4a16-linear", **wanted}])
     replies = [answer(selected=None, not_applicable=reason), answer("Using x")]
     result = {"fatal": None, "simulated": [], "answers": replies}
     target = dataclasses.replace(target_of(LAYER), plan=plan, ask=lambda _request: result)
@@ -455,7 +458,7 @@ def test_a_target_that_cannot_run_has_a_reason() -> None:
 
 
 def test_without_a_profile_no_line_is_expected_and_none_passes() -> None:
-    target = dataclasses.replace(target_of(LAYER), plan={**PLAN, "expect": []})
+    target = dataclasses.replace(target_of(LAYER), plan=planned(PLAN, expect=[]))
     assert [check.status for check in check_dispatch(target)] == ["not-run"]
 
 
