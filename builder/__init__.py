@@ -1,3 +1,3 @@
-"""spark-build: patched, proven vLLM images for the NVIDIA DGX Spark (GB10, SM121)."""
+"""Build and verify patched vLLM images for the NVIDIA DGX Spark (GB10, SM121)."""
 
 __version__ = "0.1.0"

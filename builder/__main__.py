@@ -1,4 +1,4 @@
-"""The error boundary: every failure becomes one message and one documented exit code."""
+"""The entry point: turns every failure into one message and one documented exit code."""
 
 from __future__ import annotations
 

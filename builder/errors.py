@@ -1,4 +1,4 @@
-"""Every way a command can end, and the one exception that carries it.
+"""Exit codes, and the one exception for expected errors, with message and hint.
 
 A message says what happened to which subject and shows the evidence; the hint is the next command
 to try.  The command line prints both and exits with the code; nothing else catches these.

@@ -1,4 +1,4 @@
-"""The environment variables that spark-build reads: their names, their meaning, their values.
+"""The environment variables of spark-build: names, values and meaning.
 
 A command sees them as they were when it began: ``during_a_command`` reads them once. Outside of a
 command, such as in a test of one function, the environment of the moment counts.

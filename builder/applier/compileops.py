@@ -1,4 +1,4 @@
-"""The op ``compile``: kernels that a base lacks, and the wheel that brings them."""
+"""The op ``compile``: adds kernels that a base lacks, in an extension wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading unified diffs, plain or as git writes them."""
+"""Parses unified diffs, plain or in git's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests, and the JSON form that they are taken of.  A leaf: it imports none of its siblings."""
+"""Digests, and the canonical JSON that they are computed from. Imports no sibling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of a text other than diffs: exact replacement, grafts and hooks.  Content alone decides."""
+"""Edits of a text other than diffs: exact replacement, grafts and hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors with their exit codes, and messages on stderr: a leaf."""
+"""Errors with exit codes, and messages on stderr. Imports no sibling."""
 
 from __future__ import annotations
 

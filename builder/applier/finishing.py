@@ -1,4 +1,4 @@
-"""``finish``: what a copy of ready files into an image cannot do."""
+"""``finish``: completes an image after its files were copied (removals, RECORD, checks)."""
 
 from __future__ import annotations
 

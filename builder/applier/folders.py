@@ -1,4 +1,4 @@
-"""Folders that are empty once files went away."""
+"""Removes folders that became empty."""
 
 from __future__ import annotations
 

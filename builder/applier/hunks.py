@@ -1,4 +1,4 @@
-"""Hunks on a text: content alone decides what is before and what is after."""
+"""Applies hunks to a text; the content alone decides whether they are applied already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned wheels from a package index, with the standard library alone."""
+"""Fetches pinned wheels from a package index, using only the standard library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a real site-packages directory: all of a change, or nothing."""
+"""Changes a real site-packages directory completely or not at all."""
 
 from __future__ import annotations
 

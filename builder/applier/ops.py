@@ -1,4 +1,4 @@
-"""Every op of a layer, as a method that gives what it found and what it would change."""
+"""Judges each op of a layer: what it found, and what it would change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What judging gives: the result of an op, and the outcome of a layer."""
+"""Results of judging: that of one op, and that of a layer."""
 
 from __future__ import annotations
 

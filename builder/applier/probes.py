@@ -1,4 +1,4 @@
-"""Probes: whether a tree has a fix in its own form, by the text of its files."""
+"""Probes: whether the files of a tree contain the upstream form of a fix."""
 
 from __future__ import annotations
 

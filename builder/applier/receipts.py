@@ -1,4 +1,4 @@
-"""Receipts: what was written into a tree, by layer and file, with sha256 before and after."""
+"""Receipts: the files that each layer wrote, with sha256 before and after."""
 
 from __future__ import annotations
 

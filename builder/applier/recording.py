@@ -1,4 +1,4 @@
-"""Keeping RECORD true: rows of files that a layer changes, adds and removes."""
+"""Keeps RECORD correct when a layer changes, adds or removes files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging layers in order, each on the tree as the layers before it leave it."""
+"""Judges layers in order, each on the result of the layers before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The changes of several layers that are compiled together."""
+"""Compiled changes of several layers, which are compiled together."""
 
 from __future__ import annotations
 

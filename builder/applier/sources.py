@@ -1,4 +1,4 @@
-"""Where pinned inputs come from: the interface, and what it gives."""
+"""The interface of sources for pinned inputs."""
 
 from __future__ import annotations
 

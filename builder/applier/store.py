@@ -1,4 +1,4 @@
-"""Committing layers to a real directory, and taking them back."""
+"""Commits layers to a real directory, and reverts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of text, and where text that was not found nearly stands: a leaf."""
+"""Lines of text, and the line most similar to one that was not found. Imports no sibling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site-packages directory, wherever its files are, and changes on top of one."""
+"""A site-packages directory, on disk or not, and changes on top of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the ops of a variant, and what their results make of a layer."""
+"""Runs the ops of a variant and combines their results into the outcome of a layer."""
 
 from __future__ import annotations
 

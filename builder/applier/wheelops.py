@@ -1,4 +1,4 @@
-"""The ops ``wheel`` and ``remove``: whole distributions that come and go."""
+"""The ops ``wheel`` and ``remove``: install and remove complete distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading wheels: their members by RECORD, and remote ones by byte ranges."""
+"""Reads wheels: their members by RECORD, remote ones by byte ranges."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Identify a base: ``pypi:``, ``dir:``, or an image reference.  I/O happens here and not later."""
+"""Identify what is patched: ``pypi:``, ``dir:``, ``oci:``, or an image reference."""

@@ -1,4 +1,4 @@
-"""Identify a base, whatever its kind.  Only what its kind needs is imported."""
+"""Identifies a base of any kind, importing only what that kind needs."""
 
 from __future__ import annotations
 

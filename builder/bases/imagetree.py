@@ -1,4 +1,4 @@
-"""What images have in common, whoever reads them: a tree of files, and what identifies them."""
+"""What all image bases share: a tree of files, and what identifies them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a base is asked for, and what an identified base is."""
+"""The request for a base, and the identified base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base made of released wheels: ``pypi:vllm==0.20.1,flashinfer-python==0.6.9``."""
+"""A base of released wheels: ``pypi:vllm==0.20.1,flashinfer-python==0.6.9``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the RECORD of an installed distribution can be believed.
+"""Checks whether the RECORD of an installed distribution can be trusted.
 
 All that is known of which files a package has comes from there: with a damaged one a package would
 look empty, and a base as if there were nothing to patch.

@@ -1,4 +1,4 @@
-"""Files of an image, taken from the released wheel that they came from where that is cheaper.
+"""Reads files of an image from the released wheel they come from, where that is cheaper.
 
 The layers say what every file's sha256 is.  A wheel on the package index whose RECORD has the same
 one holds the same bytes, and gives a file for kilobytes where a layer has to be read through.

@@ -1,4 +1,4 @@
-"""A base that is an image in a registry or an OCI layout: identified by reading its layers.
+"""An image in a registry or an OCI layout as a base, identified by reading its layers.
 
 It is not pulled: the layers are streamed once, newest first, as far as they can answer, and what
 they hold is kept by layer digest.  The answer is the one that the image itself gives when a Docker

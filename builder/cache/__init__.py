@@ -1,1 +1,1 @@
-"""The cache on this machine: what is in it, and how it is made smaller."""
+"""The local cache: list its contents, and free space."""

@@ -1,4 +1,4 @@
-"""What lies where in the cache.  What is not described here is shown, and never removed."""
+"""The kinds of cache entries and their folders. Anything else is listed, but never removed."""
 
 from __future__ import annotations
 

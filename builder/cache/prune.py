@@ -1,4 +1,4 @@
-"""Make the cache smaller: the longest unused entries go first, and never one that is in use."""
+"""Frees space in the cache: least recently used entries first, never one in use."""
 
 from __future__ import annotations
 

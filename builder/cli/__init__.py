@@ -1,4 +1,4 @@
-"""The command line: parse, call, print.  Decisions are made elsewhere."""
+"""The command line. Each command parses its options, calls one function, and prints."""
 
 #: Options of the program that people also write after the command.
 COMMON = ("-q", "--quiet", "-v", "--verbose", "--debug")

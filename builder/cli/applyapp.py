@@ -1,4 +1,4 @@
-"""The options of ``apply`` and ``revert``; what they do is imported when they run."""
+"""Options of ``apply`` and ``revert``; the implementation is imported when they run."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The options of ``spark-build cache``; what it does is imported when it runs."""
+"""Options of ``spark-build cache``; the implementation is imported when it runs."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""All commands: where their options are, and what the list of commands says of each.
+"""The table of commands: the module of their options, and their help line.
 
 ``--help`` prints this table without importing a command; ``tests/unit/cli/test_start.py`` holds it
 against what the commands say of themselves.

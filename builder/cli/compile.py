@@ -1,4 +1,4 @@
-"""``spark-build compile``: what a release's own build makes of its CUDA sources, and part of it."""
+"""``spark-build compile``: show or compile parts of a release's CUDA sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``spark-build compile wheel``: rebuilt kernels beside a prebuilt vLLM."""
+"""``spark-build compile wheel``: an extension wheel for a prebuilt vLLM."""
 
 from __future__ import annotations
 

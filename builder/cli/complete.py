@@ -1,4 +1,4 @@
-"""What the shell completes.  Nothing here asks the network; heavy modules are not imported."""
+"""Shell completion, without network access or heavy imports."""
 
 from __future__ import annotations
 

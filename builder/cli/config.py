@@ -1,4 +1,4 @@
-"""``spark-build config show``: every effective setting, and where it comes from."""
+"""``spark-build config show``: every setting in use, and its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions on the terminal."""
+"""Confirmation on the terminal."""
 
 from __future__ import annotations
 

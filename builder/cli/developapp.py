@@ -1,4 +1,4 @@
-"""What inspects releases and publishes formats; what the commands do is imported when they run."""
+"""Options of ``matrix``, ``mods``, ``schema`` and ``config``."""
 
 from pathlib import Path
 from typing import Annotated

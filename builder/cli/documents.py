@@ -1,4 +1,4 @@
-"""The documents that ``--json`` prints, by the name of the command, and the types they are."""
+"""The documents that ``--json`` prints, with their types, by command."""
 
 from __future__ import annotations
 

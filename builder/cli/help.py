@@ -1,4 +1,4 @@
-"""How help looks: commands in groups, and examples of a line each that can be copied."""
+"""The layout of help texts: groups of commands, and examples to copy."""
 
 from __future__ import annotations
 

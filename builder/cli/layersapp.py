@@ -1,4 +1,4 @@
-"""The options of ``spark-build layers``; what its commands do is imported when they run."""
+"""Options of ``spark-build layers``; the implementation is imported when it runs."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The options of ``spark-build lock``; what it does is imported when it runs."""
+"""Options of ``spark-build lock``; the implementation is imported when it runs."""
 
 from dataclasses import replace
 from typing import Annotated

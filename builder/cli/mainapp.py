@@ -1,4 +1,4 @@
-"""The options of the commands that everybody needs; what they do is imported when they run.
+"""Options of ``plan``, ``image``, ``verify`` and ``diagnose``.
 
 Here and in the other modules of options annotations are no strings: typer would evaluate each of
 them at every start, which takes a tenth of ``--help``.

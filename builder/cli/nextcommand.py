@@ -1,4 +1,4 @@
-"""The ``try:`` line of an error: a command that can be run, with the user's own arguments."""
+"""The ``try:`` line of an error: a complete command with the user's own arguments."""
 
 from __future__ import annotations
 

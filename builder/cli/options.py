@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they come to.
+"""Options that several commands share, and the values that they give.
 
 Imports of the heavy modules stay inside functions: ``--help`` must not pay for them.
 """

@@ -1,4 +1,4 @@
-"""The options of what publishes images; what its commands do is imported when they run."""
+"""Options of ``publish``, ``tags``, ``sign``, ``rebuild`` and ``distribute``."""
 
 from pathlib import Path
 from typing import Annotated

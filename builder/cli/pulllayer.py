@@ -1,4 +1,4 @@
-"""Layer folders and pull requests: one made of the other, and what has become of it since."""
+"""Creates layer folders from pull requests, and shows the current state of these."""
 
 from __future__ import annotations
 

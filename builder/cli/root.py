@@ -1,4 +1,4 @@
-"""The program without its commands, and the one command that a line of words names.
+"""The program without its commands; it loads only the command that is used.
 
 Each command's options are in a module of their own, and only that module is imported.
 """

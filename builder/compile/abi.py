@@ -1,4 +1,4 @@
-"""Whether a library can be loaded beside a prebuilt extension: every symbol, version and need.
+"""Checks whether a library can be loaded with a prebuilt extension: symbols, versions, libraries.
 
 Nothing is executed.  One rule applies throughout: an extension wheel may need only what the base's
 own extension needs too, or what a library of that extension provides.

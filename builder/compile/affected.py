@@ -1,4 +1,4 @@
-"""What changes to a release's sources mean for what its build compiles for one architecture."""
+"""The units that changes to a release's sources affect, for one architecture."""
 
 from __future__ import annotations
 

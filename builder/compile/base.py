@@ -1,4 +1,4 @@
-"""The compiled side of a base: its own extension, and the libraries that this needs.
+"""The compiled extension of a base, and the libraries that it needs.
 
 A library is 1 MB to 1 GB and may be inside a wheel on the index, so each is read once; what is
 known of it is kept in the cache by its sha256.

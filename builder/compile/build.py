@@ -1,4 +1,4 @@
-"""Compile some translation units of a release, and nothing else.
+"""Compiles selected translation units of a release.
 
 A run that was broken off goes on where it stopped: objects stay in the cache, in a folder that is
 named after everything that goes into them.

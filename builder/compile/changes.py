@@ -1,4 +1,4 @@
-"""Changes to a source tree: a unified diff of the user's, or one that is known by name."""
+"""Changes to a source tree: a built-in one, or a unified diff."""
 
 from __future__ import annotations
 

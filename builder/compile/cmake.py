@@ -1,4 +1,4 @@
-"""What a release's own build makes of its sources: asked of its own CMakeLists.txt.
+"""Evaluates a release's own CMakeLists.txt to find what its build would compile.
 
 No compiler, torch or GPU is needed: ``builder/data/cmake_probe.cmake`` runs the file in CMake's
 script mode and writes down which source goes into which extension, compiled for what.

@@ -1,4 +1,4 @@
-"""Which compilers there are for a platform: nvcc, installed or of wheels, and the host's."""
+"""The compilers for a platform: nvcc, installed or from wheels, and the host compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling and linking in containers of a toolkit image, in place of this machine's own tools.
+"""Compiles and links in containers of a toolkit image instead of on this machine.
 
 Everything there is at fixed paths, so what is compiled does not depend on whose machine asked.
 """

@@ -1,4 +1,4 @@
-"""What compiling units takes on this machine, and refusing what it is clearly too small for."""
+"""The memory, disk space and time that compiling needs; refuses machines that are too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a C++ or CUDA file defines, declares and uses by name, read from its text.
+"""Finds the names that a C++ or CUDA file defines, declares and uses.
 
 A reader of namespaces, classes and functions, not a compiler: of what is inside a function only the
 words count.  What it does not understand it leaves out, so that nothing is found there; nothing is

@@ -1,4 +1,4 @@
-"""C++ and CUDA source as its compiler would read it, without running a compiler.
+"""C++ and CUDA source with comments, strings and inactive branches blanked.
 
 Comments and the insides of strings become blanks, directives too, and so do branches that a build's
 own definitions leave out.  Every character that is kept stays where it was, so that a place found

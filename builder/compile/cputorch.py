@@ -1,4 +1,4 @@
-"""Whether the torch of a base is a CUDA build: compiled code is checked against its libraries."""
+"""Checks that the torch of a base is a CUDA build, which compiled code is checked against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of C++ symbols as sources have them, by ``c++filt``."""
+"""Demangles C++ symbols with ``c++filt``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which torch operators a unit implements, read from a release's own sources.
+"""Finds the torch operators that a unit implements, in a release's own sources.
 
 A unit that changes must be in use when it is loaded beside the release's extension.  So every unit
 that calls what it defines comes along, up to the functions that are registered as operators; these

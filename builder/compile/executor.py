@@ -1,4 +1,4 @@
-"""Where compilers and linkers run: on this machine, or in a container (``container.py``).
+"""Runs compilers and linkers on this machine; ``container.py`` does it in a container.
 
 What is asked of either is the same: run these commands over these files, and leave those files.
 """

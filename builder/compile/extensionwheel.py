@@ -1,4 +1,4 @@
-"""An extension wheel: a wheel with rebuilt kernels that takes the place of a prebuilt vLLM's own.
+"""Builds an extension wheel: rebuilt kernels that replace those of a prebuilt vLLM.
 
 The rebuilt units are linked with the few that lie between them and their torch operator into a
 library that registers the operator once more; vLLM loads it in every process as a plugin.  vLLM's

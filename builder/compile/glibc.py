@@ -1,4 +1,4 @@
-"""Asking the C library to link with for older versions of its functions than it gives unasked.
+"""Links functions of glibc in older versions, so that a library loads on older systems.
 
 A library that is linked on a new system asks for the newest version of a function, and is refused
 by an older system that has the same function under an older version.  The C library keeps those.

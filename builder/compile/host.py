@@ -1,4 +1,4 @@
-"""The C++ compiler that nvcc hands the host's code to, for the platform that is compiled for."""
+"""The host C++ compiler that nvcc uses for a platform."""
 
 from __future__ import annotations
 

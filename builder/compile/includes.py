@@ -1,4 +1,4 @@
-"""Which translation units a change to a source file reaches, and which guards those units meet.
+"""Finds the translation units that include a changed file, and the guards in them.
 
 Includes are followed textually, as a preprocessor that takes every branch: a unit may be named
 that a compiler would leave alone, never the other way round.

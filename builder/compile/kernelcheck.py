@@ -1,4 +1,4 @@
-"""Whether the kernels in a linked library are real: each by itself, from its machine code.
+"""Checks the machine code of each kernel in a linked library: real code or a stub.
 
 Of an operator that is known by hand it is known which instruction its kernels hold.  Of one that
 was found in the sources it is not.  There a kernel counts as real when it writes to memory and

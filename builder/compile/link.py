@@ -1,4 +1,4 @@
-"""Linking objects into a library that goes beside a prebuilt extension.
+"""Links object files into a library that is loaded with a prebuilt extension.
 
 The base's libraries need not be here: the linker sees stand-ins of the same names with the symbols
 that the real ones export, so a symbol that none of them has stays open and is found.

@@ -1,4 +1,4 @@
-"""For every CUDA unit of a release: which operators a change to it alone would register anew."""
+"""For each CUDA unit of a release: the operators that a change to it would register again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiling a release for SM121 gives, before anything is compiled."""
+"""What a build of a release for SM121 would contain, before anything is compiled."""
 
 from __future__ import annotations
 

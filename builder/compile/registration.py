@@ -1,4 +1,4 @@
-"""Which torch operators a change rebuilds, and the C++ that registers them anew.
+"""The torch operators that a change rebuilds, and the C++ code that registers them again.
 
 The kernels of a release's extension have hidden symbols, so they cannot be replaced one by one; an
 operator can: torch's dispatcher takes the kernel that was registered last.

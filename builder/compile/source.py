@@ -1,4 +1,4 @@
-"""vLLM's source: a release's archive on the package index, a commit from its forge, or a folder.
+"""vLLM's sources: a released archive, a commit from its forge, or a folder.
 
 A base that was built between releases says in its version which commit it is
 (``0.19.2.dev31+g0123abcd``, as setuptools-scm writes it).

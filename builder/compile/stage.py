@@ -1,4 +1,4 @@
-"""The compile stage of a plan: what a layer's ``compile`` op takes, pinned, and running it.
+"""The compile stage of a plan: pins the inputs of a ``compile`` op, and runs it.
 
 Planning a stage compiles nothing: it pins the sources, the change, the compiler and the headers.
 Running it makes an extension wheel (``extensionwheel.py``), which goes into an image like any other

@@ -1,4 +1,4 @@
-"""What a stage compiles of some changes, or why nothing: decided on the release's own sources."""
+"""Decides from a release's sources what a stage compiles, or why it compiles nothing."""
 
 from __future__ import annotations
 

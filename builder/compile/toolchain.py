@@ -1,4 +1,4 @@
-"""What one translation unit of vLLM is compiled with: nvcc, and the headers it includes.
+"""What a translation unit of vLLM is compiled with: nvcc, and the headers it includes.
 
 A machine that has vLLM's environment has all of this; elsewhere the headers are read out of
 released wheels by range, pinned by their sha256 on the index, and nothing is installed.

@@ -1,4 +1,4 @@
-"""The CUDA compiler from released wheels, unpacked in the cache like an installed toolkit.
+"""The CUDA compiler from released wheels, extracted in the cache.
 
 The wheels of one toolkit release are always the same: its metadata on the package index pins every
 part, and each is checked against its sha256 before a file of it is used.

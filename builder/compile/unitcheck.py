@@ -1,4 +1,4 @@
-"""What is in a compiled unit: target, tensor-core instructions and traps, from its machine code."""
+"""Reads the machine code of a compiled unit: target, tensor-core instructions and traps."""
 
 from __future__ import annotations
 

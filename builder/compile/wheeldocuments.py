@@ -1,4 +1,4 @@
-"""What ``compile wheel`` prints of an extension wheel, and what the wheel says of itself."""
+"""The JSON of ``compile wheel``, and the ``companion.json`` in an extension wheel."""
 
 from __future__ import annotations
 

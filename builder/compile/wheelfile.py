@@ -1,4 +1,4 @@
-"""The wheel that an extension wheel is delivered as: the same content gives the same bytes."""
+"""Writes the wheel file of an extension wheel; the same content gives the same bytes."""
 
 from __future__ import annotations
 

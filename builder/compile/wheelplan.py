@@ -1,4 +1,4 @@
-"""What an extension wheel is compiled of: the units that a change reaches, and their operators."""
+"""Plans an extension wheel: the units that a change affects, and their operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an extension wheel is made of, and finding it for a base."""
+"""The inputs of an extension wheel, and finding them for a base."""
 
 from __future__ import annotations
 

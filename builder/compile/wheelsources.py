@@ -1,4 +1,4 @@
-"""The sources of an extension wheel: the release's, without definitions that would clash."""
+"""The sources of an extension wheel: the release's, without conflicting definitions."""
 
 from __future__ import annotations
 

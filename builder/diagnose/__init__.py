@@ -1,1 +1,1 @@
-"""Reads the log of a model server: what it selected, what killed it, what to do."""
+"""Explain the log of a model server: selected kernels, the cause of a failure, the fix."""

@@ -1,4 +1,4 @@
-"""The catalogue for people: one entry, the list, the page of the documentation, the check."""
+"""The catalogue as text: one entry, the list, the page in docs/, and the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels a log says were selected: every form in which a supported release says it.
+"""The kernels that a log says were selected, in every form that a supported release logs.
 
 A line proves that a kernel was selected, not that it ran.  The forms were read in the sources of
 each vLLM release from 0.17.0 to 0.33.0.

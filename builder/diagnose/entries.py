@@ -1,4 +1,4 @@
-"""A finding of the catalogue, as values: what shows it, for which releases, and what to do."""
+"""An entry of the catalogue: patterns, releases, message and fixes."""
 
 from __future__ import annotations
 

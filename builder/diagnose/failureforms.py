@@ -1,4 +1,4 @@
-"""Messages of programs that died, other than Python's exceptions: one table.
+"""Messages of programs that failed, other than Python exceptions, in one table.
 
 The forms are those of the C and C++ runtimes, the CUDA libraries, the Linux kernel, compilers,
 the dynamic loader, shells, container engines, Kubernetes, systemd, Rust and Go.

@@ -1,4 +1,4 @@
-"""What killed the server, catalogue or not: every fatal event of a log, the root cause first.
+"""Finds every fatal event of a log, in the catalogue or not, the root cause first.
 
 Events are what :mod:`tracebacks` reads and what the table of :mod:`failureforms` names.  Which of
 them is the root is decided at the end: what the server survived is no failure, what only follows

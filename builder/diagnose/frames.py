@@ -1,4 +1,4 @@
-"""Where a program failed, as a search phrase."""
+"""The place where a program failed, as a search phrase."""
 
 from __future__ import annotations
 

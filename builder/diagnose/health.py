@@ -1,4 +1,4 @@
-"""Which program a log is of, and whether its server became ready."""
+"""Which program wrote a log, and whether its server became ready."""
 
 from __future__ import annotations
 

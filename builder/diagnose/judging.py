@@ -1,4 +1,4 @@
-"""The result of a log: findings of the catalogue, failures that no entry knows, the verdict.
+"""The diagnosis of a log: findings of the catalogue, other failures, and the verdict.
 
 Known pitfalls are data (``builder/data/diagnose/``); advice depends on the release, because the
 cure that is published for one release is often wrong for another.  What no entry knows is read by

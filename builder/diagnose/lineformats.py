@@ -1,4 +1,4 @@
-"""Forms that a log takes on its way here: escapes of HTML, typographic quotes, lost line ends.
+"""Undoes what a paste does to a log: HTML escapes, typographic quotes, lost line ends.
 
 A paste from an issue, a chat or a mail is rarely what the program wrote.  What can be undone
 without guessing is undone here, before anybody looks for a message.

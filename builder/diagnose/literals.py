@@ -1,4 +1,4 @@
-"""The fixed text inside a regular expression, by which most of a log is passed over.
+"""Finds the fixed text in a regular expression, so that most lines can be skipped quickly.
 
 A log of a busy server is mostly lines that say nothing about kernels.  Each pattern is therefore
 looked for only where its longest fixed text occurs, which ``str.find`` answers at memory speed;

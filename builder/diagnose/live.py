@@ -1,4 +1,4 @@
-"""A log that still grows: read it as it comes, and end when its server is ready or dead."""
+"""Follows a growing log until the server is ready or has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a log as the program wrote them, whatever carried them here.
+"""Removes the prefixes that containers, journald, Kubernetes and Ray add to log lines.
 
 Container engines, journald, Kubernetes, Ray and vLLM's own processes each put something in front
 of a line or wrap it in JSON; terminals add colour.  The catalogue should know about none of that.

@@ -1,4 +1,4 @@
-"""A diagnosis as text for people: the verdict first, then each finding with its line."""
+"""A diagnosis as text: the verdict first, then each finding with its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass over a log: what was selected, what was asked for, which lines are evidence.
+"""One pass over a log: selected kernels, requested settings, and matching lines.
 
 The log is read once, in blocks, and never kept.  In a block each pattern is tried only on the
 lines that hold its fixed text, and only a bounded number of distinct hits per entry is kept, so

@@ -1,4 +1,4 @@
-"""Where logs lie: files, folders, compressed files, archives of a CI job, standard input."""
+"""Opens logs: files, folders, compressed files, CI archives, standard input."""
 
 from __future__ import annotations
 

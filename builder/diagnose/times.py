@@ -1,4 +1,4 @@
-"""When a line was written, if its prefix tells."""
+"""The time in the prefix of a log line."""
 
 from __future__ import annotations
 

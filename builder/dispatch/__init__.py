@@ -1,4 +1,4 @@
-"""What each vLLM release selects on SM121: asked, kept as evidence, and made into a table."""
+"""Record which kernels each vLLM release selects on SM121, and make a table of the records."""
 
 from __future__ import annotations
 

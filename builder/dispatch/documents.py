@@ -1,4 +1,4 @@
-"""What releases select, as ``dispatch ask`` prints it and docs/evidence keeps it."""
+"""Records of selected kernels, as printed by ``dispatch ask`` and kept in docs/evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask a release everything, and keep what it said: one JSON file a release.
+"""Runs the dispatch probe on a release, and writes one JSON record.
 
 A record says from which wheels and for which profiles it was made, so that one that no longer
 belongs to the profiles of this checkout is found without asking again.

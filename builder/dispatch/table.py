@@ -1,4 +1,4 @@
-"""The release table: what the records say, as Markdown for people.
+"""The release table: the records as Markdown.
 
 Nothing but the records goes in, so the same records give the same text.
 """

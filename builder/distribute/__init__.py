@@ -1,1 +1,1 @@
-"""Bringing an image to machines: each fetches what it lacks, through its own SSH connection."""
+"""Copy an image to machines over SSH; each fetches only the layers that it lacks."""

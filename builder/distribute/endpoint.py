@@ -1,4 +1,4 @@
-"""A registry of one image on the loopback interface, read-only and in constant memory.
+"""A read-only registry for one image, on the loopback interface.
 
 A node's own Docker Engine pulls from it through a tunnel, so what travels, what is resumed and what
 is checked is decided by the engine that will run the image.  The repository's name is a secret made

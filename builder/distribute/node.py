@@ -1,4 +1,4 @@
-"""One node: what its Docker Engine has, and how it is told to fetch an image, over SSH."""
+"""One machine: what its Docker Engine has, and how it pulls an image, over SSH."""
 
 from __future__ import annotations
 

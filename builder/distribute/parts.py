@@ -1,4 +1,4 @@
-"""A large image in parts, so that a transfer that breaks off goes on where it stopped.
+"""Splits a large image into parts, so that an interrupted transfer resumes.
 
 A Docker Engine forgets the layers of a pull that failed.  So a node is first given images of the
 lowest layers alone, each with some more than the one before: what such an image holds is kept, and

@@ -1,4 +1,4 @@
-"""Bring one image to several nodes at once, and know by digest that it arrived."""
+"""Copies one image to several machines at once, and checks its digest there."""
 
 from __future__ import annotations
 

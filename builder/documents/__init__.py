@@ -1,1 +1,1 @@
-"""JSON documents that several packages share: a plan, and pull requests as they are pinned."""
+"""JSON documents that several packages share: plans, and pinned pull requests."""

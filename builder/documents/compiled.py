@@ -1,4 +1,4 @@
-"""Compiled code in a plan: how SM121 runs what the base has, and the stage that compiles more."""
+"""Compiled code in a plan: the machine code of the base, and the compile stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as it is printed, and baked into images."""
+"""A plan as JSON: printed, and stored in images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pull requests in documents: how each is pinned, and how it fits a base."""
+"""Pull requests in JSON documents: the pin of each, and how it applies to a base."""
 
 from __future__ import annotations
 

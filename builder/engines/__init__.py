@@ -1,1 +1,1 @@
-"""Engines turn a plan into an image.  Both give the same files, byte for byte."""
+"""Turn a plan into an image: BuildKit, or the embedded OCI engine.  Both give the same files."""

@@ -1,4 +1,4 @@
-"""Builders: where BuildKit runs, when that is not inside the Docker Engine beside us.
+"""Builders: BuildKit outside the local Docker Engine.
 
 A builder is one that ``docker buildx ls`` knows (drivers docker-container, kubernetes, remote), or
 the address of a BuildKit daemon.  An address becomes a builder in a configuration of its own, so

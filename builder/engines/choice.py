@@ -1,4 +1,4 @@
-"""Chooses the engine: the named one, else one that can build this; and gives the reason."""
+"""Chooses the engine and gives the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts in containers of an image: files in, files out, no network.
+"""Runs scripts in containers of an image: files in, files out, no network.
 
 Each run is one build of ``dockerfiles/compile.Dockerfile.j2``, so it happens where builds happen
 (the Docker Engine beside us, or a builder elsewhere), and a script that ended well is taken from

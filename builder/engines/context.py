@@ -1,4 +1,4 @@
-"""A build context: the ready files of every layer, in a folder each."""
+"""A build context: one folder for each layer with its final files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON document with which the in-image verifier checks a plan on a GPU.
+"""The JSON document for the in-image verifier: what it checks on a GPU.
 
 The tables behind it stay where people edit them: ``builder/data/kernels.toml`` and the catalogue of
 log lines in ``builder/data/diagnose/``.  Only what concerns the plan's own release is put in.

@@ -1,4 +1,4 @@
-"""A container of an empty image: folders of this machine, read-only, and no network."""
+"""Runs a program in a container of an empty image: read-only local folders, no network."""
 
 from __future__ import annotations
 

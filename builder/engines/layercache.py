@@ -1,4 +1,4 @@
-"""Finished layers in the cache: a layer with the same inputs is reused.
+"""Cached layers: a layer with the same inputs is reused.
 
 ``blobs/KEY/`` holds a layer as it was compressed and a record of what it is.  The key is taken of
 all that a layer's bytes come from: what the plan says of it, every entry of the tar, the time, and

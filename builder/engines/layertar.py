@@ -1,4 +1,4 @@
-"""Layer tars: the same files give the same bytes.
+"""Writes layer tars; the same files give the same bytes.
 
 Entries sorted by name, one timestamp, no user names; gzip level 6 in members of 4 MiB each, with no
 name and no time in their headers.  Another build of zlib may compress to other bytes; the tar

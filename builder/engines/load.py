@@ -1,4 +1,4 @@
-"""An image into a Docker Engine, as ``docker load`` does it, without a file in between."""
+"""Loads an image into a Docker Engine as a stream, like ``docker load``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image for several platforms: each entry of the base's index that is patched, in a new index.
+"""Images for several platforms: the patched entries of the base's index, in a new index.
 
 The other entries are kept as they are, byte for byte, or left out.
 """

@@ -1,4 +1,4 @@
-"""Overlays: for a base of released wheels, an image of the changed and added files alone.
+"""Overlays: images with only the changed and added files, for a base of released wheels.
 
 They lie at the paths that they have in the image they are meant for.  Removed files stand in the
 receipts.

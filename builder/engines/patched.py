@@ -1,4 +1,4 @@
-"""Patch layers on top of an image: new layers, configuration and manifest; nothing else is touched.
+"""Adds patch layers to an image: new layers, configuration and manifest.
 
 The base's layers keep their descriptors, byte for byte, whatever their media type and compression.
 """

@@ -1,4 +1,4 @@
-"""An OCI image layout that is being written: our own layers, configurations and manifests."""
+"""A new OCI layout while it is written: our layers, configurations and manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of spark-build that go into an image: its version, and the files that it adds."""
+"""The files of spark-build that every image contains, and its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forge that pull requests come from: its REST API, or a local git clone of a repository.
+"""Fetch pull requests from a forge (its REST API) or a local git clone.
 
 Both answer the same three questions; :mod:`builder.forge.store` pins and caches what they say.
 """

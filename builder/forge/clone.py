@@ -1,4 +1,4 @@
-"""Pull requests out of a local git clone: no network, and history that an API cannot show."""
+"""Pull requests from a local git clone, without network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pull requests over the REST API of GitHub, or of a server that speaks it."""
+"""Pull requests through the REST API of GitHub, or of a compatible server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One GET to a forge: redirects, rate limits, retries, and a token that goes nowhere else."""
+"""One GET request to a forge: redirects, rate limits, retries, token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The normal form of a diff: the same change has the same bytes, whoever printed it.
+"""The normal form of a diff: the same change always has the same bytes.
 
 What stays: for each file its names, whether it is new, deleted, renamed, binary, a link or a
 submodule, mode changes, and its hunks.  What goes: mail headers and trailers, ``index`` and

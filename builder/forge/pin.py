@@ -1,4 +1,4 @@
-"""Reading what a pull request was when it was pinned, which is enough to use it for ever."""
+"""Reads the pin of a pull request."""
 
 from __future__ import annotations
 

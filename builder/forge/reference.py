@@ -1,4 +1,4 @@
-"""References to pull requests and commits, as people write them."""
+"""Parses references to pull requests and commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which forge is asked, and which token it is shown: from the environment, and nothing else."""
+"""The configured forge and its token, from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins pull requests, and keeps what they hold: by sha256, so that nothing is fetched twice."""
+"""Pins pull requests, and caches their diffs by sha256."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Layers and profiles: reading them, selecting them, checking them, and exporting them as mods."""
+"""Read, check and select layers and profiles, and export them as mods."""

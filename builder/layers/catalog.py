@@ -1,4 +1,4 @@
-"""Which layers and profiles exist, and in which order a selection is applied.
+"""Finds layers and profiles, and orders a selection.
 
 A newcomer adds a layer by adding one folder; it is found here and nothing else changes.
 """

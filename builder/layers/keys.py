@@ -1,4 +1,4 @@
-"""The keys of ``layer.toml`` and ``pins.toml``: their types, and which of them must be there."""
+"""The keys of ``layer.toml`` and ``pins.toml``: their types, and which are required."""
 
 from __future__ import annotations
 

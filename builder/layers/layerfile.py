@@ -1,4 +1,4 @@
-"""``layer.toml`` -> a rendered layer: validated, with every file inlined, ready for the applier.
+"""Reads ``layer.toml`` into a rendered layer: validated, with every file inlined.
 
 The rendered form is a JSON object, so that a mod or an image can carry it without TOML, and its
 canonical sha256 is the layer's identity.

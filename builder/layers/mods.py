@@ -1,4 +1,4 @@
-"""Mods: the same layers, applied when a container starts, as sparkrun and spark-vllm-docker do it.
+"""Mods: layers that are applied when a container starts (sparkrun, spark-vllm-docker).
 
 A mod is one folder with a ``run.sh`` that is called without arguments in its own folder.  Ours
 holds the applier and the rendered layers and needs nothing else: no git, no dotfile, no package of

@@ -1,1 +1,1 @@
-"""The lock of a project: its file, what an entry pins, and what it knows of base images."""
+"""The lock file of a project: pinned inputs, and recorded facts about base images."""

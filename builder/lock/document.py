@@ -1,4 +1,4 @@
-"""The lock's file as values: requests, and what the plan for each rests on."""
+"""The lock file as typed values: requests, and the inputs of each plan."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Machine code, read without a GPU: ELF, fat binaries, SASS and PTX, and what SM121 runs."""
+"""Read machine code without a GPU: ELF, fat binaries, SASS, PTX, and what SM121 can run."""

@@ -1,4 +1,4 @@
-"""Kernels that releases ship ready-made, and what shows that one of them is real."""
+"""Prebuilt kernels of releases, and how to recognise real code."""
 
 from __future__ import annotations
 

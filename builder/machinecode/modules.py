@@ -1,4 +1,4 @@
-"""The prebuilt extension modules of a target: where they are, and a summary of each one's code.
+"""Finds the prebuilt extension modules of a target, and summarises their code.
 
 A module is 10 to 400 MB and often inside a wheel on the index, so it is read once: the summary is
 kept in the cache by the module's sha256.

@@ -1,1 +1,1 @@
-"""The values that every step of a build uses: a base and its kind, a platform, a plan."""
+"""Values that every step of a build uses: base, platform, plan."""

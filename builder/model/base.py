@@ -1,4 +1,4 @@
-"""What is patched: the kinds of base, and one base, pinned."""
+"""What is patched: the kinds of base, and a pinned base."""
 
 from __future__ import annotations
 

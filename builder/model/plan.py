@@ -1,4 +1,4 @@
-"""A plan: every layer as it was judged, and all that decides an image.  Nothing here does I/O."""
+"""A plan: the state of each layer, and everything that determines an image. No I/O."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""HTTP to registries, package indexes and forges: sessions, TLS, and limits on time."""
+"""HTTP to registries, package indexes and forges: sessions, TLS, retries, and time limits."""

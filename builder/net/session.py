@@ -1,4 +1,4 @@
-"""The HTTP session of every client: one trust a host, our limits on time, no cookies."""
+"""The HTTP session of every client: certificates per host, time limits, no cookies."""
 
 from __future__ import annotations
 

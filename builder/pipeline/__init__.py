@@ -1,1 +1,1 @@
-"""The story of a build: identify, select, plan, build, verify; and of a lock, told the same way."""
+"""The steps of a build: identify, select, plan, build, verify; and the same for a lock."""

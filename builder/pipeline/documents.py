@@ -1,4 +1,4 @@
-"""What ``image`` prints with ``--json``: what was built, or with --dry-run what would be."""
+"""The JSON of ``image``: what was built, or with --dry-run would be built."""
 
 from __future__ import annotations
 

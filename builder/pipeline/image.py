@@ -1,4 +1,4 @@
-"""One image, from options to evidence: identify, plan, compile what is missing, build, verify."""
+"""Builds one image, from options to evidence: identify, plan, compile, build, verify."""
 
 from __future__ import annotations
 

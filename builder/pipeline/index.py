@@ -1,4 +1,4 @@
-"""Images for the several platforms of a base's index, in a new index."""
+"""Builds images for several platforms of the base's index, in a new index."""
 
 from __future__ import annotations
 

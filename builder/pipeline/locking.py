@@ -1,4 +1,4 @@
-"""The project's lock: written, checked, or renewed."""
+"""Writes, checks and updates the lock of a project."""
 
 from __future__ import annotations
 

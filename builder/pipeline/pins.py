@@ -1,4 +1,4 @@
-"""Pins of a layer's inputs, taken from the package index: nothing that enters an image floats."""
+"""Pins the inputs of a layer from the package index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``--layers`` and ``--with-pr`` select, with pull requests turned into diffs."""
+"""The layers that ``--layers`` and ``--with-pr`` select, with pull requests as diffs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How plans and reports look to people."""
+"""Prints plans and reports."""
 
 from __future__ import annotations
 

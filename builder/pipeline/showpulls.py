@@ -1,4 +1,4 @@
-"""How pull requests look to people: what each is, what of it counts, and where it conflicts."""
+"""Prints pull requests: their state, the files that count, and conflicts."""
 
 from __future__ import annotations
 

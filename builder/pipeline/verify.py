@@ -1,4 +1,4 @@
-"""Verify: a target that a user names, or the image that was just built."""
+"""Verifies a target that a user names, or the new image."""
 
 from __future__ import annotations
 

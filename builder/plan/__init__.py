@@ -1,1 +1,1 @@
-"""Plans: their values, making them, and what an image carries of them."""
+"""Make plans: judge each layer on a base, and pin its inputs."""

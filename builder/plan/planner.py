@@ -1,4 +1,4 @@
-"""Base + selection -> plan: judge each layer on the tree as the layers before it leave it."""
+"""Makes a plan from a base and a selection: judges each layer after the layers before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned inputs of layers, for the applier: files of released wheels, and what is compiled."""
+"""Pinned inputs of layers for the applier: files of released wheels, compiled files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs PTX kernels on a CPU: their numbers, races and deadlocks, without the GPU they are for.
+"""Run PTX kernels on the CPU, and check values, races and deadlocks without a GPU.
 
 `source` reads PTX, `program` decodes it, `grid` runs a launch of it, `races` watches shared memory.
 Each ``ops_`` module holds one family of instructions; what an instruction means stands beside the

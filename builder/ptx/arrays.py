@@ -1,4 +1,4 @@
-"""Arrays and parameters of a launch, as a program or a person writes them (docs/ptx.md)."""
+"""Arrays and parameters of a launch, as written in ``launch.json`` (docs/ptx.md)."""
 
 from __future__ import annotations
 

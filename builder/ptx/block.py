@@ -1,4 +1,4 @@
-"""A thread block: its shared memory, barriers, mbarriers and copies under way."""
+"""A thread block: its shared memory, barriers, mbarriers and pending copies."""
 
 from __future__ import annotations
 

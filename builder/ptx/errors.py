@@ -1,4 +1,4 @@
-"""What can be wrong with PTX, and with a kernel that runs."""
+"""Errors in PTX, and faults of a running kernel."""
 
 from __future__ import annotations
 

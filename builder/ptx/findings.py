@@ -1,4 +1,4 @@
-"""What runs showed: races, each line with its text and its source, faults and wrong values."""
+"""Results of runs: races with their lines and sources, faults, and wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a launch: every block at once, warp by warp, in an order that a schedule chooses."""
+"""Runs a launch: all blocks, warp by warp, in the order of a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every instruction that is known, by its opcode, and which of them end a basic block."""
+"""All supported instructions by opcode, and which of them end a basic block."""
 
 from __future__ import annotations
 

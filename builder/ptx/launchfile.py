@@ -1,4 +1,4 @@
-"""A launch in files: what to run, and what may come out of it.
+"""A launch in files: the kernel to run, and the expected result.
 
 ``launch.json`` names the PTX, the kernel, its grid and block, its parameters, the memory that they
 point into, and where one array is the result, the exact one and its bound (docs/ptx.md).

@@ -1,4 +1,4 @@
-"""Global and shared memory: nothing outside of what is registered can be touched."""
+"""Global and shared memory; accesses outside of registered memory are faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mbarriers, and copies that the asynchronous proxy makes.
+"""Mbarriers, and copies of the asynchronous proxy.
 
 PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier" and "Data Movement and
 Conversion Instructions: Asynchronous copy".

@@ -1,4 +1,4 @@
-"""Lanes of a warp among themselves, and where they go.
+"""Communication between the lanes of a warp, and branches.
 
 PTX ISA, "Control Flow Instructions", "Data Movement and Conversion Instructions: shfl" and
 "Parallel Synchronization and Communication Instructions: bar, barrier, vote, activemask, elect".

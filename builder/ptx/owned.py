@@ -1,4 +1,4 @@
-"""A kernel of one's own, run by hand: what each schedule showed, and what it wrote."""
+"""Runs a user's own kernel: the result of each schedule, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which line of a kernel's own source a line of PTX was made from.
+"""Maps lines of PTX to lines of the kernel's source.
 
 Compilers write it into PTX when they are asked for line info (``nvcc -lineinfo``, the CuTe DSL with
 ``CUTE_DSL_LINEINFO=1``).  PTX ISA, "Debugging Directives: .loc" and ".file".

@@ -1,4 +1,4 @@
-"""A kernel decoded, in basic blocks."""
+"""A decoded kernel in basic blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races on a block's shared memory: accesses that nothing orders.
+"""Finds races on the shared memory of a block: accesses without a defined order.
 
 Happens-before by vector clocks.  Agents are the block's warps (lanes of one warp count as ordered)
 and its asynchronous copies.  Barriers, mbarriers and waits for copies order; what generic accesses

@@ -1,4 +1,4 @@
-"""Runs a launch in several schedules, and says what each showed."""
+"""Runs a launch in several schedules, and reports each."""
 
 from __future__ import annotations
 

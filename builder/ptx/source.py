@@ -1,4 +1,4 @@
-"""Reads PTX: kernels, their parameters, variables, registers and instructions.
+"""Parses PTX: kernels, their parameters, variables, registers and instructions.
 
 PTX ISA, "Syntax", "State Spaces, Types, and Variables" and "Instruction Operands".
 """

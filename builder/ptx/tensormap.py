@@ -1,4 +1,4 @@
-"""The 128-byte tensor map (TMA descriptor) and what a tile of it covers.
+"""The 128-byte tensor map (TMA descriptor), and the tile that it describes.
 
 PTX ISA, "Tensors" (boxes, bounds, swizzling).  How the fields lie in the 128 bytes is published
 nowhere; what is read here was found by comparing descriptors with what they were made from, and

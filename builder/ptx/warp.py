@@ -1,4 +1,4 @@
-"""A warp: the registers of 32 lanes, and where each lane is."""
+"""A warp: the registers of 32 lanes, and the position of each lane."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Publishing: names, proof, attachments, and the order in which a registry is written to."""
+"""Publish images: tags, evidence, attachments, and the order of writes to a registry."""

@@ -1,4 +1,4 @@
-"""An image's own metadata, read from its layers: the plan and the rendered layers."""
+"""The metadata in an image, read from its layers: the plan and the rendered layers."""
 
 from __future__ import annotations
 

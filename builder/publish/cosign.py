@@ -1,4 +1,4 @@
-"""Signatures, made and checked by ``cosign``: keys and trust are handled by cosign."""
+"""Signs images and checks signatures with ``cosign``."""
 
 from __future__ import annotations
 

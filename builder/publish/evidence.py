@@ -1,4 +1,4 @@
-"""Evidence by digest: a published image is one that ``verify`` has passed, and nothing else.
+"""Checks the evidence of an image: only verified images are published.
 
 Evidence is the document that ``verify --json`` writes.  It counts for an image only when it names
 that image's digest, and its verdict is read from its checks, not from what it says of itself.

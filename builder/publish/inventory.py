@@ -1,4 +1,4 @@
-"""What a repository holds: each tag with its plan, base, layers, date, proof and added size."""
+"""Lists a repository: each tag with its plan, base, layers, date, evidence and size."""
 
 from __future__ import annotations
 

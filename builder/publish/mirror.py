@@ -1,4 +1,4 @@
-"""A copy of the base beside what stands on it: pinned nightlies disappear from their registries.
+"""Copies the base image next to the published image, because nightly bases disappear.
 
 The base's layers are in the image anyway, so a mirror in the same repository costs a manifest and a
 configuration.  What the plan calls the base may be an index; the entry that was patched is kept,

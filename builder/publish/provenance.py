@@ -1,4 +1,4 @@
-"""How an image was made: an in-toto statement (v1) with a SLSA provenance predicate (v1).
+"""Provenance of an image: an in-toto statement (v1) with a SLSA predicate (v1).
 
 Nothing of it comes from this machine's clock, name or paths: the same plan by the same spark-build
 gives the same statement.  On GitHub Actions the workflow and its run are named too, because there

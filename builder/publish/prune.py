@@ -1,4 +1,4 @@
-"""Retention: the newest images of each profile stay, and so does everything that a tag names.
+"""Retention: keeps the newest images of each profile, and everything that a tag names.
 
 An image is ours by its labels, and a tag is ours when it is the one that ``publish`` makes of these
 labels.  Any other tag that names a manifest, itself or through an index, keeps it.

@@ -1,4 +1,4 @@
-"""The order in which a repository is written to, so that a broken run leaves no tag behind.
+"""Writes to a repository in an order that leaves no tag behind when interrupted.
 
 Blobs and manifests by digest, then what proves them, then the immutable tag, then tags that move.
 Every step looks first whether it is done: a second run finishes what a first one began.

@@ -1,4 +1,4 @@
-"""A repository with what publishing asks of it, and how a target names one."""
+"""The repository operations that publishing needs, and how a target names one."""
 
 from __future__ import annotations
 

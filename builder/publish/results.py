@@ -1,4 +1,4 @@
-"""What ``publish --json`` prints: what went where, and what proved it."""
+"""The JSON of ``publish --json``: what was published where, and its evidence."""
 
 from __future__ import annotations
 

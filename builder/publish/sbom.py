@@ -1,4 +1,4 @@
-"""A CycloneDX 1.6 bill of materials: what the layers put over the base, and where it came from.
+"""A CycloneDX 1.6 bill of materials: the files that layers add, and their origin.
 
 The base's own bill is its publisher's business; this one lists what we add.  It is written here and
 not through a library so that one plan gives one document, byte for byte, whatever is installed; the

@@ -1,1 +1,1 @@
-"""Pull requests as layers: from what a forge sends to ops that the applier can judge offline."""
+"""Turn pull requests into layers: from a diff of the forge to ops that work offline."""

@@ -1,4 +1,4 @@
-"""A hunk that does not fit: the two texts side by side, and which releases it would fit."""
+"""A hunk that does not match: both texts side by side, and the releases that it matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendered layers out of pinned pull requests: ops with content, nothing left to fetch."""
+"""Renders pinned pull requests as layers, with all content inlined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A selection with its pull requests turned into ops: locked ones as locked, others as they are."""
+"""Replaces the pull requests of a selection by ops, pinned as in the lock if there is one."""
 
 from __future__ import annotations
 

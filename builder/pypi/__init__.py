@@ -1,1 +1,1 @@
-"""The package index: which wheels a release has, and reading files out of them."""
+"""The package index: find the wheels of a release, and read files from them."""

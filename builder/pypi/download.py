@@ -1,4 +1,4 @@
-"""Whole wheels and archives, fetched into the cache; one that broke off is resumed."""
+"""Downloads complete wheels and archives into the cache; interrupted downloads resume."""
 
 from __future__ import annotations
 

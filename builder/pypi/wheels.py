@@ -1,4 +1,4 @@
-"""Released wheels read by HTTP range: a 500 MB wheel costs the few files that are asked for."""
+"""Reads released wheels by HTTP range, so that few files of a 500 MB wheel are downloaded."""
 
 from __future__ import annotations
 

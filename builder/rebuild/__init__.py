@@ -1,1 +1,1 @@
-"""Rebuilding: from what an image carries, the same image again, or where the two differ."""
+"""Rebuild an image from its own metadata, and compare the result byte for byte."""

@@ -1,4 +1,4 @@
-"""Where two images differ: configuration keys, and in layers the file and the bytes."""
+"""Finds where two images differ: configuration keys, files in layers, bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image in a Docker Engine compared with its rebuild: by digest, else file by file.
+"""Compares an image in a Docker Engine with its rebuild: by digest, else file by file.
 
 An engine gives no access to the layers of an image as they were; what it gives is its files.
 """

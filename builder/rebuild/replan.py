@@ -1,4 +1,4 @@
-"""Plans again from the image's own metadata: no current profile and no current layer.
+"""Makes the plan again from an image's metadata, without current profiles and layers.
 
 The baked layers are complete (their inputs are pinned by sha256), and the baked plan says which
 base, packages and expected lines they were judged on.  So a profile that has changed since, or a

@@ -1,1 +1,1 @@
-"""Images where they live: registries and OCI layouts, read and written without a Docker Engine."""
+"""Read and write images in registries and OCI layouts, without a Docker Engine."""

@@ -1,4 +1,4 @@
-"""Answering a registry's 401: basic authentication, and bearer tokens from a token server.
+"""Answers a registry's 401: basic authentication, or a bearer token from a token server.
 
 The protocol is that of the distribution project ("token authentication"): the challenge names a
 realm, a service and a scope; the realm gives a short-lived token for them.

@@ -1,4 +1,4 @@
-"""A registry and its repositories, by the OCI distribution specification.
+"""A registry and its repositories (OCI distribution specification).
 
 registry = Registry(reference.host)
 repository = registry.repository(reference.repository)

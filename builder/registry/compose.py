@@ -1,4 +1,4 @@
-"""An image of two sources: new manifests and blobs, on top of those of another image."""
+"""An image made of new manifests and blobs on top of another image."""
 
 from __future__ import annotations
 

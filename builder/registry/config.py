@@ -1,4 +1,4 @@
-"""Image configurations, checked where they enter: every field that is read is of its type.
+"""Parses image configurations, and checks the type of every field.
 
 The types are those of the OCI image specification ("Image Configuration"); Docker's agree.
 """

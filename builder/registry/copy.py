@@ -1,4 +1,4 @@
-"""Copy an image from anywhere to anywhere: only what is missing travels, and the tag comes last.
+"""Copies an image between registries and layouts: only missing blobs, the tag last.
 
 Blobs first, in parallel: skipped where the target has them, mounted where it can take them from
 its neighbour, streamed otherwise.  Then the manifests, by digest, children before their index; then

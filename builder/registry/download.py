@@ -1,4 +1,4 @@
-"""Blobs from a registry, from any byte on."""
+"""Downloads blobs from a registry, from any offset."""
 
 from __future__ import annotations
 

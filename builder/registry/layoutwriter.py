@@ -1,4 +1,4 @@
-"""Add an image to an OCI layout that may hold others: those, and what is not ours, stay.
+"""Adds an image to an OCI layout, and keeps other images and files in it.
 
 Blobs first, ``index.json`` last and at once: a run that is killed leaves the layout as it was.
 """

@@ -1,4 +1,4 @@
-"""What a repository holds: its tags, and what refers to a manifest.
+"""Lists the tags of a repository, and the referrers of a manifest.
 
 Referrers come from the registry where it knows them, else from the tag ``sha256-<hex>``, an index
 that clients keep up themselves (OCI distribution specification 1.1, "referrers tag schema").

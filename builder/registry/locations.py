@@ -1,4 +1,4 @@
-"""Where an image is, as users write it: ``docker://REFERENCE`` or ``oci:DIR[:NAME|@DIGEST]``."""
+"""Parses image locations: ``docker://REFERENCE`` or ``oci:DIR[:NAME|@DIGEST]``."""
 
 from __future__ import annotations
 

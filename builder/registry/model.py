@@ -1,4 +1,4 @@
-"""What a registry and a layout have in common: descriptors, manifests, and a place to read both.
+"""What registries and layouts share: descriptors, manifests, and the reading interface.
 
 Names and limits are those of the OCI image and distribution specifications.
 """

@@ -1,4 +1,4 @@
-"""Which entries of an index are for which platform, as containerd tells them apart.
+"""Matches the entries of an index with platforms, like containerd.
 
 ``arm64`` is ``arm64/v8`` and ``amd64`` is ``amd64/v1`` (containerd, ``platforms.Normalize``).  An
 entry for a later variant is for another platform.  Linux calls every 64-bit Arm processor v8, those

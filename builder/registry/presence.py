@@ -1,4 +1,4 @@
-"""Checks which blobs of an image really exist."""
+"""Checks which blobs of an image exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image references, read as Docker reads them.
+"""Parses image references like Docker.
 
 The grammar and its limits are those of the distribution project's ``reference`` package and of the
 OCI distribution specification: names of at most 255 characters, tags of at most 128.

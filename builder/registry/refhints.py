@@ -1,4 +1,4 @@
-"""What users probably mean by a folder or a release in place of an image reference."""
+"""Suggestions for a folder or a release given as an image reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs as streams that check themselves, and take up again where a connection broke."""
+"""Blob streams that check their digest and resume after a broken connection."""
 
 from __future__ import annotations
 

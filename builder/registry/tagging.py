@@ -1,4 +1,4 @@
-"""Set a tag to an image, unless another client writes the same tag at the same time.
+"""Sets a tag, and detects other clients that write the same tag at the same time.
 
 Registries need not know conditional requests, so a tag is also looked at: right before each try of
 the request that writes it, and after it.  On a registry that does heed ``If-None-Match`` and

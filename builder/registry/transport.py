@@ -1,4 +1,4 @@
-"""HTTP to one registry: retries, redirects, deadlines and byte counts, in one place.
+"""HTTP requests to one registry: retries, redirects, deadlines and byte counts.
 
 Nothing of an exception's own text reaches a message: it may carry an address with a signature.
 """

@@ -1,4 +1,4 @@
-"""Blobs to a registry: in one piece or in several, and on from where a connection broke.
+"""Uploads blobs to a registry, in one piece or several, and resumes.
 
 What is sent is held in memory until the registry has it, one piece at a time; so any stream can be
 uploaded, and a piece can be sent again.

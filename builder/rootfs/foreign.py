@@ -1,4 +1,4 @@
-"""Layers that may not be distributed: read from the addresses that the manifest gives for them.
+"""Reads foreign layers from the addresses in the manifest.
 
 As runtimes do it: where the registry does not have the blob.  What comes is checked against the
 digest in the manifest, like every blob.

@@ -1,4 +1,4 @@
-"""An image by its reference: tag to digest, index to platform, manifest and configuration."""
+"""Resolves an image reference: tag to digest, index to platform, manifest, configuration."""
 
 from __future__ import annotations
 

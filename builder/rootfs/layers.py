@@ -1,4 +1,4 @@
-"""Indices of layers in the cache: made when they are first asked for, kept by digest.
+"""Layer indexes in the cache: made on first use, stored by digest.
 
 A layer is read as a stream, and never kept as a whole.
 """

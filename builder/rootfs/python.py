@@ -1,4 +1,4 @@
-"""Which interpreter of an image has vLLM, and where it looks for packages, told from files alone.
+"""Finds the interpreter of an image that has vLLM, and its package directories, from files alone.
 
 What CPython's own start-up does (``Modules/getpath.py`` and ``site.py``, and Debian's form of the
 latter), with the image's variables.  Nothing is assumed about a version or a path.

@@ -1,4 +1,4 @@
-"""One pass over a layer: what it holds, into an index; the bytes of small files of interest too."""
+"""Reads a layer once, and writes its index and the content of small files of interest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer's tar as a stream of entries, for input that may be hostile.
+"""Reads the tar of a layer as a stream of entries; the input may be hostile.
 
 What is accepted is what Go's ``archive/tar``, which the container runtimes use, reads the same way.
 Anything else is refused, and so is what no runtime unpacks, or what runtimes unpack differently.

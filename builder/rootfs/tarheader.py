@@ -1,4 +1,4 @@
-"""Header blocks and pax records of a tar, read as Go's ``archive/tar`` reads them.
+"""Parses header blocks and pax records of a tar like Go's ``archive/tar``.
 
 Container runtimes are written in Go.  What its reader refuses is refused here, and every field has
 the value that it has there (Go 1.24; the forms are those of POSIX.1-2001 and of GNU tar's manual).

@@ -1,4 +1,4 @@
-"""A layer blob as the bytes of its tar: gzip, zstd or plain, told by content, bounded."""
+"""Decompresses a layer blob (gzip, zstd or none, by content), with limits."""
 
 from __future__ import annotations
 

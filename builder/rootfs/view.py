@@ -1,4 +1,4 @@
-"""The merged files of an image without unpacking: layers are searched from the top.
+"""The merged files of an image, without unpacking: layers are searched from the top.
 
 A layer is read when a question reaches it: what the upper layers answer costs nothing below.  Paths
 are absolute, and links in them are followed inside the image as a container would.

@@ -1,4 +1,4 @@
-"""Programs that run away from spark-build: in an image, a container or a virtual environment.
+"""Programs that run inside an image, a container or a virtual environment.
 
 Every module here uses the standard library only and imports only its siblings and
 `builder.applier`, so that it can be copied anywhere together with them.

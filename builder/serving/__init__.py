@@ -1,1 +1,1 @@
-"""From an image to a served model: models, what a release understands, recipes for other tools."""
+"""Serve models from an image: known models, flags of each release, recipes for other tools."""

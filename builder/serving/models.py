@@ -1,4 +1,4 @@
-"""Models as data: what is known of each one, and who says so.
+"""Known models, as data with sources.
 
 A figure that no source gives is absent, and what depends on it says that it is unknown.
 """

@@ -1,4 +1,4 @@
-"""Finds what a name in a release's source means, without importing the release.
+"""Resolves names in a release's source without importing the release.
 
 Only vLLM's own modules are followed: what comes from elsewhere is not found.
 """

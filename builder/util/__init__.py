@@ -1,1 +1,1 @@
-"""What every package uses: the console, paths, locks, disk space, hints, signals."""
+"""Small helpers for every package: console, paths, locks, disk space, hints, signals."""

@@ -1,4 +1,4 @@
-"""Talk: steps, notes and progress, on stderr.  Data goes to stdout through the commands."""
+"""Messages, notes and progress on stderr. Commands print their results on stdout."""
 
 from __future__ import annotations
 

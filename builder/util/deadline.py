@@ -1,4 +1,4 @@
-"""The time limit of a command: it ends like an interrupted one, and reports why."""
+"""The time limit of a command: it stops like an interrupted one, and reports the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every JSON document of spark-build is made of: typed values that are also their schemas.
+"""The base types of every JSON document: typed values that are also their schemas.
 
 A document is a frozen `msgspec.Struct`.  `plain` makes the JSON of it, `read` makes it of JSON, and
 `json_schema` gives its JSON Schema (draft 2020-12), so that none of the three is written by hand.

@@ -1,4 +1,4 @@
-"""Leftovers of killed runs: the next run finds and removes them by their process.
+"""Finds and removes files of killed runs.
 
 Whatever is being made has a name with the identity of its process in it, and is noted in the cache
 (``locks/runs/IDENTITY/``) until it is finished or gone.  A run looks through the notes of the runs

@@ -1,4 +1,4 @@
-"""Locks between runs of spark-build on one machine; they live in the cache, not beside the data."""
+"""Locks between runs of spark-build on one machine, kept in the cache."""
 
 from __future__ import annotations
 

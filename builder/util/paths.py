@@ -1,4 +1,4 @@
-"""Where our data and the user's cache are."""
+"""The locations of our data files and of the user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal; elsewhere a line when it begins and now and then.
+"""Progress of long work: a bar on a terminal, occasional lines elsewhere.
 
 One thread looks at the counters of all that is under way.  ``rich`` is imported when the first bar
 is shown, which is only on a terminal and only for what takes longer than a moment.

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or whose reader has gone."""
+"""Handles standard streams that are closed or full, or whose reader has exited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Level ``binaries``: what SM121 does with the machine code that a release ships ready-made.
+"""Level ``binaries``: whether SM121 runs the machine code that a release ships prebuilt.
 
 The kernels behind the lines that a profile expects must run there, natively or compiled by the
 driver from PTX, and must be real: a kernel for another chip compiles to a trap.  The name of an

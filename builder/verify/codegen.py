@@ -1,4 +1,4 @@
-"""Level ``codegen``: the kernels that the profile selects, compiled for SM121, and read.
+"""Level ``codegen``: compiles the kernels that the profile selects for SM121, and checks them.
 
 The target's own FlashInfer and CuTe DSL compile them as they would on the device; no GPU is needed
 for that.  What comes out is looked at: the architecture it is for, its tensor-core instructions.

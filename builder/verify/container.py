@@ -1,4 +1,4 @@
-"""Verify an image in a Docker Engine: its own interpreter answers, in a container of it."""
+"""Verifies an image in a Docker Engine, with its own interpreter in a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Level ``dispatch``: the target's own vLLM, told that the device is SM121, selects what it must.
+"""Level ``dispatch``: the kernels that the target's own vLLM selects for SM121.
 
 The log lines are vLLM's own.  The evidence lists the simulated parts.
 """

@@ -1,4 +1,4 @@
-"""The target's CuTe DSL, rebuilt for this machine: same files in front, its binaries replaced.
+"""The target's CuTe DSL adapted to this machine: its Python files with local binaries.
 
 Two DSL wheels may carry the same path, and layers edit its Python; which file is in front decides
 what is compiled.  So this follows the target file by file: Python comes from the target itself, and

@@ -1,4 +1,4 @@
-"""The evidence as one self-contained HTML page: no script, no font, nothing fetched.
+"""The evidence as a self-contained HTML page, without scripts, fonts or external files.
 
 Status is told three ways, so that it is clear without colour too: by a word, by a sign, and by the
 form of the mark (filled, outlined or dashed) and of the edge beside it.

@@ -1,4 +1,4 @@
-"""Level ``imports``: does every name that patched modules use exist in what is installed?
+"""Level ``imports``: whether every name that patched modules use exists.
 
 Read, not run: the modules are parsed, their imports are followed to the files they name, and calls
 of imported functions are compared with those functions' signatures.

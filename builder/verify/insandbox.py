@@ -1,4 +1,4 @@
-"""Ask the vLLM of files that are installed nowhere, in a sandbox that is made for them."""
+"""Runs vLLM from files that are not installed, in a sandbox."""
 
 from __future__ import annotations
 

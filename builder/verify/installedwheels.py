@@ -1,4 +1,4 @@
-"""The extension wheel of a target, read from its files: nothing is compiled again."""
+"""The extension wheel of a target, read from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages for verification: installed by uv where it is on PATH, else by pip.
+"""Installs packages for verification with uv, or else pip.
 
 Both ask the index that pip is configured with, and trust what pip trusts: uv does not read pip's
 configuration, so it is told.

@@ -1,4 +1,4 @@
-"""Running unknown code, isolated from this machine's network, files and settings.
+"""Runs unknown code isolated from this machine's network, files and settings.
 
 Two ways, tried in this order: ``bwrap`` (user namespaces, no root needed), and a container of an
 empty image where a Docker Engine of this machine answers.  Both show the program this machine's

@@ -1,4 +1,4 @@
-"""What the level ``codegen`` compiles for a profile, and what the machine code must show."""
+"""The kernels that level ``codegen`` compiles for a profile, and the expected machine code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of layers that a release is asked about, and what people call them."""
+"""The kinds of layers that can be checked, and their names."""
 
 #: Kinds of layers in the order of the table's columns, and what people call them.
 KINDS = {

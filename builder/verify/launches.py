@@ -1,4 +1,4 @@
-"""What level ``numbers`` runs for a profile, and where its launches come from.
+"""The kernels that level ``numbers`` runs for a profile, and how their launches are recorded.
 
 The target's own FlashInfer and CuTe DSL compile and launch the kernels, in a sandbox; what was to
 run on the device is written into files, and `builder.ptx` runs it.

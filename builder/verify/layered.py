@@ -1,4 +1,4 @@
-"""Verify an image where it lies, in a registry or an OCI layout: no Docker Engine, nothing pulled.
+"""Verifies an image in a registry or an OCI layout, without a Docker Engine.
 
 Its files are read out of its layers; its vLLM is asked in the sandbox.
 """

@@ -1,4 +1,4 @@
-"""Which levels of verification there are, and how they are named on a command line."""
+"""The levels of verification, and their names on the command line."""
 
 from __future__ import annotations
 

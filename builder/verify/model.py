@@ -1,4 +1,4 @@
-"""What verification says: a check and its evidence, a report, and the target that it is about."""
+"""The values of verification: a check with its evidence, a report, and the target."""
 
 from __future__ import annotations
 

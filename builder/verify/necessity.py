@@ -1,4 +1,4 @@
-"""Is each layer necessary?  Taken away in turn, which check of the others then fails?
+"""Whether each layer is necessary: removes it, and finds the check that then fails.
 
 What is left without a layer is judged and put together anew on the base, and held against what the
 profile expects of the whole.  That a layer is missing, or a variable of its own is unset, is no

@@ -1,4 +1,4 @@
-"""Level ``numbers``: the kernels that the profile selects, run on this machine without the device.
+"""Level ``numbers``: runs the kernels that the profile selects on the CPU.
 
 FlashInfer's own host code launches them, and `builder.ptx` executes the PTX that its compiler wrote
 for SM121: values against the exact product, and what no device reports: races, deadlocks, accesses

@@ -1,4 +1,4 @@
-"""Levels ``device`` and ``serve``: the in-image verifier, run where there is a GPU.
+"""Levels ``device`` and ``serve``: runs the in-image verifier on a GPU.
 
 The verifier is the one that images carry (``builder/runtime``), put into a container of the image
 beside the plan that the target is held against, so that it works on any image and its checks have

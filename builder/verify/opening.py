@@ -1,4 +1,4 @@
-"""Open what is verified, by its reference: an image, an overlay, released wheels, a directory."""
+"""Opens a target by its reference: an image, an overlay, released wheels, a directory."""
 
 from __future__ import annotations
 

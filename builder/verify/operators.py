@@ -1,4 +1,4 @@
-"""A release's own operator library for this machine, so that a sandbox need not simulate it.
+"""Loads a release's own operator library, so that a sandbox need not simulate it.
 
 From 0.20.0 on vLLM keeps the host functions that kernel selection asks in a module that is linked
 against torch's stable ABI alone, so the build for this machine loads beside a CPU build of torch,

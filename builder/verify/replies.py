@@ -1,4 +1,4 @@
-"""What the probes reply, read out of their JSON."""
+"""Parses the JSON replies of probes."""
 
 from __future__ import annotations
 

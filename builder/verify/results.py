@@ -1,4 +1,4 @@
-"""Results of asking a target's compiler, kept by what they were made from."""
+"""Caches results of the target's compiler by their inputs."""
 
 from __future__ import annotations
 

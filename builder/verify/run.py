@@ -1,4 +1,4 @@
-"""The levels of verification: which there are, and running them."""
+"""Runs the levels of verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A managed Python environment in which a vLLM that is not installed can be asked.
+"""A managed Python environment that runs a vLLM that is not installed.
 
 It holds the few packages that vLLM's kernel selection imports, beside a torch that needs no CUDA
 (`builder.verify.torchfolder`); vLLM's and FlashInfer's own Python files come from the target, file

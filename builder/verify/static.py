@@ -1,4 +1,4 @@
-"""Level ``static``: files alone.  Is every layer there, whole, and nothing else touched?"""
+"""Level ``static``: reads files only; every layer is complete, and no other file changed."""
 
 from __future__ import annotations
 

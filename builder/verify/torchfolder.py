@@ -1,4 +1,4 @@
-"""A torch that imports on a machine without CUDA, in a folder of the cache.
+"""A torch that can be imported without CUDA, in a cache folder.
 
 Linux wheels of torch on the package index are CUDA builds: with their dependencies they take
 gigabytes, and alone they do not load.  Kernel selection is host code.  So the wheel is read by
