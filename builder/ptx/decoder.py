@@ -233,11 +233,10 @@ def guarded(decoder: Decoder, i: Instruction, step: Step, place: int) -> Step:
         lanes = ~holds if negated else holds
         if m is not True:
             lanes = lanes & m
-            if lanes.all():
-                lanes = np.asarray(lanes)
-        if not lanes.any():
+        count = np.count_nonzero(lanes)
+        if not count:
             return None
-        whole = m is True and bool(lanes.all())
+        whole = m is True and count == LANES
         target = step(w, True if whole else lanes)
         return target if target is None or whole else np.where(lanes, target, following)
 

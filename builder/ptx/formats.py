@@ -50,7 +50,10 @@ def to_bf16(values: Lanes) -> NDArray[np.uint32]:
     rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(
         16
     )
-    return np.where(np.isnan(values), _BF16_NAN, rounded & np.uint32(0xFFFF))
+    nan = np.isnan(values)
+    if np.count_nonzero(nan):
+        return np.where(nan, _BF16_NAN, rounded & np.uint32(0xFFFF))
+    return rounded
 
 
 def from_bf16(bits: Lanes) -> NDArray[np.float32]:
@@ -108,10 +111,13 @@ def from_e4m3(codes: NDArray[np.uint8]) -> Lanes:
 
 def one_nan(values: Lanes) -> Lanes:
     """float32 values with every NaN as the canonical one, 0x7FFFFFFF ("Floating-Point NaN")."""
-    return np.where(np.isnan(values), _NAN, values)
+    nan = np.isnan(values)
+    return np.where(nan, _NAN, values) if np.count_nonzero(nan) else values
 
 
 def flush(values: Lanes) -> Lanes:
     """Subnormal float32 values as zero of their sign (``.ftz``)."""
-    zero = np.copysign(np.float32(0), values)
-    return np.where(np.abs(values) < _SMALLEST_NORMAL, zero, values).astype(np.float32)
+    small = np.abs(values) < _SMALLEST_NORMAL
+    if not np.count_nonzero(small):
+        return values
+    return np.where(small, np.copysign(np.float32(0), values), values)

@@ -128,6 +128,17 @@ class Grid:
             Fault: a thread did what it may not do.
             Deadlock: nobody can go on.
         """
+        with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
+            self._run()
+        self.outcome.races = self.races()
+        self.outcome.covered = set(self._taken)
+        blocks = self.program.blocks
+        self.outcome.instructions = sum(
+            count * len(blocks[start].steps) for start, count in self._taken.items()
+        )
+        return self.outcome
+
+    def _run(self) -> None:
         live, idle = list(self.blocks), 0
         while live:
             before, busy = self.events, False
@@ -144,13 +155,6 @@ class Grid:
                 idle = 0
             elif idle > (_PATIENCE if self.schedule.order == "random" else 3):
                 raise Deadlock("; ".join(block.describe() for block in live))
-        self.outcome.races = self.races()
-        self.outcome.covered = set(self._taken)
-        blocks = self.program.blocks
-        self.outcome.instructions = sum(
-            count * len(blocks[start].steps) for start, count in self._taken.items()
-        )
-        return self.outcome
 
     def races(self) -> list[Race]:
         """The races that were found so far, also where the run did not end."""
@@ -192,7 +196,7 @@ class Grid:
             if warp.pcs is not None:
                 warp.pc = self._apart(warp.pcs)
                 lanes = warp.pcs == warp.pc
-                if lanes.all():
+                if np.count_nonzero(lanes) == LANES:
                     warp.pcs = None
                 else:
                     mask = lanes
@@ -219,11 +223,13 @@ class Grid:
 
     def _apart(self, pcs: NDArray[np.int64]) -> int:
         """Where to go on of the places that lanes are at: the first at which none has to wait."""
-        places = [int(place) for place in np.unique(pcs) if place < EXIT]
+        held = sorted({*pcs.tolist()})
+        places = [place for place in held if place < EXIT]
+        if len(places) < 2:
+            return int(held[0])
         blocks = self.program.blocks
         free = (place for place in places if place not in blocks or not blocks[place].gathers)
-        first = int(pcs.min())
-        return next(free, first) if len(places) > 1 else first
+        return int(next(free, held[0]))
 
     @staticmethod
     def _go(warp: Warp, mask: object, target: object) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Lanes = Any
 #: Where a block's own shared memory begins in the shared window: the first KiB is the system's.
 SHARED_BASE = 1024
+_ELEMENTS = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
 #: What shared memory holds before a kernel writes it: as a scale or a float, a NaN.
 POISON = 0xFF
 
@@ -31,6 +32,10 @@ class Region:
     data: NDArray[np.uint8]
     writable: bool = True
     name: str = ""
+
+    def parts(self, begin: int) -> NDArray[np.complex128]:
+        """16 bytes each from an offset below 16 on; nothing is computed with them."""
+        return self.data[begin : begin + (len(self.data) - begin) // 16 * 16].view(np.complex128)
 
     @property
     def end(self) -> int:
@@ -71,8 +76,9 @@ class GlobalMemory:
         Raises:
             Fault: an address is not a multiple of ``size``, or outside.
         """
-        if (addresses % size).any():
-            wrong = int(addresses[addresses % size != 0][0])
+        rest = addresses % size
+        if np.count_nonzero(rest):
+            wrong = int(addresses[rest != 0][0])
             raise Fault(f"global address {wrong:#x} is not a multiple of {size}")
         left = np.arange(len(addresses))
         while len(left):
@@ -80,6 +86,9 @@ class GlobalMemory:
             region = self.find(first, first + size, write=write)
             offsets = addresses[left] - region.address
             inside = (offsets >= 0) & (offsets + size <= len(region.data))
+            if np.count_nonzero(inside) == len(left):
+                yield left, offsets, region.data
+                return
             yield left[inside], offsets[inside], region.data
             left = left[~inside]
 
@@ -96,25 +105,6 @@ class GlobalMemory:
         for lanes, offsets, data in self.groups(addresses, size, write=True):
             data[offsets[:, None] + np.arange(size)] = rows[lanes]
 
-    def gather(self, base: int, offsets: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
-        """Bytes at ``base + offsets``; zero where not valid."""
-        found = np.zeros(len(offsets), np.uint8)
-        if valid.any():
-            inside = offsets[valid]
-            region = self.find(base + int(inside.min()), base + int(inside.max()) + 1)
-            found[valid] = region.data[inside + (base - region.address)]
-        return found
-
-    def scatter(
-        self, base: int, offsets: NDArray[np.int64], valid: NDArray[np.bool_], data: Any
-    ) -> None:
-        """Store bytes at ``base + offsets`` where valid."""
-        if valid.any():
-            inside = offsets[valid]
-            first, end = base + int(inside.min()), base + int(inside.max()) + 1
-            region = self.find(first, end, write=True)
-            region.data[inside + (base - region.address)] = data[valid]
-
 
 class SharedMemory:
     """A block's shared memory; ``races`` is told of every access, where there is one."""
@@ -123,7 +113,8 @@ class SharedMemory:
         # words of 16 bytes, so that every vector access has a view
         self.bytes = np.full(-(-size // 16) * 16, POISON, np.uint8)
         self.size = size
-        self.words = self.bytes.view(np.uint32)
+        #: the same in elements of a size; nothing is computed with those of 16 bytes
+        self.elements = {kind().itemsize: self.bytes.view(kind) for kind in _ELEMENTS}
         self.races: Races | None = None
 
     def offsets(self, addresses: Lanes, size: int) -> NDArray[np.int64]:
@@ -133,13 +124,14 @@ class SharedMemory:
             Fault: one is outside, or not a multiple of ``size``.
         """
         found = np.asarray(addresses).astype(np.int64) - SHARED_BASE
-        if (found < 0).any() or (found + size > self.size).any():
+        # as unsigned numbers, negative ones are large
+        if size > self.size or np.count_nonzero(found.view(np.uint64) > self.size - size):
             wrong = found[(found < 0) | (found + size > self.size)][0]
             raise Fault(
                 f"shared memory offset {int(wrong)} ({size} bytes) is outside the block's "
                 f"{self.size} bytes"
             )
-        if (found % size).any():
+        if np.count_nonzero(found % size):
             wrong = found[found % size != 0][0]
             raise Fault(f"shared memory offset {int(wrong)} is not a multiple of {size}")
         return found
@@ -149,10 +141,10 @@ class SharedMemory:
         offsets = self.offsets(addresses, size)
         if self.races:
             self.races.read(agent, offsets, size, line)
-        if size % 4:
+        elements = self.elements.get(size)
+        if elements is None:
             return self.bytes[offsets[:, None] + np.arange(size)]
-        words = self.words[(offsets >> 2)[:, None] + np.arange(size // 4)]
-        return words.view(np.uint8)
+        return elements[offsets // size].view(np.uint8).reshape(-1, size)
 
     def store(self, addresses: Lanes, rows: NDArray[np.uint8], agent: int, line: int) -> None:
         """Store each row at its address; of lanes with the same address the last wins."""
@@ -160,7 +152,8 @@ class SharedMemory:
         offsets = self.offsets(addresses, size)
         if self.races:
             self.races.write(agent, offsets, size, line)
-        if size % 4:
+        elements = self.elements.get(size)
+        if elements is None:
             self.bytes[offsets[:, None] + np.arange(size)] = rows
         else:
-            self.words[(offsets >> 2)[:, None] + np.arange(size // 4)] = rows.view(np.uint32)
+            elements[offsets // size] = rows.view(elements.dtype).reshape(-1)

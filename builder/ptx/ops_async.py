@@ -106,6 +106,11 @@ def _wait(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         places, parities = address(w), w.views[U32][parity]
+        if m is True and not np.count_nonzero((places != places[0]) | (parities != parities[0])):
+            one = w.block.passed(w, int(places[0]), int(parities[0]))
+            w.views[PRED][flag][...] = one
+            w.yielded |= not one
+            return
         asked = {(int(places[lane]), int(parities[lane])) for lane in w.lanes(m)}
         passed = {pair: w.block.passed(w, *pair) for pair in asked}
         for lane in w.lanes(m):
@@ -194,13 +199,12 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
             races.signals(copy, signal)
 
         def act() -> None:
-            offsets, inside = tensor.cover(at)
-            data = block.grid.memory.gather(tensor.address, offsets, inside)
+            data = tensor.gather(block.grid.memory, at)
             know = None
             if races and copy:
                 races.copy_writes(copy, place - SHARED_BASE, tensor.size)
                 know = races.finish(copy)
-            block.shared.bytes[tensor.place(place) - SHARED_BASE] = data
+            tensor.lay(block.shared, place, data)
             block.transferred(signal, tensor.size, know)
 
         block.issue(Operation("load", act, line, copy=copy))
@@ -223,11 +227,9 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
         copy = races.issue(w.number, ("store", place), line) if races else None
 
         def act() -> None:
-            offsets, inside = tensor.cover(at)
             if races and copy:
                 races.copy_reads(copy, place - SHARED_BASE, tensor.size)
-            data = block.shared.bytes[tensor.place(place) - SHARED_BASE]
-            block.grid.memory.scatter(tensor.address, offsets, inside, data)
+            tensor.scatter(block.grid.memory, at, tensor.take(block.shared, place))
 
         operation = block.issue(Operation("store", act, line, copy=copy))
         groups = block.groups.setdefault((w.number, lane), BulkGroups())

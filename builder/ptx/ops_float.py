@@ -45,8 +45,7 @@ def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitt
         def run(w: Warp, m: Mask) -> None:
             rows = w.views[F32]
             values = [flush(rows[s]) if ftz else rows[s] for s in sources]
-            with np.errstate(all="ignore"):
-                result = function(*values)
+            result = function(*values)
             np.copyto(rows[out], one_nan(flush(result) if ftz else result), where=m)
 
         return run
@@ -77,8 +76,7 @@ def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
             values = [from_bf16(rows[s].view(np.uint16)) for s in sources]
         else:
             values = [rows[s].view(np.float32) for s in sources]
-        with np.errstate(all="ignore"):
-            result = function(*(map(flush, values) if ftz else values))
+        result = function(*(map(flush, values) if ftz else values))
         if halves:
             both = to_bf16(result).astype(np.uint16).view(np.uint32)
         else:

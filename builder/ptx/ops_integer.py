@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import PRED, Decoder, Emitter, Mask, Step, Type, type_named
+from builder.ptx.source import Number
 
 if TYPE_CHECKING:
     from builder.ptx.source import Instruction
@@ -131,7 +132,11 @@ def _shift(d: Decoder, i: Instruction) -> Step:
     out, a = d.out(i, i.operands[0], kind), d.source(i, i.operands[1], kind)
     amounts = type_named("u32")
     assert amounts is not None
-    n, bits = d.source(i, i.operands[2], amounts), kind.bits
+    by, bits = i.operands[2], kind.bits
+    if isinstance(by, Number) and 0 <= by.value < bits:
+        shift = np.left_shift if i.opcode == "shl" else np.right_shift
+        return elementwise(shift, kind, out, (a, d.constant(by.value, max(bits, 16))))
+    n = d.source(i, by, amounts)
     left, signed = i.opcode == "shl", kind.signed and i.opcode == "shr"
 
     def run(w: Warp, m: Mask) -> None:

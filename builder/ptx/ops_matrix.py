@@ -17,6 +17,8 @@ from builder.ptx.formats import E2M1_PAIRS, UE4M3
 from builder.ptx.source import Instruction, Number, Vector
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from builder.ptx.warp import Warp
 
 
@@ -54,8 +56,7 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
         if trans:
             matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
         found = matrices.reshape(count, 64).view(np.uint32)
-        for number, out in enumerate(outs):
-            w.views[U32][out][...] = found[number]
+        w.files[U32][outs] = found
 
     return run
 
@@ -70,7 +71,7 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, m)
-        values = np.stack([w.views[U32][one] for one in sources]).view(np.uint16)
+        values = w.files[U32][sources].view(np.uint16)
         matrices = values.reshape(count, 8, 8)
         if trans:
             matrices = matrices.transpose(0, 2, 1)
@@ -87,9 +88,9 @@ _NVFP4 = {
     "sync", "aligned", "m16n8k64", "row", "col", "kind::mxf4nvf4", "block_scale",
     "scale_vec::4X", "f32", "e2m1", "ue4m3",
 }  # fmt: skip
-#: Lanes that hold the scales of A's rows and B's columns, for thread-id 0: "Block scaling".
-_A_SCALES = np.array([(row % 8) * 4 + row // 8 for row in range(16)])
-_B_SCALES = np.arange(8) * 4
+#: Lanes that hold the scales of A's rows and B's columns, by thread-id: "Block scaling".
+_A_SCALES = [np.array([(row % 8) * 4 + row // 8 + 2 * t for row in range(16)]) for t in range(2)]
+_B_SCALES = [np.arange(8) * 4 + t for t in range(4)]
 #: Products kept of fragments that were seen before: the same ones meet many others.
 _KEPT = 4096
 
@@ -145,42 +146,36 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
     if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
         raise d.unknown(i, "fragments of other sizes")
     scale_a, scale_b = (d.source(i, d.parts(i.operands[n])[0], word) for n in (4, 6))
-    choose_a, choose_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
+    chosen_a, chosen_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
     fragments_a, fragments_b = Fragments(), Fragments()
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, m)
-        words, halves, reals = w.views[U32], w.views[U16], w.views[F32]
-        (byte_a, thread_a), (byte_b, thread_b) = (
-            tuple(one if fixed else int(halves[one][0]) for fixed, one in chosen)
-            for chosen in (choose_a, choose_b)
-        )
+        words, reals = w.files[U32], w.files[F32]
+        (byte_a, thread_a), (byte_b, thread_b) = chosen_a(w), chosen_b(w)
         if byte_a or byte_b or thread_a not in (0, 1) or not 0 <= thread_b < 4:
             raise Fault("scale selectors that scale_vec::4X does not have")
-        a = fragments_a.of(
-            np.stack([words[n] for n in left]), words[scale_a][_A_SCALES + 2 * thread_a], scaled_a
-        )
-        b = fragments_b.of(
-            np.stack([words[n] for n in right]), words[scale_b][_B_SCALES + thread_b], scaled_b
-        )
-        product = (a @ b).reshape(2, 8, 4, 2)
-        for number, (out, addend) in enumerate(zip(outs, added, strict=True)):
-            part = product[number >> 1, :, :, number & 1].reshape(LANES)
-            reals[out][...] = part + reals[addend]
+        a = fragments_a.of(words[left], words[scale_a, _A_SCALES[thread_a]], scaled_a)
+        b = fragments_b.of(words[right], words[scale_b, _B_SCALES[thread_b]], scaled_b)
+        # register v1*2+v0 of lane 4*t1+t0 holds row t1+8*v1, column 2*t0+v0
+        product = (a @ b).reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
+        reals[outs] = product + reals[added]
 
     return run
 
 
-def _selectors(d: Decoder, i: Instruction, operand: Any) -> list[tuple[bool, int]]:
+def _selectors(d: Decoder, i: Instruction, operand: Any) -> Callable[[Warp], tuple[int, int]]:
     """``{byte-id, thread-id}``: constants, or registers of 16 bits."""
     half = type_named("u16")
     assert half is not None
     if not isinstance(operand, Vector) or len(operand.parts) != 2:
         raise d.unknown(i, "scale selectors")
-    return [
-        (True, one.value) if isinstance(one, Number) else (False, d.source(i, one, half))
-        for one in operand.parts
-    ]
+    byte, thread = operand.parts
+    if isinstance(byte, Number) and isinstance(thread, Number):
+        known = byte.value, thread.value
+        return lambda _w: known
+    first, second = (d.source(i, one, half) for one in operand.parts)
+    return lambda w: (int(w.views[U16][first][0]), int(w.views[U16][second][0]))
 
 
 #: Emitters by opcode.

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import U16, U32, U64, Decoder, Emitter, Mask, Slot, Step, Type, type_named
+from builder.ptx.decoder import (
+    U16,
+    U32,
+    U64,
+    Decoder,
+    Emitter,
+    Mask,
+    Slot,
+    Step,
+    Target,
+    Type,
+    type_named,
+)
 from builder.ptx.errors import Fault
 from builder.ptx.formats import from_bf16, to_bf16
 from builder.ptx.ops_data import load_parameter
@@ -198,6 +210,15 @@ _ATOMIC: dict[tuple[str, str], Callable[[int, int, int], int]] = {
 }
 
 
+def _bf16x2_sums(old: Any, given: Any) -> Any:
+    both = (from_bf16(np.ascontiguousarray(words).view(np.uint16)) for words in (old, given))
+    return to_bf16(np.add(*both)).astype(np.uint16).view(np.uint32)
+
+
+#: Sums of many elements at once.
+_AT_ONCE: dict[str, Callable[[Any, Any], Any]] = {"u32": np.add, "bf16x2": _bf16x2_sums}
+
+
 def _atomic(d: Decoder, i: Instruction) -> Step:
     """``atom`` gives the value before, ``red`` nothing; lane after lane, in global memory.
 
@@ -244,5 +265,32 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+def _reduce(d: Decoder, i: Instruction) -> Step:
+    """``red``: all lanes at once where no two reach the same place, else lane after lane."""
+    by_lane, function = _atomic(d, i), _AT_ONCE.get(i.modifiers[-1])
+    kind = type_named("b32")
+    assert kind is not None
+    if function is None or not i.has("add"):
+        return by_lane
+    address = d.address(i, i.operands[0], 64)
+    values = [d.source(i, one, kind) for one in d.parts(i.operands[1])]
+
+    def run(w: Warp, m: Mask) -> Target:
+        at = address(w)[w.lanes(m)].astype(np.int64)
+        if len({*at.tolist()}) < len(at):
+            return by_lane(w, m)
+        w.yielded = True
+        given, size = w.files[U32][values].T[w.lanes(m)], 4 * len(values)
+        for which, offsets, data in w.block.grid.memory.groups(at, size, write=True):
+            places = offsets[:, None] + np.arange(size)
+            old = data[places].view(np.uint32)
+            new = function(old, given[which])
+            data[places] = new.view(np.uint8)
+            w.block.grid.events += int(np.count_nonzero(new != old))
+        return None
+
+    return run
+
+
 #: Emitters by opcode.
-MEMORY: dict[str, Emitter] = {"ld": _load, "st": _store, "atom": _atomic, "red": _atomic}
+MEMORY: dict[str, Emitter] = {"ld": _load, "st": _store, "atom": _atomic, "red": _reduce}

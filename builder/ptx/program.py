@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,10 +62,12 @@ class Program:
                 first = gathers(self.kernel.code[start])
                 yield start, BasicBlock(start, end, steps[start:end], lines, first)
 
-    def constant_rows(self, width: int) -> NDArray[Any]:
-        """Constants of a width, a row of equal lanes each."""
-        kind = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}[width]
-        values: NDArray[Any] = np.array(list(self.decoder.constants[width]), dtype=kind)
-        rows = np.repeat(values[:, None], LANES, axis=1)
-        rows.flags.writeable = False
-        return rows
+    @cached_property
+    def constants(self) -> dict[int, NDArray[Any]]:
+        """By width, a row of equal lanes for each."""
+        kinds = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+        found = {}
+        for width, kind in kinds.items():
+            values: NDArray[Any] = np.array(list(self.decoder.constants[width]), dtype=kind)
+            found[width] = np.repeat(values[:, None], LANES, axis=1)
+        return found

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Clock = Any
+#: Granules: their numbers, or a slice of them.
+Places = Any
 #: Clocks are made for this many agents at a time.
 _STEP = 64
 
@@ -70,6 +72,16 @@ def _grown(clock: Clock, size: int) -> Clock:
     return clock if len(clock) >= size else np.pad(clock, (0, size - len(clock)))
 
 
+def _chosen(places: Places, which: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The granules of some, in order, each once."""
+    found: NDArray[np.int64]
+    if isinstance(places, slice):
+        found = np.flatnonzero(which) + places.start
+    else:
+        found = np.unique(places[which])
+    return found
+
+
 @dataclass
 class Sync:
     """What a mbarrier carries from those who arrive to those who wait: one phase and the last."""
@@ -110,11 +122,13 @@ class Races:
         self._written = np.zeros(count, np.int32)
         self._by_copy = np.zeros(count, np.bool_)
         self._write_line = np.zeros(count, np.int32)
-        self._read = np.zeros((self.warps, count), np.int32)
-        self._read_line = np.zeros((self.warps, count), np.int32)
+        self._read = np.zeros((count, self.warps), np.int32)
+        self._read_line = np.zeros((count, self.warps), np.int32)
         self._copied = np.zeros(count, np.int32)
         self._copier = np.zeros(count, np.int32)
         self._copy_line = np.zeros(count, np.int32)
+        #: some copy has read
+        self._copies_read = False
         self._agents: dict[object, int] = {}
         self._issued: list[int] = []
         self.know = [Know.nothing(_STEP) for _ in range(self.warps)]
@@ -126,13 +140,22 @@ class Races:
 
     # ------------------------------------------------------------------------------------- accesses
 
-    def _granules(self, offsets: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        parts = max(1, size // self.granule)
-        places = (offsets // self.granule)[:, None] + np.arange(parts)
-        return np.unique(places)
+    def _granules(self, offsets: NDArray[np.int64], size: int) -> Places:
+        """What lanes touch; a granule may stand there more than once."""
+        places = offsets // self.granule
+        parts = size // self.granule
+        return places if parts < 2 else (places[:, None] + np.arange(parts)).reshape(-1)
+
+    def _span(self, first: int, size: int) -> Places:
+        begin = first // self.granule
+        return slice(begin, begin + max(1, size // self.granule))
 
     def _name(self, agent: int) -> str:
         return f"warp {agent}" if agent < self.warps else "asynchronous copy"
+
+    def _known(self, know: Know) -> Clock:
+        """What is known of every agent that there is."""
+        return _grown(know.clock, self.warps + len(self._agents))
 
     def _report(
         self, kind: str, agent: int, line: int, places: Any, other: int, other_line: int
@@ -149,8 +172,8 @@ class Races:
         places = self._granules(offsets, size)
         know = self.know[agent]
         self._check_read(agent, places, line, know, asynchronous=False)
-        self._read[agent, places] = know.clock[agent]
-        self._read_line[agent, places] = line
+        self._read[places, agent] = know.clock[agent]
+        self._read_line[places, agent] = line
 
     def write(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
         """A warp writes ``size`` bytes at each offset."""
@@ -159,32 +182,35 @@ class Races:
         self._check_write(agent, places, line, know)
         self._wrote(agent, places, line, int(know.clock[agent]), by_copy=False)
 
-    def _wrote(self, agent: int, places: Any, line: int, clock: int, *, by_copy: bool) -> None:
+    def _wrote(self, agent: int, places: Places, line: int, clock: int, *, by_copy: bool) -> None:
         self._writer[places] = agent
         self._written[places] = clock
         self._write_line[places] = line
         self._by_copy[places] = by_copy
-        self._copied[places] = 0
+        if self._copies_read:
+            self._copied[places] = 0
 
     def _check_read(
-        self, agent: int, places: Any, line: int, know: Know, *, asynchronous: bool
+        self, agent: int, places: Places, line: int, know: Know, *, asynchronous: bool
     ) -> None:
         writer, written = self._writer[places], self._written[places]
         never = writer < 0
-        if never.any():
-            self._report("read of what nobody wrote", agent, line, places[never], agent, 0)
-        clock = _grown(know.clock, int(writer.max(initial=0)) + 1)
-        known = clock[writer]
-        bad = (written > known) & (writer != agent) & ~never
-        kind = "read without order after a write"
+        if np.count_nonzero(never):
+            hit = _chosen(places, never)
+            self._report("read of what nobody wrote", agent, line, hit, agent, 0)
+        clock = self._known(know)
+        # what nobody wrote was written at 0; and a warp knows its own
+        bad = written > clock[writer]
         if asynchronous:
+            bad &= (writer != agent) & ~never
             fenced = _grown(know.fenced, len(clock))[writer]
             unseen = (written > fenced) & ~self._by_copy[places] & ~never & ~bad
             if unseen.any():
                 self._report_write("asynchronous read of a write without fence.proxy.async",
-                                   agent, line, places[unseen])  # fmt: skip
-        if bad.any():
-            self._report_write(kind, agent, line, places[bad])
+                                   agent, line, _chosen(places, unseen))  # fmt: skip
+        if np.count_nonzero(bad):
+            kind = "read without order after a write"
+            self._report_write(kind, agent, line, _chosen(places, bad))
 
     def _report_write(self, kind: str, agent: int, line: int, places: Any) -> None:
         first = places[0]
@@ -192,28 +218,26 @@ class Races:
             kind, agent, line, places, int(self._writer[first]), int(self._write_line[first])
         )
 
-    def _check_write(self, agent: int, places: Any, line: int, know: Know) -> None:
-        writer, written = self._writer[places], self._written[places]
-        copier, copied = self._copier[places], self._copied[places]
-        size = max(int(writer.max(initial=0)), int(copier.max(initial=0)), self.warps) + 1
-        clock = _grown(know.clock, size)
+    def _check_write(self, agent: int, places: Places, line: int, know: Know) -> None:
+        clock = self._known(know)
         # of copies, an agent's later one is not ordered behind its earlier one by itself
-        own = (writer == agent) & (agent < self.warps)
-        bad = (written > clock[writer]) & ~own & (writer >= 0)
-        if bad.any():
-            self._report_write("write without order after a write", agent, line, places[bad])
-        late = self._read[:, places] > clock[: self.warps, None]
-        if agent < self.warps:
-            late[agent] = False
-        if late.any():
-            row = int(np.flatnonzero(late.any(axis=1))[0])
-            hit = places[late[row]]
-            other_line = int(self._read_line[row, hit[0]])
+        bad = self._written[places] > clock[self._writer[places]]
+        if np.count_nonzero(bad):
+            kind = "write without order after a write"
+            self._report_write(kind, agent, line, _chosen(places, bad))
+        # a warp knows its own reads
+        late = self._read[places] > clock[: self.warps]
+        if np.count_nonzero(late):
+            row = int(np.flatnonzero(late.any(axis=0))[0])
+            hit = _chosen(places, late[:, row])
+            other_line = int(self._read_line[hit[0], row])
             kind = "write without order after a read"
             self._report(kind, agent, line, hit, row, other_line)
-        bad = copied > clock[copier]
-        if bad.any():
-            hit = places[bad]
+        if not self._copies_read:
+            return
+        bad = self._copied[places] > clock[self._copier[places]]
+        if np.count_nonzero(bad):
+            hit = _chosen(places, bad)
             kind = "write while a copy may still read"
             other_line = int(self._copy_line[hit[0]])
             self._report(kind, agent, line, hit, int(self._copier[hit[0]]), other_line)
@@ -251,7 +275,8 @@ class Races:
 
     def copy_reads(self, copy: Copy, first: int, size: int) -> None:
         """A copy reads shared memory."""
-        places = self._granules(np.array([first]), size)
+        places = self._span(first, size)
+        self._copies_read = True
         self._check_read(copy.agent, places, copy.line, copy.know, asynchronous=True)
         self._copied[places] = copy.clock
         self._copier[places] = copy.agent
@@ -259,7 +284,7 @@ class Races:
 
     def copy_writes(self, copy: Copy, first: int, size: int) -> None:
         """A copy writes shared memory."""
-        places = self._granules(np.array([first]), size)
+        places = self._span(first, size)
         self._check_write(copy.agent, places, copy.line, copy.know)
         self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=True)
 

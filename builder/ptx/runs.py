@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from builder.ptx.launchfile import LaunchFile
     from builder.ptx.memory import GlobalMemory
+    from builder.ptx.source import Kernel
 
 #: Copies at once, as late as may be, and at any time: each shows what the others hide.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
@@ -99,11 +101,22 @@ def program_of(file: LaunchFile, path: Path) -> Program:
     Raises:
         UsageError: the PTX cannot be read, or lacks the kernel.
     """
-    kernels = kernels_of(file.ptx)
+    kernels = _kernels(file.ptx)
     name = file.kernel or (next(iter(kernels)) if len(kernels) == 1 else "")
     if name not in kernels:
         raise UsageError(f"{path}: no kernel {name}; it has {', '.join(kernels) or 'none'}")
-    return Program(kernels[name])
+    return _program(file.ptx, name)
+
+
+@lru_cache(maxsize=4)
+def _kernels(ptx: str) -> dict[str, Kernel]:
+    return kernels_of(ptx)
+
+
+@lru_cache(maxsize=4)
+def _program(ptx: str, name: str) -> Program:
+    """One kernel has many launches, one after the other."""
+    return Program(_kernels(ptx)[name])
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.errors import Fault
+from builder.ptx.memory import SHARED_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from builder.ptx.memory import GlobalMemory, SharedMemory
+
 #: Bits of an element by its code: 0 u8, 1 u16, 6 f16, 7 f32, 10 bf16, 11 packed 4-bit codes.
 ELEMENT_BITS = {0: 8, 1: 16, 6: 16, 7: 32, 10: 16, 11: 4}
 _KIND = 2
+#: What swizzling moves together, and the unit of strides; nothing is computed with such an element.
+_PART, _WORD = 16, np.complex128
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,65 @@ class TensorMap:
         """Bytes of the box, which a copy transfers in whole, bounds or not."""
         return int(self.row * np.prod(self.box[1:], dtype=np.int64))
 
+    def gather(self, memory: GlobalMemory, at: Sequence[int]) -> NDArray[np.uint8]:
+        """A box's bytes; zero where they are outside of the tensor."""
+        found, unit = np.zeros(self.size, np.uint8), self._unit(at)
+        offsets, inside = self.cover(at, unit)
+        if inside.any():
+            data, places = self._reached(memory, offsets[inside], unit, write=False)
+            found.view(data.dtype)[inside] = data[places]
+        return found
+
+    def scatter(self, memory: GlobalMemory, at: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Store a box's bytes, those inside of the tensor."""
+        unit = self._unit(at)
+        offsets, inside = self.cover(at, unit)
+        if inside.any():
+            held, places = self._reached(memory, offsets[inside], unit, write=True)
+            held[places] = data.view(held.dtype)[inside]
+
+    def _reached(
+        self, memory: GlobalMemory, offsets: NDArray[np.int64], unit: int, *, write: bool
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The elements of the region that the tensor lies in, and which of them."""
+        first, end = self.address + int(offsets.min()), self.address + int(offsets.max()) + unit
+        region = memory.find(first, end, write=write)
+        places = offsets + (self.address - region.address)
+        if unit == 1:
+            return region.data, places
+        begin = (self.address - region.address) % _PART
+        return region.parts(begin), (places - begin) // _PART
+
+    def _unit(self, at: Sequence[int]) -> int:
+        """16 bytes where the box, the tensor and its address consist of such parts, else 1."""
+        first, width = at[0] * self.bits, self.dims[0] * self.bits
+        whole = not (self.row % _PART or first % (8 * _PART) or width % (8 * _PART))
+        return _PART if whole and self.address % _PART == 0 else 1
+
+    def lay(self, shared: SharedMemory, start: int, data: NDArray[np.uint8]) -> None:
+        """Put a box's bytes into shared memory."""
+        if self.row % _PART:
+            shared.bytes[self.place(start) - SHARED_BASE] = data
+        else:
+            shared.elements[_PART][self._places(start)] = data.view(_WORD)
+
+    def take(self, shared: SharedMemory, start: int) -> NDArray[np.uint8]:
+        """A box's bytes from shared memory."""
+        if self.row % _PART:
+            return shared.bytes[self.place(start) - SHARED_BASE]
+        return shared.elements[_PART][self._places(start)].view(np.uint8)
+
+    def _places(self, start: int) -> NDArray[np.int64]:
+        """Where the parts of a box lie; a kernel has few places for boxes."""
+        found = self._known.get(start)
+        if found is None:
+            found = self._known[start] = (self.place(start)[::_PART] - SHARED_BASE) // _PART
+        return found
+
+    @cached_property
+    def _known(self) -> dict[int, NDArray[np.int64]]:
+        return {}
+
     def place(self, start: int) -> NDArray[np.int64]:
         """Addresses in shared memory of a box's bytes: swizzling permutes 16-byte parts."""
         plain = start + np.arange(self.size, dtype=np.int64)
@@ -83,14 +147,19 @@ class TensorMap:
             return plain
         return plain ^ (((plain >> 7) & ((1 << self.swizzle) - 1)) << 4)
 
-    def cover(self, at: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Of a box's bytes, in order: the offset in the tensor, and whether it is inside."""
+    def cover(
+        self, at: Sequence[int], unit: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Of a box's bytes, in order: the offset in the tensor, and whether it is inside.
+
+        ``unit``: of so many bytes together, where none of them is on the other side of a border.
+        """
         if len(at) != len(self.dims):
             raise Fault(f"{len(at)} coordinates for a tensor of {len(self.dims)} dimensions")
         first = at[0] * self.bits
         if first % 8:
             raise Fault("a tensor coordinate that is not at a byte")
-        offsets: Any = np.arange(self.row, dtype=np.int64) + first // 8
+        offsets: Any = np.arange(0, self.row, unit, dtype=np.int64) + first // 8
         inside: Any = (offsets >= 0) & (offsets < -(-self.dims[0] * self.bits // 8))
         for size, dim, stride, begin in zip(
             self.box[1:], self.dims[1:], self.strides, at[1:], strict=True

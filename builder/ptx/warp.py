@@ -10,6 +10,8 @@ from builder.ptx.decoder import EXIT, LANES, SPECIAL
 from builder.ptx.memory import POISON
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from builder.ptx.block import Block
@@ -26,19 +28,37 @@ _AS = {
 }
 
 
+class Views(dict[int, list["NDArray[Any]"]]):
+    """Rows of registers and constants by type, made when an instruction of that type runs."""
+
+    def __init__(self, files: list[NDArray[Any]], counts: Mapping[int, int]) -> None:
+        self._files, self._counts = files, counts
+
+    def __missing__(self, view: int) -> list[NDArray[Any]]:
+        file = self._files[view]
+        bits = 1 if file.dtype == np.bool_ else file.itemsize * 8
+        count = self._counts[bits]
+        fixed = file[count:]
+        fixed.flags.writeable = False
+        rows = self[view] = [*file[:count], *fixed]
+        return rows
+
+
 class Warp:
     """32 lanes of a block."""
 
     def __init__(self, program: Program, block: Block, number: int) -> None:
         self.number = number
         self.block = block
-        self.views: list[list[NDArray[Any]]] = []
+        #: registers and constants as each type: all in one array, and row by row
+        self.files: list[NDArray[Any]] = []
         for width in (16, 32, 64, 1):
-            rows: NDArray[Any] = np.full(
-                (program.decoder.counts[width], LANES), _UNSET[width], _DTYPES[width]
-            )
-            constants = program.constant_rows(width)
-            self.views += [[*rows.view(t), *constants.view(t)] for t in _AS[width]]
+            constants = program.constants[width]
+            count = program.decoder.counts[width]
+            file: NDArray[Any] = np.empty((count + len(constants), LANES), _DTYPES[width])
+            file[:count], file[count:] = _UNSET[width], constants
+            self.files += [file.view(kind) for kind in _AS[width]]
+        self.views = Views(self.files, program.decoder.counts)
         threads: NDArray[np.int64] = number * LANES + np.arange(LANES, dtype=np.int64)
         #: local memory, a row for each lane
         self.local = np.full((LANES, program.decoder.local_bytes), POISON, np.uint8)

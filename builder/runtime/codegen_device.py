@@ -18,7 +18,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from builder.runtime.simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
 else:
@@ -160,3 +160,36 @@ def find_source_quickly() -> None:
 
     if sys.version_info < (3, 13):
         inspect.findsource = findsource
+
+
+#: The DSL's own function for the same, from 4.8 on.
+LOCATIONS, LOCATE = "cutlass._mlir_helpers.op", "_fast_frameinfo"
+
+
+def remember_source() -> None:
+    """Let the DSL, once imported, look up each place of its callers' code once.
+
+    It asks for every operation that it makes, and kernels go through the same places many times.
+    What it is told is the same.
+    """
+    inspect.getframeinfo = remembered(inspect.getframeinfo)
+    module: Any = sys.modules.get(LOCATIONS)
+    if hasattr(module, LOCATE):
+        setattr(module, LOCATE, remembered(getattr(module, LOCATE)))
+
+
+def remembered(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a frame that is asked once for each place in the code."""
+    known: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def answer(frame: Any, *context: int) -> Any:
+        if context or not inspect.isframe(frame):
+            return ask(frame, *context)
+        place = id(frame.f_code), frame.f_lasti
+        found = known.get(place)
+        if found is None:
+            # the code is kept too, so that no other can have its id
+            found = known[place] = frame.f_code, ask(frame)
+        return found[1]
+
+    return answer

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         Probe,
         describe_device_to_torch,
         find_source_quickly,
+        remember_source,
         set_environment,
     )
     from builder.runtime.codegen_kernels import (
@@ -84,6 +85,7 @@ else:
         Probe,
         describe_device_to_torch,
         find_source_quickly,
+        remember_source,
         set_environment,
     )
     from codegen_kernels import (
@@ -137,6 +139,7 @@ WITHOUT_FLASHINFER = ("mma-gate", "dense-b12x-package")
 def prepare(request: Json, probe: Probe) -> Json | None:
     """Import what the kernels need; the error with which FlashInfer cannot be imported, if any."""
     importlib.import_module("cutlass.cute.nvgpu.warp")
+    remember_source()
     kinds = {ask["kind"] for ask in request["kernels"]}
     if "dense-b12x-package" in kinds:
         describe_device_to_torch(probe)

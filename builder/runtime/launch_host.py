@@ -88,6 +88,10 @@ class Runtime:
         self.errors: list[BaseException] = []
         self._text = ctypes.create_string_buffer(b"not simulated")
 
+    def forget(self) -> None:
+        """What went wrong so far has been told."""
+        self.refused, self.errors = [], []
+
     def callbacks(self) -> dict[str, Any]:
         """Callbacks by name; the one without a name makes those for all others."""
         made = {

@@ -9,6 +9,7 @@ swizzled scales, padding, factors) is its own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
 import os
@@ -104,6 +105,7 @@ def on_cpu(ask: dict[str, Any], probe: Any) -> Iterator[None]:
         except Exception as error:
             raise NotSimulated(f"{type(error).__name__}: {error}") from error
         torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+        gc.freeze()  # tensors that a launch may reach are made later
         yield
 
 

@@ -71,9 +71,8 @@ else:
 
 SCHEMA = 1
 Json = dict[str, Any]
-#: vLLM's own layer in front of the kernel.
-LAYER = "vllm-linear"
-
+#: vLLM's own layers in front of a kernel: the functions of ``launch_layers`` that make their cases.
+LAYERS = {"vllm-linear": "linear_cases"}
 
 #: The DSL's variable for the libraries that host code is linked against.
 LIBRARIES = "CUTE_DSL_LIBS"
@@ -91,14 +90,18 @@ def runtime_functions() -> set[str]:
 
 
 class Recorder:
-    """Writes each launch of one child as it comes."""
+    """Writes each launch of a request as it comes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        #: what the compiler gave for the function that is running
+        self.ptx: list[str] = []
+        self.begin(Path())
+
+    def begin(self, folder: Path) -> None:
+        """Start anew: the launches of another request."""
         self.folder = folder
         self.case: Any = None
         self.number = 0
-        #: what the compiler gave for the function that is running
-        self.ptx: list[str] = []
         self.launches: list[Json] = []
         self._pending: list[tuple[Path, Json]] = []
 
@@ -219,22 +222,43 @@ def use_library(path: str) -> None:
 
 def cases_of(ask: Json, probe: Any) -> Iterator[Any]:
     """The calls of a request."""
-    if ask["kind"] == LAYER:
-        yield from importlib.import_module("launch_layers").linear_cases(ask, probe)
+    if ask["kind"] in LAYERS:
+        layers = importlib.import_module("launch_layers")
+        yield from getattr(layers, LAYERS[ask["kind"]])(ask, probe)
     else:
         yield from importlib.import_module("launch_cases").KINDS[ask["kind"]](ask)
 
 
-def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
-    """Make every launch of one request, in a child of its own."""
-    begun = time.monotonic()
-    reply: Json = {"request": ask, "error": None, "launches": []}
-    recorder = Recorder(folder)
+def failed(asks: list[Json], error: Json) -> list[Json]:
+    """The replies to requests that were not tried."""
+    return [{"request": ask, "error": error, "launches": [], "seconds": 0.0} for ask in asks]
+
+
+def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> list[Json]:
+    """Make every launch of some requests, one after the other, in a child of their own."""
+    recorder = Recorder()
     runtime = launch_host.Runtime(recorder.record)
     library.fill(runtime.callbacks())
     try:
         use_library(library.path)
         launch_instead(recorder)
+        importlib.import_module("torch").set_num_threads(1)  # each child has a core
+    except Exception as error:
+        traceback.print_exc()
+        return failed(asks, codegen_child.describe(error, "call"))
+    replies = []
+    for number, ask in enumerate(asks):
+        recorder.begin(folder / str(number))
+        replies.append(launch_kernel(ask, probe, recorder, runtime))
+    replies[0]["simulated"] = probe.simulated
+    return replies
+
+
+def launch_kernel(ask: Json, probe: Any, recorder: Recorder, runtime: launch_host.Runtime) -> Json:
+    """Make every launch of one request."""
+    begun = time.monotonic()
+    reply: Json = {"request": ask, "error": None}
+    try:
         if "sms" in ask:
             codegen_device.SM_COUNT = int(ask["sms"])
             codegen_device.answer_for_flashinfer(probe)
@@ -252,10 +276,18 @@ def launch_kernel(ask: Json, probe: Any, library: Any, folder: Path) -> Json:
         if runtime.refused:
             names = ", ".join(dict.fromkeys(runtime.refused))
             reply["error"]["message"] += f"; functions that are not simulated: {names}"
+    runtime.forget()
     reply["launches"] = recorder.launches
-    reply["simulated"] = probe.simulated
     reply["seconds"] = round(time.monotonic() - begun, 2)
     return reply
+
+
+def together(ask: Json) -> str:
+    """What requests have in common that share a child: what they compile, or vLLM's import."""
+    if ask["kind"] in LAYERS:
+        return "vllm"
+    same = {key: value for key, value in ask.items() if key not in ("shapes", "inputs", "seed")}
+    return codegen_probe.key_of(same)
 
 
 def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
@@ -263,21 +295,34 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
     asks = [dict(ask) for ask in request["kernels"]]
     said = codegen_probe.prepare(request, probe)
     if said:
-        return [{"request": ask, "error": said, "launches": [], "seconds": 0.0} for ask in asks]
+        return failed(asks, said)
+    gc.collect()
+    gc.freeze()  # tensors that a launch may reach are made later
     folder = Path(request["folder"])
+    groups: dict[str, list[int]] = {}
+    for number, ask in enumerate(asks):
+        groups.setdefault(together(ask), []).append(number)
 
-    def work(ask: Json, scratch: Path) -> Json:
-        return launch_kernel(ask, probe, library, folder / scratch.name)
+    def work(group: Json, scratch: Path) -> Json:
+        replies = launch_kernels(group["asks"], probe, library, folder / scratch.name)
+        return {"replies": replies}
 
-    def crashed(ask: Json, error: Json) -> Json:
-        return {"request": ask, "error": error, "launches": [], "seconds": 0.0}
+    def crashed(group: Json, error: Json) -> Json:
+        return {"replies": failed(group["asks"], error)}
 
+    work_on = [
+        {"kind": asks[numbers[0]]["kind"], "asks": [asks[number] for number in numbers]}
+        for numbers in groups.values()
+    ]
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         jobs = int(request.get("jobs", 2))
-        replies = codegen_child.in_children(asks, jobs, Path(scratch), work, crashed)
-    for words in (words for reply in replies for words in reply.pop("simulated", ())):
+        done = codegen_child.in_children(work_on, jobs, Path(scratch), work, crashed)
+    replies: dict[int, Json] = {}
+    for numbers, group in zip(groups.values(), done, strict=True):
+        replies.update(zip(numbers, group["replies"], strict=True))
+    for words in (words for reply in replies.values() for words in reply.pop("simulated", ())):
         probe.note(words)
-    return replies
+    return [replies[number] for number in range(len(asks))]
 
 
 def run(request: Json) -> Json:
@@ -306,6 +351,7 @@ def run(request: Json) -> Json:
 
 def main() -> int:
     """Read a request from stdin, write the result to stdout."""
+    gc.set_threshold(200_000, 20, 100)
     out = codegen_probe.claim_stdout()
     result = run(cast("Json", json.load(sys.stdin)))
     json.dump(result, out, sort_keys=True)

@@ -10,7 +10,7 @@ import pytest
 
 from builder.ptx.errors import Deadlock, Fault
 from builder.ptx.grid import Schedule
-from builder.ptx.memory import Region
+from builder.ptx.memory import SHARED_BASE, GlobalMemory, Region, SharedMemory
 from builder.ptx.tensormap import TensorMap
 from tests.unit.ptxworld import Result, run
 
@@ -246,6 +246,34 @@ def test_a_tile_is_zero_outside_the_tensor(schedule: Schedule) -> None:
     wanted = np.zeros((16, 16), np.uint16)
     wanted[2:, :12] = data[:14, 8:20]
     assert (found.out.view(np.uint16).reshape(16, 16) == wanted).all()
+
+
+@pytest.mark.parametrize("before", [0, 8, 40])
+@pytest.mark.parametrize("at", [(0, 0), (16, 3), (-8, -2), (48, 30)])
+def test_a_box_by_parts_is_the_box_byte_by_byte(
+    at: tuple[int, int], before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle, over each edge; in memory that begins ``before`` bytes in front of it."""
+    tensor = TensorMap(TENSOR, 16, 3, (64, 32), (128,), (64, 8))
+    held = np.random.default_rng(1).integers(0, 256, before + 32 * 128 + 24).astype(np.uint8)
+    box = np.arange(tensor.size, dtype=np.uint32).astype(np.uint8)
+
+    def both_ways() -> list[bytes]:
+        data = held.copy()
+        memory = GlobalMemory([Region(TENSOR - before, data)])
+        found, shared = tensor.gather(memory, at), SharedMemory(4096)
+        tensor.scatter(memory, at, box)
+        tensor.lay(shared, SHARED_BASE + 1024, box)
+        taken = tensor.take(shared, SHARED_BASE + 1024)
+        return [part.tobytes() for part in (found, data, shared.bytes, taken)]
+
+    by_parts = both_ways()
+    assert tensor._unit(at) == 16
+    assert by_parts[1] != held.tobytes()
+    places = tensor.place(SHARED_BASE + 1024) - SHARED_BASE
+    assert np.frombuffer(by_parts[2], np.uint8)[places].tobytes() == box.tobytes()
+    monkeypatch.setattr(TensorMap, "_unit", lambda _self, _at: 1)
+    assert both_ways() == by_parts
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=str)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from builder.ptx import ops_memory
 from builder.ptx.errors import Fault, PtxError
 from builder.ptx.grid import Schedule
 from builder.ptx.memory import Region
@@ -87,6 +90,48 @@ def test_a_bf16_atomic_rounds_each_sum() -> None:
     body = "mov.b32 %r9, 0x3F803F80; red.relaxed.gpu.global.add.noftz.bf16x2 [%rd5], %r9;"
     assert atomics(body, 0x43804380)[1] == 0x43804380
     assert atomics(body, 0x00000000)[1] == 0x42004200, "32 ones are 32"
+
+
+def reduced(body: str) -> tuple[list[int], int]:
+    """What is left of 64 words, and how many of them changed, as the grid counts."""
+    cells = np.arange(64, dtype=np.uint32) * np.uint32(0x3F810101) + np.uint32(0x7F7FC1FF)
+    cells[5] = 0x7FC0FF80  # a NaN and an infinity
+    region = Region(0x200000, cells.view(np.uint8), True, "cells")
+    words = np.random.default_rng(3).integers(0, 2**32, (32, 2))
+    words[:4] = 0, 0x80008000
+    found = run(body, words, memory=(region,))
+    return cells.tolist(), found.outcome.instructions
+
+
+@pytest.mark.parametrize("kind", ["add.noftz.bf16x2", "add.u32"])
+@pytest.mark.parametrize(
+    ("step", "vector", "lanes"),
+    [(4, "%r1", "@%p1"), (8, ".v2", ""), (8, "%r1", "@%p1")],
+    ids=["side by side", "vectors", "apart"],
+)
+def test_a_reduction_at_once_gives_what_lane_after_lane_gives(
+    kind: str, step: int, vector: str, lanes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, dot, form = kind.rpartition(".")
+    op, value = (f"{name}.v2{dot}{form}", "{%r1, %r2}") if vector == ".v2" else (kind, vector)
+    body = (
+        f"mul.wide.u32 %rd6, %r0, {step}; mov.b64 %rd5, 0x200000; add.s64 %rd5, %rd5, %rd6;"
+        f"setp.ne.u32 %p1, %r0, 3; {lanes} red.relaxed.gpu.global.{op} [%rd5], {value};"
+    )
+    if op == "add.v2.u32":
+        body = body.replace("add.v2.u32", "add.u32").replace(value, "%r1")
+    at_once = reduced(body)
+    calls = []
+
+    def other(old: Any, given: Any) -> Any:
+        calls.append(given)
+        return old
+
+    monkeypatch.setattr(ops_memory, "_AT_ONCE", {form: other})
+    assert reduced(body) != at_once, "the way that was meant is taken"
+    assert calls
+    monkeypatch.setattr(ops_memory, "_AT_ONCE", {})
+    assert reduced(body) == at_once
 
 
 def test_a_reduction_of_a_vector_is_one_of_each_element() -> None:

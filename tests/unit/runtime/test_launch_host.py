@@ -235,3 +235,38 @@ def test_a_preloaded_runtime_library_is_replaced(
     monkeypatch.setenv("CUTE_DSL_LIBS", "/own.so:/ours.so")
     launch_probe.use_library("/ours.so")
     assert (own.envar.shared_libs, os.environ["CUTE_DSL_LIBS"]) == ("/ours.so", "/ours.so")
+
+
+def test_requests_that_compile_the_same_kernel_share_a_child() -> None:
+    tile = {"kind": "dense-b12x", "tile": [64, 64], "shapes": [[64, 64, 128]]}
+    same = [tile, {**tile, "shapes": [[64, 128, 256]], "inputs": "degenerate", "seed": 1}]
+    others = [{**tile, "tile": [64, 128]}, {**tile, "sms": 2}, {"kind": "vllm-linear"}]
+    keys = [launch_probe.together(one) for one in (*same, *others)]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
+
+
+def test_a_place_in_the_code_is_looked_up_once() -> None:
+    asked = []
+    locate = load("codegen_device").remembered(lambda frame, *_: asked.append(frame.f_lineno))
+
+    def here(times: int) -> None:
+        for _ in range(times):
+            locate(sys._getframe())
+
+    here(5)
+    here(1)
+    assert len(asked) == 1
+    locate(sys._getframe())
+    locate(sys._getframe())
+    assert len(asked) == 3, "two places"
+    locate(sys._getframe(), 3)
+    assert len(asked) == 4, "with more lines around it, nothing is remembered"
+
+
+def test_what_went_wrong_in_one_request_is_not_told_of_the_next() -> None:
+    runtime = launch_host.Runtime(lambda _launched: None)
+    runtime.errors.append(KeyError("one"))
+    runtime.refused.append("cudaMalloc")
+    runtime.forget()
+    assert (runtime.errors, runtime.refused) == ([], [])
