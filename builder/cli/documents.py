@@ -166,6 +166,9 @@ DOCUMENTS = {
             "builder.publish.prune:Retention",
         ),
     ),
+    "spark-verify": Entry(
+        "`spark-verify --json` in an image", ("builder.verify.model:VerifierDocument",)
+    ),
     "verify": Entry(
         "`verify --json`, and the evidence that `matrix --evidence` keeps",
         ("builder.verify.model:ReportDocument",),

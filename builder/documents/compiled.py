@@ -9,11 +9,8 @@ from msgspec import Meta, field
 from builder.util.documents import Count, Digest, Part, Sha256, Text
 
 
-class Input(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pinned wheel or archive, or a file out of one.
-
-    A key that is not known is refused, not dropped: every one counts in the plan's digest.
-    """
+class Input(Part, frozen=True, kw_only=True):
+    """A pinned wheel or archive, or a file out of one."""
 
     distribution: Text
     version: Text
@@ -24,6 +21,13 @@ class Input(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     python: Text | None = None
     member: Text | None = None
     member_sha256: Sha256 | None = field(default=None, name="member-sha256")
+
+
+class LayerPin(Input, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An input as a layer pins it, on its way into a plan.
+
+    An unknown key is refused here, not dropped: nobody knows what a build has to do about it.
+    """
 
 
 class PinnedWheel(Part, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ import msgspec
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Outcome, layer_digest
 from builder.applier.states import NEEDED
-from builder.documents.compiled import CompiledCode, Input, StageRequest
+from builder.documents.compiled import CompiledCode, LayerPin, StageRequest
 from builder.documents.plan import ImageInputs, PlanDocument, PlannedFile, PlannedLayer
+from builder.errors import UsageError
 from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
@@ -61,11 +62,21 @@ class LayerDecision:
             since=outcome.since or None,
             compile=read(_complete(outcome.compiled), CompiledCode) if outcome.compiled else None,
             notes=tuple(outcome.notes),
-            inputs=tuple(read(pin, Input) for pin in outcome.inputs),
+            inputs=tuple(map(self._input, outcome.inputs)),
             env=outcome.env,
             serve_flags=tuple(outcome.serve_flags),
             moe_serve_flags=tuple(outcome.moe_serve_flags),
         )
+
+    def _input(self, pin: Mapping[str, Any]) -> LayerPin:
+        try:
+            return read(pin, LayerPin)
+        except ValueError as error:
+            raise UsageError(
+                f"layer {self.name}: the pin of {pin.get('filename')} is not understood: {error}. "
+                f"A newer spark-build wrote it, so this one cannot plan or build with the layer",
+                hint="install a newer spark-build",
+            ) from None
 
     def _files(self) -> Iterator[PlannedFile]:
         for path, entry in self.receipt["files"].items() if self.receipt else ():

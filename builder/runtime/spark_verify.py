@@ -105,6 +105,7 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
         fatal = f"the probe ended with {answer.returncode} and no result"
         result = {"fatal": {"type": "no result", "message": fatal}}
     checks = []
+    parts = result.get("simulated", [])
     for number, item in enumerate(expectations):
         wanted = dispatch_expect.describe(item)
         if result["fatal"]:
@@ -114,8 +115,9 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
             met, seen = dispatch_expect.found(item, reply), dispatch_expect.headline(reply)
         made = check("dispatch", item.kind, met is not None, wanted, met or seen)
         refusal = dispatch_expect.limit(item, met) if met else ""
-        checks.append({**made, "refusal": refusal} if refusal else made)
-    for part in result.get("simulated", []):
+        more = {"simulated": parts, "refusal": refusal}
+        checks.append({**made, **{key: value for key, value in more.items() if value}})
+    for part in parts:
         verify_checks.say(f"  simulated  {part}")
     return checks
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from builder.documents.plan import BakedPlan
-    from builder.verify.model import VerifyTarget
+    from builder.verify.model import VerifierDocument, VerifyTarget
     from builder.verify.targets import Opening
 
 
@@ -75,7 +75,7 @@ def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTa
     held = ImageProbes(kind="image", now=now, otherwise=in_container(base), engine="buildkit")
     opened = target_of_image(base, ref, baked, opening, held)
 
-    def on_gpu(level: str) -> Mapping[str, Any]:
+    def on_gpu(level: str) -> VerifierDocument:
         return run_in_container(ref, base.identity.interpreter, opened.plan, level, opening.gpu)
 
     return dataclasses.replace(opened, on_gpu=on_gpu)

@@ -164,6 +164,17 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     ] = None
 
 
+class VerifierDocument(Document, frozen=True, kw_only=True):
+    """What the verifier in an image found there."""
+
+    plan_digest: Digest
+    passed: Annotated[
+        bool,
+        Meta(description="no check failed, at least one passed, and every named level ran"),
+    ]
+    checks: tuple[Check, ...]
+
+
 @dataclass(kw_only=True)
 class Report:
     """All checks of one verification."""
@@ -240,7 +251,7 @@ class VerifyTarget:
     #: launches kernels and runs them without a device; None means that nothing here can
     launch: Callable[[Mapping[str, Any]], Replies] | None = None
     #: runs the in-image verifier's level where it may find a GPU, and gives its document
-    on_gpu: Callable[[str], Mapping[str, Any]] | None = None
+    on_gpu: Callable[[str], VerifierDocument] | None = None
     #: what ``docker run`` knows it by, where that is not its name
     runs_as: str = ""
     cannot_use_gpu: str = "only an image, or an environment of this machine, can run on a GPU"

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from builder.engines.toolfiles import programs
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
 from builder.util.documents import read
-from builder.verify.model import Check
+from builder.verify.model import Check, VerifierDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -139,7 +139,7 @@ def archive(files: Mapping[str, bytes], folder: str) -> bytes:
 
 def run_in_container(
     image: str, interpreter: str, plan: PlanDocument, level: str, options: GpuOptions
-) -> dict[str, Any]:
+) -> VerifierDocument:
     """The verifier's document, from a container of the image with all GPUs and no network.
 
     Raises:
@@ -189,25 +189,35 @@ def _volumes(options: GpuOptions) -> dict[str, dict[str, str]]:
     return {str(home): {"bind": "/root/.cache/huggingface", "mode": "ro"}} if home.is_dir() else {}
 
 
-def _document(container: Container) -> dict[str, Any]:
+def _document(container: Container) -> VerifierDocument:
     for line in container.logs(stdout=False, stderr=True, stream=True, follow=True):
         console.say(line.decode("utf-8", "replace").rstrip())
     status = int(container.wait()["StatusCode"])
     output = container.logs(stdout=True, stderr=False).decode("utf-8", "replace")
-    return _parsed(output, status)
+    return verifier_document(output, status)
 
 
-def _parsed(output: str, status: int) -> dict[str, Any]:
+def verifier_document(output: str, status: int) -> VerifierDocument:
+    """What the verifier printed before it ended with a status.
+
+    Raises:
+        NoGpu: it is no such document.
+    """
     try:
-        document: dict[str, Any] = json.loads(output)
+        document = json.loads(output)
     except ValueError:
         tail = " | ".join(output.strip().splitlines()[-3:])
         words = f"the verifier exited with {status} and no document: {tail}"
         raise NoGpu(words) from None
-    return document
+    try:
+        return read(document, VerifierDocument)
+    except ValueError as error:
+        raise NoGpu(f"the verifier's document is malformed: {error}") from None
 
 
-def run_beside(python: Path, plan: PlanDocument, level: str, options: GpuOptions) -> dict[str, Any]:
+def run_beside(
+    python: Path, plan: PlanDocument, level: str, options: GpuOptions
+) -> VerifierDocument:
     """The verifier's document, from an environment of this machine.
 
     Raises:
@@ -223,7 +233,7 @@ def run_beside(python: Path, plan: PlanDocument, level: str, options: GpuOptions
             text=True,
             check=False,
         )
-    return _parsed(answer.stdout, answer.returncode)
+    return verifier_document(answer.stdout, answer.returncode)
 
 
 # --- checks ------------------------------------------------------------------------------------
@@ -239,26 +249,20 @@ def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
         yield _not_run(level, reason)
         return
     try:
-        document = target.on_gpu(level)
-        checks = [_check(item, level) for item in document["checks"]]
+        found = target.on_gpu(level).checks
     except NoGpu as error:
         yield _not_run(level, f"{error}; on the Spark: {command}")
         return
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        yield _not_run(level, f"the verifier's document is malformed: {error!r}")
+    if other := [check for check in found if check.level != level]:
+        said = f"check {other[0].name!r} is of level {other[0].level}"
+        yield _not_run(level, f"the verifier's document is malformed: {said}")
         return
+    checks = [replace(check, reason=_root(check)) for check in found]
     if not checks:
         yield _not_run(
             level, "the verifier had nothing to check: no profile names expected results"
         )
     yield from checks
-
-
-def _check(item: Mapping[str, Any], level: str) -> Check:
-    found = read(item, Check)
-    if found.level != level:
-        raise ValueError(f"check {found.name!r} is of level {found.level}")
-    return replace(found, reason=_root(found))
 
 
 def _root(check: Check) -> str:

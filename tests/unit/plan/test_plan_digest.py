@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from builder.applier.outcomes import Outcome
 from builder.applier.trees import Content
 from builder.documents.compiled import PinnedWheel
 from builder.documents.plan import ExpectedChoice
+from builder.errors import UsageError
 from builder.model.plan import BuildPlan, LayerDecision, Maker, digest_of
 from tests.unit.fakes import BACKEND, fake_base, make_layer, vllm_files
 
@@ -92,6 +95,16 @@ def test_the_digest_is_unchanged() -> None:
     plan = whole_plan()
     assert plan.digest == "sha256:5253bbb55ea9df27ac61d64edb4e5d236ae76350026c97372e9822c6e57b38da"
     assert digest_of(plan.as_json()) == plan.digest
+
+
+def test_a_layer_with_a_newer_pin_is_not_planned() -> None:
+    newer = Outcome("fix", "needed", "1 file to change", inputs=[{**PIN, "mirror": "x"}])
+    said = (
+        rf"layer fix: the pin of {PIN['filename']} .* unknown field `mirror`. A newer spark-build"
+    )
+    with pytest.raises(UsageError, match=said) as refused:
+        _ = decision("fix", newer, receipt=None, changes={}).document
+    assert refused.value.hint == "install a newer spark-build"
 
 
 def test_the_path_of_a_directory_is_ignored() -> None:

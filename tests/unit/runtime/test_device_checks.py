@@ -12,6 +12,7 @@ import pytest
 from builder.engines import devicedata
 from builder.layers.catalog import Catalog
 from builder.util.documents import plain
+from tests.documents import verified
 from tests.unit.inimage import load
 from tests.unit.plans import planned
 
@@ -132,7 +133,8 @@ def said(*events: object, then: str = "pass") -> Any:
 
 def by_name(probe: Any) -> dict[str, dict[str, Any]]:
     kernel = devicedata.kernel_for("nvfp4-linear", LINE, "0.28.0")
-    return {check["name"]: check for check in checks.checks_of("nvfp4-linear", kernel, probe)}
+    made = verified(checks.checks_of("nvfp4-linear", kernel, probe))
+    return {check["name"]: check for check in made}
 
 
 def test_a_sound_run() -> None:
@@ -239,7 +241,7 @@ def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks.device_environment, "look", lambda: ([], "no libcuda.so.1"))
-    made = checks.run(PLAN, devicedata.device_data(PLANNED, "me/image:1"))
+    made = verified(checks.run(PLAN, devicedata.device_data(PLANNED, "me/image:1")))
     assert [(c["name"], c["status"]) for c in made] == [
         ("environment", "not-run"),
         ("nvfp4-linear", "not-run"),
@@ -264,7 +266,7 @@ def test_a_kind_without_a_check_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(checks, "Probe", lambda *_args, **_kwargs: probe)
     expect = [{"kind": "mxfp4-moe", "line": "Using 'B12X' Mxfp4 MoE backend"}]
     plan = planned(PLANNED, expect=expect)
-    made = checks.run(plain(plan), devicedata.device_data(plan))
+    made = verified(checks.run(plain(plan), devicedata.device_data(plan)))
     assert [(c["name"], c["status"]) for c in made] == [
         ("reference random 1x128x128", "pass"),
         ("mxfp4-moe", "not-run"),

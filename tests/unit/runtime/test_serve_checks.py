@@ -14,6 +14,7 @@ import pytest
 from builder.diagnose.catalog import load_catalog
 from builder.engines import devicedata
 from builder.util.documents import plain
+from tests.documents import verified
 from tests.unit.inimage import load
 from tests.unit.plans import planned
 
@@ -55,7 +56,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
         monkeypatch.setattr(serve, "vllm_command", lambda: [sys.executable, str(FAKE), str(file)])
         monkeypatch.setattr(serve, "LOOK", 0.02)
         monkeypatch.setattr(serve.tiny_model, "VARIANTS", variants)
-        made = serve.run(PLAN, DATA, {**QUICK, **options}, "")
+        made = verified(serve.run(PLAN, DATA, {**QUICK, **options}, ""))
         assert {check["level"] for check in made} == {"serve"}
         return {check["name"]: check for check in made}
 
@@ -207,7 +208,7 @@ def test_a_missing_vllm(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_each_model_is_not_run() -> None:
-    made = serve.run(PLAN, DATA, {}, "no libcuda.so.1")
+    made = verified(serve.run(PLAN, DATA, {}, "no libcuda.so.1"))
     assert [(c["name"], c["status"]) for c in made] == [
         ("dense starts", "not-run"),
         ("moe starts", "not-run"),

@@ -20,16 +20,18 @@ from builder.errors import UsageError
 from builder.runtime import verify_checks
 from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
-from builder.verify.model import VerifyTarget
+from builder.verify.model import VerifierDocument, VerifyTarget
 from builder.verify.ongpu import (
     GpuOptions,
     NoGpu,
     archive,
     check_on_gpu,
     run_beside,
+    verifier_document,
     verifier_files,
 )
 from builder.verify.run import verify
+from tests.documents import validated
 from tests.unit.fakes import MemoryTree
 from tests.unit.inimage import load
 from tests.unit.plans import planned
@@ -56,7 +58,8 @@ def target(**changes: Any) -> VerifyTarget:
 
 
 def answering(*checks: Mapping[str, Any]) -> VerifyTarget:
-    return target(on_gpu=lambda _level: {"checks": list(checks)})
+    document = {"schema": 1, "plan_digest": PLAN.plan_digest, "passed": True, "checks": checks}
+    return target(on_gpu=lambda _level: verifier_document(json.dumps(document), 0))
 
 
 def test_checks_of_the_image_are_reported() -> None:
@@ -112,7 +115,7 @@ def test_an_empty_document_is_never_a_pass() -> None:
 
 @pytest.mark.parametrize("level", ["device", "serve"])
 def test_without_a_gpu_it_is_not_run_with_the_command(level: str) -> None:
-    def no_gpu(_level: str) -> Mapping[str, Any]:
+    def no_gpu(_level: str) -> VerifierDocument:
         raise NoGpu('could not select device driver "" with capabilities: [[gpu]]')
 
     report = verify(target(on_gpu=no_gpu), [level])
@@ -184,7 +187,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_without_a_gpu_the_other_levels_run(inside: Path) -> None:
     """Here the image has no vLLM either, so dispatch fails; device and serve are not run."""
     ran = run(inside, "--json")
-    document = json.loads(ran.stdout)
+    document = validated("spark-verify", json.loads(ran.stdout))
     statuses = {(check["level"], check["status"]) for check in document["checks"]}
     assert ("dispatch", "fail") in statuses
     assert ("device", "not-run") in statuses
@@ -248,7 +251,7 @@ def test_wrong_usage_is_2(sound: Path, words: list[str]) -> None:
 
 def test_a_local_environment_runs_the_verifier(sound: Path) -> None:
     document = run_beside(Path(sys.executable), PLAN, "serve", GpuOptions())
-    assert {check["status"] for check in document["checks"]} == {"not-run"}
+    assert {check.status for check in document.checks} == {"not-run"}
 
 
 def test_a_local_environment_without_output_is_not_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from builder.applier.receipts import RECEIPTS
 from builder.applier.trees import OverlayTree
 from builder.engines.metadata import read_layers, read_plan
 from builder.errors import SparkBuildError, UsageError
+from builder.model.plan import digest_of
 from builder.util.documents import plain
 from builder.verify.dispatch import check_dispatch, make_request
 from builder.verify.levels import parse_levels
@@ -276,6 +277,17 @@ def test_a_plan_with_wrong_types_is_refused(key: str, value: object, said: str) 
     with pytest.raises(UsageError, match=rf"is not a plan: {said}"):
         read_plan(json.dumps({**document, key: value}).encode(), "image")
     assert read_plan(json.dumps({**document, "later": 1}).encode(), "image").json["later"] == 1
+
+
+def test_an_input_with_a_newer_key_is_read_and_counts_in_the_digest() -> None:
+    document = make_plan_of(fake_base(vllm_files()), LAYER).as_json()
+    pin = {"distribution": "a", "version": "1", "filename": "a.whl", "sha256": "0" * 64}
+    document["layers"][0]["inputs"] = [pin]
+    before = read_plan(json.dumps(document).encode(), "image")
+    document["layers"][0]["inputs"] = [{**pin, "later": 1}]
+    after = read_plan(json.dumps(document).encode(), "image")
+    assert after.document == before.document
+    assert after.digest == digest_of(document) != before.digest
 
 
 def test_a_plan_for_no_vllm_is_refused() -> None:
