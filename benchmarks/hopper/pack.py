@@ -96,13 +96,13 @@ def pack(file: LaunchFile, source: Path, into: Path, nvcc: str, functions: str, 
     subprocess.run(command, check=True)
     for number, array in enumerate(file.memory):
         (into / f"memory-{number}.bin").write_bytes(bytes(array.data))
-    assert file.wanted is not None, "a launch of the level has a result"
-    np.save(into / "exact.npy", file.wanted.exact)
-    np.save(into / "bound.npy", file.wanted.bound)
+    assert file.expected is not None, "a launch of the level has a result"
+    np.save(into / "exact.npy", file.expected.exact)
+    np.save(into / "bound.npy", file.expected.bound)
     program = program_of(file, source)
     memory = run_once(file, program, Schedule("eager"), watch=False).memory
-    place = _place(file, file.wanted.address)
-    size = 2 * int(np.prod(file.wanted.shape))
+    place = _place(file, file.expected.address)
+    size = 2 * int(np.prod(file.expected.shape))
     left = memory.regions[place["memory"]].data[place["offset"] :][:size]
     (into / "executor.bin").write_bytes(left.tobytes())
     document = {
@@ -170,14 +170,14 @@ def main() -> None:
     for path in sorted(given.source.glob("*/*/launch.json")):
         file = read_launch(path)
         name = f"{path.parent.parent.name}-{path.parent.name}"
-        if file.wanted is None or of_several:
+        if file.expected is None or of_several:
             print(f"{name}: {file.name}: not packed, one of several launches of a call", flush=True)
         elif re.search(given.only, file.name):
             ptx = late(file.ptx, given.late) if given.late else file.ptx
             ptx = without(ptx, given.without) if given.without else ptx
             pack(file, path, given.into / name, given.nvcc, functions, ptx)
             print(f"{name}: {file.name}", flush=True)
-        of_several = file.wanted is None
+        of_several = file.expected is None
     shutil.copy(Path(__file__).with_name("run.py"), given.into)
 
 

@@ -133,11 +133,11 @@ DOCUMENTS = {
         ("builder.documents.plan:PlanDocument",),
     ),
     "ptx-races": Entry(
-        "`ptx races --json`: each race of a kernel once", ("builder.ptx.owned:KernelRaces",)
+        "`ptx races --json`: each race of a kernel once", ("builder.ptx.userkernel:KernelRaces",)
     ),
     "ptx-run": Entry(
         "`ptx run --json`: the result of each schedule of a kernel",
-        ("builder.ptx.owned:KernelRuns",),
+        ("builder.ptx.userkernel:KernelRuns",),
     ),
     "publish": Entry(
         "`publish --json`: what was published where",

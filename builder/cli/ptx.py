@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError
-from builder.ptx.owned import KernelRaces, run_own
+from builder.ptx.userkernel import KernelRaces, run_user_kernel
 from builder.pypi.index import write_atomically
 from builder.util.console import console, counted, print_json
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.ptx.findings import FoundRace
-    from builder.ptx.owned import OwnRun, Stopped
+    from builder.ptx.userkernel import OwnRun, Stopped
 
 _HINT = "docs/ptx.md says what each finding means"
 
@@ -28,23 +28,23 @@ def run_command(
         UsageError: bad input.
         SparkBuildError: a race, deadlock, fault or wrong value was found (exit 5).
     """
-    made = run_own(file, launch, schedules)
+    user_run = run_user_kernel(file, launch, schedules)
     if out is not None:
-        for name, data in made.files.items():
+        for name, data in user_run.files.items():
             write_atomically(out / name, data)
-    owned = made.found
+    result = user_run.found
     if json:
-        print_json(owned)
+        print_json(result)
     else:
-        print(f"{owned.kernel}: {counted(owned.blocks, 'basic block')}")
-        for run in owned.runs:
-            print("\n".join(_lines(run, owned.blocks)))
-        if owned.differ:
-            print(f"the schedules left different values in {', '.join(owned.differ)}")
-    bad = [run.schedule for run in owned.runs if run.bad]
+        print(f"{result.kernel}: {counted(result.blocks, 'basic block')}")
+        for run in result.runs:
+            print("\n".join(_lines(run, result.blocks)))
+        if result.differ:
+            print(f"the schedules left different values in {', '.join(result.differ)}")
+    bad = [run.schedule for run in result.runs if run.bad]
     if bad:
         raise SparkBuildError(
-            f"{file}: {owned.kernel} is wrong in {', '.join(bad)}", Exit.VERIFY_FAILED, _HINT
+            f"{file}: {result.kernel} is wrong in {', '.join(bad)}", Exit.VERIFY_FAILED, _HINT
         )
 
 
@@ -55,10 +55,10 @@ def races_command(file: Path, launch: Path, schedules: Sequence[str], *, json: b
         UsageError: bad input.
         SparkBuildError: a race was found, or a run did not end (exit 5).
     """
-    owned = KernelRaces.of(run_own(file, launch, schedules).found)
-    races, stopped = owned.races, owned.stopped
+    result = KernelRaces.of(run_user_kernel(file, launch, schedules).found)
+    races, stopped = result.races, result.stopped
     if json:
-        print_json(owned)
+        print_json(result)
     else:
         for race in races:
             print("\n".join(_race(race)))
@@ -66,11 +66,11 @@ def races_command(file: Path, launch: Path, schedules: Sequence[str], *, json: b
         for run in stopped:
             print(f"{run.schedule}: {_ended(run)}")
         if not races and not stopped:
-            print(f"no races in {', '.join(owned.schedules)}")
+            print(f"no races in {', '.join(result.schedules)}")
     if races or stopped:
         found = counted(len(races), "race")
         found += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
-        message = f"{file}: {owned.kernel} has {found}"
+        message = f"{file}: {result.kernel} has {found}"
         raise SparkBuildError(message, Exit.VERIFY_FAILED, _HINT)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.ptx.grid import Grid
-    from builder.ptx.races import Copy, Know
+    from builder.ptx.races import Copy, VectorClocks
     from builder.ptx.tensormap import TensorMap
 
 #: Bits that a transaction count has ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
@@ -34,7 +34,7 @@ class Mbarrier:
 
 
 @dataclass
-class Meeting:
+class NamedBarrier:
     """A named barrier: warps that have arrived, and those of them that wait."""
 
     arrived: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Operation:
     #: somebody waits for it
     awaited: bool = False
     copy: Copy | None = None
-    know: Know | None = None
+    clocks: VectorClocks | None = None
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Block:
         self.shared = SharedMemory(decoder.shared_bytes + grid.launch.shared)
         self.warps = [Warp(grid.program, self, n) for n in range(-(-self.threads // LANES))]
         self.mbarriers: dict[int, Mbarrier] = {}
-        self.meetings: dict[int, Meeting] = {}
+        self.named_barriers: dict[int, NamedBarrier] = {}
         self.groups: dict[tuple[int, int], BulkGroups] = {}
         self.queue: list[Operation] = []
         self.maps: dict[int, TensorMap] = {}
@@ -98,20 +98,20 @@ class Block:
         wanted = self.threads if threads is None else threads
         if wanted % LANES and threads is not None:
             raise Fault(f"barrier {number} wants {wanted} threads, not a multiple of {LANES}")
-        meeting = self.meetings.setdefault(number, Meeting())
-        meeting.arrived.append(warp.number)
-        meeting.threads = -(-wanted // LANES)
+        named = self.named_barriers.setdefault(number, NamedBarrier())
+        named.arrived.append(warp.number)
+        named.threads = -(-wanted // LANES)
         if wait:
-            meeting.waiting.append(warp)
+            named.waiting.append(warp)
             warp.blocked, warp.yielded = f"waits at barrier {number}", True
-        if len(meeting.arrived) > meeting.threads:
+        if len(named.arrived) > named.threads:
             raise Fault(f"barrier {number}: more than {wanted} threads arrived")
-        if len(meeting.arrived) == meeting.threads:
+        if len(named.arrived) == named.threads:
             if self.races:
-                self.races.barrier(meeting.arrived)
-            for one in meeting.waiting:
+                self.races.barrier(named.arrived)
+            for one in named.waiting:
                 one.blocked = ""
-            del self.meetings[number]
+            del self.named_barriers[number]
             self.grid.events += 1
 
     # ------------------------------------------------------------------------------------ mbarriers
@@ -138,13 +138,13 @@ class Block:
         if abs(barrier.transactions) > TRANSACTION_LIMIT:
             raise Fault(f"an mbarrier that expects {barrier.transactions} bytes")
 
-    def arrive(self, address: int, count: int, know: Know | None) -> None:
+    def arrive(self, address: int, count: int, clocks: VectorClocks | None) -> None:
         """``arrive-on``, after which the phase may be complete."""
         barrier = self.mbarrier(address)
         if not 0 < count < 2**20:
             raise Fault(f"{count} arrivals at once at an mbarrier")
-        if self.races and know:
-            self.races.arrive(know, barrier.sync)
+        if self.races and clocks:
+            self.races.arrive(clocks, barrier.sync)
         barrier.pending -= count
         if barrier.pending < 0:
             raise Fault(
@@ -154,11 +154,11 @@ class Block:
         self.grid.events += 1
         self._complete(barrier)
 
-    def transferred(self, address: int, count: int, know: Know | None) -> None:
+    def transferred(self, address: int, count: int, clocks: VectorClocks | None) -> None:
         """``complete-tx``: bytes of a copy are there."""
         barrier = self.mbarrier(address)
-        if self.races and know:
-            self.races.arrive(know, barrier.sync)
+        if self.races and clocks:
+            self.races.arrive(clocks, barrier.sync)
         barrier.transactions -= count
         self._complete(barrier)
 
@@ -198,7 +198,7 @@ class Block:
             raise
         operation.done = True
         if self.races and operation.copy:
-            operation.know = self.races.finish(operation.copy)
+            operation.clocks = self.races.finish(operation.copy)
         self.grid.events += 1
 
     def describe(self) -> str:

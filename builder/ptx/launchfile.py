@@ -47,8 +47,8 @@ _MOST_BLOCKS = 4096
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Where the result will lie, what it should be, and how far each value may be off."""
+class ExpectedResult:
+    """The expected result: its address, its exact values, and the bound of each."""
 
     address: int
     shape: tuple[int, ...]
@@ -66,8 +66,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """A result held against what is wanted."""
+class Comparison:
+    """A result compared with the expected one."""
 
     values: int
     wrong: int
@@ -88,19 +88,19 @@ class Judgement:
         )
 
 
-def judge(got: NDArray[np.float64], wanted: Wanted) -> Judgement:
+def compare(got: NDArray[np.float64], expected: ExpectedResult) -> Comparison:
     """Compare each value with its bound."""
     nans = int(np.isnan(got).sum())
     with np.errstate(invalid="ignore"):
-        error = np.where(np.isfinite(got), np.abs(got - wanted.exact), np.inf)
-        over = ~(error <= wanted.bound)  # where either is no number, too
+        error = np.where(np.isfinite(got), np.abs(got - expected.exact), np.inf)
+        over = ~(error <= expected.bound)  # where either is no number, too
     wrong = int(over.sum())
     if not wrong:
-        return Judgement(got.size, 0, nans)
-    excess = np.where(over, error - wanted.bound, -1.0)
+        return Comparison(got.size, 0, nans)
+    excess = np.where(over, error - expected.bound, -1.0)
     place = tuple(int(n) for n in np.unravel_index(int(excess.argmax()), got.shape))
-    worst = (place, float(got[place]), float(wanted.exact[place]), float(wanted.bound[place]))
-    return Judgement(got.size, wrong, nans, worst)
+    worst = (place, float(got[place]), float(expected.exact[place]), float(expected.bound[place]))
+    return Comparison(got.size, wrong, nans, worst)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class LaunchFile:
     shared: int
     parameters: tuple[bytes, ...]
     memory: tuple[Array, ...]
-    wanted: Wanted | None = None
+    expected: ExpectedResult | None = None
 
     def launch(self, kernel: Kernel) -> Launch:
         """The launch, with its parameters where the kernel has them.
@@ -167,7 +167,7 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
             shared=_shared(document.get("shared", 0)),
             parameters=tuple(parameter(one, place, memory) for place, one in enumerate(given)),
             memory=memory,
-            wanted=_wanted(path.parent, document["result"], memory)
+            expected=_expected(path.parent, document["result"], memory)
             if document.get("result")
             else None,
         )
@@ -200,7 +200,7 @@ def _shared(value: Any) -> int:
     return int(value)
 
 
-def _wanted(folder: Path, value: Any, memory: tuple[Array, ...]) -> Wanted:
+def _expected(folder: Path, value: Any, memory: tuple[Array, ...]) -> ExpectedResult:
     document = fields(value, "result", ("array", "address", "type", "shape", "exact", "bound"))
     if "array" in document:
         array = array_named(document["array"], "result", memory)
@@ -212,7 +212,7 @@ def _wanted(folder: Path, value: Any, memory: tuple[Array, ...]) -> Wanted:
             raise ValueError(f"result's bound is not a number of at least 0: {allowed}")
         exact = as_numbers(data, kind).reshape(array.shape)
         bound = np.full(array.shape, allowed)
-        return Wanted(array.address, array.shape, exact, bound, kind)
+        return ExpectedResult(array.address, array.shape, exact, bound, kind)
     shape = [whole(size, "a size of the result", 1) for size in document["shape"]]
     if document["type"] not in TYPES:
         raise ValueError(f"results of type {document['type']} are not known")
@@ -220,4 +220,6 @@ def _wanted(folder: Path, value: Any, memory: tuple[Array, ...]) -> Wanted:
         np.frombuffer((folder / document[name]).read_bytes(), np.float64).reshape(shape)
         for name in ("exact", "bound")
     )
-    return Wanted(int(document["address"]), tuple(shape), exact, bound, str(document["type"]))
+    return ExpectedResult(
+        int(document["address"]), tuple(shape), exact, bound, str(document["type"])
+    )

@@ -84,7 +84,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         races = w.block.races
-        know = races.know[w.number] if races else None
+        clocks = races.clocks[w.number] if races else None
         for lane in w.lanes(m):
             at, number = int(address(w)[lane]), int(w.views[U32][given][lane])
             if expects:
@@ -92,7 +92,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
             if state >= 0:
                 w.views[U64][state][lane] = w.block.mbarrier(at).phase
             if arrives:
-                w.block.arrive(at, 1 if expects else number, know)
+                w.block.arrive(at, 1 if expects else number, clocks)
         if races:
             races.tick(w.number)
 
@@ -200,12 +200,12 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
 
         def act() -> None:
             data = tensor.gather(block.grid.memory, at)
-            know = None
+            clocks = None
             if races and copy:
                 races.copy_writes(copy, place - SHARED_BASE, tensor.size)
-                know = races.finish(copy)
+                clocks = races.finish(copy)
             tensor.lay(block.shared, place, data)
-            block.transferred(signal, tensor.size, know)
+            block.transferred(signal, tensor.size, clocks)
 
         block.issue(Operation("load", act, line, copy=copy))
 
@@ -281,7 +281,7 @@ def _wait_group(d: Decoder, i: Instruction) -> Step:
                 return place
             if block.races:
                 for operation in (one for group in old for one in group):
-                    block.races.acquire(w.number, operation.know)
+                    block.races.acquire(w.number, operation.clocks)
             del groups.committed[: len(old)]
         return None
 

@@ -30,7 +30,7 @@ _STEP = 64
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses without order, or the read of what nobody wrote; lines are of the PTX."""
+    """Two unordered accesses, or a read of memory that nothing wrote.  Lines are of the PTX."""
 
     kind: str
     line: int
@@ -42,25 +42,25 @@ class Race:
 
 
 @dataclass
-class Know:
-    """What an agent, a barrier or a copy knows of the others: clocks, and those behind a fence."""
+class VectorClocks:
+    """Two vector clocks of an agent, a barrier or a copy: all it saw, and what a fence covers."""
 
     clock: Clock
     fenced: Clock
 
     @classmethod
-    def nothing(cls, size: int) -> Know:
-        """No knowledge."""
+    def nothing(cls, size: int) -> VectorClocks:
+        """Clocks at zero."""
         return cls(np.zeros(size, np.int32), np.zeros(size, np.int32))
 
-    def join(self, other: Know) -> None:
-        """Learn what another knows."""
+    def join(self, other: VectorClocks) -> None:
+        """Merge with the clocks of another."""
         self.clock = _larger(self.clock, other.clock)
         self.fenced = _larger(self.fenced, other.fenced)
 
-    def copy(self) -> Know:
-        """The same, apart."""
-        return Know(self.clock.copy(), self.fenced.copy())
+    def copy(self) -> VectorClocks:
+        """An independent copy."""
+        return VectorClocks(self.clock.copy(), self.fenced.copy())
 
 
 def _larger(one: Clock, other: Clock) -> Clock:
@@ -84,10 +84,10 @@ def _chosen(places: Places, which: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 @dataclass
 class Sync:
-    """What a mbarrier carries from those who arrive to those who wait: one phase and the last."""
+    """Clocks that an mbarrier passes from arriving to waiting warps: this phase and the last."""
 
-    arriving: Know | None = None
-    completed: Know | None = None
+    arriving: VectorClocks | None = None
+    completed: VectorClocks | None = None
 
     def complete(self) -> None:
         """A phase ended."""
@@ -102,7 +102,7 @@ class Copy:
     #: which one of its agent's copies it is
     clock: int
     line: int
-    know: Know
+    clocks: VectorClocks
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Races:
 
     size: int
     warps: int
-    #: bytes that are told apart
+    #: bytes that are tracked together
     granule: int = 4
     where: str = ""
     found: list[Race] = field(default_factory=list)
@@ -131,9 +131,9 @@ class Races:
         self._copies_read = False
         self._agents: dict[object, int] = {}
         self._issued: list[int] = []
-        self.know = [Know.nothing(_STEP) for _ in range(self.warps)]
-        for number, know in enumerate(self.know):
-            know.clock[number] = 1
+        self.clocks = [VectorClocks.nothing(_STEP) for _ in range(self.warps)]
+        for number, clocks in enumerate(self.clocks):
+            clocks.clock[number] = 1
         self._seen: set[tuple[str, int, int]] = set()
         #: mbarriers that their warp has initialised and not fenced: warp and line by address
         self._unfenced: dict[int, tuple[int, int]] = {}
@@ -153,9 +153,9 @@ class Races:
     def _name(self, agent: int) -> str:
         return f"warp {agent}" if agent < self.warps else "asynchronous copy"
 
-    def _known(self, know: Know) -> Clock:
+    def _known(self, clocks: VectorClocks) -> Clock:
         """What is known of every agent that there is."""
-        return _grown(know.clock, self.warps + len(self._agents))
+        return _grown(clocks.clock, self.warps + len(self._agents))
 
     def _report(
         self, kind: str, agent: int, line: int, places: Any, other: int, other_line: int
@@ -170,17 +170,17 @@ class Races:
     def read(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
         """A warp reads ``size`` bytes at each offset."""
         places = self._granules(offsets, size)
-        know = self.know[agent]
-        self._check_read(agent, places, line, know, asynchronous=False)
-        self._read[places, agent] = know.clock[agent]
+        clocks = self.clocks[agent]
+        self._check_read(agent, places, line, clocks, asynchronous=False)
+        self._read[places, agent] = clocks.clock[agent]
         self._read_line[places, agent] = line
 
     def write(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
         """A warp writes ``size`` bytes at each offset."""
         places = self._granules(offsets, size)
-        know = self.know[agent]
-        self._check_write(agent, places, line, know)
-        self._wrote(agent, places, line, int(know.clock[agent]), by_copy=False)
+        clocks = self.clocks[agent]
+        self._check_write(agent, places, line, clocks)
+        self._wrote(agent, places, line, int(clocks.clock[agent]), by_copy=False)
 
     def _wrote(self, agent: int, places: Places, line: int, clock: int, *, by_copy: bool) -> None:
         self._writer[places] = agent
@@ -191,19 +191,19 @@ class Races:
             self._copied[places] = 0
 
     def _check_read(
-        self, agent: int, places: Places, line: int, know: Know, *, asynchronous: bool
+        self, agent: int, places: Places, line: int, clocks: VectorClocks, *, asynchronous: bool
     ) -> None:
         writer, written = self._writer[places], self._written[places]
         never = writer < 0
         if np.count_nonzero(never):
             hit = _chosen(places, never)
             self._report("read of what nobody wrote", agent, line, hit, agent, 0)
-        clock = self._known(know)
+        clock = self._known(clocks)
         # what nobody wrote was written at 0; and a warp knows its own
         bad = written > clock[writer]
         if asynchronous:
             bad &= (writer != agent) & ~never
-            fenced = _grown(know.fenced, len(clock))[writer]
+            fenced = _grown(clocks.fenced, len(clock))[writer]
             unseen = (written > fenced) & ~self._by_copy[places] & ~never & ~bad
             if unseen.any():
                 self._report_write("asynchronous read of a write without fence.proxy.async",
@@ -218,8 +218,8 @@ class Races:
             kind, agent, line, places, int(self._writer[first]), int(self._write_line[first])
         )
 
-    def _check_write(self, agent: int, places: Places, line: int, know: Know) -> None:
-        clock = self._known(know)
+    def _check_write(self, agent: int, places: Places, line: int, clocks: VectorClocks) -> None:
+        clock = self._known(clocks)
         # of copies, an agent's later one is not ordered behind its earlier one by itself
         bad = self._written[places] > clock[self._writer[places]]
         if np.count_nonzero(bad):
@@ -250,9 +250,9 @@ class Races:
         if agent == self.warps + len(self._issued):
             self._issued.append(0)
         self._issued[agent - self.warps] += 1
-        know = self.know[warp].copy()
-        self.know[warp].clock[warp] += 1
-        return Copy(agent, self._issued[agent - self.warps], line, know)
+        clocks = self.clocks[warp].copy()
+        self.clocks[warp].clock[warp] += 1
+        return Copy(agent, self._issued[agent - self.warps], line, clocks)
 
     def initialised(self, warp: int, address: int, line: int) -> None:
         """A warp initialised an mbarrier."""
@@ -277,7 +277,7 @@ class Races:
         """A copy reads shared memory."""
         places = self._span(first, size)
         self._copies_read = True
-        self._check_read(copy.agent, places, copy.line, copy.know, asynchronous=True)
+        self._check_read(copy.agent, places, copy.line, copy.clocks, asynchronous=True)
         self._copied[places] = copy.clock
         self._copier[places] = copy.agent
         self._copy_line[places] = copy.line
@@ -285,48 +285,48 @@ class Races:
     def copy_writes(self, copy: Copy, first: int, size: int) -> None:
         """A copy writes shared memory."""
         places = self._span(first, size)
-        self._check_write(copy.agent, places, copy.line, copy.know)
+        self._check_write(copy.agent, places, copy.line, copy.clocks)
         self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=True)
 
-    def finish(self, copy: Copy) -> Know:
-        """What one knows who waited for the copy."""
-        know = copy.know.copy()
+    def finish(self, copy: Copy) -> VectorClocks:
+        """The clocks of a warp that waited for the copy."""
+        clocks = copy.clocks.copy()
         size = -(-(copy.agent + 1) // _STEP) * _STEP
-        know.clock = _grown(know.clock, size)
-        know.clock[copy.agent] = copy.clock
-        return know
+        clocks.clock = _grown(clocks.clock, size)
+        clocks.clock[copy.agent] = copy.clock
+        return clocks
 
     # ------------------------------------------------------------------------------------- ordering
 
-    def arrive(self, know: Know, sync: Sync) -> None:
-        """Somebody arrives: who waits for the phase will know what they know."""
+    def arrive(self, clocks: VectorClocks, sync: Sync) -> None:
+        """Something arrives: warps that wait for the phase get its clocks."""
         if sync.arriving is None:
-            sync.arriving = know.copy()
+            sync.arriving = clocks.copy()
         else:
-            sync.arriving.join(know)
+            sync.arriving.join(clocks)
 
     def tick(self, warp: int) -> None:
-        """What a warp does from now on, those it has released do not know."""
-        self.know[warp].clock[warp] += 1
+        """Start a new step of a warp: warps that it released earlier did not see it."""
+        self.clocks[warp].clock[warp] += 1
 
-    def acquire(self, warp: int, know: Know | None) -> None:
-        """A warp learns."""
-        if know is not None:
-            self.know[warp].join(know)
+    def acquire(self, warp: int, clocks: VectorClocks | None) -> None:
+        """Merge clocks into those of a warp."""
+        if clocks is not None:
+            self.clocks[warp].join(clocks)
 
     def barrier(self, warps: Iterable[int]) -> None:
-        """Warps met."""
+        """Warps met at a barrier: all get the merged clocks."""
         met = list(warps)
-        whole = self.know[met[0]].copy()
+        whole = self.clocks[met[0]].copy()
         for warp in met[1:]:
-            whole.join(self.know[warp])
+            whole.join(self.clocks[warp])
         for warp in met:
-            self.know[warp] = whole.copy()
+            self.clocks[warp] = whole.copy()
             self.tick(warp)
 
     def fence(self, warp: int) -> None:
-        """``fence.proxy.async``: what the warp knows of, the asynchronous proxy sees."""
+        """``fence.proxy.async``: the asynchronous proxy sees what the warp has seen."""
         self.fence_initialised(warp)
-        know = self.know[warp]
-        know.fenced = _larger(know.fenced, know.clock)
+        clocks = self.clocks[warp]
+        clocks.fenced = _larger(clocks.fenced, clocks.clock)
         self.tick(warp)

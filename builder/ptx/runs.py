@@ -14,7 +14,7 @@ from builder.errors import UsageError
 from builder.ptx.errors import Deadlock, Fault, PtxError
 from builder.ptx.findings import CallRuns, Ran, Run, found_races
 from builder.ptx.grid import Grid, Schedule
-from builder.ptx.launchfile import judge, read_launch
+from builder.ptx.launchfile import compare, read_launch
 from builder.ptx.places import without_places
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of
@@ -49,14 +49,16 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
     programs = [program_of(file, path) for file, path in zip(files, paths, strict=True)]
     runs: list[list[Run]] = [[] for _ in files]
     for schedule in schedules:
-        carried = Carried()
+        carried_memory = CarriedMemory()
         for number, (file, program) in enumerate(zip(files, programs, strict=True)):
-            memory = carried.given_to(file)
-            once = run_once(file, program, schedule, watch=schedule.order != "lazy", memory=memory)
-            runs[number].append(once.run)
-            if once.run.fault:
+            memory = carried_memory.memory_for(file)
+            single = run_once(
+                file, program, schedule, watch=schedule.order != "lazy", memory=memory
+            )
+            runs[number].append(single.run)
+            if single.run.fault:
                 break
-            carried.keep(file, memory)
+            carried_memory.keep(file, memory)
     return [
         Ran(
             program.kernel.name,
@@ -68,8 +70,8 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
     ]
 
 
-class Carried:
-    """What launches left in memory for the next: their host code ran before any of them did.
+class CarriedMemory:
+    """Memory that launches pass on, although all host code ran before the first launch.
 
     Of an array that both a kernel and then the host code changed, each byte is the host code's
     where that differs from what it was before the kernel.
@@ -78,8 +80,8 @@ class Carried:
     def __init__(self) -> None:
         self._left: dict[tuple[int, int], tuple[bytes, bytes]] = {}
 
-    def given_to(self, file: LaunchFile) -> GlobalMemory:
-        """The memory that a launch finds."""
+    def memory_for(self, file: LaunchFile) -> GlobalMemory:
+        """The memory at the start of a launch."""
         memory = file.fresh_memory()
         for array, region in zip(file.memory, memory.regions, strict=True):
             before, left = self._left.get((array.address, len(array.data)), (b"", b""))
@@ -89,7 +91,7 @@ class Carried:
         return memory
 
     def keep(self, file: LaunchFile, memory: GlobalMemory) -> None:
-        """Remember what a launch left."""
+        """Keep the memory after a launch."""
         for array, region in zip(file.memory, memory.regions, strict=True):
             key = (array.address, len(array.data))
             self._left[key] = (array.data, region.data.tobytes())
@@ -120,8 +122,8 @@ def _program(ptx: str, name: str) -> Program:
 
 
 @dataclass(frozen=True)
-class Once:
-    """One run, with all that it left."""
+class SingleRun:
+    """One run, and the memory after it."""
 
     run: Run
     memory: GlobalMemory
@@ -134,7 +136,7 @@ def run_once(
     *,
     watch: bool,
     memory: GlobalMemory | None = None,
-) -> Once:
+) -> SingleRun:
     """Run a launch in one schedule, on its own memory or on what it is given.
 
     Raises:
@@ -153,14 +155,14 @@ def run_once(
     races = grid.races()
     found["races"] = tuple(found_races(races, file.ptx.split("\n"), places)) if races else ()
     if outcome is None:
-        return Once(Run(**found), memory)
+        return SingleRun(Run(**found), memory)
     found["instructions"] = outcome.instructions
     found["covered"] = tuple(sorted(outcome.covered))
-    if file.wanted is not None:
-        judgement = judge(file.wanted.read(memory), file.wanted)
-        found.update(values=judgement.values, wrong=judgement.wrong)
-        found["said"] = str(judgement) if judgement.wrong else ""
-    return Once(Run(**found), memory)
+    if file.expected is not None:
+        comparison = compare(file.expected.read(memory), file.expected)
+        found.update(values=comparison.values, wrong=comparison.wrong)
+        found["said"] = str(comparison) if comparison.wrong else ""
+    return SingleRun(Run(**found), memory)
 
 
 def run_folders(folders: Sequence[str]) -> CallRuns:

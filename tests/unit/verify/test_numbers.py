@@ -15,7 +15,7 @@ from builder.documents.plan import ExpectedChoice
 from builder.errors import SparkBuildError, UsageError
 from builder.ptx.findings import FoundRace, Line, Ran, Run
 from builder.ptx.formats import from_bf16, to_bf16
-from builder.ptx.launchfile import Judgement, Wanted, judge, read_launch
+from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_launch
 from builder.ptx.runs import run_file, run_files
 from builder.util.documents import plain, read
 from builder.util.paths import cache_dir, package_file
@@ -207,14 +207,16 @@ def test_malformed_launches(tmp_path: Path, changes: dict[str, Any], words: str)
 
 
 def test_values_are_judged_one_by_one() -> None:
-    wanted = Wanted(0, (2, 2), np.array([[1.0, 2], [3, 4]]), np.array([[0.0, 0.5], [0.5, 0]]))
-    assert judge(np.array([[1.0, 2.5], [2.5, 4]]), wanted) == Judgement(4, 0, 0)
-    assert str(judge(wanted.exact, wanted)) == "4 values right"
-    bad = judge(np.array([[1.0, 9], [np.nan, np.inf]]), wanted)
+    expected = ExpectedResult(
+        0, (2, 2), np.array([[1.0, 2], [3, 4]]), np.array([[0.0, 0.5], [0.5, 0]])
+    )
+    assert compare(np.array([[1.0, 2.5], [2.5, 4]]), expected) == Comparison(4, 0, 0)
+    assert str(compare(expected.exact, expected)) == "4 values right"
+    bad = compare(np.array([[1.0, 9], [np.nan, np.inf]]), expected)
     assert (bad.wrong, bad.nans) == (3, 1)
-    unknown = Wanted(0, (2,), np.array([np.nan, 1.0]), np.array([1.0, np.nan]))
-    assert judge(np.array([1.0, 1.0]), unknown).wrong == 2, "what cannot be compared is not right"
-    assert str(judge(np.array([[1.0, 9], [3, 4]]), wanted)) == (
+    unknown = ExpectedResult(0, (2,), np.array([np.nan, 1.0]), np.array([1.0, np.nan]))
+    assert compare(np.array([1.0, 1.0]), unknown).wrong == 2, "what cannot be compared is not right"
+    assert str(compare(np.array([[1.0, 9], [3, 4]]), expected)) == (
         "1 of 4 values wrong; worst at [0,1]: 9 instead of 2 +- 0.5"
     )
 
@@ -425,7 +427,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
     monkeypatch.setattr(launches, "texts_of", lambda _tree: [])
     monkeypatch.setattr(launches, "mirror", lambda _tree: tmp_path / "dsl")
     monkeypatch.setattr(launches, "lay_out", lambda _tree: tmp_path / "files")
-    monkeypatch.setattr(launches, "torch_folder", lambda _wanted: Folder())
+    monkeypatch.setattr(launches, "torch_folder", lambda _expected: Folder())
     monkeypatch.setattr(launches, "wanted_torch", lambda _tree, _packages: "2")
     monkeypatch.setattr(launches, "ask_probe", ask)
     return asked

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.ptx.arrays import Array
-    from builder.ptx.runs import Once
+    from builder.ptx.runs import SingleRun
 
 
 class Output(Part, frozen=True):
@@ -120,8 +120,8 @@ class KernelRaces(Kernel, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Owned:
-    """What was found, and what the kernel wrote: ``SCHEDULE/NAME.npy``."""
+class UserRun:
+    """The findings, and the arrays that the kernel wrote: ``SCHEDULE/NAME.npy``."""
 
     found: KernelRuns
     files: dict[str, bytes]
@@ -147,7 +147,7 @@ def _schedule(word: str) -> Schedule:
     raise UsageError(f"no schedule {word!r}; the schedules are eager, lazy, random and random:SEED")
 
 
-def run_own(ptx: Path, launch: Path, words: Sequence[str] = ()) -> Owned:
+def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserRun:
     """Run a kernel in each schedule, watching for races.
 
     Raises:
@@ -161,14 +161,14 @@ def run_own(ptx: Path, launch: Path, words: Sequence[str] = ()) -> Owned:
         raise UsageError(f"{ptx}: {error}", hint=error.hint) from None
     runs, files = [], {}
     for schedule in schedules:
-        once = run_once(file, program, schedule, watch=True)
+        single = run_once(file, program, schedule, watch=True)
         outputs = []
-        for array, data in _written(file.memory, once):
+        for array, data in _written(file.memory, single):
             digest = hashlib.sha256(data).hexdigest()
             outputs.append(Output(array.name, array.type, array.shape, f"sha256:{digest}"))
             name = array.name.removesuffix(".npy")
             files[f"{str(schedule).replace(' ', '-')}/{name}.npy"] = _npy(array, data)
-        run = once.run
+        run = single.run
         runs.append(
             OwnRun(run.schedule, run.fault, run.deadlock, run.races, run.values, run.wrong,
                    run.said, run.instructions, len(run.covered), tuple(outputs))
@@ -181,7 +181,7 @@ def run_own(ptx: Path, launch: Path, words: Sequence[str] = ()) -> Owned:
         runs=tuple(runs),
         differ=_differ(runs),
     )
-    return Owned(found, files)
+    return UserRun(found, files)
 
 
 def _differ(runs: Sequence[OwnRun]) -> tuple[str, ...]:
@@ -193,8 +193,8 @@ def _differ(runs: Sequence[OwnRun]) -> tuple[str, ...]:
     return tuple(name for name, digests in seen.items() if len(digests) > 1)
 
 
-def _written(arrays: Sequence[Array], once: Once) -> Iterator[tuple[Array, bytes]]:
-    for array, region in zip(arrays, once.memory.regions, strict=True):
+def _written(arrays: Sequence[Array], single: SingleRun) -> Iterator[tuple[Array, bytes]]:
+    for array, region in zip(arrays, single.memory.regions, strict=True):
         if array.writable:
             yield array, region.data.tobytes()
 
