@@ -26,6 +26,8 @@ COMMANDS = (
     Entry("plan", "mainapp", "main_app", BUILD,
           "Show what each layer would do to a base."),
     Entry("image", "mainapp", "main_app", BUILD, "Build a patched image and verify it."),
+    Entry("recipe", "servingapp", "recipe_app", SERVE,
+          "Print what serves a model: flags checked against the release."),
     Entry("verify", "mainapp", "main_app", INSPECT,
           "Check an image's contents and the kernels it selects."),
     Entry("diagnose", "mainapp", "main_app", INSPECT,

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ENGINES = ("auto", "buildkit", "oci")
+TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
+FORMATS = ("docker", "compose", "shell")
 PLATFORMS = ("linux/arm64", "linux/amd64")
 
 

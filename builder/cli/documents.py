@@ -143,6 +143,10 @@ DOCUMENTS = {
         "`publish --json`: what was published where",
         ("builder.publish.results:Published",),
     ),
+    "recipe": Entry(
+        "`recipe --json`: what serves a model, with where each value comes from",
+        ("builder.serving.documents:RecipeText",),
+    ),
     "rebuild": Entry(
         "`rebuild --json`: an image rebuilt from its own metadata, and the differences",
         ("builder.rebuild.run:Rebuild",),

@@ -7,6 +7,7 @@ import typer
 
 from builder.cli import complete
 from builder.cli import options as opt
+from builder.cli.commands import SERVE
 from builder.cli.help import App, examples
 
 models_app = App(
@@ -51,3 +52,115 @@ def models_show(
     from builder.cli.models import show_command
 
     show_command(name, models, json=json)
+
+
+recipe_app = App()
+
+
+@recipe_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build recipe nemotron-3-super --profile marlin --release 0.33.0",
+        "spark-build recipe nemotron-3-nano --release 0.33.0 --format compose",
+        "spark-build recipe gpt-oss-120b --release 0.33.0 --explain",
+        "spark-build recipe gemma-4-31b --image me/vllm:1 --set max-num-seqs=4",
+    ),
+)
+def recipe(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a model, or its id on Hugging Face.",
+            metavar="MODEL",
+            autocompletion=complete.models,
+        ),
+    ],
+    profile: Annotated[
+        str, typer.Option(help="The profile.", metavar="PROFILE", autocompletion=complete.layer)
+    ] = "b12x-full",
+    release: Annotated[str | None, typer.Option(help="A released vLLM.", metavar="VERSION")] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="The image that containers run; without --release its vLLM is read from it.",
+            metavar="IMAGE",
+        ),
+    ] = None,
+    topology: Annotated[
+        str,
+        typer.Option(
+            help="solo; tp2 and tp2-ray (one model over two nodes); two-solos (behind LiteLLM).",
+            metavar="|".join(complete.TOPOLOGIES),
+            autocompletion=complete.one_of(*complete.TOPOLOGIES),
+        ),
+    ] = "solo",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a node, the head first; once for each.", metavar="IP"),
+    ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(help="Network interface between the nodes.", metavar="NAME"),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="The tool that starts it.",
+            metavar="|".join(complete.FORMATS),
+            autocompletion=complete.one_of(*complete.FORMATS),
+        ),
+    ] = "docker",
+    port: Annotated[
+        int, typer.Option(help="Port of the server.", metavar="PORT", min=1, max=65535)
+    ] = 8000,
+    chosen: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A flag or variable of your own: max-model-len=131072, enforce-eager, VLLM_X=1; "
+            "an empty value takes it out; may be repeated.",
+            metavar="NAME[=VALUE]",
+        ),
+    ] = None,
+    speculate: Annotated[
+        bool, typer.Option("--speculate", help="With draft tokens, where the model has them.")
+    ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Say where each value comes from, and what was measured with it."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write it there, other files beside.", metavar="FILE"),
+    ] = None,
+    models: ModelFolders = None,
+    patches: opt.Patches = None,
+    json: opt.Json = False,
+) -> None:
+    """Print what serves a model: flags checked against the release.
+
+    What the release does not know is never in it.
+    """
+    from builder.cli.recipe import recipe_command
+
+    recipe_command(
+        model,
+        profile=profile,
+        release=release,
+        image=image,
+        topology=topology,
+        addresses=address or (),
+        interface=interface,
+        form=form,
+        port=port,
+        chosen=chosen or (),
+        speculate=speculate,
+        explain=explain,
+        output=output,
+        models=models or (),
+        patches=patches or (),
+        json=json,
+    )

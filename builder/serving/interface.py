@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from builder.applier.environment import read_envs
 from builder.errors import UsageError, did_you_mean
+from builder.plan.sources import preload
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Kind, Takes
 from builder.serving.modules import Modules
@@ -171,10 +172,8 @@ def read_interface(tree: Tree, vllm: str) -> ServeInterface:
         UsageError: the release builds its parser in a way that is not known here.
         RemoteError: the package index or the registry does not answer.
     """
-    preload = getattr(tree, "preload", None)
-    if preload is not None:
-        config = [f"{_CONFIG}/{name}" for name in tree.children(_CONFIG) if name.endswith(".py")]
-        preload([*FIRST, *config])
+    config = [f"{_CONFIG}/{name}" for name in tree.children(_CONFIG) if name.endswith(".py")]
+    preload(tree, [*FIRST, *config])
     modules = Modules(tree.read)
     known = read_envs(modules.needed("vllm.envs").source).known
     return ServeInterface(

@@ -97,7 +97,7 @@ class Modules:
     def find(self, module: Module, name: str) -> Found | None:
         """The definition of a name as a module sees it."""
         for _ in range(10):
-            node = module.names.get(name)
+            node = module.names.get(name) or self._behind_a_star(module, name)
             if isinstance(node, ast.stmt):
                 return Found(module, node)
             if node is None or node.module.split(".")[0] != PACKAGE:
@@ -106,6 +106,15 @@ class Modules:
             if target is None:
                 return None
             module, name = target, node.name
+        return None
+
+    def _behind_a_star(self, module: Module, name: str) -> Imported | None:
+        """Where ``from .types import *`` takes a name from."""
+        for node in module.names.values():
+            if isinstance(node, Imported) and node.name == "*":
+                other = self.module(node.module)
+                if other is not None and name in other.names:
+                    return Imported(node.module, name)
         return None
 
     def bases(self, found: Found) -> Iterator[Found]:
@@ -144,4 +153,5 @@ def _imported(node: ast.ImportFrom, parent: str) -> Iterable[tuple[str, Imported
         above = parent.split(".")[: len(parent.split(".")) - node.level + 1]
         where = ".".join([*above, *([where] if where else [])])
     for alias in node.names:
-        yield alias.asname or alias.name, Imported(where, alias.name)
+        key = f"* of {where}" if alias.name == "*" else alias.asname or alias.name
+        yield key, Imported(where, alias.name)

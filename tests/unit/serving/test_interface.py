@@ -9,7 +9,7 @@ import pytest
 from builder.errors import UsageError
 from builder.serving.interface import ServeInterface, read_interface
 
-from .release import ARG_UTILS, ARGPARSE_UTILS, CLI_ARGS, PARSERS, SERVE, Files, files
+from .release import ARG_UTILS, ARGPARSE_UTILS, CLI_ARGS, KERNEL, PARSERS, SERVE, Files, files
 
 
 def read(changed: dict[str, str] | None = None) -> ServeInterface:
@@ -147,6 +147,14 @@ def test_a_release_that_is_built_otherwise_is_an_error_and_not_a_guess(
     with pytest.raises(UsageError) as failure:
         read(changed)
     assert message in str(failure.value)
+
+
+def test_a_name_behind_a_star_is_found() -> None:
+    kernel = KERNEL.replace('Shade = Literal["dark", "light"]', "from .shades import *")
+    found = read({"config/kernel": kernel, "config/shades": 'Shade = Literal["dim"]'})
+    flag = found.flag("--shade")
+    assert flag is not None
+    assert flag.choices == ("dim",)
 
 
 def test_a_module_that_moved_is_followed() -> None:

@@ -1,0 +1,106 @@
+"""A recipe: what serves one model, with where each value comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from builder.serving.models import KnownFailure, Measured
+from builder.util.documents import Document, Part, Text
+
+#: One Spark; two with one model over both, without Ray or with it; two, each with the whole model.
+Topology = Literal["solo", "tp2", "tp2-ray", "two-solos"]
+
+
+class Setting(Part, frozen=True, kw_only=True):
+    """A flag or a variable, and where its value comes from."""
+
+    name: Text
+    value: Annotated[str | None, Meta(description="null: the flag takes none")]
+    origin: Annotated[Text, Meta(description="model, profile, topology, --set: and who says so")]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As words of a command line."""
+        return (self.name,) if self.value is None else (self.name, self.value)
+
+
+class LeftOut(Part, frozen=True, kw_only=True):
+    """What was asked for and is not in the recipe, with the reason."""
+
+    name: Text
+    value: str | None
+    origin: Text
+    reason: Text
+
+
+class RecipeNode(Part, frozen=True, kw_only=True):
+    """One Spark, and what is set on it alone."""
+
+    rank: Annotated[int, Meta(ge=0)]
+    address: Annotated[str, Meta(description="as the other nodes and clients reach it")] = ""
+    flags: tuple[Setting, ...] = ()
+    env: tuple[Setting, ...] = ()
+
+
+class RecipeImage(Part, frozen=True, kw_only=True):
+    """What containers run."""
+
+    ref: Text
+    build: Annotated[str, Meta(description="command that makes it; absent: nothing to build")] = ""
+    mod: Annotated[str, Meta(description="mod with which the official image serves the same")] = ""
+    official: Annotated[str, Meta(description="the image that the mod is for")] = ""
+
+
+class PluginFile(Part, frozen=True, kw_only=True):
+    """A file of the checkpoint that vLLM must be given by its path."""
+
+    name: Text
+    path: Annotated[Text, Meta(description="in the container")]
+
+
+class Recipe(Document, frozen=True, kw_only=True):
+    """What serves a model."""
+
+    model: Text
+    id: Annotated[Text, Meta(description="on Hugging Face")]
+    revision: str = ""
+    vllm: Text
+    profile: Text
+    made_by: Annotated[Text, Meta(description="command that makes the recipe again")]
+    topology: Topology
+    image: RecipeImage
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    flags: Annotated[tuple[Setting, ...], Meta(description="of `vllm serve`, on every node")]
+    env: Annotated[tuple[Setting, ...], Meta(description="variables, on every node")]
+    nodes: Annotated[tuple[RecipeNode, ...], Meta(min_length=1)]
+    plugins: tuple[PluginFile, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    unknown: Annotated[tuple[str, ...], Meta(description="what no source says of the model")] = ()
+    notes: tuple[Text, ...] = ()
+    failures: Annotated[
+        tuple[KnownFailure, ...], Meta(description="what goes wrong with the model, what helps")
+    ] = ()
+    measured: Annotated[
+        tuple[Measured, ...], Meta(description="by others; not with this very recipe")
+    ] = ()
+
+    def command(self, node: RecipeNode) -> list[str]:
+        """``vllm serve`` with all flags of one node."""
+        revision = ("--revision", self.revision) if self.revision else ()
+        flags = (word for flag in (*self.flags, *node.flags) for word in flag.words)
+        return ["vllm", "serve", self.id, *revision, *flags]
+
+    def variables(self, node: RecipeNode) -> dict[str, str]:
+        """All variables of one node."""
+        return {one.name: one.value or "" for one in (*self.env, *node.env)}
+
+
+class RecipeText(Document, frozen=True, kw_only=True):
+    """A recipe in the format of a tool."""
+
+    format: Text
+    recipe: Recipe
+    files: Annotated[dict[str, str], Meta(description="text by file name, the first is the main")]
+    written: Annotated[tuple[Text, ...], Meta(description="files that -o wrote")] = ()

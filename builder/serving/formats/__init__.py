@@ -1,0 +1,1 @@
+"""A recipe as files of other tools, one module a format."""

@@ -1,0 +1,34 @@
+"""The formats by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError, did_you_mean
+from builder.serving.formats import compose, docker, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.serving.documents import Recipe
+
+#: Name of a format, and what makes its files.
+FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
+    "docker": docker.render,
+    "compose": compose.render,
+    "shell": shell.render,
+}
+
+
+def rendered(recipe: Recipe, form: str) -> dict[str, str]:
+    """The files of a format, the main one first.
+
+    Raises:
+        UsageError: there is no such format, or it cannot hold this recipe.
+    """
+    if form not in FORMATS:
+        raise UsageError(
+            f"unknown format {form!r}{did_you_mean(form, FORMATS)}",
+            hint=f"one of: {', '.join(FORMATS)}",
+        )
+    return FORMATS[form](recipe)

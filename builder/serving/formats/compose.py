@@ -1,0 +1,49 @@
+"""A compose file, one a node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.serving.formats.common import (
+    TOKEN,
+    balancer,
+    header,
+    mounts,
+    name_of,
+    serves_alone,
+)
+from builder.serving.formats.docker import container_command
+from builder.serving.formats.yamltext import Value, yaml_text
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe, RecipeNode
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """A file a node."""
+    files = {}
+    for node in recipe.nodes:
+        number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
+        where = f"# on the node {node.address}\n" if node.address else ""
+        service = {"services": {name_of(recipe, node): _service(recipe, node)}}
+        files[f"compose{number}.yaml"] = header(recipe) + where + yaml_text(service)
+    return {**files, **balancer(recipe)}
+
+
+def _service(recipe: Recipe, node: RecipeNode) -> dict[str, Value]:
+    program, *rest = container_command(recipe, node)
+    network: dict[str, Value] = {"network_mode": "host", "ulimits": {"memlock": -1}}
+    if serves_alone(recipe):
+        network = {"ports": [f"{recipe.port}:{recipe.port}"]}
+    device = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    # a dollar sign would be a variable of compose's
+    return {
+        "image": recipe.image.ref,
+        "entrypoint": [program],
+        "command": [word.replace("$", "$$") for word in rest],
+        "environment": {TOKEN: f"${{{TOKEN}:-}}", **recipe.variables(node)},
+        "volumes": [f"{host}:{there}" for host, there in mounts(recipe)],
+        "ipc": "host",
+        **network,
+        "deploy": {"resources": {"reservations": {"devices": [device]}}},
+    }

@@ -1,0 +1,70 @@
+"""``docker run``, one command a node."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from builder.serving.formats.common import (
+    TOKEN,
+    balancer,
+    for_shell,
+    header,
+    mounts,
+    name_of,
+    serves_alone,
+)
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe, RecipeNode
+
+#: Locked memory for RDMA between nodes (field failures: ``ibv_reg_mr_iova2``).
+_CLUSTER = ("--network", "host", "--ulimit", "memlock=-1")
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """A script a node."""
+    files = {}
+    for node in recipe.nodes:
+        number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
+        where = f"# on the node {node.address}\n" if node.address else ""
+        text = f"#!/bin/sh\n{header(recipe)}{where}exec {_command(recipe, node)}\n"
+        files[f"run{number}.sh"] = text
+    return {**files, **balancer(recipe)}
+
+
+def _command(recipe: Recipe, node: RecipeNode) -> str:
+    words = ["docker", "run", "--rm", "--name", name_of(recipe, node), "--gpus", "all"]
+    words += ["--ipc", "host"]
+    if serves_alone(recipe):
+        words += ["--publish", f"{recipe.port}:{recipe.port}"]
+    else:
+        words += _CLUSTER
+    words += ["--env", TOKEN]
+    for name, value in recipe.variables(node).items():
+        words += ["--env", f"{name}={value}"]
+    volumes = [f'--volume "{_home(host)}:{there}"' for host, there in mounts(recipe)]
+    vllm, *rest = container_command(recipe, node)
+    head = for_shell([*words])
+    tail = for_shell([recipe.image.ref, *rest])
+    return " \\\n    ".join([head, *volumes, f"--entrypoint {shlex.quote(vllm)}", tail])
+
+
+def container_command(recipe: Recipe, node: RecipeNode) -> list[str]:
+    """What runs in the container; with Ray the nodes find each other first."""
+    words = recipe.command(node)
+    if recipe.topology != "tp2-ray":
+        return words
+    from builder.serving.topology import RAY_PORT
+
+    head = recipe.nodes[0].address
+    if node.rank:
+        start = f"exec ray start --block --address {head}:{RAY_PORT}"
+        return ["sh", "-c", f"{start} --node-ip-address {node.address}"]
+    start = f"ray start --head --port {RAY_PORT} --node-ip-address {head}"
+    return ["sh", "-c", f"{start} && exec {shlex.join(words)}"]
+
+
+def _home(path: str) -> str:
+    """For double quotes of a shell, in which a tilde is no folder."""
+    return path.replace("~", "$HOME", 1) if path.startswith("~") else f"$PWD{path[1:]}"

@@ -1,0 +1,31 @@
+"""Plain shell, for a virtual environment that has vLLM."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from builder.serving.formats.common import balancer, for_shell, header
+from builder.serving.formats.docker import container_command
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """A script a node."""
+    files = {}
+    for node in recipe.nodes:
+        number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
+        words = container_command(recipe, node)
+        for plugin in recipe.plugins:  # here it lies beside the script
+            words = [f"./{plugin.name}" if word == plugin.path else word for word in words]
+        exports = "".join(
+            f"export {name}={shlex.quote(value)}\n"
+            for name, value in recipe.variables(node).items()
+        )
+        where = f"# on the node {node.address}\n" if node.address else ""
+        files[f"serve{number}.sh"] = (
+            f"#!/bin/sh\n{header(recipe)}{where}{exports}exec {for_shell(words)}\n"
+        )
+    return {**files, **balancer(recipe)}

@@ -1,0 +1,102 @@
+"""What a profile sets on a release or an image: variables, flags, and what it does not serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from builder.applier.trees import OverlayTree
+from builder.errors import UsageError
+from builder.pipeline.destination import default_tag
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.options import PlanOptions
+from builder.plan.planner import refuse_plan
+from builder.serving.interface import ServeInterface, read_interface
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+#: Images of releases before this one are for CUDA 12 unless their tag says otherwise, and their
+#: NVFP4 kernels do not run on a GB10 (releases of vLLM, wheels' METADATA).
+CUDA_13 = Version("0.20.0")
+OFFICIAL = "vllm/vllm-openai"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedProfile:
+    """A profile on one release."""
+
+    name: str
+    vllm: str
+    interface: ServeInterface
+    env: Mapping[str, str]
+    flags: tuple[str, ...]
+    moe_flags: tuple[str, ...]
+    #: kinds of layers with which vLLM does not start, and what it says
+    refused: Mapping[str, str]
+    #: the image that containers run
+    image: str
+    #: whether the user named it
+    named_image: bool
+    #: what makes the image; empty where it needs no change, or is there
+    build: str
+    #: the mod with which an unpatched image serves the same; empty where none is needed
+    mod: str
+    #: whether the release brings Ray
+    has_ray: bool
+
+
+def official_image(vllm: str) -> str:
+    """The official image of a release that runs on a GB10."""
+    suffix = "" if Version(vllm) >= CUDA_13 else "-cu130"
+    return f"{OFFICIAL}:v{vllm}{suffix}"
+
+
+def served_profile(
+    profile: str, release: str | None, image: str | None, patches: Sequence[Path] = ()
+) -> ServedProfile:
+    """Plan a profile on a release or an image, and read what its vLLM understands.
+
+    Raises:
+        SparkBuildError: the profile does not serve it, or it cannot be read.
+    """
+    if release is None and image is None:
+        raise UsageError("name a release or an image", hint="--release 0.33.0, or --image REF")
+    inputs = Inputs(PlanOptions.selecting([profile], None, None, patches))
+    if not inputs.selection.profiles:
+        raise UsageError(f"{profile} is not a profile", hint="spark-build layers list")
+    ref = f"pypi:vllm=={release}" if release else str(image)
+    base = inputs.identify(ref)
+    try:
+        plan = inputs.plan(base)
+        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        vllm = plan.base.packages["vllm"]
+        patched = OverlayTree(base.tree)  # a layer may add what a variable takes
+        patched.update(plan.changes)
+        interface = read_interface(patched, vllm)
+        metadata = [d.info_dir for d in base.tree.distributions().values() if d.name == "vllm"]
+        requires = (base.tree.read(f"{metadata[0]}/METADATA") or b"").decode("utf-8", "replace")
+        has_ray = "ray" in base.tree.distributions() or "\nRequires-Dist: ray[" in requires
+    finally:
+        base.close()
+    changes = any(decision.outcome.changes for decision in plan.needed)
+    official = official_image(vllm) if release else str(image)
+    tag = default_tag(plan).rpartition("-")[0]
+    build = f"spark-build image --layers {profile} --base {official} --tag {tag}"
+    return ServedProfile(
+        name=profile,
+        vllm=vllm,
+        interface=interface,
+        env=plan.env,
+        flags=tuple(plan.serve_flags),
+        moe_flags=tuple(plan.moe_serve_flags),
+        refused={e.kind: e.refused for e in plan.document.expect if e.refused},
+        named_image=image is not None,
+        image=image or (tag if changes else official),
+        build=build if changes and not image else "",
+        mod=inputs.selection.profiles[0].mod if changes else "",
+        has_ray=has_ray,
+    )

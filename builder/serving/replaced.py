@@ -1,0 +1,41 @@
+"""What replaced the variables that a release does not read."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from builder.util.documents import Part, Text
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from builder.serving.interface import ServeInterface
+
+
+class Replaced(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A variable that releases no longer read, or never did, and the flag that says the same."""
+
+    name: Text
+    flag: Text
+    #: values that are written otherwise for the flag; an empty one needs no flag
+    values: dict[str, str] = msgspec.field(default_factory=dict)
+    source: Text
+
+    def value(self, old: str) -> str:
+        """What the flag takes for a value of the variable; empty where it needs no flag."""
+        return self.values.get(old, old)
+
+    def flag_refusal(self, interface: ServeInterface, old: str) -> str:
+        """Why a release would not take the flag either; empty where it would, or needs none."""
+        value = self.value(old)
+        return interface.refusal(self.flag, value) if value else ""
+
+
+@cache
+def replaced() -> dict[str, Replaced]:
+    """All of them, by the variable's name."""
+    raw = tomllib.loads(package_file("data", "serving-replacements.toml").read_text("utf-8"))
+    return {one.name: one for one in msgspec.convert(raw["variable"], list[Replaced])}

@@ -1,0 +1,117 @@
+"""What each topology sets on its nodes.  Addresses and interfaces are given, never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from builder.errors import UsageError, did_you_mean
+from builder.serving.documents import RecipeNode, Setting, Topology
+
+if TYPE_CHECKING:
+    from builder.serving.profile import ServedProfile
+
+TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
+_TWO = ("tp2", "tp2-ray", "two-solos")
+#: Where the ranks of a model meet.  vLLM's own default, written out so that a firewall can know it
+#: (vllm/config/parallel.py, master_port).
+MASTER_PORT = 29501
+#: Ray's own default.
+RAY_PORT = 6379
+_ORIGIN = "topology {}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where it is to run."""
+
+    topology: Topology
+    addresses: tuple[str, ...] = ()
+    #: the network interface between the nodes
+    interface: str = ""
+
+
+def topology_named(name: str) -> Topology:
+    """A topology by its name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    for known in TOPOLOGIES:
+        if known == name:
+            return known
+    raise UsageError(
+        f"unknown topology {name!r}{did_you_mean(name, TOPOLOGIES)}",
+        hint=f"one of: {', '.join(TOPOLOGIES)}",
+    )
+
+
+def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
+    """The nodes, with what is set on each.
+
+    Raises:
+        UsageError: an address or the interface is missing, or the release cannot do it.
+    """
+    two = place.topology in _TWO
+    if not two:
+        if place.addresses or place.interface:
+            raise UsageError("--address and --interface are for two nodes", hint="--topology tp2")
+        return (RecipeNode(rank=0),)
+    if len(place.addresses) != 2:
+        raise UsageError(
+            f"topology {place.topology} needs the addresses of two nodes, not "
+            f"{len(place.addresses)}",
+            hint="--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
+        )
+    if place.addresses[0] == place.addresses[1]:
+        raise UsageError(f"both nodes have the address {place.addresses[0]}")
+    if place.topology == "two-solos":
+        return tuple(RecipeNode(rank=n, address=a) for n, a in enumerate(place.addresses))
+    if not place.interface:
+        raise UsageError(
+            f"topology {place.topology} needs the network interface between the nodes",
+            hint="--interface NAME, as `ip -br link` shows it on both (such as enp1s0f0np0)",
+        )
+    if place.topology == "tp2-ray" and not served.has_ray:
+        raise UsageError(
+            f"vLLM {served.vllm} does not bring Ray, and {served.image} does not have it",
+            hint="--topology tp2 needs none; or --image with one that has Ray",
+        )
+    return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
+
+
+def _rank(place: Place, rank: int, address: str) -> RecipeNode:
+    origin = _ORIGIN.format(place.topology)
+
+    def flag(name: str, value: str | None = None) -> Setting:
+        return Setting(name=name, value=value, origin=origin)
+
+    variables = {
+        "GLOO_SOCKET_IFNAME": place.interface,
+        "NCCL_SOCKET_IFNAME": place.interface,
+        "VLLM_HOST_IP": address,
+    }
+    flags: tuple[Setting, ...] = ()
+    if place.topology == "tp2":
+        flags = (
+            flag("--nnodes", "2"),
+            flag("--node-rank", str(rank)),
+            flag("--master-addr", place.addresses[0]),
+            flag("--master-port", str(MASTER_PORT)),
+            *([flag("--headless")] if rank else []),
+        )
+    env = tuple(Setting(name=n, value=v, origin=origin) for n, v in variables.items())
+    return RecipeNode(rank=rank, address=address, flags=flags, env=env)
+
+
+def common_flags(topology: Topology) -> tuple[Setting, ...]:
+    """Flags that every node of a topology has."""
+    origin = _ORIGIN.format(topology)
+    if topology == "tp2":
+        return (Setting(name="--tensor-parallel-size", value="2", origin=origin),)
+    if topology == "tp2-ray":
+        return (
+            Setting(name="--tensor-parallel-size", value="2", origin=origin),
+            Setting(name="--distributed-executor-backend", value="ray", origin=origin),
+        )
+    return ()

@@ -1,0 +1,74 @@
+"""Releases and profiles as recipes see them, without reading any wheel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builder.serving.interface import Flag, ServeInterface
+from builder.serving.models import Model, Models
+from builder.serving.profile import ServedProfile
+from builder.serving.recipe import RecipeRequest
+from builder.serving.topology import Place
+
+_VALUES = (
+    "--dtype", "--kv-cache-dtype", "--gpu-memory-utilization", "--reasoning-parser",
+    "--tool-call-parser", "--reasoning-parser-plugin", "--host", "--port", "--max-num-seqs",
+    "--max-model-len", "--max-num-batched-tokens", "--nnodes", "--node-rank", "--master-addr",
+    "--master-port", "--distributed-executor-backend",
+)  # fmt: skip
+_SWITCHES = ("--trust-remote-code", "--enable-prefix-caching", "--enable-auto-tool-choice",
+             "--headless", "--enforce-eager")  # fmt: skip
+
+
+def interface(vllm: str, **changed: Any) -> ServeInterface:
+    """A release; ``without`` are flags that it does not have."""
+    gone = changed.pop("without", ())
+    backends = ("auto", "marlin", "cutlass", "flashinfer_b12x")
+    flags = [
+        *(Flag(names=(name,), takes="one", kind="text") for name in _VALUES),
+        *(Flag(names=(name,), takes="nothing", kind="true-or-false") for name in _SWITCHES),
+        Flag(names=("--tensor-parallel-size", "-tp"), takes="one", kind="integer"),
+        Flag(names=("--speculative-config",), takes="one", kind="json"),
+        Flag(names=("--moe-backend",), takes="one", kind="text", choices=backends, folds=True),
+        Flag(names=("--linear-backend",), takes="one", kind="text", choices=backends, folds=True),
+    ]
+    known = {
+        "vllm": vllm,
+        "flags": tuple(flag for flag in flags if flag.names[0] not in gone),
+        "variables": {"VLLM_HOST_IP": (), "VLLM_DISABLED_KERNELS": ()},
+        "reasoning_parsers": ("nemotron_v3", "qwen3", "gemma4", "openai_gptoss"),
+        "tool_parsers": ("qwen3_coder", "qwen3_xml", "gemma4", "openai"),
+    }
+    return ServeInterface(**{**known, **changed})
+
+
+def served(vllm: str = "0.33.0", **changed: Any) -> ServedProfile:
+    """A profile that asks for b12x, on a release that is patched for it."""
+    known: dict[str, Any] = {
+        "name": "b12x-full",
+        "vllm": vllm,
+        "interface": interface(vllm),
+        "env": {"CUTE_DSL_ARCH": "sm_121a"},
+        "flags": ("--linear-backend", "flashinfer_b12x"),
+        "moe_flags": ("--moe-backend", "flashinfer_b12x"),
+        "refused": {},
+        "image": f"spark-build/b12x-full:{vllm}",
+        "named_image": False,
+        "build": f"spark-build image --layers b12x-full --base vllm/vllm-openai:v{vllm}",
+        "mod": "sm121-b12x-full-enable",
+        "has_ray": False,
+    }
+    return ServedProfile(**{**known, **changed})
+
+
+def request(model: str | Model = "nemotron-3-super", **changed: Any) -> RecipeRequest:
+    """A request for one of our models on one Spark."""
+    known: dict[str, Any] = {
+        "model": Models.discover().model(model) if isinstance(model, str) else model,
+        "served": served(),
+        "place": Place(topology="solo"),
+    }
+    return RecipeRequest(**{**known, **changed})
+
+
+TWO: dict[str, Any] = {"addresses": ("10.0.0.1", "10.0.0.2"), "interface": "enp1s0f0np0"}

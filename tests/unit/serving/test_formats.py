@@ -1,0 +1,149 @@
+"""A recipe as files of other tools: all of it is there, and nothing twice."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from builder.errors import UsageError
+from builder.serving.explain import explanation
+from builder.serving.formats.all import rendered
+from builder.serving.formats.yamltext import Block, yaml_text
+from builder.serving.recipe import recipe_of
+from builder.serving.topology import Place
+
+from .served import TWO, interface, request, served
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe
+
+PLACES = {
+    "solo": Place(topology="solo"),
+    "tp2": Place(topology="tp2", **TWO),
+    "tp2-ray": Place(topology="tp2-ray", **TWO),
+    "two-solos": Place(topology="two-solos", addresses=TWO["addresses"]),
+}
+
+
+def made(topology: str = "solo", **changed: Any) -> Recipe:
+    profile = changed.pop("served", served(has_ray=True))
+    return recipe_of(request(place=PLACES[topology], served=profile, **changed))
+
+
+def words_of(script: str) -> list[str]:
+    """The words of the command of a script, as a shell reads them."""
+    command = script[script.index("exec ") :].removeprefix("exec ")
+    return shlex.split(command.replace("\\\n", " "))
+
+
+@pytest.mark.parametrize("topology", PLACES)
+@pytest.mark.parametrize("form", ["docker", "shell"])
+def test_scripts_are_shell(form: str, topology: str) -> None:
+    files = rendered(made(topology), form)
+    for name, text in files.items():
+        if name.endswith(".sh"):
+            subprocess.run(["sh", "-n"], input=text, text=True, check=True)
+
+
+def test_docker_runs_the_recipe() -> None:
+    recipe = made()
+    words = words_of(rendered(recipe, "docker")["run.sh"])
+    image = words.index(recipe.image.ref)
+    assert ["vllm", *words[image + 1 :]] == recipe.command(recipe.nodes[0])
+    assert words[image - 2 : image] == ["--entrypoint", "vllm"]
+    assert "CUTE_DSL_ARCH=sm_121a" in words
+    assert words[words.index("--publish") + 1] == "8000:8000"
+    assert "$HOME/.cache/huggingface:/root/.cache/huggingface" in words
+
+
+def test_shell_runs_the_recipe() -> None:
+    recipe = made(chosen=("VLLM_DISABLED_KERNELS=A B,C",))
+    text = rendered(recipe, "shell")["serve.sh"]
+    assert words_of(text) == recipe.command(recipe.nodes[0])
+    assert "export VLLM_DISABLED_KERNELS='A B,C'\n" in text
+
+
+def test_compose_runs_the_recipe() -> None:
+    recipe = made()
+    service = yaml.safe_load(rendered(recipe, "compose")["compose.yaml"])["services"][recipe.model]
+    assert [*service["entrypoint"], *service["command"]] == recipe.command(recipe.nodes[0])
+    assert service["image"] == recipe.image.ref
+    assert service["ports"] == ["8000:8000"]
+    assert service["environment"] == {"HF_TOKEN": "${HF_TOKEN:-}", "CUTE_DSL_ARCH": "sm_121a"}
+
+
+@pytest.mark.parametrize("form", ["docker", "compose", "shell"])
+def test_two_nodes_have_a_file_each(form: str) -> None:
+    recipe = made("tp2")
+    files = list(rendered(recipe, form).values())
+    assert len(files) == 2
+    for node, text in zip(recipe.nodes, files, strict=True):
+        assert f"# on the node {node.address}\n" in text
+        assert "GLOO_SOCKET_IFNAME" in text
+    assert ["--headless" in text for text in files] == [False, True]
+
+
+def test_ray_is_started_first() -> None:
+    files = rendered(made("tp2-ray"), "docker")
+    head, other = (words_of(text)[-1] for text in files.values())
+    assert head.startswith("ray start --head --port 6379 --node-ip-address 10.0.0.1 && exec vllm")
+    assert other.startswith("exec ray start --block --address 10.0.0.1:6379")
+    assert "vllm serve" not in other
+
+
+def test_two_solos_are_behind_a_balancer_that_shares_out_evenly() -> None:
+    files = rendered(made("two-solos"), "docker")
+    assert list(files) == ["run-0.sh", "run-1.sh", "litellm.yaml"]
+    config = yaml.safe_load(files["litellm.yaml"])
+    assert config["router_settings"] == {"routing_strategy": "simple-shuffle"}
+    bases = [one["litellm_params"]["api_base"] for one in config["model_list"]]
+    assert bases == ["http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1"]
+    assert {one["model_name"] for one in config["model_list"]} == {"nemotron-3-super"}
+
+
+def test_a_plugin_file_is_mounted_where_the_flag_says() -> None:
+    older = interface("0.17.0", reasoning_parsers=())
+    recipe = made(served=served("0.17.0", interface=older))
+    words = words_of(rendered(recipe, "docker")["run.sh"])
+    assert "$PWD/super_v3_reasoning_parser.py:/app/super_v3_reasoning_parser.py:ro" in words
+    script = words_of(rendered(recipe, "shell")["serve.sh"])
+    assert "./super_v3_reasoning_parser.py" in script
+
+
+def test_comments_say_what_was_left_out_and_what_is_unknown() -> None:
+    text = rendered(recipe_of(request("gemma-4-31b")), "docker")["run.sh"]
+    assert "# left out: --moe-backend flashinfer_b12x: the model has no NVFP4 experts\n" in text
+    assert "# note: the context is unknown" in text
+    assert "# the image: spark-build image --layers b12x-full" in text
+
+
+def test_the_explanation_says_where_each_value_comes_from() -> None:
+    text = explanation(made("tp2"))
+    assert "  --max-model-len 200000\n      model: write-up of one GB10" in text
+    assert "  --linear-backend flashinfer_b12x\n      profile b12x-full on vLLM 0.33.0\n" in text
+    assert "node 1, 10.0.0.2\n" in text
+    assert "known failure: --enforce-eager crashes" in text
+    assert "nothing is known" in text
+    other = explanation(recipe_of(request("nemotron-3-nano")))
+    assert "  58.27 tokens/s at 1: vLLM 0.20.1" in other
+
+
+def test_an_unknown_format() -> None:
+    with pytest.raises(UsageError, match="did you mean 'docker'"):
+        rendered(made(), "dokcer")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": "yes", "b": 1, "c": None, "d": True, "e": 0.5, "f": "0x10", "g": "", "h": "a: b # c"},
+        {"list": ["no", ["x", "y"], {"k": "v", "m": {"n": []}}], "8000": "x", "a.b/c": "d"},
+        {"text": Block("one\n  two: {x}\n# three\n")},
+    ],
+)
+def test_yaml_is_read_as_it_was_given(value: Any) -> None:
+    assert yaml.safe_load(yaml_text(value)) == value

@@ -1,0 +1,235 @@
+"""Recipes: every word is one that the release knows, and says where it comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.errors import UsageError
+from builder.serving.models import Models
+from builder.serving.recipe import recipe_of
+from builder.serving.replaced import replaced
+from builder.serving.topology import Place
+
+from .served import TWO, interface, request, served
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe
+
+
+def flags(recipe: Recipe) -> dict[str, str | None]:
+    return {flag.name: flag.value for flag in recipe.flags}
+
+
+def left_out(recipe: Recipe) -> dict[str, str]:
+    return {one.name: one.reason for one in recipe.left_out}
+
+
+def test_a_recipe_has_what_model_and_profile_ask_for() -> None:
+    made = recipe_of(request())
+    assert made.command(made.nodes[0])[:3] == [
+        "vllm", "serve", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
+    ]  # fmt: skip
+    assert flags(made) == {
+        "--trust-remote-code": None, "--dtype": "auto", "--max-num-batched-tokens": "4096",
+        "--enable-prefix-caching": None, "--max-model-len": "200000", "--kv-cache-dtype": "fp8",
+        "--gpu-memory-utilization": "0.85", "--reasoning-parser": "nemotron_v3",
+        "--tool-call-parser": "qwen3_coder", "--enable-auto-tool-choice": None,
+        "--linear-backend": "flashinfer_b12x", "--moe-backend": "flashinfer_b12x",
+        "--host": "0.0.0.0", "--port": "8000",
+    }  # fmt: skip
+    assert made.variables(made.nodes[0]) == {"CUTE_DSL_ARCH": "sm_121a"}
+    assert all(one.origin for one in (*made.flags, *made.env))
+    assert not made.left_out
+
+
+def test_what_the_release_does_not_know_is_left_out_with_the_reason() -> None:
+    older = interface("0.33.0", without=("--enable-prefix-caching", "--linear-backend"))
+    made = recipe_of(request(served=served(interface=older)))
+    assert {"--enable-prefix-caching", "--linear-backend"}.isdisjoint(flags(made))
+    assert "has no flag --linear-backend" in left_out(made)["--linear-backend"]
+
+
+def test_a_variable_that_is_gone_becomes_the_flag_that_replaced_it() -> None:
+    made = recipe_of(request(served=served(env={"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, flags=())))
+    assert flags(made)["--linear-backend"] == "marlin"
+    assert "--linear-backend marlin is in its place" in left_out(made)["VLLM_NVFP4_GEMM_BACKEND"]
+    assert not made.env
+
+
+def test_a_parser_that_the_release_lacks_comes_with_the_checkpoint() -> None:
+    older = interface("0.17.0", reasoning_parsers=("qwen3",))
+    made = recipe_of(request(served=served("0.17.0", interface=older)))
+    assert flags(made)["--reasoning-parser"] == "super_v3"
+    assert flags(made)["--reasoning-parser-plugin"] == "/app/super_v3_reasoning_parser.py"
+    assert [plugin.name for plugin in made.plugins] == ["super_v3_reasoning_parser.py"]
+    assert left_out(made)["--reasoning-parser"] == "vLLM 0.17.0 has no parser nemotron_v3"
+
+
+def test_no_parser_at_all_is_no_flag() -> None:
+    older = interface("0.33.0", tool_parsers=("hermes",))
+    made = recipe_of(request(served=served(interface=older)))
+    assert {"--tool-call-parser", "--enable-auto-tool-choice"}.isdisjoint(flags(made))
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "given"),
+    [
+        ("nemotron-3-super", "0.24.0", False),
+        ("nemotron-3-super", "0.25.0", True),
+        ("qwen3.6-35b-a3b", "0.22.1", True),
+        ("gemma-4-31b", "0.33.0", False),
+        ("gpt-oss-120b", "0.33.0", False),
+    ],
+)
+def test_b12x_experts_are_asked_for_where_the_release_has_those_of_the_model(
+    model: str, vllm: str, given: bool
+) -> None:
+    made = recipe_of(request(model, served=served(vllm, interface=interface(vllm))))
+    assert ("--moe-backend" in flags(made)) == given
+    assert ("--moe-backend" in left_out(made)) != given
+
+
+def test_experts_of_which_nobody_knows_are_left_to_vllm(tmp_path: Any) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'summary = "x"\n[id]\nvalue = "me/x"\nsource = "me"\n', "utf-8"
+    )
+    made = recipe_of(request(Models.discover([tmp_path]).model("mine")))
+    assert left_out(made)["--moe-backend"].startswith("unknown: nobody says")
+    assert flags(made)["--linear-backend"] == "flashinfer_b12x"
+    assert len([note for note in made.notes if "unknown" in note]) == 3
+
+
+def test_a_profile_that_does_not_serve_a_layer_of_the_model_is_refused() -> None:
+    narrow = served("0.24.0", refused={"fp8-linear": "no 'flashinfer_b12x' kernel exists"})
+    with pytest.raises(UsageError, match="does not serve fp8-linear layers") as failure:
+        recipe_of(request(served=narrow))
+    assert "quant_algo=FP8" in str(failure.value)
+    assert "marlin" in failure.value.hint
+    assert recipe_of(request("qwen3.6-35b-a3b", served=narrow))
+
+
+def test_a_release_that_is_too_old_for_the_model_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"gemma-4-31b needs vLLM >=0.19.0, and this is"):
+        recipe_of(request("gemma-4-31b", served=served("0.18.1")))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("max-model-len=1000", "--max-model-len", "1000"),
+        ("--max_model_len=1000", "--max-model-len", "1000"),
+        ("enforce-eager", "--enforce-eager", None),
+        ("moe-backend=marlin", "--moe-backend", "marlin"),
+        ("VLLM_NVFP4_MOE_BACKEND=marlin", "--moe-backend", "marlin"),
+        ("VLLM_TEST_FORCE_FP8_MARLIN=1", "--linear-backend", "marlin"),
+        ("-tp=2", "--tensor-parallel-size", "2"),
+    ],
+)
+def test_what_the_user_sets_wins(text: str, name: str, value: str | None) -> None:
+    made = recipe_of(request(chosen=(text,)))
+    found = {
+        (served_flag.names[0] if served_flag else n): v
+        for n, v in flags(made).items()
+        for served_flag in [interface("x").flag(n)]
+    }
+    assert found[name] == value
+    assert len(found) == len(made.flags)  # none twice
+
+
+def test_an_empty_value_takes_it_out() -> None:
+    made = recipe_of(request(chosen=("trust-remote-code=", "CUTE_DSL_ARCH=")))
+    assert "--trust-remote-code" not in flags(made)
+    assert not made.env
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-model-lenn=1", "did you mean '--max-model-len'?"),
+        ("moe-backend=b12", "--moe-backend of vLLM 0.33.0 has no value 'b12'"),
+        ("enforce-eager=yes", "takes no value"),
+        ("VLLM_HOST_IPP=1", "did you mean 'VLLM_HOST_IP'?"),
+        ("VLLM_HOST_IP", "a variable needs a value"),
+        ("VLLM_NVFP4_GEMM_BACKEND=b13x", "does not read the variable VLLM_NVFP4_GEMM_BACKEND"),
+        ("max-num-seqs=", "the recipe has no --max-num-seqs to take out"),
+    ],
+)
+def test_what_the_release_does_not_take_cannot_be_set(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as failure:
+        recipe_of(request(chosen=(text,)))
+    assert message in str(failure.value)
+
+
+def test_draft_tokens_are_for_those_who_ask() -> None:
+    assert "--speculative-config" not in flags(recipe_of(request()))
+    value = flags(recipe_of(request(speculate=True)))["--speculative-config"]
+    assert json.loads(value or "") == {
+        "method": "mtp", "num_speculative_tokens": 3, "moe_backend": "triton",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="nobody says that nemotron-3-nano can draft"):
+        recipe_of(request("nemotron-3-nano", speculate=True))
+    with pytest.raises(UsageError, match=r"with vLLM >=0.19.0, and this is 0.17.1"):
+        recipe_of(request(served=served("0.17.1"), speculate=True))
+
+
+# --------------------------------------------------------------------------------- topologies
+
+
+def test_two_nodes_without_ray() -> None:
+    made = recipe_of(request(place=Place(topology="tp2", **TWO)))
+    head, other = (made.command(node) for node in made.nodes)
+    assert "--tensor-parallel-size 2" in " ".join(head)
+    assert " ".join(head).endswith(
+        "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29501"
+    )
+    assert " ".join(other).endswith(
+        "--node-rank 1 --master-addr 10.0.0.1 --master-port 29501 --headless"
+    )
+    for node in made.nodes:
+        assert made.variables(node) == {
+            "CUTE_DSL_ARCH": "sm_121a", "GLOO_SOCKET_IFNAME": "enp1s0f0np0",
+            "NCCL_SOCKET_IFNAME": "enp1s0f0np0", "VLLM_HOST_IP": node.address,
+        }  # fmt: skip
+
+
+def test_ray_only_where_there_is_ray() -> None:
+    place = Place(topology="tp2-ray", **TWO)
+    with pytest.raises(UsageError, match=r"vLLM 0.33.0 does not bring Ray") as failure:
+        recipe_of(request(place=place))
+    assert "--topology tp2" in failure.value.hint
+    made = recipe_of(request(place=place, served=served(has_ray=True)))
+    assert flags(made)["--distributed-executor-backend"] == "ray"
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (Place(topology="tp2", interface="x"), "needs the addresses of two nodes, not 0"),
+        (Place(topology="tp2", addresses=("a", "b")), "needs the network interface"),
+        (Place(topology="tp2", addresses=("a", "a"), interface="x"), "both nodes have"),
+        (Place(topology="two-solos", addresses=("a",)), "not 1"),
+        (Place(topology="solo", addresses=("a",)), "are for two nodes"),
+    ],
+)
+def test_addresses_are_asked_for_and_not_guessed(place: Place, message: str) -> None:
+    with pytest.raises(UsageError) as failure:
+        recipe_of(request(place=place))
+    assert message in str(failure.value)
+
+
+def test_the_command_that_makes_it_again() -> None:
+    place = Place(topology="tp2", **TWO)
+    made = recipe_of(request(place=place, chosen=("max-num-seqs=4",), port=9000))
+    assert made.made_by == (
+        "spark-build recipe nemotron-3-super --profile b12x-full --release 0.33.0 --topology tp2 "
+        "--address 10.0.0.1 --address 10.0.0.2 --interface enp1s0f0np0 --port 9000 "
+        "--set max-num-seqs=4"
+    )
+
+
+def test_every_replacement_names_its_source() -> None:
+    assert "VLLM_NVFP4_GEMM_BACKEND" in replaced()
+    assert all(one.source.startswith("vllm/envs.py") for one in replaced().values())
