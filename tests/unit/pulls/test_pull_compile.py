@@ -37,8 +37,8 @@ def named(*numbers: int) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def cuda_world(tmp_path_factory: pytest.TempPathFactory) -> cw.CudaWorld:
-    return cw.make_cuda_world(tmp_path_factory.mktemp("cuda") / "vllm")
+def cuda_world(folders: Path) -> cw.CudaWorld:
+    return cw.make_cuda_world(folders / "cuda")
 
 
 @pytest.fixture(autouse=True)
