@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.bases.model import scheme_of
+from builder.engines.kinds import may_use_docker, named
 from builder.errors import RemoteError
 from builder.registry.refhints import refuse_wrong_kind
 
@@ -39,7 +40,8 @@ def identify(request: BaseRequest) -> Base:
     try:
         return identify_remote(request, request.ref if scheme == "oci" else rest)
     except RemoteError as error:
-        if scheme == "oci" or request.ref.startswith("docker://") or request.engine == "oci":
+        read_directly = scheme == "oci" or request.ref.startswith("docker://")
+        if read_directly or not may_use_docker(request.engine):
             raise  # no Docker Engine was meant
         more = f"; {error.hint}" if error.hint else ""
         raise RemoteError(
@@ -50,8 +52,8 @@ def identify(request: BaseRequest) -> Base:
 
 def asks_engine(ref: str, engine: str) -> bool:
     """Whether an image is looked up in a Docker Engine: ``docker://`` means its registry."""
-    if engine in ("buildkit", "oci"):
-        return engine == "buildkit"
+    if (kind := named(engine)) is not None:
+        return kind.through_docker
     if ref.startswith("docker://"):
         return False
     from builder.engines import docker

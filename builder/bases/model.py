@@ -51,7 +51,7 @@ class BaseRequest:
     pins: Mapping[str, str]
     tracked: tuple[str, ...] = TRACKED
     index: PackageIndex
-    #: ``buildkit`` asks a Docker Engine, ``oci`` none, ``auto`` one that answers
+    #: one that goes through a Docker Engine asks it, another asks none, ``auto`` one that answers
     engine: str = "auto"
     #: what is known of the lowest layers of an image, which is given by all of them, bottom first
     facts_of: FactsOf = no_facts

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.engines.kinds import AUTO, ENGINES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-ENGINES = ("auto", "buildkit", "oci")
+#: What ``--engine`` may be.
+ENGINE_NAMES = (AUTO, *ENGINES)
 TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
 FORMATS = ("docker", "compose", "shell")
 PLATFORMS = ("linux/arm64", "linux/amd64")

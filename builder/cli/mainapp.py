@@ -85,8 +85,8 @@ def image(
         str,
         typer.Option(
             help="auto (Docker when it answers), buildkit, or oci (no daemon).",
-            metavar="|".join(complete.ENGINES),
-            autocompletion=complete.one_of(*complete.ENGINES),
+            metavar="|".join(complete.ENGINE_NAMES),
+            autocompletion=complete.one_of(*complete.ENGINE_NAMES),
         ),
     ] = "auto",
     builder: opt.Builder = None,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.engines import docker
-from builder.engines.buildkit import BuildkitEngine
-from builder.engines.oci import OciEngine
+from builder.engines.kinds import AUTO, ENGINES, named
 from builder.engines.patched import check_depth
 from builder.errors import EngineError
 
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.engines.model import Engine
     from builder.model.plan import BuildPlan
+
+#: What ``auto`` takes where a Docker Engine answers, and where none does.
+_WITH_DOCKER, _ALONE = "buildkit", "oci"
 
 
 def get_engine(name: str, builder: str = "") -> Engine:
@@ -26,21 +28,19 @@ def get_engine(name: str, builder: str = "") -> Engine:
     Raises:
         EngineError: the named engine is not there, or the one that ``DOCKER_HOST`` names.
     """
-    if name == "oci":
-        return OciEngine()
-    buildkit = BuildkitEngine(builder)
-    reason = buildkit.missing()
+    engine = (named(name) or ENGINES[_WITH_DOCKER]).make(builder)
+    reason = engine.missing()
     if reason is None:
-        return buildkit
-    if name == "auto" and not builder and not settings.DOCKER_HOST.value:
-        return OciEngine()
+        return engine
+    if name == AUTO and not builder and not settings.DOCKER_HOST.value:
+        return ENGINES[_ALONE].make(builder)
     raise EngineError(reason, hint="use --engine oci, or start Docker with BuildKit")
 
 
 def wanted_engine(name: str, output: str | None) -> str:
     """A layout is what the oci engine writes, so whoever asks for one has chosen it."""
     layout = output is not None and output.startswith("oci:")
-    return "oci" if name == "auto" and layout else name
+    return _ALONE if name == AUTO and layout else name
 
 
 def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
@@ -50,7 +50,7 @@ def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
         EngineError: that.
     """
     elsewhere = (base or "").startswith(("docker://", "oci:", "dir:"))
-    if wanted == "auto" and settings.DOCKER_HOST.value and not builder and not elsewhere:
+    if wanted == AUTO and settings.DOCKER_HOST.value and not builder and not elsewhere:
         try:
             docker.connect().close()
         except EngineError as error:
@@ -69,13 +69,13 @@ def engine_for(
         UsageError: no layer can be put on the base.
     """
     wanted, why = wanted_engine(name, output), ""
-    if name == "auto" and wanted == "oci":
+    if name == AUTO and wanted != AUTO:
         why = "--output names an OCI layout"
-    elif wanted == "auto" and base.opened is not None:
-        wanted, why = "oci", f"{base.identity.ref} is read directly, without a Docker Engine"
+    elif wanted == AUTO and base.opened is not None:
+        wanted, why = _ALONE, f"{base.identity.ref} is read directly, without a Docker Engine"
     engine = get_engine(wanted, builder)
-    if wanted == "auto":
-        why = BuildkitEngine(builder).missing() or "a Docker Engine answers"
+    if wanted == AUTO:
+        why = ENGINES[_WITH_DOCKER].make(builder).missing() or "a Docker Engine answers"
     refusal = engine.refuses(plan)
     if refusal:
         raise EngineError(refusal, hint=_who_does(plan))

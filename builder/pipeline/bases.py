@@ -9,6 +9,7 @@ from builder.applier.opkinds import Remove, Wheel, ops_of
 from builder.applier.versions import normalize
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, BaseRequest, no_facts
+from builder.engines.kinds import may_use_docker
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
 
@@ -31,7 +32,7 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
             "no base: give --base, or a profile that has one", hint="--base pypi:vllm==0.20.1"
         )
     profile = selection.profiles[0]
-    if engine != "oci":
+    if may_use_docker(engine):
         from builder.engines import docker
 
         try:

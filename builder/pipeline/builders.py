@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from builder.engines.builders import cache_words, check_name
+from builder.engines.kinds import named
 from builder.errors import EngineError, RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ def check_builder(options: ImageOptions) -> None:
     given = next((name for name, value in asked.items() if value), None)
     if given is None:
         return
-    if options.engine == "oci":
+    kind = named(options.engine)
+    if kind is not None and not kind.has_builders:
         raise UsageError(
-            f"{given} is for the buildkit engine; the oci engine keeps finished layers by itself",
+            f"{given} is for the buildkit engine; the {kind.name} engine keeps finished layers by "
+            "itself",
             hint="--engine buildkit, or leave it out",
         )
     if options.thin or options.plan.single_layer:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.engines.kinds import ENGINES, named
 from builder.errors import UsageError
 from builder.registry.layoutwriter import check_layout_target as check_folder
 from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 
 if TYPE_CHECKING:
+    from builder.engines.kinds import EngineKind
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import ImageOptions
 
@@ -40,7 +42,8 @@ def check_destination(options: ImageOptions, engine: str) -> Destination:
     Raises:
         UsageError: they contradict each other, have no effect, or the engine does not make that.
     """
-    output = options.output or ("docker" if engine == "buildkit" else "")
+    kind = named(engine)
+    output = options.output or ("docker" if kind is not None and kind.through_docker else "")
     push = options.push or output == "registry"
     if output not in ("", "docker", "registry") and not output.startswith("oci:"):
         near = f"oci:{output}" if "/" in output or Path(output).is_dir() else "oci:DIR"
@@ -63,26 +66,29 @@ def check_destination(options: ImageOptions, engine: str) -> Destination:
     tag = options.tag or name
     if tag and not _TAG.fullmatch(tag):
         raise UsageError(f"--tag {tag!r} is not an image name")
-    _refuse_contradictions(options, engine, output, push=push)
+    _refuse_contradictions(options, kind, output, push=push)
     return Destination(tag, folder, push)
 
 
-def _refuse_contradictions(options: ImageOptions, engine: str, output: str, *, push: bool) -> None:
-    if engine == "buildkit" and output.startswith("oci:") and not options.builder:
+def _refuse_contradictions(
+    options: ImageOptions, kind: EngineKind | None, output: str, *, push: bool
+) -> None:
+    alone = kind is None or kind.writes_manifests
+    if kind is not None and not alone and output.startswith("oci:") and not options.builder:
         raise UsageError(
-            f"--output {output!r} is not an output of the buildkit engine",
+            f"--output {output!r} is not an output of the {kind.name} engine",
             hint="--output docker or registry; or --engine oci --output oci:DIR",
         )
     if push and output.startswith("oci:"):
         raise UsageError("--push and --output oci:DIR are two places; give only one")
     if push and options.tag is None:
         raise UsageError("no destination to push to", hint="--tag HOST/NAME:TAG")
-    if options.thin and (engine == "buildkit" or push or output == "docker"):
+    if options.thin and (not alone or push or output == "docker"):
         raise UsageError(
             "--thin applies to an OCI layout, and none is written",
             hint="--output oci:DIR",
         )
-    if options.plan.single_layer and engine == "buildkit":
+    if options.plan.single_layer and not alone:
         raise UsageError("--single-layer is for the oci engine", hint="--engine oci")
 
 
@@ -107,7 +113,8 @@ def destination_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Desti
     """
     place = check_destination(options, engine)
     folder = place.output
-    if folder is None and engine == "oci" and not place.push and options.output != "docker":
+    alone = ENGINES[engine].writes_manifests
+    if folder is None and alone and not place.push and options.output != "docker":
         vllm = plan.base.packages.get("vllm", "unknown")
         folder = Path(f"spark-build-{plan.name}-{vllm}")
     return Destination(place.tag or default_tag(plan), folder, place.push)

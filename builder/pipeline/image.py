@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builder.engines.choice import check_docker_host, engine_for, wanted_engine
+from builder.engines.kinds import AUTO, ENGINES
 from builder.engines.model import BuildRequest
 from builder.engines.overlay import write_dockerfile
 from builder.engines.runcommands import run_commands
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from builder.util.diskspace import Need
     from builder.verify.model import Report
 
-ENGINES = ("auto", "buildkit", "oci")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBuild:
@@ -55,9 +54,10 @@ def check_options(options: ImageOptions) -> ImageOptions:
         UsageError: they contradict each other.
     """
     options = options.settled()
-    if options.engine not in ENGINES:
-        guess = did_you_mean(options.engine, ENGINES)
-        raise UsageError(f"unknown engine {options.engine!r}; engines: {', '.join(ENGINES)}{guess}")
+    names = (AUTO, *ENGINES)
+    if options.engine not in names:
+        guess = did_you_mean(options.engine, names)
+        raise UsageError(f"unknown engine {options.engine!r}; engines: {', '.join(names)}{guess}")
     check_builder(options)
     check_destination(options, wanted_engine(options.engine, options.output))
     if options.plan.base:

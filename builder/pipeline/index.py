@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from builder.engines.kinds import named
 from builder.engines.model import BuildRequest
 from builder.engines.multi import IndexRequest, build_index
 from builder.engines.oci import OciEngine
@@ -83,8 +84,8 @@ def _check(options: ImageOptions) -> str:
             "--print-dockerfile works for one platform",
             hint="--platform, without --all-platforms and --others",
         )
-    if options.engine == "buildkit":
-        raise UsageError("the buildkit engine builds for one platform", hint="--engine oci")
+    if (kind := named(options.engine)) is not None and not kind.writes_manifests:
+        raise UsageError(f"the {kind.name} engine builds for one platform", hint="--engine oci")
     return ref
 
 

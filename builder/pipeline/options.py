@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from builder import settings
+from builder.engines.kinds import AUTO, ENGINES
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,13 +120,15 @@ class ImageOptions:
 
     def settled(self) -> ImageOptions:
         """With the engine that the other options are about; a setting gives way to an option."""
-        alone = self.engine == "oci" or self.is_index or self.thin or self.plan.single_layer
+        kind = ENGINES.get(self.engine)
+        bare = kind is not None and not kind.has_builders
+        alone = bare or self.is_index or self.thin or self.plan.single_layer
         # where a toolkit image compiles, the builder is for that, and the choice has it
-        aside = self.engine == "oci" and self.plan.toolkit is not None
+        aside = bare and self.plan.toolkit is not None
         if alone and (aside or self.builder == settings.BUILDER.value):
             return replace(self, builder="").settled() if self.builder else self
         asked = self.builder or self.cache_from or self.cache_to
-        return replace(self, engine="buildkit") if asked and self.engine == "auto" else self
+        return replace(self, engine="buildkit") if asked and self.engine == AUTO else self
 
 
 @dataclass(frozen=True, kw_only=True)

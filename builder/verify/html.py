@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from builder import __version__, settings
 from builder.engines.overlay import name_of_both
 from builder.engines.runcommands import RUN
+from builder.model.base import base_kind
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 from builder.verify.levels import LEVELS
@@ -26,23 +27,6 @@ if TYPE_CHECKING:
 
     from builder.documents.plan import PlanDocument
     from builder.verify.model import Check, Necessity, Report, Status
-#: What each level looks at, for the heading of its checks.
-ABOUT = {
-    "static": "The files: receipts, settings, syntax, and every file against its RECORD.",
-    "imports": "Every name that a patched module imports exists, and calls match the definitions.",
-    "dispatch": "vLLM's own selector, told that the device is SM121. The log lines are vLLM's.",
-    "codegen": "The selected kernels, compiled for SM121 without a GPU, and their machine code.",
-    "numbers": (
-        "The selected kernels, run on a CPU without a GPU. Each value is compared with the "
-        "exact one, in several orders in which a GPU may do the work. A race is two accesses whose "
-        "order nothing guarantees: the values may be wrong in some runs."
-    ),
-    "binaries": "The prebuilt machine code of the release: does SM121 run it?",
-    "device": "On the GB10 itself: each kernel against a reference.",
-    "serve": "On a GPU: vllm serve of a small generated model, its log and its answer.",
-}
-#: Levels whose figures are one table, a row for each check.
-TABLES = ("numbers",)
 STATUSES: tuple[Status, ...] = ("pass", "fail", "not-run")
 
 
@@ -54,9 +38,13 @@ def counted(checks: Sequence[Check]) -> dict[str, int]:
     return {**counts, "refused": sum(bool(check.refusal) for check in checks)}
 
 
+def _in_table(level: str) -> bool:
+    return level in LEVELS and LEVELS[level].one_table
+
+
 def _plain(check: Check) -> bool:
     """Whether there is nothing to see in a check but that it passed."""
-    drawn = check.figures and check.level not in TABLES
+    drawn = check.figures and not _in_table(check.level)
     return check.status == "pass" and not check.refusal and not drawn
 
 
@@ -70,7 +58,7 @@ class Level:
     @property
     def about(self) -> str:
         """What it looks at."""
-        return ABOUT.get(self.name, "")
+        return LEVELS[self.name].about if self.name in LEVELS else ""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -98,7 +86,7 @@ class Level:
     @property
     def rows(self) -> list[Check]:
         """The checks of its table, where it has one."""
-        return [check for check in self.checks if check.figures and self.name in TABLES]
+        return [check for check in self.checks if check.figures and _in_table(self.name)]
 
     def compared(self, check: Check) -> dict[str, float]:
         """Those figures that other checks have too, as percent of the largest of their name."""
@@ -195,7 +183,7 @@ def tag_of(target: str) -> str:
 
 def is_overlay(report: Report) -> bool:
     """Whether a target is the changed files alone, in a layout."""
-    return report.target.startswith("oci:") and report.plan.base.kind == "pypi"
+    return report.target.startswith("oci:") and base_kind(report.plan.base.kind).is_wheels
 
 
 def run_lines(report: Report) -> list[str]:

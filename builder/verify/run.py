@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from builder.util.console import console
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 
     from builder.verify.model import Check, Listener, VerifyTarget
 
+#: What each level does, by its name in ``levels.py``.
+RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
+    "static": check_static,
+    "imports": check_imports,
+    "dispatch": check_dispatch,
+    "codegen": check_codegen,
+    "numbers": check_numbers,
+    "binaries": check_binaries,
+    "device": partial(check_on_gpu, level="device"),
+    "serve": partial(check_on_gpu, level="serve"),
+}
+
 
 def verify(
     target: VerifyTarget,
@@ -31,19 +44,9 @@ def verify(
         plan=target.plan,
         digests=target.digests,
     )
-    runners: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
-        "static": check_static,
-        "imports": check_imports,
-        "dispatch": check_dispatch,
-        "codegen": check_codegen,
-        "numbers": check_numbers,
-        "binaries": check_binaries,
-        "device": lambda target: check_on_gpu(target, "device"),
-        "serve": lambda target: check_on_gpu(target, "serve"),
-    }
     for level in levels:
         with console.progress(f"checking {level}", None, "checks", said=False, whole=True) as bar:
-            for check in runners[level](target):
+            for check in RUNNERS[level](target):
                 report.checks.append(check)
                 bar.advance()
                 if heard is not None:

@@ -15,6 +15,7 @@ from builder.bases.model import Base, BaseRequest, no_facts
 from builder.engines import metadata
 from builder.engines.overlay import name_of_both
 from builder.errors import UsageError
+from builder.model.base import base_kind
 from builder.plan.planner import make_plan
 from builder.util.console import console
 from builder.verify.codegen import python_compiler, sandbox_compiler
@@ -267,7 +268,7 @@ def target_of_image(
 def _former(baked: BakedPlan, base: Base, opening: Opening, engine: str) -> BaseRequest:
     """What an image was made from: an image, or the wheels that it holds."""
     return BaseRequest(
-        ref=exact_ref(baked) if baked.base.kind == "pypi" else baked.base.ref,
+        ref=exact_ref(baked) if base_kind(baked.base.kind).is_wheels else baked.base.ref,
         platform=base.identity.platform.oci,
         python=baked.base.python,
         site_packages=base.identity.site_packages,

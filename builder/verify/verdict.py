@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from builder.util.documents import Part, Text
+from builder.verify.levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,24 +19,6 @@ if TYPE_CHECKING:
     from builder.documents.plan import PlanDocument, PlannedLayer
     from builder.verify.model import Check, Report
 
-#: What is not known while a level did not run.
-_UNKNOWN = {
-    "static": "whether the files are as planned",
-    "imports": "whether the imports of patched modules exist",
-    "dispatch": "which kernels vLLM selects",
-    "codegen": "whether the kernels compile for SM121",
-    "numbers": "whether the kernels' numbers are right",
-    "binaries": "whether SM121 runs the prebuilt machine code",
-    "device": "whether the kernels run on a GB10",
-    "serve": "whether vllm serve works on a GB10",
-}
-#: What is known when every check of a level passed, besides the kernels that are selected.
-_KNOWN = {
-    "codegen": "the kernels compile for SM121",
-    "numbers": "the kernels give the right numbers when their PTX is run on a CPU",
-    "binaries": "SM121 runs the prebuilt machine code",
-}
-_ON_GB10 = {"device": "the kernels give the right numbers", "serve": "vllm serve answers"}
 #: The kinds of layer that a profile is chosen for; its other kinds are in the list of kernels.
 _MAIN = {"nvfp4-linear": "linear", "nvfp4-moe": "MoE"}
 #: How people call a kernel, by what its name holds; the first that fits.
@@ -89,7 +72,7 @@ def verdict_of(report: Report, require: Sequence[str] = ()) -> Verdict:
     if known:
         parts.append(f"Proven without hardware: {'; '.join(known)}.")
     if "dispatch" not in ran and report.plan.expect:
-        parts.append(f"Not asked: {_UNKNOWN['dispatch']}.")
+        parts.append(f"Not asked: {LEVELS['dispatch'].unknown}.")
     parts.append(_hardware(report))
     return Verdict(
         status=status,
@@ -140,10 +123,17 @@ def _unproven(missing: Sequence[Check], absent: Sequence[str]) -> Iterator[str]:
     for level in dict.fromkeys(check.level for check in missing):
         of_level = [check for check in missing if check.level == level]
         reasons = dict.fromkeys(_brief(_why(check)[0]) for check in of_level)
-        what = _UNKNOWN.get(level, f"what level {level} proves")
-        yield f"{what}, because {level} did not run: {'; '.join(list(reasons)[:_SHOWN])}"
+        yield f"{_unknown(level)}, because {level} did not run: {'; '.join(list(reasons)[:_SHOWN])}"
     for name in absent:
-        yield f"{_UNKNOWN.get(name, name)}, because {name} did not run"
+        yield f"{_unknown(name)}, because {name} did not run"
+
+
+def _unknown(level: str) -> str:
+    return LEVELS[level].unknown if level in LEVELS else f"what level {level} proves"
+
+
+def _on_gb10(level: str) -> bool:
+    return level in LEVELS and LEVELS[level].on_gb10
 
 
 def _brief(reason: str, limit: int = 240) -> str:
@@ -160,7 +150,7 @@ def _why(check: Check) -> tuple[str, str]:
 
 def _todo(report: Report, missing: Sequence[Check]) -> Iterator[str]:
     yield from dict.fromkeys(command for check in missing if (command := _why(check)[1]))
-    levels = dict.fromkeys(c.level for c in missing if c.level not in _ON_GB10 and not c.moot)
+    levels = dict.fromkeys(c.level for c in missing if not _on_gb10(c.level) and not c.moot)
     if levels:
         yield f"spark-build verify {report.target} --level {','.join(levels)}"
 
@@ -174,13 +164,13 @@ def _proven(report: Report) -> Iterator[str]:
     """What is known without hardware: the kernels, and their evidence."""
     kernels = list(_kernels(report))
     yield from kernels
-    levels = dict.fromkeys(check.level for check in report.checks if check.level not in _ON_GB10)
+    levels = dict.fromkeys(c.level for c in report.checks if not _on_gb10(c.level))
     whole = [
         level
         for level in levels
         if all(c.status == "pass" or c.idle for c in report.checks if c.level == level)
     ]
-    yield from (_KNOWN.get(level, "") for level in whole if level in _KNOWN)
+    yield from (LEVELS[level].known for level in whole if level in LEVELS and LEVELS[level].known)
     if "static" in whole and not kernels:
         yield "the files are as planned"
 
@@ -208,9 +198,10 @@ def _with_flags(plan: PlanDocument) -> str:
 def _hardware(report: Report) -> str:
     """What has run on the machine itself."""
     passed = [
-        words
-        for level, words in _ON_GB10.items()
-        if (checks := [check for check in report.checks if check.level == level])
+        kind.known
+        for level, kind in LEVELS.items()
+        if kind.on_gb10
+        and (checks := [check for check in report.checks if check.level == level])
         and all(check.status == "pass" for check in checks)
     ]
     return f"Run on a GB10: {' and '.join(passed)}." if passed else "Not run on a GB10."
