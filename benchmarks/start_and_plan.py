@@ -48,7 +48,7 @@ def plan_bytes(release: str) -> None:
     total = sum(wheel.size for wheel in base.tree.wheels)
     for decision in plan.decisions:
         for pin in decision.outcome.inputs:
-            file = next(w for w in index.wheels(pin["distribution"]) if w.sha256 == pin["sha256"])
+            file = next(w for w in index.wheels(pin.distribution) if w.sha256 == pin.sha256)
             total += RemoteWheel(file, index).size
     print(
         f"  vllm {release}: read {read / 1e6:.2f} MB of {total / 1e6:.0f} MB of wheels: "

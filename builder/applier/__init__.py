@@ -13,7 +13,8 @@ with one of the seven states and the exact new bytes, and writes nothing; *commi
 all of them or none, and a receipt.
 
 Bottom to top: ``digests``, ``failures``, ``states``, ``text`` (no imports); ``versions``,
-``trees``, ``records``, ``outcomes``, ``receipts``; ``sources``, ``wheels``, ``index``,
-``machinecode``; ``diff``, ``hunks``, ``edits``, ``files``, ``environment``; ``ops``, ``variants``,
-``judging``, ``sequence``; ``journal``, ``store``, ``applying``, ``finishing``; ``commandline``.
+``values``, ``opkinds``, ``layers``, ``compiled``; ``trees``, ``records``, ``outcomes``,
+``receipts``; ``sources``, ``wheels``, ``index``, ``machinecode``; ``diff``, ``hunks``, ``edits``,
+``files``, ``environment``; ``ops``, ``variants``, ``judging``, ``sequence``; ``journal``,
+``store``, ``applying``, ``finishing``; ``commandline``.
 """

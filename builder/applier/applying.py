@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from builder.applier.outcomes import Layer, Outcome, Target
+    from builder.applier.layers import Layer
+    from builder.applier.outcomes import Outcome, Target
     from builder.applier.sources import Sources
 
 

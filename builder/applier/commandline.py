@@ -6,19 +6,22 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.applying import apply_layers
 from builder.applier.environment import ENV_PTH
 from builder.applier.failures import EXIT_MISSING, EXIT_USAGE, ApplyError, say
 from builder.applier.finishing import finish
 from builder.applier.index import IndexSources
+from builder.applier.layers import Layer
 from builder.applier.outcomes import Outcome, Target
 from builder.applier.receipts import env_of, receipts_of
 from builder.applier.states import NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, versions
+from builder.applier.values import part, read_value
 from builder.applier.versions import all_match
 
 if TYPE_CHECKING:
@@ -43,24 +46,33 @@ def find_site_packages() -> Path:
     )
 
 
-def _apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Path) -> None:
+@dataclass(frozen=True)
+class _Bundle:
+    """Layers of a mod, and the packages that they are for."""
+
+    name: str
+    layers: Sequence[Layer] = field(metadata=part(lambda rendered, _: Layer.read(rendered)))
+    needs: Mapping[str, str] = field(default_factory=dict)
+    needs_reason: str = field(default="", metadata={"key": "needs_reason"})
+
+
+def _apply(options: argparse.Namespace, bundle: _Bundle, root: Path) -> None:
     def report(outcome: Outcome) -> None:
         say(f"  {outcome.state:<15}{outcome.layer}: {outcome.reason}")
         for note in outcome.notes if outcome.state == NEEDED else []:
             say(f"  {'':<15}note: {note}")
 
-    layers = bundle["layers"]
     sources = IndexSources(cache=Path(options.cache) if options.cache else None)
-    say(f"spark-build: {bundle['name']}, {len(layers)} layers, on {root}")
+    say(f"spark-build: {bundle.name}, {len(bundle.layers)} layers, on {root}")
     packages = versions(DirTree(root))
-    if not all_match(bundle["needs"], packages):
-        wanted = ", ".join(f"{name} {spec}" for name, spec in bundle["needs"].items())
+    if not all_match(bundle.needs, packages):
+        wanted = ", ".join(f"{name} {spec}" for name, spec in bundle.needs.items())
         raise ApplyError(
-            f"{bundle['name']} needs {wanted}, this is vllm {packages.get('vllm')}: "
-            f"{bundle['needs_reason']}",
+            f"{bundle.name} needs {wanted}, this is vllm {packages.get('vllm')}: "
+            f"{bundle.needs_reason}",
             EXIT_USAGE,
         )
-    outcomes = apply_layers(root, layers, sources, Target.here(), report)
+    outcomes = apply_layers(root, bundle.layers, sources, Target.here(), report)
     for name, value in env_of(DirTree(root)).items():
         if os.environ.get(name, value) != value:
             say(
@@ -76,13 +88,14 @@ def _apply(options: argparse.Namespace, bundle: Mapping[str, Any], root: Path) -
         say(f"  and, for MoE models whose experts it supports: {' '.join(moe)}")
 
 
-def _read_bundle(path: str | None) -> dict[str, Any]:
+def _read_bundle(path: str | None) -> _Bundle:
     if path is None:
         raise ApplyError("no layers named", EXIT_USAGE, "--layers layers.json")
     try:
-        bundle: dict[str, Any] = json.loads(Path(path).read_bytes())
+        raw = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise ApplyError(f"{path} cannot be read: {error}", EXIT_USAGE) from None
+    bundle: _Bundle = read_value(_Bundle, raw, path)
     return bundle
 
 
@@ -104,12 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             removed = finish(root, Path(options.owners) if options.owners else None)
             say(f"spark-build: {len(removed)} files removed, the others match their records")
             return 0
-        bundle = _read_bundle(options.layers) if options.command != "status" else {}
         if options.command == "apply":
-            _apply(options, bundle, root)
+            _apply(options, _read_bundle(options.layers), root)
         elif options.command == "revert":
+            named = [layer.name for layer in _read_bundle(options.layers).layers]
             with Store(root) as store:
-                for name in store.revert([layer["name"] for layer in bundle["layers"]]):
+                for name in store.revert(named):
                     say(f"  reverted       {name}")
         else:
             for receipt in receipts_of(DirTree(root)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from builder.applier.compiled import Compiled, ModuleCode
 from builder.applier.machinecode import ABSENT, EXTENSION_WHEELS, NO_CODE, RUNS, describe_code
 from builder.applier.outcomes import OpResult
 from builder.applier.records import parse_record
@@ -24,58 +26,55 @@ from builder.applier.versions import normalize
 from builder.applier.wheelops import WheelOps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.opkinds import Compile, Kernels
 
 
 class CompileOps(WheelOps):
     """The ops of a layer that change compiled code."""
 
     def op_compile(self, op: Compile) -> OpResult:
-        if not op.change:  # of a pull request
-            return self._compiled(op, op.reason, {})
-        code = self._code(op)
-        compiled: dict[str, Any] = {"code": code, "wheel": None}
-        said = describe_code(code, op)
-        if code["how"] == RUNS and code["module"].startswith(EXTENSION_WHEELS):
+        if not op.change or not op.code:  # of a pull request
+            return self._compiled(op, op.reason, Compiled())
+        code = self._code(op.code)
+        compiled = Compiled(code)
+        said = describe_code(code, op.code.name)
+        if code.how == RUNS and code.module.startswith(EXTENSION_WHEELS):
             return OpResult(POST, reason=said, compiled=compiled)
-        if code["how"] == RUNS and op.change["guard"] in code.get("guard", ""):
-            since = f"vLLM {op.change['applied-upstream']}"
+        if code.how == RUNS and op.change.guard in (code.guard or ""):
+            since = f"vLLM {op.change.applied_upstream}"
             return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
-        if code["how"] in (RUNS, NO_CODE):
+        if code.how in (RUNS, NO_CODE):
             return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
-        return self._compiled(op, said, {"code": code})
+        return self._compiled(op, said, compiled)
 
-    def _compiled(self, op: Compile, said: str, facts: Mapping[str, Any]) -> OpResult:
+    def _compiled(self, op: Compile, said: str, compiled: Compiled) -> OpResult:
         """A change to sources, compiled together with those before it, where that is allowed."""
         if not op.source:  # nothing that a stage takes
             return OpResult(NEEDS_REBUILD, reason=said)
-        compiled: dict[str, Any] = {**facts, "wheel": None}
         ops = self.together.with_op(op)
         stage = self.sources.stage(ops, self.packages, self.target, self._extension)
         if stage is None:
             return OpResult(NEEDS_REBUILD, reason=said, compiled=compiled)
-        if stage.sources:
-            compiled["sources"] = dict(stage.sources)
+        compiled = replace(compiled, sources=stage.sources)
         if isinstance(stage, Unstaged):
             return _unstaged(stage, compiled)
-        if not self.together.add(self.layer["name"], op):
-            compiled["with"] = self.together.carrier
+        if not self.together.add(self.layer.name, op):
+            compiled = replace(compiled, carrier=self.together.carrier)
             return OpResult(PRE, reason=said, compiled=compiled)
         if stage.refusal:
-            return _unstaged(stage.refusal, compiled | {"sources": dict(stage.refusal.sources)})
-        standing, stranger = self._installed_wheels(stage.request.get("operators", ()))
+            return _unstaged(stage.refusal, replace(compiled, sources=stage.refusal.sources))
+        standing, stranger = self._installed_wheels(stage.request.operators)
         if stranger:
             return OpResult(AMBIGUOUS, reason=stranger, compiled=compiled)
-        compiled["stage"] = dict(stage.request)
+        compiled = replace(compiled, stage=stage.request, wheel=stage.wheel)
         if stage.wheel is None:
             return OpResult(PRE, reason=said, compiled=compiled)
-        compiled["wheel"] = {key: stage.wheel[key] for key in ("filename", "sha256")}
         result = self._installed(stage.wheel)
         self.together.made |= {path.partition("/")[0] for path in result.changes}
         for dist in standing:
-            if dist.name != normalize(stage.wheel["distribution"]):
+            if dist.name != normalize(stage.wheel.distribution):
                 result.changes = {**self._without(dist), **result.changes}
         result.reason, result.inputs, result.compiled = said, [], compiled
         return result
@@ -84,7 +83,7 @@ class CompileOps(WheelOps):
         """Extension wheels in the tree with any of these operators: those of layers that share
         the stage, and what is to be said of any other."""
         ours: list[Distribution] = []
-        layers = {*self.together.layers(), self.layer["name"]}
+        layers = {*self.together.layers(), self.layer.name}
         for name, dist in self.view.distributions().items():
             package = name.replace("-", "_")
             about = self.view.read(f"{package}/companion.json")
@@ -108,21 +107,19 @@ class CompileOps(WheelOps):
         found = next(iter(self._modules([f"{name}.*"])), "")
         return self._module_digest(found) if found else ""
 
-    def _code(self, op: Compile) -> dict[str, Any]:
-        """The first module that holds the op's kernels, and how SM121 runs them there."""
-        known = {row["sha256"]: row for row in self.layer["pins"].get("code", ())}
-        seen: list[dict[str, Any]] = []
-        for path in self._modules(op.code["modules"]):
+    def _code(self, wanted: Kernels) -> ModuleCode:
+        """The first module that holds some kernels, and how SM121 runs them there."""
+        known = {pin.sha256: pin for pin in self.layer.pins.code}
+        seen: list[ModuleCode] = []
+        for path in self._modules(wanted.modules):
             if path.partition("/")[0] in self.together.made:
                 continue
             digest = self._module_digest(path)
-            row = known.get(digest) or self.sources.code(self.view, path, op.code, digest)
-            facts = {key: row[key] for key in ("how", "arch", "guard") if row.get(key)}
-            seen.append({"module": path, "sha256": digest, **facts})
-            if row["how"] not in (ABSENT, NO_CODE):
+            code = known.get(digest) or self.sources.code(self.view, path, wanted, digest)
+            seen.append(ModuleCode(path, digest, code.how, code.arch or None, code.guard or None))
+            if code.how not in (ABSENT, NO_CODE):
                 return seen[-1]
-        lacks = next((one for one in seen if one["how"] == ABSENT), None)
-        return lacks or {"module": "", "sha256": "", "how": NO_CODE}
+        return next((one for one in seen if one.how == ABSENT), ModuleCode("", "", NO_CODE))
 
     def _module_digest(self, path: str) -> str:
         """The sha256 of a large file: of a directory its own, else as a RECORD has it.
@@ -134,7 +131,7 @@ class CompileOps(WheelOps):
         while isinstance(tree, OverlayTree):
             tree = tree.base
         if not isinstance(tree, DirTree):
-            dist = self.view.distributions()[normalize(self.layer["package"])]
+            dist = self.view.distributions()[normalize(self.layer.package)]
             rows = parse_record(self.view.read(f"{dist.info_dir}/RECORD") or b"")
             recorded = next((row.sha256 for row in rows if row.path == path), None)
             if recorded:
@@ -149,6 +146,6 @@ class CompileOps(WheelOps):
                 yield from (f"{folder}/{found}" for found in names if found.endswith(".so"))
 
 
-def _unstaged(why: Unstaged, compiled: dict[str, Any]) -> OpResult:
+def _unstaged(why: Unstaged, compiled: Compiled) -> OpResult:
     found = SKIP if why.state in (UPSTREAM, NOT_APPLICABLE) else why.state
     return OpResult(found, reason=why.reason, since=why.since, notes=why.notes, compiled=compiled)

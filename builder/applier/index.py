@@ -14,10 +14,11 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError, say
+from builder.applier.layers import WheelPin
 from builder.applier.machinecode import read_code
 from builder.applier.trees import DirTree, OverlayTree, Tree
 from builder.applier.versions import normalize
@@ -26,7 +27,9 @@ from builder.applier.wheels import RangeFile, wheel_members
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.compiled import KernelCode
+    from builder.applier.layers import DonorPin, InputPin
+    from builder.applier.opkinds import Compile, Kernels
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Stage, Unstaged
 
@@ -78,13 +81,13 @@ class IndexSources:
         self._cache = cache
         self._archives: dict[tuple[str, bool], zipfile.ZipFile] = {}
 
-    def _url(self, pin: Mapping[str, Any]) -> str:
+    def _url(self, pin: InputPin) -> str:
         import urllib.parse
         import urllib.request
 
         if self._index is None:
             self._index = default_index()
-        page = f"{self._index.rstrip('/')}/{normalize(pin['distribution'])}/"
+        page = f"{self._index.rstrip('/')}/{normalize(pin.distribution)}/"
         accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
         request = urllib.request.Request(page, headers={"Accept": accept})
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -95,11 +98,11 @@ class IndexSources:
         else:
             hrefs = re.findall(r"href=[\"']([^\"'#]+)", body)
         for href in hrefs:
-            if href.split("?")[0].rsplit("/", 1)[-1] == pin["filename"]:
+            if href.split("?")[0].rsplit("/", 1)[-1] == pin.filename:
                 return str(urllib.parse.urljoin(page, href))
-        raise ApplyError(f"{pin['filename']} is not on the package index", EXIT_REMOTE)
+        raise ApplyError(f"{pin.filename} is not on the package index", EXIT_REMOTE)
 
-    def _remote(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+    def _remote(self, pin: InputPin) -> zipfile.ZipFile:
         import urllib.request
 
         url = self._url(pin)
@@ -110,7 +113,7 @@ class IndexSources:
                 data: bytes = response.read()
             if response.status != 206 or len(data) != stop - start:
                 raise ApplyError(
-                    f"{pin['filename']}: the index does not support range requests", EXIT_REMOTE
+                    f"{pin.filename}: the index does not support range requests", EXIT_REMOTE
                 )
             return data
 
@@ -119,16 +122,17 @@ class IndexSources:
             size = int(response.headers["Content-Length"])
         return zipfile.ZipFile(RangeFile(size, fetch))
 
-    def _download(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
+    def _download(self, pin: InputPin) -> zipfile.ZipFile:
         import urllib.request
 
+        assert isinstance(pin, WheelPin)  # a mod has no stage
         if self._cache is None:
             self._cache = Path(tempfile.mkdtemp(prefix="spark-build-"))
             atexit.register(shutil.rmtree, self._cache, ignore_errors=True)
         self._cache.mkdir(parents=True, exist_ok=True)
-        target = self._cache / pin["filename"]
-        if not target.is_file() or DirTree(self._cache).digest(pin["filename"]) != pin["sha256"]:
-            say(f"downloading {pin['filename']} ({pin['size'] / 1e6:.0f} MB)")
+        target = self._cache / pin.filename
+        if not target.is_file() or DirTree(self._cache).digest(pin.filename) != pin.sha256:
+            say(f"downloading {pin.filename} ({pin.size / 1e6:.0f} MB)")
             partial = target.with_suffix(".part")
             with (
                 urllib.request.urlopen(self._url(pin), timeout=120) as response,
@@ -136,45 +140,43 @@ class IndexSources:
             ):
                 shutil.copyfileobj(response, stream, 1 << 20)
             digest = DirTree(self._cache).digest(partial.name)
-            if digest != pin["sha256"]:
+            if digest != pin.sha256:
                 partial.unlink()
                 raise ApplyError(
-                    f"{pin['filename']}: sha256 is {digest}, pinned is {pin['sha256']}", EXIT_REMOTE
+                    f"{pin.filename}: sha256 is {digest}, pinned is {pin.sha256}", EXIT_REMOTE
                 )
             partial.replace(target)
         return zipfile.ZipFile(target)
 
-    def _archive(self, pin: Mapping[str, Any], whole: bool) -> zipfile.ZipFile:
+    def _archive(self, pin: InputPin, whole: bool) -> zipfile.ZipFile:
         """A pinned wheel: whole and checked against its sha256, or by range for one file of it."""
-        key = (pin["filename"], whole)
+        key = (pin.filename, whole)
         if key not in self._archives:
-            with reaching(pin["filename"]):
+            with reaching(pin.filename):
                 self._archives[key] = self._download(pin) if whole else self._remote(pin)
         return self._archives[key]
 
-    def donor(self, pin: Mapping[str, Any]) -> bytes:
-        data = self._read(pin, pin["member"], whole=False)
-        if sha256_hex(data) != pin["member-sha256"]:
+    def donor(self, pin: DonorPin) -> bytes:
+        data = self._read(pin, pin.member, whole=False)
+        if sha256_hex(data) != pin.member_sha256:
             raise ApplyError(
-                f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
-                f"pinned is {pin['member-sha256']}",
+                f"{pin.filename}:{pin.member}: sha256 is {sha256_hex(data)}, "
+                f"pinned is {pin.member_sha256}",
                 EXIT_REMOTE,
             )
         return data
 
-    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+    def members(self, pin: InputPin) -> list[Member]:
         return wheel_members(self._archive(pin, whole=True))
 
-    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+    def member(self, pin: InputPin, path: str) -> bytes:
         return self._read(pin, path, whole=True)
 
-    def _read(self, pin: Mapping[str, Any], path: str, whole: bool) -> bytes:
-        with reaching(pin["filename"]):
+    def _read(self, pin: InputPin, path: str, whole: bool) -> bytes:
+        with reaching(pin.filename):
             return self._archive(pin, whole).read(path)
 
-    def code(
-        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
-    ) -> Mapping[str, Any]:
+    def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
         del digest
         while isinstance(tree, OverlayTree):
             tree = tree.base

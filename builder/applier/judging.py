@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
-from builder.applier.opkinds import Compile, counts, ops_of
+from builder.applier.opkinds import Compile, counts
 from builder.applier.ops import Ops
-from builder.applier.outcomes import Layer, Outcome, Target, layer_digest
+from builder.applier.outcomes import Outcome, Target
 from builder.applier.probes import describe_probe, probe_holds
 from builder.applier.receipts import receipts_of, unexplained
 from builder.applier.sharedstage import SharedStage
@@ -19,6 +19,7 @@ from builder.applier.versions import all_match, normalize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.layers import Layer
     from builder.applier.sources import Sources
 
 
@@ -46,8 +47,8 @@ def judge(
         ApplyError: a pin is missing, an input cannot be fetched or has another digest.
     """
     packages = versions(tree)
-    package = normalize(layer["package"])
-    name = layer["name"]
+    package = normalize(layer.package)
+    name = layer.name
     if package not in packages:
         return Outcome(name, NOT_APPLICABLE, f"{package} is not in the base")
     together = together or SharedStage(last=1, carrier=name)
@@ -58,11 +59,11 @@ def judge(
     early = _judge_by_probe(layer, tree, packages)
     if early is not None:
         return early
-    matching = [v for v in layer["variants"] if all_match(v["when"], packages)]
+    matching = [v for v in layer.variants if all_match(v.when, packages)]
     if not matching:
         return _judge_no_variant(layer, packages)
     if len(matching) > 1:
-        both = " and ".join(v["name"] for v in matching)
+        both = " and ".join(v.name for v in matching)
         raise ApplyError(f"layer {name}: variants {both} both match this base", EXIT_USAGE)
     judge_ops = Ops(layer, tree, sources, target, env or {}, together)
     return judge_variant(judge_ops, layer, matching[0], _diffs_after(layer, later, packages))
@@ -73,24 +74,24 @@ def _diffs_after(layer: Layer, later: Iterable[Layer], packages: Mapping[str, st
     return [
         diff
         for other in later
-        if "series" in layer and other.get("series") == layer["series"]
-        for variant in other["variants"]
-        if all_match(variant["when"], packages)
-        for diff in diffs_of(ops_of(variant), packages)
+        if layer.series and other.series == layer.series
+        for variant in other.variants
+        if all_match(variant.when, packages)
+        for diff in diffs_of(variant.ops, packages)
     ]
 
 
 def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> list[Compile]:
     """The ops of an applied variant whose changes were compiled for it."""
-    ops = (op for v in layer["variants"] if v["name"] == outcome.variant for op in ops_of(v))
+    ops = (op for v in layer.variants if v.name == outcome.variant for op in v.ops)
     mine = (op for op in ops if isinstance(op, Compile) and op.source)
     return [op for op in mine if counts(op, packages)]
 
 
 def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outcome | None:
     receipts = receipts_of(tree)
-    receipt = next((r for r in receipts if r["layer"] == layer["name"]), None)
-    if receipt is None or receipt["layer_digest"] != layer_digest(layer):
+    receipt = next((r for r in receipts if r["layer"] == layer.name), None)
+    if receipt is None or receipt["layer_digest"] != layer.digest:
         return None
     if unexplained(receipt, receipts, tree) or any(
         env.get(name) != value for name, value in receipt["env"].items()
@@ -98,7 +99,7 @@ def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outco
         return None
     count = len(receipt["files"])
     return Outcome(
-        layer["name"],
+        layer.name,
         APPLIED,
         f"receipt found, {count} file{'s match' if count != 1 else ' matches'} it",
         variant=receipt["variant"],
@@ -109,28 +110,28 @@ def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outco
 
 
 def _judge_by_probe(layer: Layer, tree: Tree, packages: Mapping[str, str]) -> Outcome | None:
-    for entry in layer["upstream"]:
-        if all_match(entry["when"], packages) and probe_holds(entry["probe"], tree):
-            return Outcome(layer["name"], UPSTREAM, entry["reason"], since=entry["since"])
-    for entry in layer["not-applicable"]:
-        if all_match(entry["when"], packages):
-            return Outcome(layer["name"], NOT_APPLICABLE, entry["reason"])
+    for entry in layer.upstream:
+        if all_match(entry.when, packages) and probe_holds(entry.probe, tree):
+            return Outcome(layer.name, UPSTREAM, entry.reason, since=entry.since)
+    for entry in layer.not_applicable:
+        if all_match(entry.when, packages):
+            return Outcome(layer.name, NOT_APPLICABLE, entry.reason)
     return None
 
 
 def _judge_no_variant(layer: Layer, packages: Mapping[str, str]) -> Outcome:
-    nominated = [e for e in layer["upstream"] if all_match(e["when"], packages)]
+    nominated = [e for e in layer.upstream if all_match(e.when, packages)]
     if nominated:
         failed = nominated[0]
         return Outcome(
-            layer["name"],
+            layer.name,
             DRIFT,
-            f"{failed['since']} should have this fix, but its probe failed; expected: "
-            f"{describe_probe(failed['probe'])}",
+            f"{failed.since} should have this fix, but its probe failed; expected: "
+            f"{describe_probe(failed.probe)}",
         )
-    wanted = [", ".join(f"{p} {s}" for p, s in v["when"].items()) for v in layer["variants"]]
-    names = sorted({normalize(p) for v in layer["variants"] for p in v["when"]})
+    wanted = [", ".join(f"{p} {s}" for p, s in v.when.items()) for v in layer.variants]
+    names = sorted({normalize(p) for v in layer.variants for p in v.when})
     have = ", ".join(f"{p} {packages.get(p, 'absent')}" for p in names)
     return Outcome(
-        layer["name"], NOT_APPLICABLE, f"made for {' or '.join(wanted)}; the base has {have}"
+        layer.name, NOT_APPLICABLE, f"made for {' or '.join(wanted)}; the base has {have}"
     )

@@ -6,15 +6,17 @@ import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from builder.applier.compiled import KernelCode
 from builder.applier.failures import EXIT_MISSING, ApplyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.compiled import ModuleCode
+    from builder.applier.opkinds import Kernels
 
 #: How SM121 runs a kernel of an extension module.  A kernel is admitted to one chip or to a family
 #: by a guard of its own; compiled where its guard does not hold, it is nothing but a trap.
@@ -29,7 +31,7 @@ _CODE_KERNEL = re.compile(
 )
 
 
-def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def read_code(file: Path, wanted: Kernels) -> KernelCode:
     """How SM121 runs some kernels of a module, from the list of its machine code.
 
     ``cuobjdump`` makes that list; triton, which every vLLM for CUDA brings, has one.  Whether a
@@ -55,13 +57,13 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         check=False,
     )
     if "does not contain device code" in done.stdout + done.stderr:
-        return {"how": NO_CODE, "arch": ""}
+        return KernelCode(NO_CODE)
     if done.returncode:
         raise ApplyError(f"cuobjdump cannot read {file}: {done.stderr.strip()[-300:]}")
     if "FUNC" in done.stdout and not _CODE_KERNEL.search(done.stdout):
         raise ApplyError(f"{tool} printed an unknown format for {file}")
     parts = _CODE_IMAGE.split(done.stdout)
-    pattern = re.compile(wanted["symbol"])
+    pattern = re.compile(wanted.symbol)
     found: dict[str, set[str]] = {}
     for arch, body in zip(parts[1::2], parts[2::2], strict=True):
         for kernel in filter(pattern.search, _CODE_KERNEL.findall(body)):
@@ -69,22 +71,22 @@ def read_code(file: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return judged_code(found, wanted)
 
 
-def judged_code(found: Mapping[str, Iterable[str]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def judged_code(found: Mapping[str, Iterable[str]], wanted: Kernels) -> KernelCode:
     """How SM121 runs kernels of which these architectures are there, by kernel."""
     if not found:
-        return {"how": ABSENT, "arch": ""}
+        return KernelCode(ABSENT)
     hows: set[str] = set()
     archs: set[str] = set()
     for kernel, names in found.items():
         loaded = [name for name in names if _loads_on_sm121(name)]
         archs.update(loaded or names)
-        admits = [archs for guard, archs in wanted["guards"].items() if guard in kernel]
+        admits = [archs for guard, archs in wanted.guards.items() if guard in kernel]
         best = max(loaded, default="")
         dead = any(not best.startswith(archs) for archs in admits)
         hows.add(UNLOADABLE if not loaded else TRAP if dead else RUNS)
     how = next(how for how in (UNLOADABLE, TRAP, RUNS) if how in hows)
-    guards = sorted({guard for kernel in found for guard in wanted["guards"] if guard in kernel})
-    return {"how": how, "arch": " ".join(sorted(archs)), "guard": " ".join(guards)}
+    guards = sorted({guard for kernel in found for guard in wanted.guards if guard in kernel})
+    return KernelCode(how, " ".join(sorted(archs)), " ".join(guards))
 
 
 def _loads_on_sm121(arch: str) -> bool:
@@ -93,17 +95,15 @@ def _loads_on_sm121(arch: str) -> bool:
     return number == "121a" or number in ("120", "121", "120f", "121f")
 
 
-def describe_code(code: Mapping[str, Any], op: Compile) -> str:
+def describe_code(code: ModuleCode, what: str) -> str:
     """What was found of some kernels, in words."""
-    what, where = op.code["name"], code["module"]
-    if code["how"] == NO_CODE:
+    where = code.module
+    if code.how == NO_CODE:
         return "this vLLM has no compiled kernels: it is not a CUDA build"
-    if code["how"] == ABSENT:
+    if code.how == ABSENT:
         return f"{where} was built without the {what}"
-    if code["how"] == UNLOADABLE:
-        return f"{where} has the {what} only for {code['arch']}, which SM121 does not load"
-    if code["how"] == TRAP:
-        return (
-            f"{where} has the {what} for {code['arch']} only as traps: the guard admits only SM120"
-        )
-    return f"{where} has the {what} for {code['arch']}, and SM121 runs it"
+    if code.how == UNLOADABLE:
+        return f"{where} has the {what} only for {code.arch}, which SM121 does not load"
+    if code.how == TRAP:
+        return f"{where} has the {what} for {code.arch} only as traps: the guard admits only SM120"
+    return f"{where} has the {what} for {code.arch}, and SM121 runs it"

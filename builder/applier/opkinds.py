@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.values import part, read_value
 from builder.applier.versions import all_match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The package versions that an op is for: every one where it says none.
-When = Mapping[str, str]
+
+def _when() -> Mapping[str, str]:
+    """The package versions that an op is for: every one where it says none."""
+    made: Mapping[str, str] = field(default_factory=dict, metadata={"key": "if"})
+    return made
 
 
 class _Subject:
@@ -27,6 +31,41 @@ class _Subject:
 
 
 @dataclass(frozen=True)
+class PullSource:
+    """Where the diff of a pull request is from; a commit has no number."""
+
+    repository: str
+    number: int
+    commit: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """One text in place of another in some source files; ``files`` is how their paths end."""
+
+    name: str
+    files: Sequence[str]
+    old: str
+    new: str
+    guard: str
+    applied_upstream: str
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of extension modules, by a regular expression of their mangled names.
+
+    ``guards``: part of a kernel's name -> how the names of the architectures begin that it admits.
+    """
+
+    name: str
+    modules: Sequence[str]
+    symbol: str
+    guards: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Replace(_Subject):
     """Old text for new text, an exact number of times."""
 
@@ -36,7 +75,7 @@ class Replace(_Subject):
     old: str
     new: str
     count: int = 1
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -47,8 +86,8 @@ class Diff(_Subject):
 
     diff: str
     file: str = ""
-    pull: Mapping[str, Any] = field(default_factory=dict)
-    when: When = field(default_factory=dict)
+    pull: PullSource | None = field(default=None, metadata=part(PullSource))
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -58,13 +97,13 @@ class Graft(_Subject):
     kind: ClassVar[str] = "graft"
 
     file: str
-    donor: str
+    donor: str = field(metadata={"key": "from"})
     member: str = ""
     names: Sequence[str] = ()
     after: str | None = None
     replace: bool = False
     whole: bool = False
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
     @property
     def donor_file(self) -> str:
@@ -81,7 +120,7 @@ class Copy(_Subject):
 
     to: str
     data: str
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -94,7 +133,7 @@ class Wheel(_Subject):
     distribution: str
     version: str = ""
     version_of: str = ""
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -106,7 +145,7 @@ class Remove(_Subject):
 
     distribution: str
     unless: str | None = None
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -119,7 +158,7 @@ class Env(_Subject):
     name: str
     value: str
     reader: str = "vllm/envs.py"
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -131,7 +170,7 @@ class Hook(_Subject):
     file: str
     source: str
     function: str
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 @dataclass(frozen=True)
@@ -146,16 +185,16 @@ class Compile(_Subject):
     source: str = ""
     arch: str = ""
     #: of a known change: its text, and the kernels whose machine code tells its state
-    change: Mapping[str, Any] = field(default_factory=dict)
-    code: Mapping[str, Any] = field(default_factory=dict)
+    change: TextChange | None = field(default=None, metadata=part(TextChange))
+    code: Kernels | None = field(default=None, metadata=part(Kernels))
     #: of a pull request: the request, the layer's name, the diff, and where that is from
     file: str = ""
     name: str = ""
     diff: str = ""
     files: Sequence[str] = ()
     reason: str = "this layer changes compiled code"
-    pull: Mapping[str, Any] = field(default_factory=dict)
-    when: When = field(default_factory=dict)
+    pull: PullSource | None = field(default=None, metadata=part(PullSource))
+    when: Mapping[str, str] = _when()
 
     @property
     def subject(self) -> str:
@@ -165,7 +204,7 @@ class Compile(_Subject):
     @property
     def change_name(self) -> str:
         """What its change is called."""
-        return str(self.change["name"]) if self.change else self.name
+        return self.change.name if self.change else self.name
 
 
 @dataclass(frozen=True)
@@ -179,47 +218,34 @@ class Pull(_Subject):
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     map: Mapping[str, str] | None = None
-    when: When = field(default_factory=dict)
+    when: Mapping[str, str] = _when()
 
 
 FORMS = {
     form.kind: form
     for form in (Replace, Diff, Graft, Copy, Wheel, Remove, Env, Hook, Compile, Pull)
 }
-#: Fields whose key in a rendered op is another word.
-_KEYS = {"when": "if", "version_of": "version-of", "donor": "from"}
 
 if TYPE_CHECKING:
     Op = Replace | Diff | Graft | Copy | Wheel | Remove | Env | Hook | Compile | Pull
 
 
-def read_op(raw: Mapping[str, Any]) -> Op:
+def read_op(raw: object, where: str) -> Op:
     """An op of a rendered layer; keys that decide nothing are dropped.
 
     Raises:
         ApplyError: its kind is not known, or it lacks something.
     """
-    form = FORMS.get(raw.get("op", ""))
+    kind = raw.get("op") if isinstance(raw, Mapping) else raw
+    form = FORMS.get(str(kind))
     if form is None:
         raise ApplyError(
-            f"unknown op {raw.get('op')!r} (known: {', '.join(FORMS)}): the layer comes from "
+            f"{where}: unknown op {kind!r} (known: {', '.join(FORMS)}): the layer comes from "
             "another version of spark-build",
             EXIT_USAGE,
         )
-    values: dict[str, Any] = {}
-    for one in fields(form):
-        key = _KEYS.get(one.name, one.name)
-        if key in raw:
-            values[one.name] = raw[key]
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise ApplyError(f"op {form.kind}: {key!r} is missing", EXIT_USAGE)
-    made: Op = form(**values)
+    made: Op = read_value(form, raw, f"{where}: op {kind}")
     return made
-
-
-def ops_of(variant: Mapping[str, Any]) -> list[Op]:
-    """The ops of a variant, in order."""
-    return [read_op(raw) for raw in variant["ops"]]
 
 
 def counts(op: Op, packages: Mapping[str, str]) -> bool:

@@ -17,8 +17,9 @@ from builder.applier.states import DRIFT, POST, PRE
 from builder.applier.versions import normalize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from builder.applier.layers import DonorPin
     from builder.applier.opkinds import Copy, Diff, Env, Graft, Hook, Op, Pull, Replace
 
 
@@ -59,7 +60,7 @@ class Ops(CompileOps):
                 op.file,
                 lambda target: graft_text(target, text, op.names, op.after, op.replace),
             )
-        result.inputs = [dict(pin)]
+        result.inputs = [pin]
         return result
 
     def op_copy(self, op: Copy) -> OpResult:
@@ -102,20 +103,20 @@ class Ops(CompileOps):
 
     def op_pull(self, op: Pull) -> OpResult:
         raise ApplyError(
-            f"layer {self.layer['name']}: {op.pull} was not fetched before it was judged",
+            f"layer {self.layer.name}: {op.pull} was not fetched before it was judged",
             EXIT_USAGE,
-            f"spark-build plan --layers {self.layer['name']}",
+            f"spark-build plan --layers {self.layer.name}",
         )
 
-    def _donor_pin(self, op: Graft) -> Mapping[str, Any]:
+    def _donor_pin(self, op: Graft) -> DonorPin:
         distribution, _, version = op.donor.partition("==")
         member = op.donor_file
-        for pin in self.layer["pins"]["donor"]:
-            same = normalize(pin["distribution"]) == normalize(distribution)
-            if same and pin["version"] == version and pin["member"] == member:
-                return dict(pin)
+        for pin in self.layer.pins.donor:
+            same = normalize(pin.distribution) == normalize(distribution)
+            if same and pin.version == version and pin.member == member:
+                return pin
         raise ApplyError(
-            f"layer {self.layer['name']}: no pin for {member} of {op.donor}",
+            f"layer {self.layer.name}: no pin for {member} of {op.donor}",
             EXIT_USAGE,
-            f"spark-build layers pin {self.layer['name']}",
+            f"spark-build layers pin {self.layer.name}",
         )

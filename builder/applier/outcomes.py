@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.states import NEEDED
 
 if TYPE_CHECKING:
+    from builder.applier.compiled import Compiled
+    from builder.applier.layers import InputPin
     from builder.applier.trees import Changes
-
-Layer = Mapping[str, Any]
-
-
-def layer_digest(layer: Layer) -> str:
-    """The identity of a rendered layer."""
-    return sha256_hex(canonical_json(layer))
 
 
 @dataclass(frozen=True)
@@ -45,11 +38,10 @@ class OpResult:
     changes: Changes = field(default_factory=dict)
     reason: str = ""
     env: dict[str, str] = field(default_factory=dict)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
+    inputs: list[InputPin] = field(default_factory=list)
     since: str | None = None
     notes: tuple[str, ...] = ()
-    #: what was found of compiled code, and the stage that compiles a change to it
-    compiled: dict[str, Any] = field(default_factory=dict)
+    compiled: Compiled | None = None
 
 
 @dataclass
@@ -66,13 +58,14 @@ class Outcome:
     serve_flags: list[str] = field(default_factory=list)
     moe_serve_flags: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
+    inputs: list[InputPin] = field(default_factory=list)
     #: file -> kinds of op that touched it, for the plan and the receipt
     ops: dict[str, list[str]] = field(default_factory=dict)
-    #: what was found of compiled code, and the stage that compiles a change to it
-    compiled: dict[str, Any] = field(default_factory=dict)
+    compiled: Compiled | None = None
 
     @property
     def pending(self) -> bool:
         """Whether a change has yet to be compiled, so that its files are not known."""
-        return self.state == NEEDED and "stage" in self.compiled and not self.compiled["wheel"]
+        code = self.compiled
+        waiting = code is not None and code.stage is not None and code.wheel is None
+        return self.state == NEEDED and waiting

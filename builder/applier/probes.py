@@ -9,36 +9,36 @@ from builder.applier.text import first_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from builder.applier.outcomes import Layer
+    from builder.applier.layers import Clause
     from builder.applier.trees import Tree
 
 
-def probe_holds(probe: Iterable[Layer], tree: Tree) -> bool:
+def probe_holds(probe: Iterable[Clause], tree: Tree) -> bool:
     """Whether every clause of a probe holds; text only, nothing is imported."""
     for clause in probe:
-        data = tree.read(clause["file"])
-        if clause.get("missing"):
+        data = tree.read(clause.file)
+        if clause.missing:
             if data is not None:
                 return False
             continue
         if data is None:
             return False
         text = data.decode("utf-8", "replace")
-        if "contains" in clause and clause["contains"] not in text:
+        if clause.contains is not None and clause.contains not in text:
             return False
-        if "lacks" in clause and clause["lacks"] in text:
+        if clause.lacks is not None and clause.lacks in text:
             return False
     return True
 
 
-def describe_probe(probe: Iterable[Layer]) -> str:
+def describe_probe(probe: Iterable[Clause]) -> str:
     """A probe in words, for messages."""
     parts = []
     for clause in probe:
-        if clause.get("missing"):
-            parts.append(f"{clause['file']} is absent")
-        elif "contains" in clause:
-            parts.append(f"{clause['file']} contains {first_line(clause['contains'])!r}")
+        if clause.missing:
+            parts.append(f"{clause.file} is absent")
+        elif clause.contains is not None:
+            parts.append(f"{clause.file} contains {first_line(clause.contains)!r}")
         else:
-            parts.append(f"{clause['file']} lacks {first_line(clause['lacks'])!r}")
+            parts.append(f"{clause.file} lacks {first_line(clause.lacks or '')!r}")
     return " and ".join(parts)

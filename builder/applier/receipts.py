@@ -7,11 +7,12 @@ import re
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from builder.applier.failures import ApplyError
-from builder.applier.outcomes import Layer, Outcome, layer_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from builder.applier.layers import Layer
+    from builder.applier.outcomes import Outcome
     from builder.applier.trees import Tree
 
 SCHEMA = 1
@@ -240,19 +241,19 @@ def make_receipt(
         }
     receipt: Receipt = {
         "schema": SCHEMA,
-        "layer": layer["name"],
-        "layer_digest": layer_digest(layer),
+        "layer": layer.name,
+        "layer_digest": layer.digest,
         "variant": outcome.variant,
         "sequence": sequence,
         "env": outcome.env,
         "serve_flags": outcome.serve_flags,
         "moe_serve_flags": outcome.moe_serve_flags,
         "files": files,
-        "package": layer["package"],
+        "package": layer.package,
         "records": {path: {} for path in sorted(records)},
     }
-    carrier = outcome.compiled.get("with")
-    if carrier not in (None, layer["name"]):
+    carrier = outcome.compiled.carrier if outcome.compiled else None
+    if carrier not in (None, layer.name):
         receipt["compiled_with"] = carrier
     return receipt
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
-    from builder.applier.outcomes import Layer
+    from builder.applier.layers import Layer
 
 
 def record_row(path: str, sha256: str, size: int) -> str:
@@ -69,7 +69,7 @@ def true_records(tree: Tree, changes: Changes, package: str) -> Changes:
 
 def settled_records(layer: Layer, changes: Changes, tree: Tree) -> Changes:
     """The RECORD files that go with a layer's changes; those among the changes are set right."""
-    made = true_records(tree, changes, layer["package"])
+    made = true_records(tree, changes, layer.package)
     changes.update({path: content for path, content in made.items() if path in changes})
     return {path: content for path, content in made.items() if path not in changes}
 

@@ -16,7 +16,8 @@ from builder.applier.trees import Changes, Content, OverlayTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from builder.applier.outcomes import Layer, Outcome, Target
+    from builder.applier.layers import Layer
+    from builder.applier.outcomes import Outcome, Target
     from builder.applier.receipts import Receipt
     from builder.applier.sources import Sources
 
@@ -79,16 +80,16 @@ def _judged_once(
             records = settled_records(layer, outcome.changes, overlay)
             receipt = make_receipt(layer, outcome, overlay, sequence, records)
             changes = {**outcome.changes, **records}
-            changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+            changes[receipt_path(layer.name)] = Content.of(receipt_bytes(receipt))
             overlay.update(changes)
         for variable, value in outcome.env.items():
             if variable in setters and current[variable] != value:
                 raise ApplyError(
-                    f"layers {setters[variable]} and {layer['name']} set {variable} to "
+                    f"layers {setters[variable]} and {layer.name} set {variable} to "
                     f"{current[variable]} and to {value}",
                     EXIT_USAGE,
                     "choose one of them",
                 )
-            setters[variable] = layer["name"]
+            setters[variable] = layer.name
         current.update(outcome.env)
         yield Step(layer, outcome, receipt, changes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.compiled import KernelCode, StageRequest
+    from builder.applier.layers import DonorPin, InputPin
+    from builder.applier.opkinds import Compile, Kernels
     from builder.applier.outcomes import Target
     from builder.applier.trees import Tree
 
@@ -25,24 +27,17 @@ class Member(NamedTuple):
 class Sources(Protocol):
     """Where pinned inputs come from: the builder's cached index client, or pip in a mod."""
 
-    def donor(self, pin: Mapping[str, Any]) -> bytes:
+    def donor(self, pin: DonorPin) -> bytes:
         """The bytes of one member of a pinned wheel, checked against ``member-sha256``."""
 
-    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+    def members(self, pin: InputPin) -> list[Member]:
         """The files of a pinned wheel in archive order."""
 
-    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+    def member(self, pin: InputPin, path: str) -> bytes:
         """One file of a pinned wheel."""
 
-    def code(
-        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
-    ) -> Mapping[str, Any]:
-        """How SM121 runs some kernels of an installed extension module: ``how``, see `CODE`, and
-        ``arch``, the architectures that they are compiled for.
-
-        ``wanted`` says which: ``symbol`` is a regular expression of their mangled names.
-        ``digest`` is the module's sha256.
-        """
+    def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
+        """How SM121 runs some kernels of an installed extension module of that sha256."""
 
     def stage(
         self,
@@ -67,9 +62,9 @@ class Stage:
     nothing would come of it unless a later change joins it.
     """
 
-    request: Mapping[str, Any]
-    wheel: Mapping[str, Any] | None = None
-    sources: Mapping[str, Any] = field(default_factory=dict)
+    request: StageRequest
+    wheel: InputPin | None = None
+    sources: object = None
     refusal: Unstaged | None = None
 
 
@@ -82,6 +77,6 @@ class Unstaged:
 
     state: str
     reason: str
-    sources: Mapping[str, Any]
+    sources: object
     notes: tuple[str, ...] = ()
     since: str | None = None

@@ -30,7 +30,8 @@ from builder.applier.trees import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from builder.applier.outcomes import Layer, Outcome
+    from builder.applier.layers import Layer
+    from builder.applier.outcomes import Outcome
     from builder.applier.receipts import FileEntry, FileFacts, Original, Receipt
 
 
@@ -48,7 +49,7 @@ class Store(Journal):
         number = 1 + max((r["sequence"] for r in receipts), default=0)
         records = settled_records(layer, outcome.changes, tree)
         receipt = make_receipt(layer, outcome, tree, number, records)
-        previous = next((r for r in receipts if r["layer"] == layer["name"]), None)
+        previous = next((r for r in receipts if r["layer"] == layer.name), None)
         changes: Changes = {**outcome.changes, **records}
         ours = {entry.get("made") for r in receipts for entry in r["files"].values()}
         for path, entry in receipt["files"].items():
@@ -63,7 +64,7 @@ class Store(Journal):
         if previous is not None:
             _keep_originals(receipt, previous["files"], tree, kept_true(receipts))
             receipt["records"] = {**previous.get("records", {}), **receipt["records"]}
-        changes[receipt_path(layer["name"])] = Content.of(receipt_bytes(receipt))
+        changes[receipt_path(layer.name)] = Content.of(receipt_bytes(receipt))
         merged: dict[str, str] = {}
         for earlier in [*(r for r in receipts if r is not previous), receipt]:
             merged.update(earlier["env"])

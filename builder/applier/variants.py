@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from builder.applier.diff import parse_diff
 from builder.applier.files import unpatched
-from builder.applier.opkinds import Diff, counts, ops_of
-from builder.applier.outcomes import Layer, OpResult, Outcome
+from builder.applier.opkinds import Diff, counts
+from builder.applier.outcomes import OpResult, Outcome
 from builder.applier.states import (
     APPLIED,
     DRIFT,
@@ -26,6 +26,7 @@ from builder.applier.versions import all_match
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.layers import Layer, Variant
     from builder.applier.opkinds import Op
     from builder.applier.ops import Ops
 
@@ -37,20 +38,20 @@ def diffs_of(ops: Iterable[Op], packages: Mapping[str, str]) -> list[str]:
     return [op.diff for op in ops if isinstance(op, Diff) and counts(op, packages)]
 
 
-def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] = ()) -> Outcome:
-    outcome = Outcome(layer["name"], NEEDED, "", variant=variant["name"])
-    outcome.serve_flags = list(variant.get("serve-flags", ()))
-    outcome.moe_serve_flags = list(variant.get("moe-serve-flags", ()))
-    outcome.notes = list(variant.get("notes", ()))
+def judge_variant(run: Ops, layer: Layer, variant: Variant, later: Sequence[str] = ()) -> Outcome:
+    outcome = Outcome(layer.name, NEEDED, "", variant=variant.name)
+    outcome.serve_flags = list(variant.serve_flags)
+    outcome.moe_serve_flags = list(variant.moe_serve_flags)
+    outcome.notes = list(variant.notes)
     texts: dict[str, list[str]] = {PRE: [], POST: []}
     ensured: dict[str, list[str]] = {PRE: [], POST: []}
     skipped: list[OpResult] = []
-    ops = ops_of(variant)
-    for number, op in enumerate(ops, 1):
+    why_compiled = ""
+    for number, op in enumerate(variant.ops, 1):
         if not counts(op, run.packages):
             continue
         kind = op.kind
-        run.later = [*diffs_of(ops[number:], run.packages), *later]
+        run.later = [*diffs_of(variant.ops[number:], run.packages), *later]
         label = f"{number} ({kind} {op.subject})"
         if kind == "compile" and texts[POST] and not texts[PRE]:
             outcome.notes.append(
@@ -76,14 +77,14 @@ def judge_variant(run: Ops, layer: Layer, variant: Layer, later: Sequence[str] =
             outcome.notes.append(result.reason)
         outcome.notes += result.notes
         if result.compiled:
-            outcome.compiled = {**result.compiled, "reason": result.reason}
+            outcome.compiled, why_compiled = result.compiled, result.reason
         run.view.update(result.changes)
         outcome.changes.update(result.changes)
         for path in result.changes:
             outcome.ops.setdefault(path, []).append(kind)
     if texts[PRE] and texts[POST]:
         return _half_there(outcome, texts)
-    outcome.reason = _reason(outcome, variant, texts, ensured)
+    outcome.reason = _reason(outcome, variant, texts, ensured, why_compiled)
     if outcome.state == NOT_APPLICABLE and skipped:
         outcome.state = UPSTREAM if any(r.since for r in skipped) else NOT_APPLICABLE
         outcome.since = next((r.since for r in skipped if r.since), None)
@@ -101,11 +102,11 @@ def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) 
     Where a layer knows from which release on its change is merged, that settles it; where any of
     its text from before is still there, this is never asked.
     """
-    merged = layer.get("merged")
+    merged = layer.merged
     open_question = outcome.state in (DRIFT, NEEDS_REBUILD)
-    if not merged or not open_question or not all_match(merged["when"], packages):
+    if not merged or not open_question or not all_match(merged.when, packages):
         return outcome
-    return Outcome(layer["name"], UPSTREAM, merged["reason"], since=merged["since"])
+    return Outcome(layer.name, UPSTREAM, merged.reason, since=merged.since)
 
 
 def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
@@ -118,22 +119,22 @@ def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
 
 def _reason(
     outcome: Outcome,
-    variant: Layer,
+    variant: Variant,
     texts: Mapping[str, list[str]],
     ensured: Mapping[str, list[str]],
+    why_compiled: str,
 ) -> str:
-    compiled: str = outcome.compiled.pop("reason", "")
+    compiled = outcome.compiled
     if compiled and ensured[POST] and not (texts[PRE] or texts[POST] or ensured[PRE]):
         outcome.state, outcome.changes = APPLIED, {}
-        return compiled
+        return why_compiled
     if compiled and ensured[PRE]:  # the same before and after: what it makes is not known before
-        stage = outcome.compiled.get("stage")
-        how = f"compiled with layer {outcome.compiled.get('with')}"
-        if stage:
-            how = f"{stage['change']} compiled for {stage['arch']}"
+        how = f"compiled with layer {compiled.carrier}"
+        if compiled.stage:
+            how = f"{compiled.stage.change} compiled for {compiled.stage.arch}"
         edited = sum("compile" not in kinds for kinds in outcome.ops.values())
         beside = f"; {edited} file{'s' if edited != 1 else ''} to change as well"
-        return f"{how}: {compiled}{beside if edited else ''}"
+        return f"{how}: {why_compiled}{beside if edited else ''}"
     if texts[PRE] or ensured[PRE]:
         what = len(outcome.changes)
         settings = [label for label in ensured[PRE] if "(env " in label]
@@ -148,7 +149,7 @@ def _reason(
     if flags:
         return "settings only: " + " ".join(flags)
     outcome.state, outcome.changes = NOT_APPLICABLE, {}
-    return f"no op of variant {variant['name']} applies to this base"
+    return f"no op of variant {variant.name} applies to this base"
 
 
 def _finish_changes(run: Ops, outcome: Outcome) -> None:

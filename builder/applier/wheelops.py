@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_USAGE, ApplyError
-from builder.applier.outcomes import Layer, OpResult, Target
+from builder.applier.outcomes import OpResult, Target
 from builder.applier.receipts import explained, receipts_of
 from builder.applier.recording import record_row
 from builder.applier.records import INSTALLER, record_of, recorded_paths
@@ -26,6 +26,7 @@ from builder.applier.wheels import OWN_RECORD
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.layers import InputPin, Layer, WheelPin
     from builder.applier.opkinds import Remove, Wheel
     from builder.applier.sharedstage import SharedStage
     from builder.applier.sources import Member, Sources
@@ -58,9 +59,9 @@ class WheelOps:
             return OpResult(DRIFT, reason=f"{op.version_of} is not in the base")
         return self._installed(self._wheel_pin(name, version))
 
-    def _installed(self, pin: Mapping[str, Any]) -> OpResult:
+    def _installed(self, pin: InputPin) -> OpResult:
         """A pinned wheel, unpacked; another installed version of it is removed."""
-        name, version = normalize(pin["distribution"]), pin["version"]
+        name, version = normalize(pin.distribution), pin.version
         members = self.sources.members(pin)
         installed = self.view.distributions().get(name)
         if installed and installed.version == version and self._wins(members):
@@ -75,7 +76,7 @@ class WheelOps:
         info_dir = next(m.path.split("/")[0] for m in members if OWN_RECORD.fullmatch(m.path))
         changes[f"{info_dir}/INSTALLER"] = Content.of(INSTALLER)
         changes[f"{info_dir}/RECORD"] = self._record(members, info_dir)
-        return OpResult(PRE, changes=self._minimal(changes), inputs=[dict(pin)])
+        return OpResult(PRE, changes=self._minimal(changes), inputs=[pin])
 
     def op_remove(self, op: Remove) -> OpResult:
         installed = self.view.distributions().get(normalize(op.distribution))
@@ -85,21 +86,21 @@ class WheelOps:
             return OpResult(POST, reason=f"{op.distribution} {installed.version} is allowed")
         return OpResult(PRE, changes=self._without(installed))
 
-    def _wheel_pin(self, name: str, version: str) -> Mapping[str, Any]:
-        for pin in self.layer["pins"]["wheel"]:
+    def _wheel_pin(self, name: str, version: str) -> WheelPin:
+        for pin in self.layer.pins.wheel:
             fits = (
-                normalize(pin["distribution"]) == name
-                and pin["version"] == version
-                and pin["platform"] in ("any", self.target.platform)
-                and pin["python"] in ("py3", self.target.python)
+                normalize(pin.distribution) == name
+                and pin.version == version
+                and pin.platform in ("any", self.target.platform)
+                and pin.python in ("py3", self.target.python)
             )
             if fits:
-                return dict(pin)
+                return pin
         raise ApplyError(
-            f"layer {self.layer['name']}: no pinned wheel of {name} {version} for "
+            f"layer {self.layer.name}: no pinned wheel of {name} {version} for "
             f"{self.target.platform} and {self.target.python}",
             EXIT_USAGE,
-            f"spark-build layers pin {self.layer['name']}",
+            f"spark-build layers pin {self.layer.name}",
         )
 
     def _wins(self, members: Iterable[Member]) -> bool:
@@ -122,7 +123,7 @@ class WheelOps:
         scheme, _, below = rest.partition("/")
         return below if scheme in ("purelib", "platlib") else None
 
-    def _laid_out(self, pin: Mapping[str, Any], member: Member) -> Changes:
+    def _laid_out(self, pin: InputPin, member: Member) -> Changes:
         path = self._site_path(member.path)
         if path is None:
             return {}
@@ -134,7 +135,7 @@ class WheelOps:
             size=member.size,
             mode=member.mode,
             load=lambda: sources.member(pin, name),
-            origin=f"{pin['filename']}:{name}",
+            origin=f"{pin.filename}:{name}",
         )
         return {path: content}
 

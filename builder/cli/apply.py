@@ -79,7 +79,7 @@ def revert_command(
         others = [word for word in words if word not in applied]
         if others:  # profiles, and layers that are not applied
             chosen = Catalog.discover(patches or ()).select(others)
-            names += [str(layer["name"]) for layer in chosen.layers]
+            names += [layer.name for layer in chosen.layers]
     going = [name for name in reversed(applied) if names is None or name in names]
     if going and not dry_run:
         with Store(root) as store:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Compile, ops_of
-from builder.applier.outcomes import layer_digest
+from builder.applier.opkinds import Compile
 from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, order
@@ -38,7 +37,7 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
     catalog.say_shadows()
     if json:
         found = (ProfileRow(name=p.name, summary=p.summary, layers=p.layers) for p in profiles)
-        rows = (LayerRow(name=one["name"], summary=one["summary"]) for one in layers)
+        rows = (LayerRow(name=one.name, summary=one.summary) for one in layers)
         print_json(LayerList(profiles=tuple(found), layers=tuple(rows)))
         return
     print("profiles")
@@ -46,7 +45,7 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
         print(f"  {profile.name:<29}{profile.summary}")
     print("layers, in order of application")
     for layer in layers:
-        print(f"  {layer['name']:<29}{layer['summary']}")
+        print(f"  {layer.name:<29}{layer.summary}")
 
 
 def show_command(name: str, patches: list[Path] | None, refresh: bool, json: bool) -> None:
@@ -59,30 +58,30 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
     catalog.say_shadows([name])
     pulls = pulls_of(layer, refresh=refresh)
     if json:
-        print_json(LayerShown(digest=layer_digest(layer), layer=dict(layer), pulls=pulls))
+        print_json(LayerShown(digest=layer.digest, layer=layer.rendered, pulls=pulls))
         return
-    print(f"{name}: {layer['summary']}\n")
+    print(f"{name}: {layer.summary}\n")
     print(f"{description(catalog.folders[name])}\n")
-    print(f"  changes    {layer['package']}")
-    print(f"  after      {', '.join(layer['after']) or 'nothing'}")
-    for key, value in layer["provenance"].items():
+    print(f"  changes    {layer.package}")
+    print(f"  after      {', '.join(layer.after) or 'nothing'}")
+    for key, value in layer.provenance.items():
         print(f"  {key:<18} {', '.join(value) if isinstance(value, list) else value}")
-    for variant in layer["variants"]:
-        ranges = ", ".join(f"{p} {s}" for p, s in variant["when"].items())
-        print(f"\n  variant {variant['name']}: {ranges}")
-        for op in ops_of(variant):
+    for variant in layer.variants:
+        ranges = ", ".join(f"{p} {s}" for p, s in variant.when.items())
+        print(f"\n  variant {variant.name}: {ranges}")
+        for op in variant.ops:
             said = op.subject
             if isinstance(op, Compile) and op.change:
                 said = f"{op.change_name} in {op.source}, for {op.arch}"
             print(f"    {op.kind:<8} {said}")
-        for note in variant.get("notes", ()):
+        for note in variant.notes:
             print(f"    note: {note}")
-    for entry in layer["upstream"]:
-        ranges = ", ".join(f"{p} {s}" for p, s in entry["when"].items())
-        print(f"\n  upstream for {ranges}, since {entry['since']}: {entry['reason']}")
-    for entry in layer["not-applicable"]:
-        ranges = ", ".join(f"{p} {s}" for p, s in entry["when"].items())
-        print(f"\n  not applicable for {ranges}: {entry['reason']}")
+    for entry in layer.upstream:
+        ranges = ", ".join(f"{p} {s}" for p, s in entry.when.items())
+        print(f"\n  upstream for {ranges}, since {entry.since}: {entry.reason}")
+    for entry in layer.not_applicable:
+        ranges = ", ".join(f"{p} {s}" for p, s in entry.when.items())
+        print(f"\n  not applicable for {ranges}: {entry.reason}")
     print_pulls(pulls)
 
 
@@ -115,8 +114,8 @@ def check_command(names: list[str], patches: list[Path] | None, json: bool) -> N
     checked = names or list(catalog.folders)
     layers = [catalog.layer(name) for name in checked]
     for layer in layers:  # grows: what a layer comes after is checked too
-        layers += [o for n in layer["after"] if (o := catalog.layer(n)) not in layers]
-        check_name(str(layer["name"]), catalog.profile_files)
+        layers += [o for n in layer.after if (o := catalog.layer(n)) not in layers]
+        check_name(layer.name, catalog.profile_files)
         check_layer(layer)
     order(layers)
     if json:

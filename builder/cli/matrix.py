@@ -75,7 +75,7 @@ def matrix_command(
             choices=_choices(plan, base) if choices else None,
         )
         rows.append(row)
-    names = [str(layer["name"]) for layer in selection.layers]
+    names = [layer.name for layer in selection.layers]
     if json:
         print_json(Matrix(layers=tuple(names), rows=tuple(rows)))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Pull
 from builder.documents.pulls import PinnedPull
@@ -19,9 +19,10 @@ from builder.util.console import console
 from builder.util.documents import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from builder.applier.layers import Layer
     from builder.documents.pulls import Pin
     from builder.pulls.parts import Parts
 
@@ -79,7 +80,7 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def pulls_of(layer: Mapping[str, Any], *, refresh: bool) -> tuple[PinnedPull, ...]:
+def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:
     """The pins of a layer, with ``refresh`` each with what it is on the forge today.
 
     Raises:
@@ -87,8 +88,8 @@ def pulls_of(layer: Mapping[str, Any], *, refresh: bool) -> tuple[PinnedPull, ..
     """
     store = PullStore(Forges())
     rows = []
-    for row in layer["pins"].get("pull", ()):
-        pin = read_pin(row, str(layer["name"]))
+    for row in layer.pins.pull:
+        pin = read_pin(row, layer.name)
         today = store.resolve(parse_pull(pin.request)) if refresh else None
         rows.append(PinnedPull(pinned=pin, today=today))
     return tuple(rows)

@@ -13,8 +13,9 @@ from msgspec import field
 
 from builder.applier.diff import parse_diff
 from builder.applier.hunks import apply_hunks
-from builder.applier.opkinds import Compile, ops_of
+from builder.applier.opkinds import Compile, TextChange
 from builder.applier.states import AMBIGUOUS, DRIFT
+from builder.applier.values import keys_of
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.util.documents import Part, Text, plain, read
 from builder.util.paths import package_file
@@ -22,6 +23,7 @@ from builder.util.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from builder.applier.layers import Layer
     from builder.compile.includes import Sources
 
 
@@ -35,21 +37,15 @@ class SourceChange:
     upstream: str = ""
 
 
-class TextChange(Part, frozen=True, kw_only=True):
-    """One text in place of another in some files, as a layer carries it."""
+class KnownChange(Part, frozen=True, kw_only=True):
+    """One of ``builder/data/compile.toml``, which says what each key is."""
 
     name: Text
-    #: how their paths end
     files: tuple[Text, ...]
     old: Text
     new: Text
     guard: Text
     applied_upstream: str = field(name="applied-upstream")
-
-
-class KnownChange(TextChange, frozen=True, kw_only=True):
-    """One of ``builder/data/compile.toml``, which says what each key is."""
-
     kernel: Text
     guards: dict[str, str]
     units: tuple[Text, ...]
@@ -89,21 +85,14 @@ def rendered_change(name: str) -> dict[str, Any]:
 
     change = _known(name)
     kernel = next(kernel for kernel in load_kernels() if kernel.name == change.kernel)
-    said = TextChange(
-        name=change.name,
-        files=change.files,
-        old=change.old,
-        new=change.new,
-        guard=change.guard,
-        applied_upstream=change.applied_upstream,
-    )
+    said = {key: value for key, value in plain(change).items() if key in keys_of(TextChange)}
     code = {
         "name": kernel.name,
         "modules": list(kernel.modules),
         "symbol": kernel.symbol,
         "guards": dict(change.guards),
     }
-    return {"change": plain(said), "code": code}
+    return {"change": said, "code": code}
 
 
 def _known(name: str) -> KnownChange:
@@ -141,10 +130,9 @@ def image_of(release: str) -> str:
     return f"docker://vllm/vllm-openai:v{release}"
 
 
-def compile_ops(layer: Mapping[str, Any]) -> list[Compile]:
+def compile_ops(layer: Layer) -> list[Compile]:
     """The ops of a layer that compile a known change."""
-    ops = (op for variant in layer["variants"] for op in ops_of(variant))
-    return [op for op in ops if isinstance(op, Compile) and op.change]
+    return [op for op in layer.ops if isinstance(op, Compile) and op.change]
 
 
 def stage_name(ops: Iterable[Compile]) -> str:
@@ -162,7 +150,7 @@ def named_change(sources: Sources, name: str) -> SourceChange:
     return changed_by(sources, _known(name))
 
 
-def changed_by(sources: Sources, change: TextChange) -> SourceChange:
+def changed_by(sources: Sources, change: TextChange | KnownChange) -> SourceChange:
     """A change on this tree; no texts where the tree has it already.
 
     Raises:
@@ -170,7 +158,7 @@ def changed_by(sources: Sources, change: TextChange) -> SourceChange:
     """
     name = change.name
     old, new = change.old.encode(), change.new.encode()
-    found = {p: t for p, t in sources.texts.items() if p.endswith(change.files)}
+    found = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change.files))}
     texts = {path: text.replace(old, new) for path, text in found.items() if old in text}
     if not texts and not any(new in text for text in found.values()):
         raise SparkBuildError(

@@ -12,7 +12,7 @@ from builder.applier.diff import parse_diff
 from builder.applier.files import judge_file
 from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.trees import Content, DirTree
-from builder.compile.changes import TextChange, changed_by
+from builder.compile.changes import changed_by
 from builder.compile.cmake import evaluate
 from builder.compile.includes import SUFFIXES, Sources
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.diff import FileDiff
+    from builder.applier.opkinds import TextChange
     from builder.applier.outcomes import OpResult
     from builder.applier.trees import Changes
     from builder.compile.cmake import BuildRecipe

@@ -15,7 +15,7 @@ import zipfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 from packaging.utils import parse_wheel_filename
@@ -23,9 +23,12 @@ from packaging.version import Version
 
 from builder import __version__
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.failures import ApplyError
+from builder.applier.layers import InputPin
 from builder.applier.sources import Stage, Unstaged
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, UPSTREAM
 from builder.applier.trees import DirTree
+from builder.applier.values import read_value
 from builder.applier.versions import normalize
 from builder.applier.wheels import wheel_members
 from builder.bases.identify import identify
@@ -48,7 +51,7 @@ from builder.model.platform import Platform
 from builder.pypi.index import write_atomically
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console
-from builder.util.documents import plain, read
+from builder.util.documents import plain
 from builder.util.locks import locked
 from builder.util.paths import cache_dir, package_file
 
@@ -139,11 +142,13 @@ class Stages:
         beside = module(decided.plan.module)
         if not beside:
             reason = f"the base has no {decided.plan.module} for it to extend"
-            return Unstaged(NEEDS_REBUILD, reason, {**decided.sources, "found": "not-compiled"})
+            return Unstaged(
+                NEEDS_REBUILD, reason, structs.replace(decided.sources, found="not-compiled")
+            )
         request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
         self._work[_folder(request).name] = decided, compiler
-        sources = {} if ops[-1].change else decided.sources  # what it is, the layer says
-        return Stage(plain(request), self._made(request), sources, decided.refusal)
+        sources = None if ops[-1].change else decided.sources  # what it is, the layer says
+        return Stage(request, self._made(request), sources, decided.refusal)
 
     def _compiler(self, platform: str) -> Compiler:
         """Found once: it asks compilers for their versions, or where the tag of an image leads."""
@@ -185,7 +190,7 @@ class Stages:
         self, found: AlreadyPresent, release: str, target: Target, module: Callable[[str], str]
     ) -> Unstaged:
         """The sources have the change: a binary that the release was made of has it too."""
-        name = found.sources["filename"]
+        name = found.sources.filename
         for extension in found.extensions:
             path = f"vllm/{extension}"
             ours = module(path)
@@ -228,7 +233,7 @@ class Stages:
             member="sources to compile",
         )
         headers = header_wheels(self._index, compiler, Version(torch).public)
-        pulls = [{"request": op.file, **op.pull} for op in ops if op.pull]
+        pulls = [CompiledPull(request=op.file, **asdict(op.pull)) for op in ops if op.pull]
         return StageRequest(
             change=work.change.name,
             arch=ops[-1].arch,
@@ -249,7 +254,7 @@ class Stages:
                 *(structs.replace(pin, member=MEMBER) for pin in compiler.pins),
             ),
             toolkit=compiler.container.planned if compiler.container else None,
-            pulls=read(pulls, tuple[CompiledPull, ...]) if pulls else None,
+            pulls=tuple(pulls) or None,
         )
 
     @property
@@ -270,18 +275,19 @@ class Stages:
         refuse_machine(cost, *free_here())
         return cost
 
-    def _made(self, request: StageRequest) -> dict[str, Any] | None:
+    def _made(self, request: StageRequest) -> InputPin | None:
         """The pin of the wheel that a stage made, where it is in the cache and whole."""
         folder = _folder(request)
         try:
-            pin = read(json.loads((folder / "wheel.json").read_bytes()), Input)
+            raw = json.loads((folder / "wheel.json").read_bytes())
+            pin: InputPin = read_value(InputPin, raw, "wheel.json")
             data = (folder / pin.filename).read_bytes()
-        except (OSError, ValueError):
+        except (OSError, ValueError, ApplyError):
             return None
         if sha256_hex(data) != pin.sha256:
             return None
         self.wheels[pin.filename] = folder / pin.filename
-        return plain(pin)
+        return pin
 
     def dockerfile(self, request: StageRequest) -> str:
         """What compiles a stage's units in a toolkit image, as text for people; else empty."""
@@ -310,13 +316,13 @@ class Stages:
             console.say(f"  {request.change} for {request.arch}: {cost}")
             wheel = build(request, *self._work[folder.name], base, self._index)
             name, version, _, _ = parse_wheel_filename(wheel.name)
-            pin = Input(
+            pin = InputPin(
                 distribution=normalize(name),
                 version=str(version),
                 filename=wheel.name,
                 sha256=sha256_hex(wheel.read_bytes()),
             )
-            write_atomically(folder / "wheel.json", json.dumps(plain(pin)).encode())
+            write_atomically(folder / "wheel.json", json.dumps(asdict(pin)).encode())
         self.wheels[wheel.name] = wheel
 
     # -- what came out, as a wheel on an index would give it

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from packaging.version import Version
 
 from builder.applier.digests import sha256_hex
@@ -13,15 +14,14 @@ from builder.applier.sources import Unstaged
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST
 from builder.applier.trees import DirTree
 from builder.compile.affected import affected_units, is_build_file
-from builder.compile.changes import SourceChange, TextChange, stage_name
+from builder.compile.changes import SourceChange, stage_name
 from builder.compile.patchedsource import JudgedFile, PatchedSource, verdict
 from builder.compile.wheelplan import plan_wheel
-from builder.documents.compiled import SourceFile
+from builder.documents.compiled import FoundSources, SourceFile
 from builder.errors import Exit, SparkBuildError
-from builder.util.documents import read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from builder.applier.opkinds import Compile
@@ -45,7 +45,7 @@ class CompileWork:
     #: changed files, with the sha256 before and after; None where there is no such file
     files: tuple[SourceFile, ...]
     #: what was found of the last change in the sources
-    sources: Mapping[str, Any]
+    sources: FoundSources
     #: why nothing would come of it, where no later change helps
     refusal: Unstaged | None
 
@@ -55,7 +55,7 @@ class AlreadyPresent:
     """The sources have the last change already: the base's binary tells whether the base has."""
 
     extensions: tuple[str, ...]
-    sources: Mapping[str, Any]
+    sources: FoundSources
 
 
 def plan_changes(
@@ -92,7 +92,7 @@ def plan_changes(
 def _lay(laid: PatchedSource, op: Compile) -> list[JudgedFile]:
     if not op.change:
         return laid.diff(op.diff)
-    laid.known(read(op.change, TextChange))
+    laid.known(op.change)
     return []
 
 
@@ -112,14 +112,14 @@ def _work(
     after: SourceBuild,
     laid: PatchedSource,
     ops: Sequence[Compile],
-    sources: Mapping[str, Any],
+    sources: FoundSources,
 ) -> CompileWork | Unstaged:
     """What is compiled of all changes together; ``sources`` gets the files that reach nothing."""
     texts = laid.texts
     found = affected_units(before, after, texts)
     # of the last op alone: the others have said theirs
     mine = {path for path in ops[-1].files if path in found.unreached}
-    facts = {**sources, **({"unreached": sorted(mine)} if mine else {})}
+    facts = replace(sources, unreached=tuple(sorted(mine)) or None)
     if found.refusal:
         return _refused(found.refusal, facts)
     if not found.rebuilt:
@@ -150,23 +150,27 @@ def _work(
     return CompileWork(after.source, change, plan, files, facts, traps)
 
 
-def _facts(op: Compile, before: SourceBuild) -> dict[str, Any]:
-    named = {"filename": before.source.origin, "sha256": before.source.sha256}
-    return {"change": op.change_name, **named, "found": "to-compile"}
+def _facts(op: Compile, before: SourceBuild) -> FoundSources:
+    return FoundSources(
+        change=op.change_name,
+        filename=before.source.origin,
+        sha256=before.source.sha256,
+        found="to-compile",
+    )
 
 
-def _refused(reason: str, facts: Mapping[str, Any], hint: str = "") -> Unstaged:
-    said = {**facts, "found": "not-compiled"}
+def _refused(reason: str, facts: FoundSources, hint: str = "") -> Unstaged:
+    said = replace(facts, found="not-compiled")
     return Unstaged(NEEDS_REBUILD, reason, said, notes=(hint,) if hint else ())
 
 
-def _nothing(before: SourceBuild, paths: Sequence[str], facts: Mapping[str, Any]) -> Unstaged:
+def _nothing(before: SourceBuild, paths: Sequence[str], facts: FoundSources) -> Unstaged:
     release, arch = before.source.version, before.arch_list
     reason = (
         f"no unit that vllm {release} builds for {arch} comes from {_some(paths)}: no effect on "
         "SM121"
     )
-    said = {**facts, "found": "nothing", "unreached": list(paths)}
+    said = replace(facts, found="nothing", unreached=tuple(paths))
     return Unstaged(NOT_APPLICABLE, reason, said)
 
 
@@ -195,10 +199,10 @@ class _PullStage:
             return _nothing(self.before, list(self.ops[-1].files), facts)
         found, reason = verdict(counting)
         if found in (DRIFT, AMBIGUOUS):
-            said = f"{reason} (in {facts['filename']})"
-            return Unstaged(found, said, {**facts, "found": "conflict"})
+            said = f"{reason} (in {facts.filename})"
+            return Unstaged(found, said, replace(facts, found="conflict"))
         if found == POST and self._released(counting):
-            return AlreadyPresent(self._extensions(counting), {**facts, "found": "there"})
+            return AlreadyPresent(self._extensions(counting), replace(facts, found="there"))
         try:
             return _work(self.before, self.after, self.laid, self.ops, facts)
         except SparkBuildError as error:

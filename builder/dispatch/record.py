@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.opkinds import Compile
 from builder.applier.versions import all_match
 from builder.dispatch import Outcome, setting
 from builder.dispatch.documents import Alone, AskedBase, Record, WithProfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.layers import Layer
     from builder.bases.model import Base
     from builder.documents.plan import State
     from builder.layers.catalog import Catalog, Selection
@@ -50,21 +52,20 @@ class RecordInputs:
 def inputs_digest(selection: Selection) -> str:
     """Identity of what a profile puts into an answer: its layers, pins and range."""
     value = {
-        "layers": [_without_prose(layer) for layer in selection.layers if decides(layer)],
+        "layers": [_without_prose(layer.rendered) for layer in selection.layers if decides(layer)],
         "pins": selection.pins(),
         "needs": [dict(profile.needs) for profile in selection.profiles],
     }
     return sha256_hex(canonical_json(value))[:16]
 
 
-def decides(layer: Mapping[str, Any]) -> bool:
+def decides(layer: Layer) -> bool:
     """Whether a layer can decide what is selected: only Python code decides a selection.
 
     Which kernel a release takes, its Python says; a kernel's machine code is not asked.
     """
-    return not all(op["op"] == "compile" for v in layer["variants"] for op in v["ops"]) or any(
-        variant.get("serve-flags") or variant.get("moe-serve-flags")
-        for variant in layer["variants"]
+    return not all(isinstance(op, Compile) for op in layer.ops) or any(
+        variant.serve_flags or variant.moe_serve_flags for variant in layer.variants
     )
 
 

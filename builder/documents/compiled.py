@@ -23,13 +23,6 @@ class Input(Part, frozen=True, kw_only=True):
     member_sha256: Sha256 | None = field(default=None, name="member-sha256")
 
 
-class LayerPin(Input, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An input as a layer pins it, on its way into a plan.
-
-    An unknown key is refused here, not dropped: nobody knows what a build has to do about it.
-    """
-
-
 class PinnedWheel(Part, frozen=True, kw_only=True):
     """A wheel by its sha256."""
 

@@ -7,6 +7,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.failures import ApplyError
+from builder.applier.layers import Layer
 from builder.applier.trees import Content
 from builder.documents.plan import BakedPlan
 from builder.engines.devicedata import device_data
@@ -42,7 +44,7 @@ exec {interpreter} -B {share}/spark_verify.py "$@"
 
 def baked_files(plan: BuildPlan) -> dict[str, Content]:
     """Absolute path -> content of everything that we add outside site-packages."""
-    layers = [d.layer for d in plan.decisions]
+    layers = [d.layer.rendered for d in plan.decisions]
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
     files = {
         f"{SHARE}/plan.json": _json(_lasting(plan)),
@@ -145,22 +147,23 @@ def _refuse_incomplete(plan: BakedPlan) -> None:
         raise ValueError("base.packages lacks vllm")
 
 
-def read_layers(data: bytes | None, where: str) -> list[dict[str, Any]]:
+def read_layers(data: bytes | None, where: str) -> list[Layer]:
     """The layers that were baked in; none where there is no such file.
 
     Raises:
         UsageError: it is damaged, or holds something else.
     """
     try:
-        layers = _document(data or b"[]")
+        layers = _document(b"[]" if data is None else data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {SHARE}/layers.json is damaged: {error}") from None
-    named = isinstance(layers, list) and all(
-        isinstance(layer, dict) and isinstance(layer.get("name"), str) for layer in layers
-    )
-    if not named:
-        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of named layers")
-    return list(layers)
+    if not isinstance(layers, list):
+        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers")
+    try:
+        return [Layer.read(layer) for layer in layers]
+    except ApplyError as error:
+        problem = f"{where}: {SHARE}/layers.json is not a list of layers: {error}"
+        raise UsageError(problem, hint=error.hint) from None
 
 
 def _document(data: bytes) -> Any:

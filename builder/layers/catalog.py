@@ -26,6 +26,8 @@ from builder.util.paths import data_dir, package_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.layers import Layer
+
 
 class Expectation(ExpectedChoice, frozen=True, kw_only=True):
     """What vLLM must do with a kind of layer, for the releases in a range."""
@@ -112,7 +114,7 @@ def _expectation(file: str, raw: Mapping[str, Any]) -> Expectation:
 class Selection:
     """What ``--layers`` came to: layers in order of application, and the profiles named."""
 
-    layers: tuple[Mapping[str, Any], ...]
+    layers: tuple[Layer, ...]
     profiles: tuple[Profile, ...]
 
     @property
@@ -120,7 +122,7 @@ class Selection:
         """A short name for tags: the profile's, or the layers joined."""
         if self.profiles:
             return "-".join(p.name for p in self.profiles)
-        return "-".join(str(layer["name"]) for layer in self.layers[:3])
+        return "-".join(layer.name for layer in self.layers[:3])
 
     def pins(self) -> dict[str, str]:
         """Versions to take where the base leaves them open; the first profile wins."""
@@ -138,7 +140,7 @@ class Catalog:
     profile_files: Mapping[str, Path]
     #: layers that one of the same name, from a folder of the user's, stands in place of
     shadowed: Mapping[str, Path] = field(default_factory=dict)
-    _loaded: dict[str, Any] = field(default_factory=dict)
+    _loaded: dict[str, Layer] = field(default_factory=dict)
 
     @classmethod
     def discover(cls, extra: Iterable[Path] = ()) -> Catalog:
@@ -173,7 +175,7 @@ class Catalog:
             what = "the built-in one" if old.parent == data_dir("patches") else f"the one in {old}"
             console.warn(f"layer {name} is {self.folders[name]}, in place of {what}")
 
-    def layer(self, name: str) -> Mapping[str, Any]:
+    def layer(self, name: str) -> Layer:
         """One rendered layer.
 
         Raises:
@@ -183,8 +185,7 @@ class Catalog:
             raise self._unknown("layer", name)
         if name not in self._loaded:
             self._loaded[name] = load_layer(self.folders[name])
-        loaded: Mapping[str, Any] = self._loaded[name]
-        return loaded
+        return self._loaded[name]
 
     def profile(self, name: str) -> Profile:
         """One profile.
@@ -231,17 +232,17 @@ class Catalog:
         return Selection(tuple(order([self.layer(n) for n in wanted])), tuple(profiles))
 
 
-def order(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def order(layers: Sequence[Layer]) -> list[Layer]:
     """Topological order by ``after``; where that leaves a choice, by ``order``, then by name.
 
     Raises:
         UsageError: ``after`` forms a cycle.
     """
-    by_name = {layer["name"]: layer for layer in layers}
-    waiting = {n: {a for a in layer["after"] if a in by_name} for n, layer in by_name.items()}
-    ready = [(by_name[n]["order"], n) for n, deps in waiting.items() if not deps]
+    by_name = {layer.name: layer for layer in layers}
+    waiting = {n: {a for a in layer.after if a in by_name} for n, layer in by_name.items()}
+    ready = [(by_name[n].order, n) for n, deps in waiting.items() if not deps]
     heapq.heapify(ready)
-    done: list[Mapping[str, Any]] = []
+    done: list[Layer] = []
     while ready:
         _, name = heapq.heappop(ready)
         done.append(by_name[name])
@@ -250,7 +251,7 @@ def order(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             if name in deps:
                 deps.remove(name)
                 if not deps:
-                    heapq.heappush(ready, (by_name[other]["order"], other))
+                    heapq.heappush(ready, (by_name[other].order, other))
     if waiting:
         raise UsageError(f"layers {', '.join(sorted(waiting))}: 'after' forms a cycle")
     return done

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
+from builder.applier.layers import Rendered
 from builder.documents.pulls import PinnedPull
 from builder.layers.catalog import Expectation
 from builder.util.documents import Count, Document, Part, Sha256, Text
@@ -38,7 +39,7 @@ class LayerShown(Document, frozen=True, kw_only=True):
 
     digest: Sha256
     layer: Annotated[
-        dict[str, Any],
+        Rendered,
         Meta(
             description="layer.toml with every file in it",
             extra_json_schema={"required": ["name", "summary", "variants"]},

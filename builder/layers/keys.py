@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 
+from builder.applier.opkinds import Env, Graft, Pull, Remove, Wheel
+from builder.applier.values import keys_of
+
 #: key -> (type, required).  Unknown keys are errors: a misspelt one would silently do nothing.
 LAYER = {
     "summary": (str, True),
@@ -30,12 +33,6 @@ UPSTREAM = {
     "reason": (str, True),
     "probe": (list, True),
 }
-PROBE = {
-    "file": (str, True),
-    "contains": (str, False),
-    "lacks": (str, False),
-    "missing": (bool, False),
-}
 NOT_APPLICABLE = {"when": (dict, True), "reason": (str, True)}
 VARIANT = {
     "name": (str, True),
@@ -56,63 +53,12 @@ OPS: dict[str, dict[str, tuple[type, bool]]] = {
         "count": (int, False),
     },
     "diff": {"file": (str, True)},
-    "graft": {
-        "file": (str, True),
-        "from": (str, True),
-        "member": (str, False),
-        "names": (list, False),
-        "after": (str, False),
-        "replace": (bool, False),
-        "whole": (bool, False),
-    },
+    "graft": keys_of(Graft),
     "copy": {"from": (str, True), "to": (str, True)},
-    "wheel": {
-        "distribution": (str, True),
-        "version": (str, False),
-        "version-of": (str, False),
-        "wins-over": (list, False),
-    },
-    "remove": {"distribution": (str, True), "unless": (str, False)},
-    "env": {"name": (str, True), "value": (str, True), "reader": (str, False)},
+    "wheel": {**keys_of(Wheel), "wins-over": (list, False)},
+    "remove": keys_of(Remove),
+    "env": keys_of(Env),
     "hook": {"file": (str, True), "hook": (str, True)},
     "compile": {"source": (str, True), "change": (str, True), "arch": (str, True)},
-    "pull": {
-        "pull": (str, True),
-        "include": (list, False),
-        "exclude": (list, False),
-        "map": (dict, False),
-    },
-}
-PINS = {
-    "wheel": (list, False),
-    "donor": (list, False),
-    "pull": (list, False),
-    "code": (list, False),
-}
-WHEEL_PIN = {
-    "distribution": (str, True),
-    "version": (str, True),
-    "filename": (str, True),
-    "sha256": (str, True),
-    "size": (int, True),
-    "platform": (str, True),
-    "python": (str, True),
-}
-DONOR_PIN = {
-    "distribution": (str, True),
-    "version": (str, True),
-    "filename": (str, True),
-    "sha256": (str, True),
-    "member": (str, True),
-    "member-sha256": (str, True),
-}
-#: What was read of a released extension module: how SM121 runs the kernels of a `compile` op.
-CODE_PIN = {
-    "version": (str, True),
-    "platform": (str, True),
-    "module": (str, True),
-    "sha256": (str, True),
-    "how": (str, True),
-    "arch": (str, False),
-    "guard": (str, False),
+    "pull": keys_of(Pull),
 }

@@ -16,26 +16,22 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.applier.diff import parse_diff
 from builder.applier.failures import ApplyError
+from builder.applier.layers import Clause, CodePin, DonorPin, Layer, Pins, WheelPin
 from builder.applier.machinecode import CODE
-from builder.applier.outcomes import layer_digest
+from builder.applier.values import keys_of
 from builder.applier.versions import normalize
 from builder.compile.cmake import gencode_flags
 from builder.errors import KINDS, UsageError, did_you_mean
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.keys import (
-    CODE_PIN,
     COMMON,
-    DONOR_PIN,
     LAYER,
     NOT_APPLICABLE,
     OPS,
-    PINS,
-    PROBE,
     PROVENANCE,
     UPSTREAM,
     VARIANT,
-    WHEEL_PIN,
 )
 from builder.util.documents import plain
 
@@ -244,7 +240,7 @@ class _Reader:
     def upstream(self, value: object, where: str) -> Table:
         entry = self.table(value, UPSTREAM, where, "layer.toml")
         for clause in entry["probe"]:
-            self.table(clause, PROBE, f"{where} probe", "layer.toml")
+            self.table(clause, keys_of(Clause), f"{where} probe", "layer.toml")
             if len(clause) != 2 or clause.get("missing") is False:
                 raise self.fail(where, "a probe clause is 'file' and one test")
         if not entry["probe"]:
@@ -255,10 +251,10 @@ class _Reader:
         name = "pins.toml"
         if not (self.folder / name).is_file():
             return {"wheel": [], "donor": []}
-        raw = self.table(self.toml(name), PINS, "", name)
-        for kind, schema in (("wheel", WHEEL_PIN), ("donor", DONOR_PIN), ("code", CODE_PIN)):
+        raw = self.table(self.toml(name), keys_of(Pins), "", name)
+        for kind, form in (("wheel", WheelPin), ("donor", DonorPin), ("code", CodePin)):
             for number, row in enumerate(raw.get(kind, ()), 1):
-                self.table(row, schema, f"{kind} {number}", name)
+                self.table(row, keys_of(form), f"{kind} {number}", name)
         pins = {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
         for row in raw.get("code", ()):
             if row["how"] not in CODE:
@@ -272,7 +268,7 @@ class _Reader:
         return pins
 
 
-def load_layer(folder: Path) -> Table:
+def load_layer(folder: Path) -> Layer:
     """Read and validate one layer folder into its rendered form.
 
     Raises:
@@ -287,7 +283,7 @@ def load_layer(folder: Path) -> Table:
         where = f"not-applicable {number}"
         entry = reader.table(entry, NOT_APPLICABLE, where, "layer.toml")
         not_applicable.append({**entry, "when": reader.when(entry["when"], where)})
-    layer: Table = {
+    rendered: Table = {
         "name": folder.name,
         "summary": raw["summary"],
         "order": raw["order"],
@@ -301,8 +297,10 @@ def load_layer(folder: Path) -> Table:
         "variants": [reader.variant(v, f"variant {i}") for i, v in enumerate(raw["variant"], 1)],
         "pins": reader.pins(),
     }
-    layer_digest(layer)  # everything must be JSON
-    return layer
+    try:
+        return Layer.read(rendered)
+    except ApplyError as error:
+        raise reader.fail("", str(error)) from None
 
 
 def description(folder: Path) -> str:

@@ -54,9 +54,9 @@ def mod_files(name: str, selection: Selection) -> dict[str, tuple[bytes, int]]:
         "name": name,
         "needs": dict(profile.needs) if profile else {},
         "needs_reason": profile.needs_reason if profile else "",
-        "layers": [dict(layer) for layer in selection.layers],
+        "layers": [layer.rendered for layer in selection.layers],
     }
-    summary = profile.summary if profile else ", ".join(str(x["name"]) for x in selection.layers)
+    summary = profile.summary if profile else ", ".join(x.name for x in selection.layers)
     applier = applier_bundle()
     script = _RUN.format(
         name=name,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
-from builder.applier.opkinds import Compile, Diff, ops_of
-from builder.applier.outcomes import layer_digest
+from builder.applier.opkinds import Compile, Diff
 from builder.errors import Exit, SparkBuildError
 from builder.lock.document import LockedBase, LockedInput, LockedLayer, LockEntry
 from builder.pypi.index import WheelFile
@@ -28,7 +28,7 @@ def entry_of(
     """What a plan rests on, as it is locked."""
     base = plan.base
     layers = (
-        LockedLayer(name=d.name, digest=layer_digest(d.layer), files=files_of(folders, d.name))
+        LockedLayer(name=d.name, digest=d.layer.digest, files=files_of(folders, d.name))
         for d in plan.decisions
     )
     return LockEntry(
@@ -64,13 +64,12 @@ def _inputs(plan: BuildPlan, index: PackageIndex) -> Iterator[LockedInput]:
     rows: dict[str, LockedInput] = {}
     for decision in plan.decisions:
         for pin in decision.outcome.inputs:
-            wheel = _wheel(pin["filename"], pin["sha256"], index, pin.get("size"))
+            wheel = _wheel(pin.filename, pin.sha256, index, getattr(pin, "size", None))
             rows[f"wheel {wheel.filename}"] = wheel
-        for variant in decision.layer["variants"]:
-            for op in ops_of(variant):
-                if isinstance(op, (Diff, Compile)) and op.pull:
-                    row = {"request": op.file, **op.pull}
-                    rows[f"pull {op.file}"] = read(row, LockedInput)
+        for op in decision.layer.ops:
+            if isinstance(op, (Diff, Compile)) and op.pull:
+                row = {"request": op.file, **asdict(op.pull)}
+                rows[f"pull {op.file}"] = read(row, LockedInput)
     yield from (rows[key] for key in sorted(rows))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from builder.applier.compiled import KernelCode
 from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
 from builder.errors import EngineError
 from builder.machinecode.kernels import load_kernels
@@ -11,14 +12,11 @@ from builder.machinecode.modules import Modules
 from builder.machinecode.sass import ToolMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from builder.applier.opkinds import Kernels
     from builder.applier.trees import Tree
 
 
-def read_module(
-    tree: Tree, path: str, wanted: Mapping[str, Any], digest: str = ""
-) -> dict[str, str]:
+def read_module(tree: Tree, path: str, wanted: Kernels, digest: str = "") -> KernelCode:
     """The facts of a module, from its instructions; kept in the cache by the module's sha256.
 
     Args:
@@ -32,7 +30,7 @@ def read_module(
         BadBinary: the module's device code cannot be listed.
         RemoteError: the wheel cannot be read.
     """
-    modules = Modules(tree, [wanted["symbol"]], {path: digest} if digest else {})
+    modules = Modules(tree, [wanted.symbol], {path: digest} if digest else {})
     try:
         summary = modules.summary(path)
     except ToolMissing as error:
@@ -40,10 +38,10 @@ def read_module(
             f"{path} of this base is unknown, and its architectures cannot be read: {error}",
             hint=error.hint,
         ) from error
-    readings = summary.readings[wanted["symbol"]]
+    readings = summary.readings[wanted.symbol]
     if not readings:
-        return {"how": ABSENT if summary.elf or summary.ptx else NO_CODE}
-    kernel = next(k for k in load_kernels() if k.name == wanted["name"])
+        return KernelCode(ABSENT if summary.elf or summary.ptx else NO_CODE)
+    kernel = next(k for k in load_kernels() if k.name == wanted.name)
     if any(reading.how == "none" for reading in readings):
         how = UNLOADABLE
     elif not all(map(kernel.is_real, readings)):
@@ -51,5 +49,5 @@ def read_module(
     else:
         how = RUNS
     archs = {arch for reading in readings for arch in reading.arch.split()}
-    guards = {g for g in wanted["guards"] if any(g in reading.kernel for reading in readings)}
-    return {"how": how, "arch": " ".join(sorted(archs)), "guard": " ".join(sorted(guards))}
+    guards = {g for g in wanted.guards if any(g in reading.kernel for reading in readings)}
+    return KernelCode(how, " ".join(sorted(archs)), " ".join(sorted(guards)))

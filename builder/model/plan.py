@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.outcomes import Outcome, layer_digest
 from builder.applier.states import NEEDED
-from builder.documents.compiled import CompiledCode, LayerPin, StageRequest
+from builder.documents.compiled import CompiledCode, Input
 from builder.documents.plan import ImageInputs, PlanDocument, PlannedFile, PlannedLayer
-from builder.errors import UsageError
 from builder.util.documents import plain, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from builder.applier.layers import Layer
+    from builder.applier.outcomes import Outcome
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Changes
+    from builder.documents.compiled import StageRequest
     from builder.documents.plan import BakedPlan, ExpectedChoice, State
     from builder.documents.pulls import PullReport
     from builder.model.base import BaseIdentity
@@ -32,7 +33,7 @@ PLAN_SCHEMA = 2
 class LayerDecision:
     """One layer, judged on the tree as the layers before it leave it."""
 
-    layer: Mapping[str, Any]
+    layer: Layer
     outcome: Outcome
     receipt: Receipt | None
     #: everything that this layer adds to the image, its receipt included
@@ -41,7 +42,7 @@ class LayerDecision:
     @property
     def name(self) -> str:
         """The layer's name."""
-        return str(self.layer["name"])
+        return self.layer.name
 
     @property
     def needed(self) -> bool:
@@ -57,38 +58,28 @@ class LayerDecision:
             state=cast("State", outcome.state),
             reason=outcome.reason,
             variant=outcome.variant,
-            digest=layer_digest(self.layer),
+            digest=self.layer.digest,
             files=tuple(self._files()),
             since=outcome.since or None,
-            compile=read(_complete(outcome.compiled), CompiledCode) if outcome.compiled else None,
+            compile=read(outcome.compiled, CompiledCode) if outcome.compiled else None,
             notes=tuple(outcome.notes),
-            inputs=tuple(map(self._input, outcome.inputs)),
+            inputs=tuple(read(pin, Input) for pin in outcome.inputs),
             env=outcome.env,
             serve_flags=tuple(outcome.serve_flags),
             moe_serve_flags=tuple(outcome.moe_serve_flags),
         )
 
-    def _input(self, pin: Mapping[str, Any]) -> LayerPin:
-        try:
-            return read(pin, LayerPin)
-        except ValueError as error:
-            raise UsageError(
-                f"layer {self.name}: the pin of {pin.get('filename')} is not understood: {error}. "
-                f"A newer spark-build wrote it, so this one cannot plan or build with the layer",
-                hint="install a newer spark-build",
-            ) from None
+    @property
+    def stage(self) -> StageRequest | None:
+        """What has yet to be compiled for it."""
+        found = self.document.compile if self.outcome.pending else None
+        return found.stage if found else None
 
     def _files(self) -> Iterator[PlannedFile]:
         for path, entry in self.receipt["files"].items() if self.receipt else ():
             content = self.changes.get(path)
             size = 0 if content is None else content.size
             yield PlannedFile(path=path, before=entry["before"], after=entry["after"], size=size)
-
-
-def _complete(compiled: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without what stands in for a stage while a target is verified: it is part of one."""
-    whole = "units" in compiled.get("stage", {"units": ()})
-    return compiled if whole else {k: v for k, v in compiled.items() if k != "stage"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +122,7 @@ class BuildPlan:
     @property
     def stages(self) -> list[StageRequest]:
         """What has yet to be compiled, one for each pending layer."""
-        return [read(d.outcome.compiled["stage"], StageRequest) for d in self.pending]
+        return [decision.stage for decision in self.decisions if decision.stage]
 
     @property
     def env(self) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Remove, Wheel, ops_of
+from builder.applier.opkinds import Remove, Wheel
 from builder.applier.versions import normalize
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, BaseRequest, no_facts
@@ -74,10 +74,10 @@ def identify_base(
     of distributions that are asked for.  They are no part of what identifies it.  ``facts_of`` and
     ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
     """
-    named = {layer["package"] for layer in selection.layers}
-    for variant in (v for layer in selection.layers for v in layer["variants"]):
-        named.update(variant["when"])
-        for op in ops_of(variant):
+    named = {layer.package for layer in selection.layers}
+    for variant in (v for layer in selection.layers for v in layer.variants):
+        named.update(variant.when)
+        for op in variant.ops:
             named.update(op.when)
             if isinstance(op, (Wheel, Remove)):
                 named.add(normalize(op.distribution))

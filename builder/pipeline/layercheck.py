@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.opkinds import Graft, Wheel, ops_of
+from builder.applier.opkinds import Graft, Wheel
 from builder.applier.versions import normalize
 from builder.errors import UsageError
 from builder.pulls.pinning import refuse_unpinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.applier.layers import InputPin, Layer, Pins
     from builder.applier.opkinds import Op
-
-    Layer = Mapping[str, Any]
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9.]+)*")
 
@@ -48,40 +47,39 @@ def check_layer(layer: Layer) -> None:
     Raises:
         UsageError: two variants match one base, or an input has no pin.
     """
-    for one, other in itertools.combinations(layer["variants"], 2):
-        both = _both(one["when"], other["when"])
+    for one, other in itertools.combinations(layer.variants, 2):
+        both = _both(one.when, other.when)
         if both:
             base = ", ".join(f"{name} {version}" for name, version in both.items())
             raise UsageError(
-                f"layer {layer['name']}: variants {one['name']!r} and {other['name']!r} overlap: "
+                f"layer {layer.name}: variants {one.name!r} and {other.name!r} overlap: "
                 f"both match a base with {base}",
                 hint="narrow one range in layer.toml, for example with <VERSIONrc0",
             )
     refuse_unpinned(layer)
-    for variant in layer["variants"]:
-        for op in ops_of(variant):
-            wanted = _without_pin(op, layer["pins"])
-            if wanted:
-                raise UsageError(
-                    f"layer {layer['name']}: {wanted} is not pinned",
-                    hint=f"spark-build layers pin {layer['name']}",
-                )
+    for op in layer.ops:
+        wanted = _without_pin(op, layer.pins)
+        if wanted:
+            raise UsageError(
+                f"layer {layer.name}: {wanted} is not pinned",
+                hint=f"spark-build layers pin {layer.name}",
+            )
 
 
-def _without_pin(op: Op, pins: Layer) -> str:
+def _without_pin(op: Op, pins: Pins) -> str:
     """What an op takes that ``pins.toml`` does not have, or nothing."""
     if isinstance(op, Graft):
         name, _, version = op.donor.partition("==")
-        rows = pins["donor"]
+        rows: Sequence[InputPin] = pins.donor
     elif isinstance(op, Wheel):
         name, version = op.distribution, op.version
-        rows = pins["wheel"]
+        rows = pins.wheel
     else:
         return ""
     fits = [
         row
         for row in rows
-        if normalize(row["distribution"]) == normalize(name) and version in ("", row["version"])
+        if normalize(row.distribution) == normalize(name) and version in ("", row.version)
     ]
     return "" if fits else f"{name} {version}".strip()
 

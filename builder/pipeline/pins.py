@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import parse_wheel_filename
@@ -11,7 +12,7 @@ from packaging.version import Version
 
 from builder.applier.digests import sha256_hex
 from builder.applier.machinecode import ABSENT, NO_CODE
-from builder.applier.opkinds import Compile, Graft, Pull, Wheel, ops_of
+from builder.applier.opkinds import Compile, Graft, Pull, Wheel
 from builder.applier.versions import normalize, version_matches
 from builder.machinecode.facts import read_module
 from builder.machinecode.modules import Modules
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    from builder.applier.layers import Layer, Variant
     from builder.forge.store import PullStore
 
 _HEADER = """\
@@ -33,9 +35,7 @@ _HEADER = """\
 _MACHINES = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}
 
 
-def write_pins(
-    folder: Path, layer: Mapping[str, Any], index: PackageIndex, store: PullStore
-) -> int:
+def write_pins(folder: Path, layer: Layer, index: PackageIndex, store: PullStore) -> int:
     """Write ``pins.toml`` for every wheel, donor and pull request that the layer's ops can need.
 
     Raises:
@@ -48,8 +48,8 @@ def write_pins(
     wheels: dict[str, dict[str, Any]] = {}
     donors: dict[tuple[str, str], dict[str, Any]] = {}
     code: dict[str, dict[str, Any]] = {}
-    for variant in layer["variants"]:
-        for op in ops_of(variant):
+    for variant in layer.variants:
+        for op in variant.ops:
             if isinstance(op, Wheel):
                 for row in wheel_pins(op, variant, index):
                     wheels[row["filename"]] = row
@@ -57,7 +57,7 @@ def write_pins(
                 row = donor_pin(op, index)
                 donors[row["filename"], row["member"]] = row
             elif isinstance(op, Pull):
-                pin, _ = pin_pull(op, layer["package"], store, index)
+                pin, _ = pin_pull(op, layer.package, store, index)
                 pulls[pin.request] = plain(pin)
             elif isinstance(op, Compile):
                 for row in code_pins(op, variant, index):
@@ -83,9 +83,7 @@ def pins_text(kinds: Mapping[str, Collection[Mapping[str, Any]]]) -> str:
     return text
 
 
-def wheel_pins(
-    op: Wheel, variant: Mapping[str, Any], index: PackageIndex
-) -> Iterator[dict[str, Any]]:
+def wheel_pins(op: Wheel, variant: Variant, index: PackageIndex) -> Iterator[dict[str, Any]]:
     """Every Linux wheel of every release that the op can ask for."""
     bound = normalize(op.version_of)
     for wheel in index.wheels(op.distribution):
@@ -93,7 +91,7 @@ def wheel_pins(
         if op.version:
             wanted = Version(version) == Version(op.version)
         else:
-            wanted = version_matches(version, variant["when"][bound])
+            wanted = version_matches(version, variant.when[bound])
         place = _place(wheel)
         if wanted and place is not None:
             platform, python = place
@@ -108,22 +106,24 @@ def wheel_pins(
             }
 
 
-def code_pins(
-    op: Compile, variant: Mapping[str, Any], index: PackageIndex
-) -> Iterator[dict[str, Any]]:
+def code_pins(op: Compile, variant: Variant, index: PackageIndex) -> Iterator[dict[str, Any]]:
     """What the machine code of each release's wheels says, by the modules' sha256.
 
     A plan for one of these need not read its modules, which are up to 370 MB each.
     """
-    wanted = (v for v in vllm_releases(index) if version_matches(v, variant["when"][op.source]))
+    kernels = op.code
+    if kernels is None:
+        return
+    wanted = (v for v in vllm_releases(index) if version_matches(v, variant.when[op.source]))
     for version, name in itertools.product(wanted, _MACHINES.values()):
         platform = Platform.parse(name)
         tree = WheelTree([RemoteWheel(index.choose(op.source, version, platform), index)])
-        for path in Modules(tree, [op.code["symbol"]]).matching(op.code["modules"]):
-            facts = read_module(tree, path, op.code)
+        for path in Modules(tree, [kernels.symbol]).matching(kernels.modules):
+            code = read_module(tree, path, kernels)
             where = {"version": version, "platform": platform.oci, "module": path}
+            facts = {key: value for key, value in asdict(code).items() if value}
             yield {**where, "sha256": tree.digest(path), **facts}
-            if facts["how"] not in (ABSENT, NO_CODE):
+            if code.how not in (ABSENT, NO_CODE):
                 break
 
 

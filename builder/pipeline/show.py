@@ -6,12 +6,11 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from builder.documents.compiled import StageRequest
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted
-from builder.util.documents import read
 
 if TYPE_CHECKING:
+    from builder.documents.compiled import StageRequest
     from builder.model.plan import BuildPlan, LayerDecision
     from builder.verify.model import Check, Necessity, Report
     from builder.verify.verdict import Verdict
@@ -66,9 +65,8 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
     if decision.needed:
         for note in decision.outcome.notes:
             console.say(console.style(_wrapped(f"note: {note}"), "dim"))
-    if decision.outcome.pending:
-        stage = read(decision.outcome.compiled["stage"], StageRequest)
-        show_stage(stage, elsewhere=elsewhere)
+    if decision.stage:
+        show_stage(decision.stage, elsewhere=elsewhere)
 
 
 def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:

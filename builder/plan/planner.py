@@ -26,7 +26,7 @@ from builder.model.plan import BuildPlan, LayerDecision
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from builder.applier.outcomes import Layer
+    from builder.applier.layers import Layer
     from builder.applier.sources import Sources
     from builder.bases.model import Base
     from builder.layers.catalog import Selection
@@ -99,7 +99,7 @@ def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
         moment = datetime.min.replace(tzinfo=UTC)
     if moment.year > 1980:
         return int(moment.timestamp())
-    days = [str(layer["provenance"]["last-update"]) for layer in layers]
+    days = [str(layer.provenance["last-update"]) for layer in layers]
     newest = max(days, default="1980-01-01")
     return int(datetime.fromisoformat(f"{newest}T00:00:00+00:00").timestamp())
 
@@ -155,7 +155,7 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
 def _may_compile(decision: LayerDecision) -> bool:
     """Whether a stage might do, and was not asked for: what was found in the sources says no."""
     compiled = decision.outcome.compiled
-    return bool(compiled) and "sources" not in compiled
+    return compiled is not None and compiled.sources is None
 
 
 def _where_to_compile(plan: BuildPlan, command: str) -> str:

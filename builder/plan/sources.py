@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.applier.trees import OverlayTree
@@ -15,7 +15,9 @@ from builder.pypi.wheels import RemoteWheel, WheelTree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.compiled import KernelCode
+    from builder.applier.layers import DonorPin, InputPin
+    from builder.applier.opkinds import Compile, Kernels
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Stage, Unstaged
     from builder.applier.trees import Tree
@@ -32,38 +34,36 @@ class IndexSources:
         #: what may be compiled; None where nothing may
         self.stages = stages
 
-    def _wheel(self, pin: Mapping[str, Any]) -> RemoteWheel:
-        name = pin["filename"]
+    def _wheel(self, pin: InputPin) -> RemoteWheel:
+        name = pin.filename
         if name not in self._wheels:
-            file = self._index.find(pin["distribution"], name)
+            file = self._index.find(pin.distribution, name)
             if file is None:
                 raise RemoteError(f"{name}, pinned by a layer, is not on the package index")
-            if file.sha256 != pin["sha256"]:
+            if file.sha256 != pin.sha256:
                 raise RemoteError(
                     f"{name}: the package index says sha256 {file.sha256}, "
-                    f"the layer pins {pin['sha256']}",
+                    f"the layer pins {pin.sha256}",
                     hint="do not build from it; find out why the file changed",
                 )
             self._wheels[name] = RemoteWheel(file, self._index)
         return self._wheels[name]
 
-    def donor(self, pin: Mapping[str, Any]) -> bytes:
-        data = self._wheel(pin).read(pin["member"])
-        if sha256_hex(data) != pin["member-sha256"]:
+    def donor(self, pin: DonorPin) -> bytes:
+        data = self._wheel(pin).read(pin.member)
+        if sha256_hex(data) != pin.member_sha256:
             raise RemoteError(
-                f"{pin['filename']}:{pin['member']}: sha256 is {sha256_hex(data)}, "
-                f"pinned is {pin['member-sha256']}"
+                f"{pin.filename}:{pin.member}: sha256 is {sha256_hex(data)}, "
+                f"pinned is {pin.member_sha256}"
             )
         return data
 
-    def members(self, pin: Mapping[str, Any]) -> list[Member]:
-        if self.stages and pin["filename"] in self.stages.wheels:
-            return self.stages.members(pin["filename"])
+    def members(self, pin: InputPin) -> list[Member]:
+        if self.stages and pin.filename in self.stages.wheels:
+            return self.stages.members(pin.filename)
         return list(self._wheel(pin).members.values())
 
-    def code(
-        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
-    ) -> Mapping[str, Any]:
+    def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
         return read_module(tree, path, wanted, digest)
 
     def stage(
@@ -75,9 +75,9 @@ class IndexSources:
     ) -> Stage | Unstaged | None:
         return self.stages.stage(ops, packages, target, module) if self.stages else None
 
-    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
-        if self.stages and pin["filename"] in self.stages.wheels:
-            return self.stages.member(pin["filename"], path)
+    def member(self, pin: InputPin, path: str) -> bytes:
+        if self.stages and pin.filename in self.stages.wheels:
+            return self.stages.member(pin.filename, path)
         # the whole wheel, because only its own sha256 is pinned: RECORD comes from the wheel itself
         with zipfile.ZipFile(self._wheel(pin).download()) as archive:
             return archive.read(path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from builder.engines.metadata import SHARE, read_plan
+from builder.engines.metadata import SHARE, read_layers, read_plan
 from builder.errors import UsageError
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
@@ -16,6 +15,7 @@ from builder.rootfs.unpack import Unpacked
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from builder.applier.layers import Layer
     from builder.documents.plan import BakedPlan
     from builder.model.plan import RecordedPlan
     from builder.publish.subject import Image
@@ -40,7 +40,7 @@ class Baked:
 
     version: str
     recorded: RecordedPlan
-    layers: tuple[Mapping[str, Any], ...]
+    layers: tuple[Layer, ...]
     files: Mapping[str, str]
 
     @property
@@ -60,7 +60,7 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
         kept, files = _look(source, blob)
         if _PLAN in kept:
             plan = read_plan(kept[_PLAN], f"{source.name}: {image.digest}")
-            layers = _layers_of(image, kept.get(_LAYERS))
+            layers = read_layers(kept.get(_LAYERS, b""), image.digest)
             stated = plan.document.plan_digest
             if stated != image.plan_digest:
                 raise UsageError(
@@ -82,16 +82,6 @@ def version_in(metadata: bytes) -> str:
     """The version of spark-build that ``build-metadata.yaml`` names."""
     found = _VERSION.search(metadata)
     return found[1].decode("utf-8", "replace") if found else ""
-
-
-def _layers_of(image: Image, data: bytes | None) -> list[Any]:
-    try:
-        value = json.loads(data or b"")
-    except ValueError as error:
-        raise UsageError(f"{image.digest}: /{_LAYERS} is missing or damaged: {error}") from None
-    if not isinstance(value, list):
-        raise UsageError(f"{image.digest}: /{_LAYERS} was not written by spark-build")
-    return value
 
 
 def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict[str, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from builder.applier.opkinds import Pull, ops_of
+from builder.applier.opkinds import Pull
 from builder.errors import UsageError
 from builder.forge import MERGED
 from builder.forge.normalize import read_sections
@@ -15,18 +15,11 @@ from builder.pulls.render import parts_of
 from builder.pulls.resolve import release_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
+    from builder.applier.layers import Layer
     from builder.documents.pulls import Pin
     from builder.forge.store import PullStore
     from builder.pulls.parts import Parts
     from builder.pypi.index import PackageIndex
-
-
-def pull_ops(layer: Mapping[str, Any]) -> Iterator[Pull]:
-    """The ``pull`` ops of a layer."""
-    for variant in layer["variants"]:
-        yield from (op for op in ops_of(variant) if isinstance(op, Pull))
 
 
 def pin_pull(op: Pull, package: str, store: PullStore, index: PackageIndex) -> tuple[Pin, Parts]:
@@ -50,16 +43,16 @@ def pin_pull(op: Pull, package: str, store: PullStore, index: PackageIndex) -> t
     return pin, parts
 
 
-def refuse_unpinned(layer: Mapping[str, Any]) -> None:
+def refuse_unpinned(layer: Layer) -> None:
     """Raise for a ``pull`` op without a pin.
 
     Raises:
         UsageError: there is one.
     """
-    pinned = {row["request"] for row in layer["pins"].get("pull", ())}
-    for op in pull_ops(layer):
-        if op.pull not in pinned:
+    pinned = {row["request"] for row in layer.pins.pull}
+    for op in layer.ops:
+        if isinstance(op, Pull) and op.pull not in pinned:
             raise UsageError(
-                f"layer {layer['name']}: {op.pull} is not pinned",
-                hint=f"spark-build layers pin {layer['name']}",
+                f"layer {layer.name}: {op.pull} is not pinned",
+                hint=f"spark-build layers pin {layer.name}",
             )

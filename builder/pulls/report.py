@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from builder.applier.diff import parse_diff
 from builder.applier.files import judge_file
 from builder.applier.hunks import judge_hunks
-from builder.applier.opkinds import Diff, counts, ops_of
+from builder.applier.opkinds import Diff, counts
 from builder.applier.states import APPLIED, NEEDED, POST, PRE, UPSTREAM
 from builder.applier.trees import OverlayTree
 from builder.documents.pulls import DroppedFile, PatchedFile, PullReport
@@ -127,12 +127,9 @@ def _changes(
     decision: LayerDecision, entry: Pulled, packages: Mapping[str, str]
 ) -> Iterator[FileDiff]:
     """What the pull request changes in the installed packages of this base."""
-    for variant in decision.layer["variants"]:
-        for op in ops_of(variant):
-            if not isinstance(op, Diff) or op.file != entry.pin.request:
-                continue
-            if counts(op, packages):
-                yield from parse_diff(op.diff)
+    for op in decision.layer.ops:
+        if isinstance(op, Diff) and op.file == entry.pin.request and counts(op, packages):
+            yield from parse_diff(op.diff)
 
 
 def _file(change: FileDiff, tree: Tree) -> PatchedFile:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Pull, read_op
+from builder.applier.layers import Layer
+from builder.applier.opkinds import Pull
 from builder.errors import SparkBuildError, UsageError
 from builder.forge import MERGED
 from builder.forge.normalize import read_sections
@@ -13,7 +14,7 @@ from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.catalog import Selection, order
 from builder.pulls.releases import Releases
-from builder.pulls.render import layer_of, merged_entry, notes_of, ops_of, parts_of
+from builder.pulls.render import Table, layer_of, merged_entry, notes_of, ops_of, parts_of
 from builder.pulls.report import Pulled
 from builder.util.console import console
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from builder.forge.store import PullStore
     from builder.pulls.parts import Parts
     from builder.pypi.index import PackageIndex
-
-Table = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class Resolver:
         layers = [self._layer(layer, pulled) for layer in selection.layers]
         pins: dict[str, Pin] = {}
         refs = [parse_pull(text) for text in requests]
-        names = _names(refs, {str(layer["name"]) for layer in layers})
+        names = _names(refs, {layer.name for layer in layers})
         after: list[str] = []
         for ref, name in zip(refs, names, strict=True):
             held = self.held.get(str(ref))
@@ -68,7 +67,7 @@ class Resolver:
                 entry = replace(entry, pin=self._released(entry))
             pins[str(ref)] = entry.pin
             pulled[name] = [entry]
-            layers.append(layer_of(entry.pin, entry.parts, name, after))
+            layers.append(Layer.read(layer_of(entry.pin, entry.parts, name, after)))
             after = [name]
         if not layers:
             raise UsageError(
@@ -77,18 +76,17 @@ class Resolver:
         done = Selection(tuple(order(layers)), selection.profiles)
         return Resolved(selection=done, pulled=pulled, pins=pins)
 
-    def _layer(self, layer: Mapping[str, Any], pulled: dict[str, list[Pulled]]) -> Table:
+    def _layer(self, layer: Layer, pulled: dict[str, list[Pulled]]) -> Layer:
         """A layer of the catalogue without ``pull`` ops."""
         if not has_pulls(layer):
-            return dict(layer)
-        name = str(layer["name"])
-        pins = {p.request: p for p in (read_pin(r, name) for r in layer["pins"].get("pull", ()))}
+            return layer
+        name = layer.name
+        pins = {p.request: p for p in (read_pin(row, name) for row in layer.pins.pull)}
         entries: list[Pulled] = []
         variants = []
-        for variant in layer["variants"]:
-            ops, notes = [], list(variant.get("notes", ()))
-            for raw in variant["ops"]:
-                op = read_op(raw)
+        for variant, rendered in zip(layer.variants, layer.rendered["variants"], strict=True):
+            ops, notes = [], list(variant.notes)
+            for op, raw in zip(variant.ops, rendered["ops"], strict=True):
                 if not isinstance(op, Pull):
                     ops.append(raw)
                     continue
@@ -97,14 +95,15 @@ class Resolver:
                         f"layer {name}: {op.pull} is not pinned",
                         hint=f"spark-build layers pin {name}",
                     )
-                entry = self._pulled(name, pins[op.pull], op, layer["package"])
+                entry = self._pulled(name, pins[op.pull], op, layer.package)
                 entries.append(entry)
                 ops += ops_of(entry.pin, entry.parts, op.when)
                 notes += notes_of(entry.pin, entry.parts)
-            variants.append({**variant, "ops": ops, **({"notes": notes} if notes else {})})
+            variants.append({**rendered, "ops": ops, **({"notes": notes} if notes else {})})
         pulled[name] = list({entry.pin.request: entry for entry in entries}.values())
-        kept = {key: rows for key, rows in layer["pins"].items() if key != "pull"}
-        return {**layer, "variants": variants, "pins": kept, **_history(layer, entries)}
+        kept = {key: rows for key, rows in layer.rendered["pins"].items() if key != "pull"}
+        changed = {"variants": variants, "pins": kept, **_history(layer, entries)}
+        return Layer.read({**layer.rendered, **changed})
 
     def _pulled(self, name: str, pin: Pin, op: Pull, package: str = "") -> Pulled:
         sections = read_sections(self.store.diff(pin))
@@ -133,16 +132,15 @@ def release_of(pin: Pin, parts: Parts, index: PackageIndex) -> str:
         return ""
 
 
-def has_pulls(layer: Mapping[str, Any]) -> bool:
+def has_pulls(layer: Layer) -> bool:
     """Whether a layer has ops that a forge has to be asked for."""
-    return any(op["op"] == "pull" for variant in layer["variants"] for op in variant["ops"])
+    return any(isinstance(op, Pull) for op in layer.ops)
 
 
-def _history(layer: Mapping[str, Any], entries: Sequence[Pulled]) -> Table:
+def _history(layer: Layer, entries: Sequence[Pulled]) -> Table:
     """What a layer that is nothing but pull requests of one repository knows of their merging."""
     repositories = {entry.pin.repository.lower() for entry in entries}
-    kinds = {op["op"] for variant in layer["variants"] for op in variant["ops"]}
-    if kinds != {"pull"} or len(repositories) != 1:
+    if not all(isinstance(op, Pull) for op in layer.ops) or len(repositories) != 1:
         return {}
     value: Table = {"series": repositories.pop()}
     requests = {entry.pin.request for entry in entries}

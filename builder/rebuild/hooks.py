@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import layer_digest
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.verify.trust import has_hook
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.layers import Layer
     from builder.publish.baked import Baked
 
 
@@ -50,13 +50,13 @@ def with_own_hooks(
 
 
 def _own(
-    layer: Mapping[str, Any],
+    layer: Layer,
     digests: Mapping[str, str],
     image: str,
     catalog: Catalog,
     ask: Callable[[str], None],
-) -> Mapping[str, Any]:
-    name = str(layer.get("name"))
+) -> Layer:
+    name = layer.name
     what = f"layer {name} of {image} has a hook(Python code)"
     if name not in catalog.folders:
         raise UsageError(
@@ -65,10 +65,10 @@ def _own(
             f"(with your copy of DIR/{name}/layer.toml)",
         )
     folder, own = catalog.folders[name], catalog.layer(name)
-    if layer_digest(own) != digests.get(name):
+    if own.digest != digests.get(name):
         raise UsageError(
             f"{what}, but {folder} differs: the image's plan says layer "
-            f"{str(digests.get(name))[:16]}, the folder is {layer_digest(own)[:16]}",
+            f"{str(digests.get(name))[:16]}, the folder is {own.digest[:16]}",
             hint=f"get the folder that the image was made from, or: spark-build layers show {name}",
         )
     ask(f"run the hook of {folder} as you")

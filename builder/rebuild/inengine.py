@@ -5,12 +5,11 @@ An engine gives no access to the layers of an image as they were; what it gives 
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from builder.engines import docker
-from builder.engines.metadata import SHARE
+from builder.engines.metadata import SHARE, read_layers
 from builder.publish.baked import Baked, version_in
 from builder.publish.subject import read_json
 from builder.rebuild.compare import Difference, by_variable, byte_range, compare_documents
@@ -47,7 +46,7 @@ class EngineOriginal:
         return Baked(
             version=version_in(metadata or b""),
             recorded=self._opened.recorded,
-            layers=tuple(json.loads(layers or b"[]")),
+            layers=tuple(read_layers(layers, self.digest)),
             files={},
         )
 

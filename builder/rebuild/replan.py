@@ -49,7 +49,7 @@ def baked_selection(baked: Baked) -> Selection:
         )
         for number, name in enumerate(plan.profiles)
     )
-    return Selection(tuple(baked.layers), profiles)
+    return Selection(baked.layers, profiles)
 
 
 def base_reference(baked: Baked) -> str:

@@ -83,12 +83,12 @@ def plain(value: Part) -> dict[str, Any]:
 
 
 def read(value: object, form: type[T]) -> T:
-    """The typed value of JSON; keys that it does not know are dropped.
+    """The typed value of JSON, or of a value with attributes; others are dropped.
 
     Raises:
-        ValueError: the JSON is not of that form; the message says where.
+        ValueError: it is not of that form; the message says where.
     """
-    return msgspec.convert(value, form)
+    return msgspec.convert(value, form, from_attributes=True)
 
 
 def json_schema(name: str, title: str, *forms: type[Part]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
+from builder.applier.layers import InputPin
 from builder.applier.machinecode import EXTENSION_WHEELS
 from builder.applier.receipts import receipts_of
 from builder.applier.records import parse_record
@@ -14,12 +15,14 @@ from builder.applier.states import NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import distribution_of
 from builder.applier.versions import normalize
 from builder.compile.changes import stage_name
-from builder.util.documents import plain
+from builder.documents.compiled import StageRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.compiled import KernelCode
+    from builder.applier.layers import DonorPin
+    from builder.applier.opkinds import Compile, Kernels
     from builder.applier.outcomes import Target
     from builder.applier.sources import Sources
     from builder.applier.trees import Tree
@@ -39,22 +42,20 @@ class InstalledWheelSources:
     #: layers of the target's plan, which says what its stages were and what had none
     planned: Sequence[PlannedLayer] = ()
 
-    def donor(self, pin: Mapping[str, Any]) -> bytes:
+    def donor(self, pin: DonorPin) -> bytes:
         return self.sources.donor(pin)
 
-    def members(self, pin: Mapping[str, Any]) -> list[Member]:
-        if "info_dir" not in pin:
+    def members(self, pin: InputPin) -> list[Member]:
+        if not distribution_of(pin.filename):
             return self.sources.members(pin)
-        return list(self._members(str(pin["info_dir"])))
+        return list(self._members(pin.filename))
 
-    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
-        if "info_dir" not in pin:
+    def member(self, pin: InputPin, path: str) -> bytes:
+        if not distribution_of(pin.filename):
             return self.sources.member(pin, path)
         return self.tree.read(path) or b""
 
-    def code(
-        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
-    ) -> Mapping[str, Any]:
+    def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
         return self.sources.code(tree, path, wanted, digest)
 
     def stage(
@@ -68,10 +69,10 @@ class InstalledWheelSources:
             found = layer.compile.sources if layer.compile else None
             state = _UNSTAGED.get(found.found) if found else None
             if found and state and found.change == ops[-1].change_name:
-                return Unstaged(state, "as planned", plain(found), since=layer.since)
+                return Unstaged(state, "as planned", found, since=layer.since)
         change = stage_name(ops)
         wanted = normalize(f"{EXTENSION_WHEELS}{change}")
-        request = {"change": change, "arch": ops[-1].arch}
+        request = _stand_in(change, ops[-1].arch)
         for receipt in receipts_of(self.tree):
             for path, entry in receipt["files"].items():
                 folder, _, name = path.partition("/")
@@ -81,9 +82,8 @@ class InstalledWheelSources:
                 if f"-{normalize(change)}-" in f"-{dist.name}-" and dist.name != wanted:
                     return Stage(request)  # part of it, which does not exist alone
                 if dist.name == wanted:
-                    pin = {"distribution": dist.name, "version": dist.version}
-                    wheel = {"filename": folder, "sha256": entry["after"], "info_dir": folder}
-                    return Stage(request, {**pin, **wheel})
+                    digest = entry["after"] or ""
+                    return Stage(request, InputPin(dist.name, dist.version, folder, digest))
         return self.sources.stage(ops, packages, target, module)
 
     def _members(self, info_dir: str) -> Iterator[Member]:
@@ -94,3 +94,20 @@ class InstalledWheelSources:
                 mode = self.tree.mode(row.path)
                 yield Member(row.path, row.sha256, row.size or 0, mode)
         yield Member(f"{info_dir}/RECORD", sha256_hex(record), len(record), 0o644)
+
+
+def _stand_in(change: str, arch: str) -> StageRequest:
+    """A stage that is known by what it made alone."""
+    return StageRequest(
+        change=change,
+        arch=arch,
+        platform="",
+        vllm="",
+        torch="",
+        module="",
+        compilers={},
+        operators=(),
+        files=(),
+        units=(),
+        inputs=(),
+    )

@@ -16,6 +16,7 @@ from builder.verify.verdict import Verdict, verdict_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from builder.applier.layers import Layer
     from builder.applier.trees import Tree
     from builder.documents.plan import PlanDocument
     from builder.verify.launches import Replies
@@ -236,7 +237,7 @@ class VerifyTarget:
     kind: str
     plan: PlanDocument
     #: rendered layers in order of application, whatever their state
-    layers: Sequence[Mapping[str, Any]]
+    layers: Sequence[Layer]
     tree: Tree
     env: Mapping[str, str]
     #: the target's own variables, before those the plan sets

@@ -122,7 +122,7 @@ class _Removal:
     def judge(self, layer: PlannedLayer) -> Necessity:
         """Take one layer away."""
         name, state = layer.name, layer.state
-        rest = [other for other in self.full.layers if other["name"] != name]
+        rest = [other for other in self.full.layers if other.name != name]
         title = f"{self.full.name} without {name}"
         in_force = [x.name for x in self.full.plan.layers if x.state in _IN_FORCE]
         number = len(in_force) - in_force.index(name)

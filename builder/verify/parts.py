@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.layers import Layer
     from builder.applier.sources import Sources
     from builder.applier.trees import Changes, Tree
     from builder.verify.interpreters import Probes
@@ -53,7 +54,7 @@ class Parts:
     asking: Callable[[Tree, Mapping[str, str]], Probes]
 
     def put_together(
-        self, target: VerifyTarget, layers: Sequence[Mapping[str, Any]], name: str
+        self, target: VerifyTarget, layers: Sequence[Layer], name: str
     ) -> VerifyTarget:
         """The target as these layers leave it, with what is expected of the target itself.
 
@@ -65,7 +66,7 @@ class Parts:
         sources = InstalledWheelSources(self.sources, target.tree, target.plan.layers)
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
         if plan.pending:
-            together = plan.pending[0].outcome.compiled["stage"]["change"]
+            together = plan.stages[0].change
             raise UsageError(
                 f"{together} is compiled into the same extension wheel as another change"
             )
@@ -213,14 +214,14 @@ def parts_of_image(
 
 
 def without_foreign_hooks(
-    baked: Sequence[Mapping[str, Any]], trust: TrustedSources, parts: Callable[[], Parts]
+    baked: Sequence[Layer], trust: TrustedSources, parts: Callable[[], Parts]
 ) -> Parts:
     """The parts of a target, where putting it together again runs no code out of it.
 
     Raises:
         CannotTakeApart: a layer that was baked in has a hook, and is none of this machine's.
     """
-    foreign = [layer["name"] for layer in baked if has_hook(layer) and not trust.own(layer)]
+    foreign = [layer.name for layer in baked if has_hook(layer) and not trust.own(layer)]
     if foreign:
         raise CannotTakeApart(
             f"layer {foreign[0]} has a hook(Python code), and no layer of this machine is "

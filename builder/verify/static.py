@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import layer_digest
 from builder.applier.receipts import (
     explained,
     final_digests,
@@ -64,7 +63,7 @@ def _plan(target: VerifyTarget, label: str) -> Check:
     elif label not in ("", stated):
         wrong = f"plan.json is {stated}, the image's label says {label}"
     else:
-        digests = {layer["name"]: layer_digest(layer) for layer in target.layers}
+        digests = {layer.name: layer.digest for layer in target.layers}
         planned = {layer.name: layer.digest for layer in target.plan.layers}
         names = sorted(n for n in digests | planned if digests.get(n) != planned.get(n))
         if names:

@@ -229,7 +229,7 @@ def target_of_image(
     try:
         if opening.selection is not None:
             plan = make_plan(base, opening.selection, opening.sources).document
-            layers = [dict(layer) for layer in opening.selection.layers]
+            layers = list(opening.selection.layers)
         elif baked.plan is not None:
             plan = baked.plan.document
         else:

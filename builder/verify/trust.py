@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from builder.applier.failures import ApplyError
-from builder.applier.outcomes import layer_digest
+from builder.applier.opkinds import Hook
 from builder.applier.receipts import receipts_of
 from builder.applier.sequence import judge_in_order
 from builder.applier.trees import OverlayTree
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from builder.applier.outcomes import Layer
+    from builder.applier.layers import Layer
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Changes, Tree
     from builder.verify.isolation import Isolation
@@ -82,10 +82,10 @@ class TrustedSources:
 
     def own(self, layer: Layer) -> bool:
         """Whether a layer is, word for word, one of this machine."""
-        name = str(layer.get("name"))
-        named = [one for one in self.layers if one["name"] == name]
+        name = layer.name
+        named = [one for one in self.layers if one.name == name]
         found = named or ([self.catalog.layer(name)] if name in self.catalog.folders else [])
-        return any(layer_digest(one) == layer_digest(layer) for one in found)
+        return any(one.digest == layer.digest for one in found)
 
     def apart(self, tree: Tree, paths: Iterable[str]) -> IsolatedRun | None:
         """How the files of a tree must be run: None means like any program of this machine.
@@ -140,11 +140,9 @@ class TrustedSources:
         return digest is not None and (path, digest) in self.made
 
 
-def has_hook(value: object) -> bool:
-    """Whether judging a layer runs Python code that it brings; it may be of any shape."""
-    if isinstance(value, dict):
-        return value.get("op") == "hook" or any(map(has_hook, value.values()))
-    return isinstance(value, list | tuple) and any(map(has_hook, value))
+def has_hook(layer: Layer) -> bool:
+    """Whether judging a layer runs Python code that it brings."""
+    return any(isinstance(op, Hook) for op in layer.ops)
 
 
 def _is_record(path: str) -> bool:
@@ -167,7 +165,7 @@ class _Released:
 
     def patched(self, receipts: Sequence[Receipt]) -> set[tuple[str, str]]:
         """What the layers of this machine make of the releases, where receipts name them."""
-        by_name = {str(layer["name"]): layer for layer in self._trust.layers}
+        by_name = {layer.name: layer for layer in self._trust.layers}
         names = dict.fromkeys(str(receipt["layer"]) for receipt in receipts)
         catalog = self._trust.catalog
         try:

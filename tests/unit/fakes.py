@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.applying import apply_layers
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.judging import judge
+from builder.applier.layers import Layer
 from builder.applier.outcomes import Outcome, Target
 from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.sequence import Step, judge_in_order
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.compiled import KernelCode
+    from builder.applier.layers import DonorPin, InputPin
+    from builder.applier.opkinds import Compile, Kernels
     from builder.applier.sources import Member, Stage, Unstaged
 
 Files = dict[str, bytes]
-Layer = dict[str, Any]
+#: An op, or something else of a layer, as JSON.
+Table = dict[str, Any]
 
 TARGET = Target("linux/arm64", "cp312")
 
@@ -170,7 +174,7 @@ class FakeSources:
     def __init__(
         self,
         *wheels: Wheel,
-        code: Mapping[str, Mapping[str, str]] | None = None,
+        code: Mapping[str, KernelCode] | None = None,
         stage: Stage | Unstaged | Callable[[Sequence[Compile]], Stage] | None = None,
     ) -> None:
         self._wheels = {wheel.filename: wheel.data for wheel in wheels}
@@ -180,9 +184,7 @@ class FakeSources:
         #: names of the changes that stages were asked for, together
         self.asked: list[list[str]] = []
 
-    def code(
-        self, tree: Tree, path: str, wanted: Mapping[str, Any], digest: str
-    ) -> Mapping[str, str]:
+    def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
         del tree, wanted, digest
         self.read.append(path)
         return self._code[path]
@@ -198,28 +200,28 @@ class FakeSources:
         self.asked.append([op.change_name for op in ops])
         return self._stage(ops) if callable(self._stage) else self._stage
 
-    def _open(self, pin: Mapping[str, Any]) -> zipfile.ZipFile:
-        return zipfile.ZipFile(io.BytesIO(self._wheels[pin["filename"]]))
+    def _open(self, pin: InputPin) -> zipfile.ZipFile:
+        return zipfile.ZipFile(io.BytesIO(self._wheels[pin.filename]))
 
-    def donor(self, pin: Mapping[str, Any]) -> bytes:
+    def donor(self, pin: DonorPin) -> bytes:
         with self._open(pin) as archive:
-            return archive.read(pin["member"])
+            return archive.read(pin.member)
 
-    def members(self, pin: Mapping[str, Any]) -> list[Member]:
+    def members(self, pin: InputPin) -> list[Member]:
         with self._open(pin) as archive:
             return wheel_members(archive)
 
-    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+    def member(self, pin: InputPin, path: str) -> bytes:
         with self._open(pin) as archive:
             return archive.read(path)
 
 
-def make_layer(name: str = "fix", *ops: Layer, **changes: Any) -> Layer:
+def make_layer(name: str = "fix", *ops: Table, **changes: Any) -> Layer:
     """A rendered layer with one variant for every vLLM, unless the test says otherwise."""
     wheels: Sequence[Wheel] = changes.pop("wheels", ())
-    donors: Sequence[Layer] = changes.pop("donors", ())
+    donors: Sequence[Table] = changes.pop("donors", ())
     variant = {"name": "only", "when": {"vllm": ">=0.1.0"}, "ops": list(ops)}
-    return {
+    rendered = {
         "name": name,
         "summary": f"what {name} does",
         "order": 50,
@@ -232,19 +234,25 @@ def make_layer(name: str = "fix", *ops: Layer, **changes: Any) -> Layer:
         "pins": {"wheel": [w.pin for w in wheels], "donor": list(donors)},
         **changes,
     }
+    return Layer.read(rendered)
 
 
-def replace_op(old: str, new: str, file: str = "vllm/core.py", count: int = 1) -> Layer:
+def altered(layer: Layer, **changes: Any) -> Layer:
+    """A layer with other JSON in some places."""
+    return Layer.read({**layer.rendered, **changes})
+
+
+def replace_op(old: str, new: str, file: str = "vllm/core.py", count: int = 1) -> Table:
     """A rendered ``replace`` op."""
     return {"op": "replace", "file": file, "old": old, "new": new, "count": count}
 
 
-def env_op(name: str, value: str, **more: str) -> Layer:
+def env_op(name: str, value: str, **more: str) -> Table:
     """A rendered ``env`` op."""
     return {"op": "env", "name": name, "value": value, **more}
 
 
-def copy_op(to: str, data: bytes) -> Layer:
+def copy_op(to: str, data: bytes) -> Table:
     """A rendered ``copy`` op."""
     return {"op": "copy", "from": "file", "to": to, "data": base64.b64encode(data).decode()}
 

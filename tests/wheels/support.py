@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.opkinds import Env
 from builder.applier.records import parse_record
 from builder.applier.trees import OverlayTree
 from builder.layers.catalog import Catalog
@@ -18,8 +19,9 @@ from builder.pipeline.bases import identify_base
 from builder.plan.planner import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from builder.applier.layers import Layer
     from builder.applier.trees import Changes, Tree
     from builder.bases.model import Base
     from builder.layers.catalog import Selection
@@ -150,16 +152,10 @@ def _record_hash(sha256: str | None) -> str:
     return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
 
 
-def probed_files(layer: Mapping[str, Any]) -> set[str]:
+def probed_files(layer: Layer) -> set[str]:
     """Files that a layer's probes and settings look at without changing them."""
-    probes = {c["file"] for entry in layer["upstream"] for c in entry["probe"]}
-    readers = {
-        op.get("reader", "vllm/envs.py")
-        for variant in layer["variants"]
-        for op in variant["ops"]
-        if op["op"] == "env"
-    }
-    return probes | readers
+    probes = {clause.file for entry in layer.upstream for clause in entry.probe}
+    return probes | {op.reader for op in layer.ops if isinstance(op, Env)}
 
 
 def digests_of(changes: Changes) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.judging import judge
+from builder.applier.layers import Layer
 from builder.applier.outcomes import Target
 from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
@@ -19,12 +20,14 @@ from builder.compile.changes import compile_ops
 from builder.compile.cputorch import refuse_cpu_torch
 from builder.compile.source import release_source
 from builder.compile.stage import Stages
+from builder.documents.compiled import StageRequest
 from builder.errors import SparkBuildError
 from builder.forge.store import Forges
 from builder.layers.catalog import Catalog
 from builder.machinecode.facts import read_module
 from builder.plan.sources import IndexSources
 from builder.pypi.index import PackageIndex
+from builder.util.documents import plain, read
 from tests.forge import Repository
 
 from .support import Planner
@@ -50,11 +53,14 @@ def test_facts_of_a_release_match_its_module(planned: Planner, release: str) -> 
     made = planned(f"pypi:vllm=={release}", "sm120-family")
     decision = made.decision("sm120-family")
     assert (decision.outcome.state, reason in decision.outcome.reason) == (state, True)
-    code = decision.outcome.compiled["code"]
-    assert (code["module"], code["sha256"]) == (module, made.base.tree.digest(module))
-    read = read_module(made.base.tree, module, OP.code)
-    assert {key: code[key] for key in read} == read
-    unknown = {**LAYER, "pins": {"wheel": [], "donor": []}}
+    assert decision.outcome.compiled
+    assert OP.code
+    code = decision.outcome.compiled.code
+    assert code
+    assert (code.module, code.sha256) == (module, made.base.tree.digest(module))
+    found = read_module(made.base.tree, module, OP.code)
+    assert (code.how, code.arch, code.guard) == (found.how, found.arch, found.guard)
+    unknown = Layer.read({**LAYER.rendered, "pins": {"wheel": [], "donor": []}})
     target = made.base.identity.platform.target
     again = judge(unknown, made.base.tree, IndexSources(planned.index), target)
     assert (again.state, again.compiled) == (state, decision.outcome.compiled)
@@ -70,8 +76,8 @@ def test_a_plan_does_not_read_the_modules(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_release_has_facts() -> None:
     """A new release is read when it is planned for; ``layers pin`` makes it known."""
-    known = {(row["platform"], row["sha256"]) for row in LAYER["pins"]["code"]}
-    assert len(known) == len(LAYER["pins"]["code"])
+    known = {(pin.platform, pin.sha256) for pin in LAYER.pins.code}
+    assert len(known) == len(LAYER.pins.code)
     assert {platform for platform, _ in known} == {"linux/arm64", "linux/amd64"}
 
 
@@ -89,7 +95,7 @@ def request_of(stages: Stages, target: Target | None = None, **packages: str) ->
     """What a stage of the layer comes to, for this machine's platform if not for another."""
     made = stages.stage([OP], packages, target or Target.here(), beside)
     assert isinstance(made, Stage)
-    return made.request
+    return plain(read(made.request, StageRequest))
 
 
 @needs_gpp

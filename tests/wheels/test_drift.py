@@ -15,6 +15,8 @@ from builder.applier.applying import apply_layers
 from builder.applier.edits import top_level
 from builder.applier.failures import ApplyError
 from builder.applier.judging import judge
+from builder.applier.layers import Clause
+from builder.applier.opkinds import counts
 from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
 from builder.applier.text import first_line
 from builder.applier.trees import DirTree
@@ -61,10 +63,10 @@ def ops_of(kind: str) -> list[tuple[str, str, int]]:
     return [
         (layer, name, number)
         for layer, name in BASES
-        for variant in catalog.layer(layer)["variants"]
-        if variant["name"] == name
-        for number, op in enumerate(variant["ops"])
-        if op["op"] == kind
+        for variant in catalog.layer(layer).variants
+        if variant.name == name
+        for number, op in enumerate(variant.ops)
+        if op.kind == kind
     ]
 
 
@@ -81,7 +83,7 @@ class Case:
     @property
     def file(self) -> str:
         """The file that the op edits."""
-        return str(self.op["file"])
+        return str(self.op.file)
 
     def mutate(self, edit: Edit) -> None:
         """Change the op's file; None takes it away."""
@@ -117,8 +119,8 @@ class Case:
 
 def is_for(made: Planned, layer: str, variant: str, number: int) -> bool:
     """Whether the versions of a base are those that an op is for."""
-    ops = next(v["ops"] for v in made.decision(layer).layer["variants"] if v["name"] == variant)
-    return all_match(ops[number].get("if", {}), made.plan.base.packages)
+    ops = next(v.ops for v in made.decision(layer).layer.variants if v.name == variant)
+    return counts(ops[number], made.plan.base.packages)
 
 
 @pytest.fixture
@@ -136,8 +138,8 @@ def case(
     assert (decision.outcome.state, decision.outcome.variant) == (NEEDED, variant)
     files = set(decision.outcome.changes) | probed_files(decision.layer)
     lay_out(made.before(layer), files, tmp_path)
-    chosen = next(v for v in decision.layer["variants"] if v["name"] == variant)
-    return Case(made, layer, chosen["ops"][number], tmp_path, sources)
+    chosen = next(v for v in decision.layer.variants if v.name == variant)
+    return Case(made, layer, chosen.ops[number], tmp_path, sources)
 
 
 def replaces(function: Callable[[Case], None]) -> Callable[[Case], None]:
@@ -156,10 +158,10 @@ def test_every_text_layer_is_tested_here(planned: Planner) -> None:
 
     catalog = Catalog.discover()
     edited = {
-        (name, variant["name"])
+        (name, variant.name)
         for name in catalog.folders
-        for variant in catalog.layer(name)["variants"]
-        if {op["op"] for op in variant["ops"]} & {"replace", "diff", "graft", "copy", "hook"}
+        for variant in catalog.layer(name).variants
+        if {op.kind for op in variant.ops} & {"replace", "diff", "graft", "copy", "hook"}
     }
     assert edited == set(BASES)
 
@@ -167,8 +169,8 @@ def test_every_text_layer_is_tested_here(planned: Planner) -> None:
 @replaces
 def test_the_anchor_is_missing(case: Case) -> None:
     """The message shows the line of the expected text that is not there."""
-    wanted = [line.strip() for line in case.op["old"].splitlines()]
-    case.mutate(lambda text: text.replace(case.op["old"], "\n"))
+    wanted = [line.strip() for line in case.op.old.splitlines()]
+    case.mutate(lambda text: text.replace(case.op.old, "\n"))
     case.refused(DRIFT, case.file, "not found")
     reason = case.judge().reason
     assert any(repr(line) in reason for line in wanted if line), reason
@@ -177,16 +179,16 @@ def test_the_anchor_is_missing(case: Case) -> None:
 @replaces
 def test_the_anchor_differs_slightly(case: Case) -> None:
     """The message shows the nearest line too, with its number."""
-    wanted = first_line(case.op["old"])
+    wanted = first_line(case.op.old)
     near = wanted.replace("_", "__", 2) if "_" in wanted else wanted + "  # edited"
-    case.mutate(lambda text: text.replace(case.op["old"], case.op["old"].replace(wanted, near)))
+    case.mutate(lambda text: text.replace(case.op.old, case.op.old.replace(wanted, near)))
     case.refused(DRIFT, repr(wanted), "nearest is line ", near)
 
 
 @replaces
 def test_the_anchor_occurs_twice(case: Case) -> None:
-    count = case.op["count"]
-    case.mutate(lambda text: text + "\n" + case.op["old"])
+    count = case.op.count
+    case.mutate(lambda text: text + "\n" + case.op.old)
     case.refused(AMBIGUOUS, case.file, f"is there {count + 1} times, expected {count}")
 
 
@@ -204,15 +206,14 @@ def test_the_file_is_not_text(case: Case) -> None:
 
 def is_alone(case: Case) -> bool:
     """Whether the op is the only text op of its variant, so that it cannot be half applied."""
-    ops = case.made.decision(case.layer).layer["variants"]
-    variant = next(v for v in ops if case.op in v["ops"])
-    return len(variant["ops"]) == 1
+    variants = case.made.decision(case.layer).layer.variants
+    return len(next(v.ops for v in variants if case.op in v.ops)) == 1
 
 
 @replaces
 def test_a_partly_applied_layer(case: Case) -> None:
     """One of its edits is already in the base: all or nothing, and it says which."""
-    case.mutate(lambda text: text.replace(case.op["old"], case.op["new"]))
+    case.mutate(lambda text: text.replace(case.op.old, case.op.new))
     if is_alone(case):
         assert case.judge().state == APPLIED
         return
@@ -268,9 +269,7 @@ def upstream_probes() -> list[tuple[str, str, int]]:
         "vllm-b12x-backend": "pypi:vllm==0.22.0",
         "vllm-b12x-reachable": "pypi:vllm==0.28.0",
     }
-    longest = {
-        n: max(len(e["probe"]) for e in Catalog.discover().layer(n)["upstream"]) for n in bases
-    }
+    longest = {n: max(len(e.probe) for e in Catalog.discover().layer(n).upstream) for n in bases}
     return [(name, ref, i) for name, ref in bases.items() for i in range(longest[name])]
 
 
@@ -283,25 +282,25 @@ def test_a_missing_upstream_fix(
     decision = made.decision(layer)
     assert decision.outcome.state == UPSTREAM
     packages = made.plan.base.packages
-    entry = next(e for e in decision.layer["upstream"] if all_match(e["when"], packages))
-    if number >= len(entry["probe"]):
+    entry = next(e for e in decision.layer.upstream if all_match(e.when, packages))
+    if number >= len(entry.probe):
         return  # this form of the fix has fewer signs than the other one
     lay_out(made.before(layer), probed_files(decision.layer), tmp_path)
-    clause = entry["probe"][number]
+    clause = entry.probe[number]
     spoil(tmp_path, clause)
-    case = Case(made, layer, {"file": clause["file"]}, tmp_path, sources)
-    case.refused(DRIFT, "should have this fix", clause["file"], entry["since"])
+    case = Case(made, layer, clause, tmp_path, sources)
+    case.refused(DRIFT, "should have this fix", clause.file, entry.since or "")
 
 
-def spoil(root: Path, clause: dict[str, Any]) -> None:
+def spoil(root: Path, clause: Clause) -> None:
     """Make one clause of a probe untrue."""
-    path = root / clause["file"]
-    if clause.get("missing"):
-        write(root, clause["file"], b"")
-    elif "contains" in clause:
-        path.write_text(path.read_text("utf-8").replace(clause["contains"], "# gone\n"), "utf-8")
+    path = root / clause.file
+    if clause.missing:
+        write(root, clause.file, b"")
+    elif clause.contains is not None:
+        path.write_text(path.read_text("utf-8").replace(clause.contains, "# gone\n"), "utf-8")
     else:
-        path.write_text(path.read_text("utf-8") + f"\n# {clause['lacks']}\n", "utf-8")
+        path.write_text(path.read_text("utf-8") + f"\n# {clause.lacks}\n", "utf-8")
 
 
 def test_an_unpatched_file_in_a_release_that_should_have_the_fix(
@@ -317,7 +316,7 @@ def test_an_unpatched_file_in_a_release_that_should_have_the_fix(
     assert data is not None
     assert "FlashInferB12xNvFp4LinearKernel" not in top_level(data.decode())
     write(tmp_path, path, data)
-    Case(new, layer, {"file": path}, tmp_path, sources).refused(DRIFT, path)
+    Case(new, layer, Clause(path), tmp_path, sources).refused(DRIFT, path)
 
 
 # ------------------------------------------------------------------------------ as a user meets it

@@ -667,7 +667,12 @@ def bundle(world: World, layers: str) -> Path:
     from builder.layers.layerfile import load_layer
 
     loaded = [load_layer(world.root / "patches" / name) for name in layers.split(",")]
-    value = {"name": "test", "needs": {}, "needs_reason": "", "layers": loaded}
+    value = {
+        "name": "test",
+        "needs": {},
+        "needs_reason": "",
+        "layers": [one.rendered for one in loaded],
+    }
     path = world.root / "layer.json"
     path.write_text(json.dumps(value))
     return path

@@ -92,7 +92,7 @@ def test_without_the_layer_the_values_are_wrong(
     parts = Parts(
         base=made.base, sources=planned.sources, asking=in_sandbox(made.base, TrustedSources())
     )
-    rest = [other for other in target.layers if other["name"] != layer]
+    rest = [other for other in target.layers if other.name != layer]
     assert len(rest) == len(target.layers) - 1
     checks = {one.name: one for one in check_numbers(parts.put_together(target, rest, layer))}
     assert set(checks) == set(defects)

@@ -79,8 +79,8 @@ def cases() -> list[tuple[str, str]]:
 def op_kinds(made: Planned, layer: str) -> set[str]:
     """Kinds of op that change files in the variant of a layer that was chosen."""
     decision = made.decision(layer)
-    variant = next(v for v in decision.layer["variants"] if v["name"] == decision.outcome.variant)
-    return {op["op"] for op in variant["ops"]} - {"env"}
+    variant = next(v for v in decision.layer.variants if v.name == decision.outcome.variant)
+    return {op.kind for op in variant.ops} - {"env"}
 
 
 @pytest.mark.parametrize("release", TABLE["release"])
@@ -167,8 +167,8 @@ def test_wheel_layer_keeps_record_correct(
     after.update(decision.outcome.changes)
     (pin,) = decision.outcome.inputs
     members = {m.path: m.sha256 for m in sources.members(pin)}
-    dist = after.distributions()[pin["distribution"]]
-    assert dist.version == pin["version"]
+    dist = after.distributions()[pin.distribution]
+    assert dist.version == pin.version
     record = f"{dist.info_dir}/RECORD"
     rows = {row.path: row.sha256 for row in parse_record(after.read(record) or b"")}
     assert rows.keys() == members.keys() | {f"{dist.info_dir}/INSTALLER"}
@@ -179,7 +179,7 @@ def test_wheel_layer_keeps_record_correct(
         p: d for p, d in members.items() if p != record
     }
     assert after.digest(VENDORED) == before.digest(VENDORED)
-    assert_old_version_is_gone(before, after, pin["distribution"])
+    assert_old_version_is_gone(before, after, pin.distribution)
 
 
 def assert_old_version_is_gone(before: OverlayTree, after: OverlayTree, distribution: str) -> None:

@@ -8,24 +8,37 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.applying import apply_layers
+from builder.applier.compiled import KernelCode
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import ApplyError
 from builder.applier.index import IndexSources
 from builder.applier.judging import judge
-from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE, read_code
+from builder.applier.layers import InputPin
+from builder.applier.machinecode import (
+    ABSENT,
+    NO_CODE,
+    RUNS,
+    TRAP,
+    UNLOADABLE,
+    read_code,
+)
+from builder.applier.opkinds import Compile
 from builder.applier.sequence import judge_in_order
 from builder.applier.sources import Stage
 from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import DirTree, OverlayTree
+from builder.applier.values import read_value
 from builder.compile.changes import rendered_change
 from builder.compile.cost import cost_of_units, refuse_machine
 from builder.dispatch.record import decides
+from builder.documents.compiled import StageRequest
 from builder.documents.plan import BakedPlan
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
 from builder.machinecode.facts import read_module
 from builder.machinecode.fatbin import BadBinary, images
-from builder.machinecode.modules import KernelCode, Summary
+from builder.machinecode.modules import KernelCode as Reading
+from builder.machinecode.modules import Summary
 from builder.machinecode.sass import ToolMissing
 from builder.model.plan import digest_of
 from builder.plan.planner import hints, refuse_plan
@@ -42,8 +55,9 @@ from tests.unit.fakes import (
     TARGET,
     FakeSources,
     Files,
-    Layer,
     MemoryTree,
+    Table,
+    altered,
     dist_files,
     fake_base,
     make_layer,
@@ -58,11 +72,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.compiled import ModuleCode
+    from builder.applier.layers import Layer
     from builder.applier.outcomes import Outcome
 
 MODULE = "vllm/_C.abi3.so"
 STABLE = "vllm/_C_stable_libtorch.abi3.so"
-OP: Layer = {
+OP: Table = {
     "op": "compile",
     "source": "vllm",
     "arch": "12.1a",
@@ -71,7 +87,8 @@ OP: Layer = {
 LAYER = make_layer("family", OP)
 BASE = vllm_files() | {MODULE: b"an extension"}
 ONLY, FAMILY = "enable_sm120_only", "enable_sm120_family"
-NOT_LOADED = {"how": UNLOADABLE, "arch": "sm_120a", "guard": ONLY}
+NOT_LOADED = KernelCode(UNLOADABLE, "sm_120a", ONLY)
+KERNELS = next(op.code for op in LAYER.ops if isinstance(op, Compile) and op.code)
 REQUEST: dict[str, Any] = {
     "change": "sm120-family",
     "arch": "12.1a",
@@ -99,13 +116,19 @@ WHEEL = make_wheel(
     {f"{PACKAGE}/__init__.py": "def load():\n    pass\n", f"{PACKAGE}/kernels.so": b"code"},
     executable=[f"{PACKAGE}/kernels.so"],
 )
-MADE = Stage(REQUEST, WHEEL.pin)
+STAGE = read(REQUEST, StageRequest)
+MADE = Stage(STAGE, read_value(InputPin, WHEEL.pin, "the wheel"))
 
 
-def judged(
-    files: Files, code: Mapping[str, Mapping[str, str]], stage: Stage | None = None
-) -> Outcome:
+def judged(files: Files, code: Mapping[str, KernelCode], stage: Stage | None = None) -> Outcome:
     return judge(LAYER, MemoryTree(files), FakeSources(WHEEL, code=code, stage=stage), TARGET)
+
+
+def code_of(outcome: Outcome) -> ModuleCode:
+    """What was read of a module."""
+    assert outcome.compiled
+    assert outcome.compiled.code
+    return outcome.compiled.code
 
 
 # ---------------------------------------------------------------------------------------- the state
@@ -115,38 +138,38 @@ def judged(
     ("facts", "state", "reason"),
     [
         (NOT_LOADED, NEEDS_REBUILD, "only for sm_120a, which SM121 does not load"),
-        ({"how": TRAP, "arch": "sm_121a", "guard": ONLY}, NEEDS_REBUILD, "as traps"),
-        ({"how": ABSENT}, NEEDS_REBUILD, "was built without the FP8 per-tensor GEMM"),
-        ({"how": RUNS, "arch": "sm_120f", "guard": ONLY}, NOT_APPLICABLE, "SM121 runs it"),
-        ({"how": RUNS, "arch": "sm_120f", "guard": FAMILY}, UPSTREAM, "SM121 runs it"),
-        ({"how": NO_CODE}, NOT_APPLICABLE, "it is not a CUDA build"),
+        (KernelCode(TRAP, "sm_121a", ONLY), NEEDS_REBUILD, "as traps"),
+        (KernelCode(ABSENT), NEEDS_REBUILD, "was built without the FP8 per-tensor GEMM"),
+        (KernelCode(RUNS, "sm_120f", ONLY), NOT_APPLICABLE, "SM121 runs it"),
+        (KernelCode(RUNS, "sm_120f", FAMILY), UPSTREAM, "SM121 runs it"),
+        (KernelCode(NO_CODE), NOT_APPLICABLE, "it is not a CUDA build"),
     ],
     ids=["not-loadable", "trap", "absent", "runs", "runs-with-the-change", "no-code"],
 )
-def test_machine_code_decides_the_state(facts: dict[str, str], state: str, reason: str) -> None:
+def test_machine_code_decides_the_state(facts: KernelCode, state: str, reason: str) -> None:
     outcome = judged(BASE, {MODULE: facts})
     assert outcome.state == state
     assert reason in outcome.reason
     assert outcome.since == ("vLLM 0.22.0" if state == UPSTREAM else None)
-    assert outcome.compiled["code"]["how"] == facts["how"]
+    assert code_of(outcome).how == facts.how
     assert not outcome.changes
 
 
 def test_the_version_of_the_base_is_ignored() -> None:
     """A source build of a release whose wheel runs them, for 12.1a with CUDA 12.9, is a trap."""
     newer = vllm_files("0.21.0") | {MODULE: b"built from source"}
-    trap = {"how": TRAP, "arch": "sm_121a", "guard": ONLY}
+    trap = KernelCode(TRAP, "sm_121a", ONLY)
     assert judged(newer, {MODULE: trap}).state == NEEDS_REBUILD
     older = vllm_files("0.19.1") | {MODULE: b"built from source"}
-    runs = {"how": RUNS, "arch": "sm_120f", "guard": ONLY}
+    runs = KernelCode(RUNS, "sm_120f", ONLY)
     assert judged(older, {MODULE: runs}).state == NOT_APPLICABLE
 
 
 def test_the_first_module_with_the_kernels_decides() -> None:
     both = BASE | {STABLE: b"another"}
-    outcome = judged(both, {STABLE: {"how": ABSENT}, MODULE: NOT_LOADED})
-    assert outcome.compiled["code"]["module"] == MODULE
-    runs = {"how": RUNS, "arch": "sm_120f", "guard": FAMILY}
+    outcome = judged(both, {STABLE: KernelCode(ABSENT), MODULE: NOT_LOADED})
+    assert code_of(outcome).module == MODULE
+    runs = KernelCode(RUNS, "sm_120f", FAMILY)
     assert judged(both, {STABLE: runs, MODULE: NOT_LOADED}).state == UPSTREAM
 
 
@@ -154,11 +177,16 @@ def test_a_base_without_extensions_is_not_a_cuda_build() -> None:
     assert judged(vllm_files(), {}).state == NOT_APPLICABLE
 
 
+def knowing(sha256: str) -> Layer:
+    """The layer, with what a module of this digest has."""
+    row = {"version": "0.20.1", "platform": "linux/arm64", "module": MODULE, "sha256": sha256}
+    row |= dataclasses.asdict(NOT_LOADED)
+    return altered(LAYER, pins={"wheel": [], "donor": [], "code": [row]})
+
+
 def test_a_known_module_is_not_read_again() -> None:
-    row = {"version": "0.20.1", "platform": "linux/arm64", "module": MODULE, **NOT_LOADED}
-    known = {**LAYER, "pins": {"wheel": [], "donor": [], "code": [row]}}
-    row["sha256"] = sha256_hex(BASE[MODULE])
-    sources = FakeSources(code={MODULE: {"how": RUNS, "arch": "sm_120f"}})
+    known = knowing(sha256_hex(BASE[MODULE]))
+    sources = FakeSources(code={MODULE: KernelCode(RUNS, "sm_120f")})
     assert judge(known, MemoryTree(BASE), sources, TARGET).state == NEEDS_REBUILD
     assert sources.read == []
     other = BASE | {MODULE: b"of the same version, and something else"}
@@ -168,7 +196,7 @@ def test_a_known_module_is_not_read_again() -> None:
 
 def test_an_installed_extension_wheel_counts_as_applied() -> None:
     files = BASE | {f"{PACKAGE}/kernels.so": b"code"}
-    runs = {"how": RUNS, "arch": "sm_121a", "guard": FAMILY}
+    runs = KernelCode(RUNS, "sm_121a", FAMILY)
     outcome = judged(files, {f"{PACKAGE}/kernels.so": runs, MODULE: NOT_LOADED})
     assert outcome.state == APPLIED
     assert f"{PACKAGE}/kernels.so" in outcome.reason
@@ -192,7 +220,7 @@ def planned(stage: Stage | None) -> Any:
 
 
 def test_a_stage_is_planned_before_it_is_run() -> None:
-    before, after = planned(Stage(REQUEST)), planned(MADE)
+    before, after = planned(Stage(STAGE)), planned(MADE)
     assert [d.outcome.state for d in (*before.decisions, *after.decisions)] == [NEEDED] * 2
     assert [len(plan.pending) for plan in (before, after)] == [1, 0]
     assert before.digest == after.digest, "a plan is the same before and after its stage"
@@ -223,7 +251,8 @@ def test_a_stage_is_planned_before_it_is_run() -> None:
     ],
 )
 def test_inputs_of_a_stage_are_part_of_the_plan(key: str, value: Any) -> None:
-    assert planned(Stage({**REQUEST, key: value})).digest != planned(Stage(REQUEST)).digest
+    stage = read({**REQUEST, key: value}, StageRequest)
+    assert planned(Stage(stage)).digest != planned(Stage(STAGE)).digest
 
 
 def test_output_of_a_stage_is_installed_like_any_wheel() -> None:
@@ -356,7 +385,7 @@ def test_code_is_read_from_the_listing_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: list[tuple[str, str]], how: str
 ) -> None:
     cuobjdump(tmp_path, monkeypatch, *images)
-    assert read_code(tmp_path / "listing", OP["code"])["how"] == how
+    assert read_code(tmp_path / "listing", KERNELS).how == how
 
 
 def test_the_listing_of_cuda_12_is_read_the_same_way(
@@ -367,10 +396,10 @@ def test_the_listing_of_cuda_12_is_read_the_same_way(
     listing = tmp_path / "listing"
     as_12 = listing.read_text().replace("FUNC  GLOBAL 0 ENTRY", "STT_FUNC  STB_LOCAL  STO_ENTRY")
     listing.write_text(as_12)
-    assert read_code(listing, OP["code"]) == NOT_LOADED
+    assert read_code(listing, KERNELS) == NOT_LOADED
     listing.write_text(as_12.replace("STO_ENTRY", "SOMETHING"))
     with pytest.raises(ApplyError, match="printed an unknown format"):
-        read_code(listing, OP["code"])
+        read_code(listing, KERNELS)
     with pytest.raises(BadBinary, match="printed an unknown format"):
         images(listing)
 
@@ -437,7 +466,7 @@ def loaded(tmp_path: Path, text: str = TEXT, pins: str = "") -> Layer:
 
 def test_a_compile_op_is_rendered_completely(tmp_path: Path) -> None:
     """A baked layer must say what it changes, whatever a later spark-build knows by that name."""
-    (variant,) = loaded(tmp_path)["variants"]
+    (variant,) = loaded(tmp_path).rendered["variants"]
     assert variant["ops"] == [OP]
     assert {"old", "new", "files", "applied-upstream"} <= OP["change"].keys()
 
@@ -484,10 +513,8 @@ def test_a_module_of_an_image_is_identified_by_its_record(tmp_path: Path) -> Non
     """Hashing it would read gigabytes; of a directory its own bytes count, whatever RECORD says."""
     files = dist_files("vllm", "0.20.1", {MODULE: "as released"})
     files[MODULE] = b"put in its place"
-    row = {"version": "0.20.1", "platform": "linux/arm64", "module": MODULE, **NOT_LOADED}
-    known = {**LAYER, "pins": {"wheel": [], "donor": [], "code": [row]}}
-    row["sha256"] = sha256_hex(b"as released")
-    sources = FakeSources(code={MODULE: {"how": RUNS, "arch": "sm_120f"}})
+    known = knowing(sha256_hex(b"as released"))
+    sources = FakeSources(code={MODULE: KernelCode(RUNS, "sm_120f")})
     assert judge(known, MemoryTree(files), sources, TARGET).state == NEEDS_REBUILD
     root = write_tree(tmp_path / "site", files)
     assert judge(known, DirTree(root), sources, TARGET).state == NOT_APPLICABLE
@@ -500,7 +527,7 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     monkeypatch.setattr("builder.machinecode.fatbin.find_tool", no_tool)
     tree = DirTree(write_tree(tmp_path / "site", BASE))
     with pytest.raises(EngineError, match="is unknown, and its architectures") as caught:
-        read_module(tree, MODULE, OP["code"])
+        read_module(tree, MODULE, KERNELS)
     assert caught.value.code == 6
     assert "pip install nvidia-cuda-cuobjdump" in caught.value.hint
 
@@ -512,13 +539,13 @@ def no_tool(name: str) -> Path:
 def fake_summary(file: Path, path: str, symbols: Sequence[str]) -> Summary:
     """Modules with one FP8 kernel: for SM121 in an extension wheel, for another chip elsewhere."""
     ours = file.read_bytes() == b"code"
-    one = KernelCode(
+    one = Reading(
         kernel="k",
         how="native" if ours else "none",
         arch="sm_121a" if ours else "sm_120a",
         counts={"QMMA.16832.F32.E4M3.E4M3": 8} if ours else {},
     )
-    fp8 = {symbol: (one,) if symbol == OP["code"]["symbol"] else () for symbol in symbols}
+    fp8 = {symbol: (one,) if symbol == KERNELS.symbol else () for symbol in symbols}
     counted = {"total": 1, "native": int(ours), "jit": 0, "elf": {one.arch: [1, 1]}, "ptx": {}}
     return Summary(path=path, readings=fp8, **counted)  # type: ignore[arg-type]
 

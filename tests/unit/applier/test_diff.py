@@ -11,10 +11,12 @@ from builder.applier.diff import Hunk, parse_diff
 from builder.applier.failures import ApplyError
 from builder.applier.hunks import apply_hunks
 from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE
-from tests.unit.fakes import Layer, MemoryTree, judged, make_layer, vllm_files
+from tests.unit.fakes import MemoryTree, judged, make_layer, vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from builder.applier.layers import Layer
 
 BASE = "".join(f"line {n}\n" for n in range(1, 21))
 

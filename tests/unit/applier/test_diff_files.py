@@ -17,7 +17,6 @@ from tests.unit.fakes import (
     TARGET,
     FakeSources,
     Files,
-    Layer,
     MemoryTree,
     apply_to,
     judged,
@@ -29,6 +28,8 @@ from tests.unit.fakes import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from builder.applier.layers import Layer
 
 TEXT = "".join(f"name_{n} = {n}\n" for n in range(1, 21))
 NEW = "diff --git a/vllm/new.py b/vllm/new.py\nnew file mode 100644\n"
@@ -279,9 +280,8 @@ COMPILE = {"op": "compile", "file": "a#1", "reason": "csrc/a.cu reach vllm compi
 
 class TestCompiled:
     def layer(self, *diffs: str, **changes: Any) -> Layer:
-        layer = layer_of(*diffs, **changes)
-        layer["variants"][0]["ops"].append(COMPILE)
-        return layer
+        (variant,) = layer_of(*diffs, **changes).rendered["variants"]
+        return layer_of(*diffs, variant={"ops": [*variant["ops"], COMPILE]}, **changes)
 
     def test_with_unapplied_text_needs_a_rebuild(self) -> None:
         outcome = judged(self.layer(FIRST), tree(a=TEXT))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from builder.applier.edits import definition, graft_text
 from builder.applier.failures import ApplyError
 from builder.applier.states import APPLIED, DRIFT, NEEDED, POST, PRE
-from tests.unit.fakes import Layer, MemoryTree, judged, make_layer, make_wheel, vllm_files
+from tests.unit.fakes import MemoryTree, judged, make_layer, make_wheel, vllm_files
+
+if TYPE_CHECKING:
+    from builder.applier.layers import Layer
 
 DONOR = '''\
 """A module with everything that a graft may name."""
@@ -132,7 +137,7 @@ def test_a_layer_takes_the_definition_from_the_pinned_wheel() -> None:
     layer, tree = graft_layer(names=["Kernel"], after="Old"), MemoryTree(vllm_files(kernels=TARGET))
     outcome = judged(layer, tree, WHEEL)
     assert outcome.state == NEEDED
-    assert [pin["filename"] for pin in outcome.inputs] == [WHEEL.filename]
+    assert [pin.filename for pin in outcome.inputs] == [WHEEL.filename]
     assert judged(layer, tree.after(outcome), WHEEL).state == APPLIED
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from builder.applier.edits import run_hook
 from builder.applier.environment import read_envs
+from builder.applier.layers import Clause
 from builder.applier.probes import probe_holds
 from builder.applier.states import APPLIED, DRIFT, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, POST, PRE
 from tests.unit.fakes import (
     BACKEND,
     ENVS,
-    Layer,
     MemoryTree,
+    Table,
     copy_op,
     env_op,
     judged,
@@ -20,6 +23,9 @@ from tests.unit.fakes import (
     replace_op,
     vllm_files,
 )
+
+if TYPE_CHECKING:
+    from builder.applier.layers import Layer
 
 # ------------------------------------------------------------------------------------------- hook
 
@@ -121,7 +127,7 @@ def test_env_is_needed_until_the_base_sets_it() -> None:
         ),
     ],
 )
-def test_an_env_that_the_base_would_not_read_is_drift(op: Layer, reason: str) -> None:
+def test_an_env_that_the_base_would_not_read_is_drift(op: Table, reason: str) -> None:
     outcome = judged(make_layer("settings", op), vllm_files())
     assert outcome.state == DRIFT
     assert reason in outcome.reason
@@ -184,20 +190,20 @@ def test_compiled_code_needs_a_rebuild() -> None:
 @pytest.mark.parametrize(
     ("clause", "holds"),
     [
-        ({"file": "vllm/core.py", "contains": "cutlass"}, True),
-        ({"file": "vllm/core.py", "contains": "b12x"}, False),
-        ({"file": "vllm/core.py", "lacks": "b12x"}, True),
-        ({"file": "vllm/core.py", "lacks": "cutlass"}, False),
-        ({"file": "vllm/gone.py", "contains": ""}, False),
-        ({"file": "vllm/gone.py", "lacks": "x"}, False),
-        ({"file": "vllm/gone.py", "missing": True}, True),
-        ({"file": "vllm/core.py", "missing": True}, False),
+        (Clause("vllm/core.py", contains="cutlass"), True),
+        (Clause("vllm/core.py", contains="b12x"), False),
+        (Clause("vllm/core.py", lacks="b12x"), True),
+        (Clause("vllm/core.py", lacks="cutlass"), False),
+        (Clause("vllm/gone.py", contains=""), False),
+        (Clause("vllm/gone.py", lacks="x"), False),
+        (Clause("vllm/gone.py", missing=True), True),
+        (Clause("vllm/core.py", missing=True), False),
     ],
 )
-def test_probe_clauses(clause: Layer, holds: bool) -> None:
+def test_probe_clauses(clause: Clause, holds: bool) -> None:
     tree = MemoryTree(vllm_files())
     assert probe_holds([clause], tree) is holds
-    assert probe_holds([{"file": "vllm/core.py", "contains": "BACKEND"}, clause], tree) is holds
+    assert probe_holds([Clause("vllm/core.py", contains="BACKEND"), clause], tree) is holds
 
 
 def test_a_binary_file_is_drift() -> None:

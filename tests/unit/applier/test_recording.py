@@ -20,8 +20,8 @@ from builder.verify.model import VerifyTarget
 from builder.verify.static import check_static
 from tests.unit.fakes import (
     BACKEND,
-    Layer,
     MemoryTree,
+    altered,
     apply_to,
     copy_op,
     dist_files,
@@ -39,6 +39,8 @@ from tests.unit.fakes import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from builder.applier.layers import Layer
 
 RECORD = "vllm-0.20.1.dist-info/RECORD"
 FIX = make_layer("fix", BACKEND, copy_op("vllm/new/kernel.py", b"K = 1\n"))
@@ -112,11 +114,11 @@ def test_one_of_several_layers_is_reverted(site: Path, tmp_path: Path, first: st
     layers = [FIX, OTHER, GONE]
     alone = write_tree(tmp_path / "alone", {p: (site / p).read_bytes() for p in FILES})
     apply_to(site, *layers)
-    apply_to(alone, *(layer for layer in layers if layer["name"] != first))
+    apply_to(alone, *(layer for layer in layers if layer.name != first))
     before = FILES[RECORD]
     assert revert_from(site, first) == [first]
     assert record(site) == record(alone)
-    assert apply_to(site, *(x for x in layers if x["name"] != first)) == [APPLIED] * 2
+    assert apply_to(site, *(x for x in layers if x.name != first)) == [APPLIED] * 2
     revert_from(site)
     assert record(site) == before
 
@@ -147,7 +149,7 @@ def test_later_rows_of_others_are_kept(site: Path) -> None:
 def test_a_newer_layer_version_keeps_the_original_rows(site: Path) -> None:
     before = snapshot(site)
     apply_to(site, FIX)
-    apply_to(site, FIX | {"summary": "newer"}, make_layer("more", copy_op("vllm/m.py", b"")))
+    apply_to(site, altered(FIX, summary="newer"), make_layer("more", copy_op("vllm/m.py", b"")))
     apply_to(site, make_layer("fix", replace_op("'b12x'", "'b12x'  # newer")))
     assert untrue(site) == []
     revert_from(site)

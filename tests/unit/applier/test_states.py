@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,8 +25,9 @@ from tests.unit.fakes import (
     BACKEND,
     TARGET,
     FakeSources,
-    Layer,
     MemoryTree,
+    Table,
+    altered,
     copy_op,
     env_op,
     judged,
@@ -35,6 +36,9 @@ from tests.unit.fakes import (
     vllm_files,
 )
 
+if TYPE_CHECKING:
+    from builder.applier.layers import Layer
+
 BASE = vllm_files()
 PATCHED = BASE | {"vllm/core.py": BASE["vllm/core.py"].replace(b"cutlass", b"b12x")}
 FIXED = BASE | {"vllm/core.py": b"BACKEND = pick()\n"}
@@ -42,7 +46,7 @@ TWICE = BASE | {"vllm/core.py": BASE["vllm/core.py"] * 2}
 OTHER = BASE | {"vllm/core.py": b"BACKEND = 'triton'\n"}
 
 
-def upstream(contains: str, when: str = ">=0.20.0") -> Layer:
+def upstream(contains: str, when: str = ">=0.20.0") -> Table:
     return {
         "when": {"vllm": when},
         "since": "vllm 0.20.0",
@@ -246,10 +250,10 @@ def test_a_receipt_comes_before_the_upstream_probe() -> None:
 
 def test_a_receipt_of_an_older_layer_version_is_ignored() -> None:
     tree = committed([FIX], MemoryTree(BASE))
-    newer = {**FIX, "summary": "said better"}
+    newer = altered(FIX, summary="said better")
     assert judged(newer, tree).reason == "the change is already applied, byte for byte"
-    changed = make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x-2'"))
-    assert judged(changed, tree).state == DRIFT
+    other = make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x-2'"))
+    assert judged(other, tree).state == DRIFT
 
 
 def test_a_receipt_counts_only_while_its_variables_are_set() -> None:

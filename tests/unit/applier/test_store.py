@@ -27,7 +27,6 @@ from tests.unit.fakes import (
     BACKEND,
     TARGET,
     FakeSources,
-    Layer,
     Wheel,
     apply_to,
     copy_op,
@@ -44,6 +43,8 @@ from tests.unit.fakes import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from builder.applier.layers import Layer
 
 FIX = make_layer("fix", BACKEND, copy_op("vllm/new/kernel.py", b"K = 1\n"))
 SET = make_layer("set", env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"))
@@ -324,7 +325,7 @@ def test_any_sequence_of_changes_can_be_reverted(tmp_path: Path, seed: int) -> N
     applied: list[str] = []
     for layer in layers:
         if apply_to(tmp_path, layer, wheels=[lib_wheel(2)]) == [NEEDED]:
-            applied.append(layer["name"])
+            applied.append(layer.name)
             states.append(snapshot(tmp_path))
     assert NEEDED not in apply_to(tmp_path, *layers, wheels=[lib_wheel(2)])
     assert snapshot(tmp_path) == states[-1]
@@ -528,7 +529,8 @@ def test_a_read_only_directory_is_not_an_internal_error(site: Path) -> None:
 
 def bundle(site: Path, *layers: Layer) -> str:
     path = site.parent / "layers.json"
-    value = {"name": "test", "needs": {}, "needs_reason": "", "layers": layers}
+    rendered = [layer.rendered for layer in layers]
+    value = {"name": "test", "needs": {}, "needs_reason": "", "layers": rendered}
     path.write_text(json.dumps(value))
     return str(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +20,10 @@ from builder.applier.wheels import wheel_members
 from tests.unit.fakes import (
     TARGET,
     FakeSources,
-    Layer,
     MemoryTree,
+    Table,
     Wheel,
+    altered,
     dist_files,
     judged,
     make_layer,
@@ -29,6 +31,9 @@ from tests.unit.fakes import (
     replace_op,
     vllm_files,
 )
+
+if TYPE_CHECKING:
+    from builder.applier.layers import Layer
 
 OLD_FILES = {"lib/__init__.py": "v = 1\n", "lib/old.py": "", "lib/same.py": "s = 0\n"}
 NEW = make_wheel(
@@ -48,7 +53,7 @@ NEW = make_wheel(
 
 def wheel_layer(*wheels: Wheel, **op: object) -> Layer:
     wheel = wheels[-1]
-    rendered: Layer = {"op": "wheel", "distribution": wheel.name, "version": wheel.version}
+    rendered: Table = {"op": "wheel", "distribution": wheel.name, "version": wheel.version}
     if "version-of" in op:
         del rendered["version"]
     return make_layer("lib", {**rendered, **op}, wheels=wheels)
@@ -175,7 +180,7 @@ def test_the_wheel_installed_last_decides(last: str, state: str) -> None:
 def test_a_version_bound_to_another_distribution() -> None:
     layer = wheel_layer(make_wheel("lib", "1.5", {}), NEW, **{"version-of": "Lead_Package"})
     with_lead = MemoryTree(vllm_files() | dist_files("lead-package", "2.0", {}))
-    assert [pin["version"] for pin in judged(layer, with_lead, NEW).inputs] == ["2.0"]
+    assert [pin.version for pin in judged(layer, with_lead, NEW).inputs] == ["2.0"]
     without = judged(layer, vllm_files(), NEW)
     assert without.state == DRIFT
     assert "Lead_Package is not in the base" in without.reason
@@ -194,8 +199,7 @@ def test_a_version_bound_to_another_distribution() -> None:
 def test_a_pin_matches_the_platform_and_the_python(
     pin: dict[str, str], target: Target, fits: bool
 ) -> None:
-    layer = wheel_layer(NEW)
-    layer["pins"]["wheel"] = [NEW.pin | pin]
+    layer = altered(wheel_layer(NEW), pins={"wheel": [NEW.pin | pin]})
     if fits:
         assert judge(layer, base(), FakeSources(NEW), target).state == NEEDED
         return

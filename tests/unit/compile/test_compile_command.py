@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
 from builder.compile.container import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.documents.compiled import StageRequest
@@ -70,7 +71,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: NOT_LOADED)
     made = fake_base(BASE)
     monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
@@ -240,7 +241,7 @@ def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_0_no_compiler_is_needed_if_the_base_has_the_change(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_family"}
+    runs = KernelCode("runs", "sm_120f", "enable_sm120_family")
     monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")

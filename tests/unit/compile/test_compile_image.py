@@ -14,7 +14,7 @@ from builder.pipeline.bases import identify_base
 from builder.plan.planner import make_plan
 from builder.plan.sources import IndexSources
 from builder.pypi.index import PackageIndex
-from tests.unit.applier.test_compile_op import LAYER, MODULE, NOT_LOADED, REQUEST
+from tests.unit.applier.test_compile_op import LAYER, MODULE, NOT_LOADED, STAGE
 from tests.unit.fakes import dist_files, vllm_files
 from tests.unit.images import packed, put_image, python_items, site_items, tar_of
 
@@ -43,13 +43,13 @@ class Asked:
     ) -> Stage:
         del ops, target, module
         self.packages = packages
-        return Stage(REQUEST)
+        return Stage(STAGE)
 
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: NOT_LOADED)
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     layers = packed(tar_of(*python_items())), packed(tar_of(*site_items(FILES)))
     put_image(

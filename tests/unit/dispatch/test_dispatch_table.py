@@ -36,6 +36,7 @@ from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
 from builder.verify.model import Check
 from tests.documents import validated, validator
+from tests.unit.fakes import altered
 
 Checker = Callable[[Path], tuple[int, str]]
 
@@ -191,10 +192,11 @@ def test_descriptions_are_not_inputs() -> None:
     """A note that is written better does not send anybody back to twenty-five releases."""
     selection = CATALOG.select(["marlin-env"])
     (layer,) = selection.layers
-    said = {**layer, "summary": "other words", "variants": copy.deepcopy(layer["variants"])}
-    said["variants"][0]["notes"] = ["other words"]
+    first, *more = layer.rendered["variants"]
+    noted = {**first, "notes": ["other words"]}
+    said = altered(layer, summary="other words", variants=[noted, *more])
     assert inputs_digest(type(selection)((said,), selection.profiles)) == inputs_digest(selection)
-    said["variants"][0]["ops"] = []
+    said = altered(layer, variants=[{**noted, "ops": []}, *more])
     assert inputs_digest(type(selection)((said,), selection.profiles)) != inputs_digest(selection)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +17,6 @@ from builder.engines.toolfiles import applier_bundle
 from builder.errors import BuildFailed
 from tests.unit.fakes import (
     BACKEND,
-    Layer,
     copy_op,
     dist_files,
     env_op,
@@ -26,6 +25,9 @@ from tests.unit.fakes import (
     make_plan_of,
     vllm_files,
 )
+
+if TYPE_CHECKING:
+    from builder.applier.layers import Layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILES = vllm_files() | dist_files("lib", "1", {"lib/x.py": ""})

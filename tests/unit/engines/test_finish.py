@@ -13,7 +13,6 @@ from builder.applier.receipts import STATE_DIR
 from builder.applier.trees import DirTree
 from tests.unit.fakes import (
     BACKEND,
-    Layer,
     copy_op,
     dist_files,
     fake_base,
@@ -26,6 +25,8 @@ from tests.unit.fakes import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from builder.applier.layers import Layer
 
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": "", "lib/sub/x.py": ""})
 LAYERS = [

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from builder.applier.layers import Layer
+
 SHIPPED = Catalog.discover()
 
 
@@ -36,9 +38,9 @@ def patches(root: Path, *names: str, text: str = GOOD) -> Path:
 @pytest.mark.parametrize("name", SHIPPED.folders)
 def test_a_shipped_layer_loads_and_comes_after_layers_that_exist(name: str) -> None:
     layer = SHIPPED.layer(name)
-    assert layer["summary"]
-    assert not layer["summary"].endswith(".")
-    assert set(layer["after"]) <= set(SHIPPED.folders)
+    assert layer.summary
+    assert not layer.summary.endswith(".")
+    assert set(layer.after) <= set(SHIPPED.folders)
 
 
 @pytest.mark.parametrize("name", SHIPPED.profile_files)
@@ -46,7 +48,7 @@ def test_a_shipped_profile_loads_and_its_layers_exist(name: str) -> None:
     profile = SHIPPED.profile(name)
     assert profile.layers
     selection = SHIPPED.select([name])
-    assert {layer["name"] for layer in selection.layers} == set(profile.layers)
+    assert {layer.name for layer in selection.layers} == set(profile.layers)
     assert selection.name == name
     assert profile.pypi.startswith("pypi:vllm==")
     assert profile.image.startswith("docker://")
@@ -64,9 +66,9 @@ def test_profiles_and_layers_do_not_share_a_name() -> None:
 def test_every_shipped_wheel_and_donor_op_is_pinned() -> None:
     for name in SHIPPED.folders:
         layer = SHIPPED.layer(name)
-        kinds = {op["op"] for variant in layer["variants"] for op in variant["ops"]}
-        assert bool(layer["pins"]["wheel"]) == ("wheel" in kinds), name
-        assert bool(layer["pins"]["donor"]) == ("graft" in kinds), name
+        kinds = {op.kind for op in layer.ops}
+        assert bool(layer.pins.wheel) == ("wheel" in kinds), name
+        assert bool(layer.pins.donor) == ("graft" in kinds), name
 
 
 # --------------------------------------------------------------------------------------- discovery
@@ -74,13 +76,13 @@ def test_every_shipped_wheel_and_donor_op_is_pinned() -> None:
 
 def test_a_user_folder_is_enough(tmp_path: Path) -> None:
     catalog = Catalog.discover([patches(tmp_path, "mine")])
-    assert catalog.layer("mine")["name"] == "mine"
+    assert catalog.layer("mine").name == "mine"
     assert set(SHIPPED.folders) < set(catalog.folders)
 
 
 def test_a_user_layer_replaces_the_shipped_one(tmp_path: Path) -> None:
     root = patches(tmp_path, "marlin-env")
-    assert Catalog.discover([root]).layer("marlin-env")["summary"] == "a fix"
+    assert Catalog.discover([root]).layer("marlin-env").summary == "a fix"
 
 
 def test_directories_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +149,8 @@ def test_layers_without_a_profile_name_themselves() -> None:
 # ------------------------------------------------------------------------------------------- order
 
 
-def named(*specs: tuple[str, int, list[str]]) -> list[dict[str, object]]:
-    return [{"name": name, "order": band, "after": after} for name, band, after in specs]
+def named(*specs: tuple[str, int, list[str]]) -> list[Layer]:
+    return [make_layer(name, order=band, after=after) for name, band, after in specs]
 
 
 @pytest.mark.parametrize(
@@ -164,10 +166,10 @@ def named(*specs: tuple[str, int, list[str]]) -> list[dict[str, object]]:
         pytest.param([], "", id="none"),
     ],
 )
-def test_order(layers: list[dict[str, object]], expected: str) -> None:
+def test_order(layers: list[Layer], expected: str) -> None:
     for seed in range(4):
         shuffled = random.Random(seed).sample(layers, len(layers))
-        assert "".join(str(layer["name"]) for layer in order(shuffled)) == expected
+        assert "".join(layer.name for layer in order(shuffled)) == expected
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_order(layers: list[dict[str, object]], expected: str) -> None:
         named(("a", 1, ["b"]), ("b", 1, ["a"])),
     ],
 )
-def test_a_cycle_is_an_error(layers: list[dict[str, object]]) -> None:
+def test_a_cycle_is_an_error(layers: list[Layer]) -> None:
     with pytest.raises(UsageError, match="layers a, b: 'after' forms a cycle"):
         order(layers)
 

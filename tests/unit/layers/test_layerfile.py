@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.outcomes import layer_digest
+from builder.applier.opkinds import Hook
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
 
@@ -51,9 +51,9 @@ def folder(tmp_path: Path, text: str = GOOD, **files: str) -> Path:
 
 def test_a_good_layer_is_rendered(tmp_path: Path) -> None:
     layer = load_layer(folder(tmp_path))
-    assert (layer["name"], layer["package"], layer["order"]) == ("my-fix", "vllm", 50)
-    assert layer["provenance"]["last-update"] == "2026-01-02"
-    (variant,) = layer["variants"]
+    assert (layer.name, layer.package, layer.order) == ("my-fix", "vllm", 50)
+    assert layer.provenance["last-update"] == "2026-01-02"
+    (variant,) = layer.rendered["variants"]
     assert variant["ops"] == [
         {"op": "replace", "file": "vllm/core.py", "old": "a", "new": "b", "count": 1}
     ]
@@ -64,10 +64,10 @@ def test_its_digest_depends_on_content_not_layout(tmp_path: Path) -> None:
     one.mkdir()
     two.mkdir()
     first = load_layer(folder(one))
-    assert layer_digest(first) == layer_digest(load_layer(folder(two, f"# a comment\n{GOOD}")))
+    assert first.digest == load_layer(folder(two, f"# a comment\n{GOOD}")).digest
     changed = GOOD.replace('new = "b"', 'new = "c"')
     (two / "my-fix" / "layer.toml").write_text(changed)
-    assert layer_digest(first) != layer_digest(load_layer(two / "my-fix"))
+    assert first.digest != load_layer(two / "my-fix").digest
 
 
 MISTAKES = {
@@ -194,7 +194,7 @@ def test_an_oversized_number_is_invalid_toml(tmp_path: Path) -> None:
 def test_probes(tmp_path: Path, probe: str, message: str | None) -> None:
     root = folder(tmp_path, GOOD + UPSTREAM.replace("PROBE", probe))
     if message is None:
-        assert len(load_layer(root)["upstream"]) == 1
+        assert len(load_layer(root).upstream) == 1
         return
     with pytest.raises(UsageError, match=r"my-fix/layer\.toml") as caught:
         load_layer(root)
@@ -211,14 +211,14 @@ DIFF = with_op('op = "diff"\nfile = "fix.patch"')
 
 def test_a_diff_is_inlined(tmp_path: Path) -> None:
     layer = load_layer(folder(tmp_path, DIFF, fix_patch=HUNK))
-    assert layer["variants"][0]["ops"][0]["diff"] == HUNK
+    assert layer.rendered["variants"][0]["ops"][0]["diff"] == HUNK
 
 
 def test_a_diff_may_add_and_delete_whole_files(tmp_path: Path) -> None:
     made = "--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,3 @@\n+a\n+b\n+c\n"
     gone = "--- a/vllm/old.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n"
     layer = load_layer(folder(tmp_path, DIFF, fix_patch=made + gone))
-    assert layer["variants"][0]["ops"][0]["diff"] == made + gone
+    assert layer.rendered["variants"][0]["ops"][0]["diff"] == made + gone
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_an_unsafe_diff_is_refused(tmp_path: Path, diff: str) -> None:
 def test_old_and_new_can_be_files(tmp_path: Path) -> None:
     op = 'op = "replace"\nfile = "vllm/core.py"\nold-file = "old.txt"\nnew-file = "new.txt"'
     layer = load_layer(folder(tmp_path, with_op(op), old_txt="a\n", new_txt="b\n"))
-    rendered = layer["variants"][0]["ops"][0]
+    rendered = layer.rendered["variants"][0]["ops"][0]
     assert (rendered["old"], rendered["new"]) == ("a\n", "b\n")
     assert not [key for key in rendered if key.endswith("-file")]
 
@@ -266,8 +266,8 @@ HOOK = with_op('op = "hook"\nfile = "vllm/core.py"\nhook = "hook.py:edit"')
 
 def test_a_hook_is_inlined_with_its_function(tmp_path: Path) -> None:
     source = "def edit(text):\n    return text\n"
-    op = load_layer(folder(tmp_path, HOOK, hook_py=source))["variants"][0]["ops"][0]
-    assert (op["source"], op["function"]) == (source, "edit")
+    (op,) = load_layer(folder(tmp_path, HOOK, hook_py=source)).ops
+    assert op == Hook("vllm/core.py", source, "edit")
 
 
 @pytest.mark.parametrize("source", ["def other(text):\n    return text\n", "def edit(:\n"])
@@ -291,9 +291,9 @@ python = "py3"
 
 
 def test_pins_are_part_of_the_layer(tmp_path: Path) -> None:
-    pins = load_layer(folder(tmp_path, pins_toml=PIN))["pins"]
-    assert [pin["filename"] for pin in pins["wheel"]] == ["lib-1.0-py3-none-any.whl"]
-    assert pins["donor"] == []
+    pins = load_layer(folder(tmp_path, pins_toml=PIN)).pins
+    assert [pin.filename for pin in pins.wheel] == ["lib-1.0-py3-none-any.whl"]
+    assert not pins.donor
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.compiled import KernelCode
 from builder.applier.digests import sha256_hex
 from builder.applier.outcomes import Target
 from builder.compile.compiler import Compiler
@@ -53,7 +54,7 @@ def cuda_forge(
     monkeypatch.setattr("builder.compile.stage.find_compiler", lambda *_: nvcc)
     monkeypatch.setattr("builder.compile.stage.header_wheels", lambda *_: [])
     monkeypatch.setattr("builder.compile.stage.refuse_cpu_torch", lambda *_: None)
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: dict(NOT_LOADED))
+    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: NOT_LOADED)
     monkeypatch.setattr("builder.compile.stage.free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
@@ -206,14 +207,16 @@ def test_a_mod_refuses_a_change_that_must_be_compiled(
     from builder.applier.applying import apply_layers
     from builder.applier.failures import ApplyError
     from builder.applier.index import IndexSources
+    from builder.applier.layers import Layer
 
     assert spark_build("mods", "export", "m", *named(cw.BOTH), "--in", "mods").code == 0
     bundle = json.loads((tmp_path / "work/mods/m/layers.json").read_text())
+    layers = [Layer.read(one) for one in bundle["layers"]]
     site = write_tree(tmp_path / "site", installed(cuda_world))
     before = snapshot(site)
     target = Target("linux/arm64", "cp312")
     with pytest.raises(ApplyError, match=r"reach vllm compiled") as caught:
-        apply_layers(site, bundle["layers"], IndexSources(), target)
+        apply_layers(site, layers, IndexSources(), target)
     assert caught.value.code == 10
     assert snapshot(site) == before
 
@@ -489,7 +492,7 @@ def test_compiled_code_reveals_nothing_about_the_base(
     spark_build: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is the same before and after, whatever is read of the extension wheel."""
-    runs = {"how": "runs", "arch": "sm_120f", "guard": "enable_sm120_only"}
+    runs = KernelCode("runs", "sm_120f", "enable_sm120_only")
     monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
     planned = spark_build("plan", *words)

@@ -63,17 +63,17 @@ OWN = ("--patches", "layers")
 class TestNew:
     def test_records_its_origin(self, made: Callable[..., Path], world: World) -> None:
         layer = load_layer(made())
-        assert layer["summary"] == "Faster alpha"
-        said = layer["provenance"]
+        assert layer.summary == "Faster alpha"
+        said = layer.rendered["provenance"]
         assert said["origin"].startswith("upstream, vllm-project/vllm pull request 1, http://")
         assert said["bug"] == ["vllm-project/vllm#1"]
         assert (said["forwarded"], said["applied-upstream"]) == ("not-needed", "no")
-        assert layer["pins"]["pull"][0]["commit"] == world.pulls[pw.OPEN].head
+        assert layer.pins.pull[0]["commit"] == world.pulls[pw.OPEN].head
 
     def test_from_a_merged_pull_names_release_and_commit(
         self, made: Callable[..., Path], world: World
     ) -> None:
-        said = load_layer(made(pw.MERGED_BY_SQUASH))["provenance"]
+        said = load_layer(made(pw.MERGED_BY_SQUASH)).provenance
         merged = world.pulls[pw.MERGED_BY_SQUASH].merge_commit
         assert said["applied-upstream"] == f"1.2.0, {merged}"
 
@@ -92,7 +92,7 @@ class TestNew:
         self, made: Callable[..., Path], forge: LocalForge
     ) -> None:
         forge.pulls[pw.OPEN].title = 'It\'s "so" \\fast\\ 🚀 """'
-        assert load_layer(made())["summary"] == 'It\'s "so" \\fast\\ 🚀 """'
+        assert load_layer(made()).summary == 'It\'s "so" \\fast\\ 🚀 """'
 
     @pytest.mark.parametrize(
         ("pull", "code"), [("12", 2), ("vllm-project/vllm#99", 8), ("vllm-project/vllm#7", 2)]
@@ -353,4 +353,4 @@ def test_a_user_folder_can_contain_a_pinned_pull(tmp_path: Path) -> None:
     )
     files = {"mine/layer.toml": text.encode(), "mine/pins.toml": pin.encode()}
     layer = load_layer(write_tree(tmp_path, files) / "mine")
-    assert layer["pins"]["pull"][0]["merge_commit"] == "d" * 40
+    assert layer.pins.pull[0]["merge_commit"] == "d" * 40

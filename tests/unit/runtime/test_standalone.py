@@ -177,9 +177,10 @@ def test_the_bundle_starts_without_anything_installed(bundle: Path) -> None:
 def test_the_bundle_applies_and_reverts(bundle: Path, tmp_path: Path) -> None:
     site = write_tree(tmp_path / "site", vllm_files())
     layers = tmp_path / "layers.json"
-    layer = make_layer("fix", BACKEND, copy_op("vllm/new.py", b"N = 1\n"))
-    layer["variants"][0]["when"] = {}  # to compare versions takes packaging, or pip's copy
-    layers.write_text(json.dumps({"name": "t", "needs": {}, "needs_reason": "", "layers": [layer]}))
+    every: dict[str, object] = {"when": {}}  # to compare versions takes packaging, or pip's copy
+    layer = make_layer("fix", BACKEND, copy_op("vllm/new.py", b"N = 1\n"), variant=every)
+    mod = {"name": "t", "needs": {}, "needs_reason": "", "layers": [layer.rendered]}
+    layers.write_text(json.dumps(mod))
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
     words = ("--root", str(site), "--layers", str(layers))
     applied = alone(bundle, "apply", *words)

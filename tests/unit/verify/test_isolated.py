@@ -15,7 +15,15 @@ from builder.verify.sandbox import PreparedSandbox, Sandbox, lay_out
 from builder.verify.torchfolder import Torch
 from builder.verify.trust import TrustedSources, has_hook
 from tests.unit.caller import Call
-from tests.unit.fakes import REPLACE, MemoryTree, dist_files, layer_text, make_layer, write_tree
+from tests.unit.fakes import (
+    REPLACE,
+    MemoryTree,
+    copy_op,
+    dist_files,
+    layer_text,
+    make_layer,
+    write_tree,
+)
 from tests.unit.fakevllm import FILES as FAKE
 from tests.unit.images import CONFIG, SITE, Item, folder, packed, put_image, python_items, tar_of
 from tests.wheels.fakeindex import FakeIndex
@@ -255,12 +263,13 @@ def test_a_baked_hook_is_not_run_to_prove_a_layer_necessary(machine: Machine, ho
 # ------------------------------------------------------------------------------------------ details
 
 
-def test_a_hook_is_found_wherever_a_layer_has_it() -> None:
+def test_a_hook_is_found_in_any_variant() -> None:
     hook = {"op": "hook", "file": "x", "source": "", "function": "f"}
+    other = {"name": "other", "when": {}}
+    (variant,) = make_layer("a", copy_op("hook", b"")).rendered["variants"]
     assert has_hook(make_layer("a", hook))
-    assert has_hook({"variants": {"no": ["list", {"deep": hook}]}})
-    assert not has_hook({"name": "hook", "variants": [{"ops": [{"op": "copy"}]}]})
-    assert not has_hook(None)
+    assert has_hook(make_layer("a", variants=[variant, {**other, "ops": [hook]}]))
+    assert not has_hook(make_layer("hook", variants=[variant]))
 
 
 def test_released_files_are_read_from_the_index_not_from_the_image(machine: Machine) -> None:

@@ -37,7 +37,6 @@ from builder.verify.run import verify
 from tests.unit.fakes import (
     BACKEND,
     FakeSources,
-    Layer,
     apply_to,
     copy_op,
     dist_files,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.layers import InputPin, Layer
     from builder.applier.trees import Tree
 
 #: What vLLM says here when the file and the variable are both right.
@@ -354,10 +354,10 @@ def _content(data: bytes) -> Any:
 class FailingSources(FakeSources):
     """An index that does not answer any more."""
 
-    def member(self, pin: Mapping[str, Any], path: str) -> bytes:
+    def member(self, pin: InputPin, path: str) -> bytes:
         raise SparkBuildError("the index does not answer")
 
-    def members(self, pin: Mapping[str, Any]) -> Any:
+    def members(self, pin: InputPin) -> Any:
         raise SparkBuildError("the index does not answer")
 
 

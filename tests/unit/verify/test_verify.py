@@ -24,8 +24,8 @@ from builder.verify.sandbox import _prune
 from builder.verify.static import check_static
 from tests.unit.fakes import (
     BACKEND,
-    Layer,
     MemoryTree,
+    Table,
     dist_files,
     env_op,
     fake_base,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.layers import Layer
     from builder.verify.levels import Level
 
 # ------------------------------------------------------------------------------------- the report
@@ -354,7 +355,7 @@ def test_files_of_a_wheel_layer_are_compared_with_its_record() -> None:
         ({"op": "compile"}, "needs-rebuild"),
     ],
 )
-def test_a_layer_that_does_not_fit_fails(op: Layer, state: str) -> None:
+def test_a_layer_that_does_not_fit_fails(op: Table, state: str) -> None:
     check = static(target_of(make_layer("fix", op)))["layer fix"]
     assert check.status == "fail"
     assert state in f"{check.seen} {check.reason}"
