@@ -109,10 +109,20 @@ def from_e4m3(codes: NDArray[np.uint8]) -> Lanes:
     return values
 
 
+def from_e2m1(codes: NDArray[np.uint8]) -> Lanes:
+    """Bytes of two E2M1 codes as pairs of float32, exactly; the low half is the first."""
+    return E2M1_PAIRS[codes].astype(np.float32)
+
+
 def one_nan(values: Lanes) -> Lanes:
     """float32 values with every NaN as the canonical one, 0x7FFFFFFF ("Floating-Point NaN")."""
     nan = np.isnan(values)
     return np.where(nan, _NAN, values) if np.count_nonzero(nan) else values
+
+
+def saturated(values: Lanes) -> Lanes:
+    """float32 values within 0 and 1 (``.sat``); NaN is 0, and so is -0.0."""
+    return np.where(values > 0, np.minimum(values, np.float32(1)), np.float32(0))
 
 
 def flush(values: Lanes) -> Lanes:

@@ -14,8 +14,11 @@ from builder.ptx.formats import (
     finite_bf16,
     flush,
     from_bf16,
+    from_e2m1,
     from_e4m3,
     from_f16,
+    one_nan,
+    saturated,
     to_bf16,
     to_e2m1,
     to_e4m3,
@@ -36,8 +39,10 @@ def _convert(d: Decoder, i: Instruction) -> Step:
     packed = ".".join(i.modifiers)
     if packed in _PACKED:
         return _packed(d, i, *_PACKED[packed])
-    if i.modifiers == ("rn", "f16x2", "e4m3x2"):
-        return _unpacked(d, i)
+    if packed in _UNPACKED:
+        return _unpacked(d, i, *_UNPACKED[packed])
+    if packed in ("f64.f32", "rn.f32.f64"):
+        return _double(d, i)
     if i.modifiers[-2:] == ("f32", "bf16"):
         return _from_half(d, i, from_bf16)
     if i.modifiers[-2:] == ("f32", "f16"):
@@ -84,17 +89,39 @@ def _packed(
     return run
 
 
-def _unpacked(d: Decoder, i: Instruction) -> Step:
-    """``cvt.rn.f16x2.e4m3x2``: exact; the low byte goes into the low half."""
-    half, word = type_named("b16"), type_named("b32")
-    assert half is not None
+#: By modifiers: how bytes become pairs of float32, and the bits of the source.
+_UNPACKED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "rn.f16x2.e4m3x2": (from_e4m3, "b16"),
+    "rn.f16x2.e2m1x2": (from_e2m1, "b8"),
+}
+
+
+def _unpacked(d: Decoder, i: Instruction, function: Callable[[Any], Any], held: str) -> Step:
+    """``cvt.rn.f16x2`` of ``e4m3x2`` or ``e2m1x2``: exact; the low part goes into the low half."""
+    source, word = type_named(held), type_named("b32")
+    assert source is not None
     assert word is not None
-    out, a = d.out(i, i.operands[0], word), d.source(i, i.operands[1], half)
+    out, a = d.out(i, i.operands[0], word), d.source(i, i.operands[1], source)
+    kind = np.dtype(f"u{source.bytes}")
 
     def run(w: Warp, m: Mask) -> None:
-        codes = w.views[U16][a].view(np.uint8)
-        value = to_f16(from_e4m3(codes)).astype(np.uint16).view(np.uint32)
+        codes = w.views[U16][a].astype(kind).view(np.uint8)
+        value = to_f16(function(codes).reshape(-1)).astype(np.uint16).view(np.uint32)
         np.copyto(w.views[U32][out], value, where=m)
+
+    return run
+
+
+def _double(d: Decoder, i: Instruction) -> Step:
+    """``cvt.f64.f32``, exact, and ``cvt.rn.f32.f64``, rounded to nearest even."""
+    to, source = d.type(i, -2), d.type(i)
+    out, a = d.out(i, i.operands[0], to), d.source(i, i.operands[1], source)
+
+    def run(w: Warp, m: Mask) -> None:
+        value = w.views[source.view][a]
+        with np.errstate(all="ignore"):
+            value = value.astype(np.float64) if to.bits == 64 else one_nan(value.astype(np.float32))
+        np.copyto(w.views[to.view][out], value, where=m)
 
     return run
 
@@ -115,7 +142,7 @@ def _from_half(d: Decoder, i: Instruction, function: Callable[[Any], Any]) -> St
 
 
 def _numeric(d: Decoder, i: Instruction) -> Step:
-    """Integers and float32.
+    """Integers and float32; ``.sat`` of float32.
 
     Integers are cut or extended by the source's sign; a destination register that is wider than the
     type is filled by the destination's sign.  Of floats, to integers: with the rounding named, NaN
@@ -131,7 +158,7 @@ def _numeric(d: Decoder, i: Instruction) -> Step:
     elif floats == (False, True):
         allowed = {"rni", "rzi", "rmi", "rpi", "ftz"}
     elif floats == (True, True):
-        allowed = {"ftz", "rn"}
+        allowed = {"ftz", "rn", "sat"}
     if not set(rounding) <= allowed or (any(floats) and 64 in (to.bits, source.bits)):
         raise d.unknown(i)
     register = d.register(i, i.operands[0])
@@ -142,6 +169,7 @@ def _numeric(d: Decoder, i: Instruction) -> Step:
     if held is None:
         raise d.unknown(i)
     view, index, ftz = held.view, register.index, "ftz" in rounding
+    limited = "sat" in rounding
     whole = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
     function = next((whole[r] for r in rounding if r in whole), None)
 
@@ -149,6 +177,7 @@ def _numeric(d: Decoder, i: Instruction) -> Step:
         value = w.views[source.view][a]
         if floats[1]:
             value = flush(value) if ftz else value
+            value = saturated(value) if limited else value
             if function is not None:
                 limits = np.iinfo(wide)
                 exact = np.nan_to_num(function(value.astype(np.float64)), nan=0.0)

@@ -24,6 +24,7 @@ from builder.ptx.decoder import (
     type_named,
 )
 from builder.ptx.errors import Fault
+from builder.ptx.formats import flush, from_bf16, from_f16
 from builder.ptx.source import Address, Instruction, Name, Negated, Number, Vector
 
 if TYPE_CHECKING:
@@ -114,17 +115,41 @@ def _pack(d: Decoder, i: Instruction, kind: Type, source: Vector) -> Step:
     return run
 
 
+def _or_nan(function: Any) -> Any:
+    return lambda a, b: function(a, b) | _nan(a, b)
+
+
+def _nan(a: Any, b: Any) -> Any:
+    return np.isnan(a) | np.isnan(b)
+
+
+_SIGNED = ("eq", "ne", "lt", "le", "gt", "ge")
+#: Of floats.  A comparison with NaN does not hold, unless its name has a ``u``.
+_COMPARE_FLOATS: dict[str, Any] = {
+    **{name: _COMPARE[name] for name in _SIGNED},
+    **{f"{name}u": _or_nan(_COMPARE[name]) for name in _SIGNED},
+    "ne": lambda a, b: (a < b) | (a > b),
+    "nan": _nan,
+    "num": lambda a, b: ~_nan(a, b),
+}
+#: Types of 16 bits that are compared by their values.
+_HALVES = {"bf16": from_bf16, "f16": from_f16}
+
+
 def _compare(d: Decoder, i: Instruction) -> Step:
-    """``setp.cmp{.bool}{.ftz}.type p, a, b{, c}``; a comparison with NaN does not hold."""
-    kind, words = d.type(i), list(i.modifiers[:-1])
-    if kind.bits in (1, 8) or not words or words[0] not in _COMPARE:
+    """``setp.cmp{.bool}{.ftz}.type p, a, b{, c}``; ``.ftz`` of float32 only."""
+    words = list(i.modifiers[:-1])
+    half = _HALVES.get(i.modifiers[-1]) if i.modifiers else None
+    kind = typed("b16") if half else d.type(i)
+    floats = half is not None or kind.name[0] == "f"
+    known = _COMPARE_FLOATS if floats else _COMPARE
+    function = known.get(words[0]) if words else None
+    if kind.bits in (1, 8) or function is None:
         raise d.unknown(i)
-    function: Any = _COMPARE[words[0]]
-    if function is np.not_equal and kind.name[0] == "f":
-        # of floats: ordered, so not of NaN
-        function = _ordered_not_equal
-    join = _JOIN.get(words[1]) if len(words) > 1 else None
-    if words[1:] not in ([], ["and"], ["or"], ["xor"]):
+    ftz = words[-1] == "ftz" and kind.name == "f32"
+    joined = words[1:-1] if ftz else words[1:]
+    join = _JOIN.get(joined[0]) if joined else None
+    if joined not in ([], ["and"], ["or"], ["xor"]):
         raise d.unknown(i)
     pred = typed("pred")
     out = d.out(i, i.operands[0], pred)
@@ -133,24 +158,21 @@ def _compare(d: Decoder, i: Instruction) -> Step:
     negated = isinstance(third, Negated)
     named = third.name if isinstance(third, Negated) else third
     c = d.source(i, named, pred) if named is not None else 0
-    view = kind.view
+    view, held = kind.view, half or (flush if ftz else None)
+    plain = held is None and join is None and isinstance(function, np.ufunc)
 
     def run(w: Warp, m: Mask) -> None:
         rows, flags = w.views[view], w.views[PRED]
-        if join is None:
+        if plain:
             function(rows[a], rows[b], out=flags[out], where=m)
             return
-        other = ~flags[c] if negated else flags[c]
-        np.copyto(flags[out], join(function(rows[a], rows[b]), other), where=m)
+        values = (rows[a], rows[b]) if held is None else (held(rows[a]), held(rows[b]))
+        holds = function(*values)
+        if join is not None:
+            holds = join(holds, ~flags[c] if negated else flags[c])
+        np.copyto(flags[out], holds, where=m)
 
     return run
-
-
-def _ordered_not_equal(a: Any, b: Any, **keywords: Any) -> Any:
-    found = (a < b) | (a > b)
-    if "out" in keywords:
-        np.copyto(keywords["out"], found, where=keywords["where"])
-    return found
 
 
 def _select(d: Decoder, i: Instruction) -> Step:

@@ -1,4 +1,4 @@
-"""Floating-point arithmetic on 32 bits, alone or in pairs, and on pairs of bfloat16.
+"""Floating-point arithmetic on 32 bits, alone or in pairs, on pairs of bfloat16, and on 64 bits.
 
 PTX ISA, "Floating Point Instructions" and "Half Precision Floating Point Instructions".  Functions
 with ``.approx`` are computed exactly here and rounded once, which is within the error that the ISA
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, U32, U64, Decoder, Emitter, Mask, Step, type_named
+from builder.ptx.decoder import F32, F64, U32, U64, Decoder, Emitter, Mask, Step, type_named
 from builder.ptx.formats import flush, from_bf16, one_nan, to_bf16
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitt
     def emit(d: Decoder, i: Instruction) -> Step:
         if paired and i.modifiers[-1] in _PAIRS:
             return _pair(d, i, function, count)
+        if i.modifiers[-1] == "f64" and i.opcode in _DOUBLE:
+            return _double(d, i)
         if not set(i.modifiers) <= {*_PLAIN, "ftz", *more} or i.modifiers[-1] != "f32":
             raise d.unknown(i)
         out, sources = _registers(d, i, "f32", count)
@@ -51,6 +53,25 @@ def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitt
         return run
 
     return emit
+
+
+#: Of 64 bits: what numpy rounds once, to nearest even; subnormal numbers are kept.
+_DOUBLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+
+
+def _double(d: Decoder, i: Instruction) -> Step:
+    """``op{.rn}.f64`` ("Floating Point Instructions: add, sub, mul, div")."""
+    if not set(i.modifiers[:-1]) <= {"rn"} or (i.opcode == "div" and not i.has("rn")):
+        raise d.unknown(i)
+    function = _DOUBLE[i.opcode]
+    out, (a, b) = _registers(d, i, "f64", 2)
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[F64]
+        with np.errstate(all="ignore"):
+            np.copyto(rows[out], function(rows[a], rows[b]), where=m)
+
+    return run
 
 
 #: Types of two numbers: the register that holds them.
@@ -92,7 +113,24 @@ def _once(function: Any) -> Any:
 
 
 def _fused(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded once: the product is exact in float64, and its sum's rounding is mended."""
+    """a * b + c rounded once, to nearest even."""
+    return _odd(a, b, c).astype(np.float32)
+
+
+def _fused_down(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c rounded once, downwards (``.rm``): a sum of zero is -0 unless both parts are +0."""
+    odd = _odd(a, b, c)
+    near = odd.astype(np.float32)
+    down = np.where(near > odd, np.nextafter(near, np.float32(-np.inf)), near)
+    positive = (np.signbit(a) == np.signbit(b)) & ~np.signbit(c)
+    return np.where((odd == 0) & ~positive, np.float32(-0.0), down).astype(np.float32)
+
+
+def _odd(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float64, rounded to odd: another rounding to float32 is then the only one.
+
+    The product is exact in float64.
+    """
     product = a.astype(np.float64) * b.astype(np.float64)
     addend = c.astype(np.float64)
     total = product + addend
@@ -102,16 +140,25 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
     bits = total.view(np.int64)
     inexact = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)
     away = (lost > 0) == (total > 0)
-    odd = np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
-    return odd.astype(np.float32)
+    return np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
 
 
-#: Emitters by opcode, of those whose type is f32.
+_NEAREST, _DOWN = _float(_fused, 3, paired=True), _float(_fused_down, 3, "rm")
+
+
+def _multiply_add(d: Decoder, i: Instruction) -> Step:
+    """``fma.rn`` and ``fma.rm``."""
+    if i.has("rm") and i.has("rn"):
+        raise d.unknown(i)
+    return (_DOWN if i.has("rm") else _NEAREST)(d, i)
+
+
+#: Emitters by opcode, of those whose type is a float.
 FLOAT: dict[str, Emitter] = {
     "add": _float(np.add, 2, paired=True),
     "sub": _float(np.subtract, 2, paired=True),
     "mul": _float(np.multiply, 2, paired=True),
-    "fma": _float(_fused, 3, paired=True),
+    "fma": _multiply_add,
     # of a number and a NaN, the number
     "min": _float(np.fmin, 2),
     "max": _float(np.fmax, 2),

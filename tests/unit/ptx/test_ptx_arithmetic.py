@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,6 +20,11 @@ def bits(value: float) -> int:
 
 
 M1 = 0xFFFFFFFF
+#: The halves of %r1; its low byte; %r1 and %r2 as float64; %rd7 as float32.
+HALF = "mov.b32 {%rs1, %rs2}, %r1;"
+BYTE = "{ .reg .b8 b; cvt.u8.u32 b, %r1;"
+WIDE = "cvt.f64.f32 %rd5, %r1; cvt.f64.f32 %rd6, %r2;"
+NARROW = "cvt.rn.f32.f64 %r5, %rd7;"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +79,23 @@ M1 = 0xFFFFFFFF
          (5, 5, 0), 2),
         ("setp.ne.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (math.nan, 1.0), 2),
         ("setp.eq.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (0.0, -0.0), 1),
+        # of NaN: only those that end in u hold, nan asks for it, num that there is none
+        ("setp.neu.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (math.nan, 1.0), 1),
+        ("setp.neu.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (0.0, -0.0), 2),
+        ("setp.equ.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (1.0, math.nan), 1),
+        ("setp.ltu.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (2.0, 1.0), 2),
+        ("setp.geu.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (math.nan, 1.0), 1),
+        ("setp.nan.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (1.0, math.nan), 1),
+        ("setp.num.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (1.0, math.nan), 2),
+        ("setp.gt.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (2.0**-130, 0.0), 1),
+        ("setp.gt.ftz.f32 %p1, %r1, %r2; selp.b32 %r5, 1, 2, %p1;", (2.0**-130, 0.0), 2),
+        ("setp.eq.s32 %p2, %r3, 0; setp.neu.and.f32 %p1, %r1, %r2, !%p2; selp.b32 %r5, 1, 2, %p1;",
+         (math.nan, 1.0, 0), 2),
+        # values, not bits: -1 < 1, 0 = -0, a NaN is not less
+        (f"{HALF} setp.lt.bf16 %p1, %rs1, %rs2; selp.b32 %r5, 1, 2, %p1;", (0x3F80BF80,), 1),
+        (f"{HALF} setp.lt.bf16 %p1, %rs1, %rs2; selp.b32 %r5, 1, 2, %p1;", (0x80000000,), 2),
+        (f"{HALF} setp.lt.bf16 %p1, %rs1, %rs2; selp.b32 %r5, 1, 2, %p1;", (0x3F80FFC0,), 2),
+        (f"{HALF} setp.eq.f16 %p1, %rs1, %rs2; selp.b32 %r5, 1, 2, %p1;", (0x80000000,), 1),
         ("mov.pred %p1, 1; not.pred %p2, %p1; xor.pred %p3, %p1, %p2; selp.b32 %r5, 1, 2, %p3;",
          (), 1),
         # mov packs and unpacks, the low part first
@@ -98,6 +121,9 @@ M1 = 0xFFFFFFFF
         # E4M3 to f16: 1 and -448; the smallest subnormal and NaN
         ("mov.b32 {%rs1, _}, %r1; cvt.rn.f16x2.e4m3x2 %r5, %rs1;", (0xFE38,), 0xDF003C00),
         ("mov.b32 {%rs1, _}, %r1; cvt.rn.f16x2.e4m3x2 %r5, %rs1;", (0xFF01,), 0x7FFF1800),
+        # E2M1 to f16: the low code is the low half: 6 and -0.5; 0.5 and -0
+        (f"{BYTE} cvt.rn.f16x2.e2m1x2 %r5, b; }}", (0x97,), 0xB8004600),
+        (f"{BYTE} cvt.rn.f16x2.e2m1x2 %r5, b; }}", (0x12381,), 0x80003800),
         # pairs of bfloat16, each rounded once: 1.5 * 2, and a tie to the even 1 + 2**-6
         ("mul.rn.bf16x2 %r5, %r1, %r2;", (0x3FC03F83, 0x40003F83), 0x40403F86),
         ("mul.bf16x2 %r5, %r1, %r2;", (0x7F80FFC0, 0x00003F80), 0x7FFF7FFF),
@@ -122,6 +148,31 @@ def test_one_instruction(body: str, given: tuple[float, ...], wanted: int) -> No
         # twice rounded, through float64, this would be one unit more
         ("fma.rn.f32 %r5, %r1, %r2, %r3;", (1 + 2.0**-23, 2.0**-24, 1.0), 1 + 2.0**-23),
         ("fma.rn.f32 %r5, %r1, %r2, %r3;", (1 - 2.0**-24, 2.0**-24, 1.0), 1.0),
+        # downwards, of what lies between: below 1, below 0, and the largest number
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (2.0**-30, -(2.0**-30), 1.0), 1 - 2.0**-24),
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (2.0**-30, 2.0**-30, 1.0), 1.0),
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (-(2.0**-100), 2.0**-100, 0.0), -(2.0**-149)),
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (2.0**100, 2.0**100, 0.0), 2.0**128 - 2.0**104),
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (-(2.0**100), 2.0**100, 0.0), -math.inf),
+        # a sum of zero is -0 downwards, +0 to nearest
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (1.0, 2.0, -2.0), -0.0),
+        ("fma.rn.f32 %r5, %r1, %r2, %r3;", (1.0, 2.0, -2.0), 0.0),
+        ("fma.rm.f32 %r5, %r1, %r2, %r3;", (0.0, 1.0, 0.0), 0.0),
+        # within 0 and 1, NaN being 0
+        ("cvt.sat.f32.f32 %r5, %r1;", (0.75,), 0.75),
+        ("cvt.sat.f32.f32 %r5, %r1;", (1.5,), 1.0),
+        ("cvt.sat.f32.f32 %r5, %r1;", (-1.5,), 0.0),
+        ("cvt.sat.f32.f32 %r5, %r1;", (-0.0,), 0.0),
+        ("cvt.sat.f32.f32 %r5, %r1;", (math.nan,), 0.0),
+        # in float64: a product, a quotient and a sum of which float32 would have lost bits
+        (f"{WIDE} mul.rn.f64 %rd7, %rd5, %rd6; sub.f64 %rd7, %rd7, %rd5; {NARROW}",
+         (1 + 2.0**-20, 1 + 2.0**-20), 2.0**-20 + 2.0**-40),
+        (f"{WIDE} div.rn.f64 %rd7, %rd5, %rd6; mul.rn.f64 %rd7, %rd7, %rd7; {NARROW}",
+         (2.0**-100, 2.0**60), 0.0),
+        (f"{WIDE} div.rn.f64 %rd7, %rd5, %rd6; mul.rn.f64 %rd7, %rd7, %rd6; {NARROW}",
+         (2.0**-100, 2.0**60), 2.0**-100),
+        (f"{WIDE} add.rn.f64 %rd7, %rd5, %rd6; sub.rn.f64 %rd7, %rd7, %rd6; {NARROW}",
+         (2.0**-30, 1.0), 2.0**-30),
         ("max.f32 %r5, %r1, %r2;", (math.nan, 2.0), 2.0),
         ("min.f32 %r5, %r1, %r2;", (-1.0, 2.0), -1.0),
         ("abs.f32 %r5, %r1;", (-1.5,), 1.5),
@@ -138,7 +189,7 @@ def test_one_instruction(body: str, given: tuple[float, ...], wanted: int) -> No
         ("cvt.rn.bf16.f32 %rs1, %r1; cvt.f32.bf16 %r5, %rs1;", (1 + 3 * 2.0**-8,), 1 + 2.0**-6),
         ("cvt.rn.f16.f32 %rs1, %r1; cvt.f32.f16 %r5, %rs1;", (70000.0,), math.inf),
     ],
-)
+)  # fmt: skip
 def test_one_float(body: str, given: tuple[float, ...], wanted: float) -> None:
     found = one(body, *given)
     assert found == bits(wanted), struct.unpack("<f", struct.pack("<I", found))[0]
@@ -171,6 +222,15 @@ def test_pairs_of_floats() -> None:
         "mul.f16x2 %r5, %r1, %r2;",
         "cvt.rn.relu.f16x2.e4m3x2 %r5, %rs1;",
         "cvt.rn.f16x2.e5m2x2 %r5, %rs1;",
+        "setp.lo.f32 %p1, %r1, %r2;",
+        "setp.neu.s32 %p1, %r1, %r2;",
+        "setp.lt.ftz.bf16 %p1, %rs1, %rs2;",
+        "fma.rp.f32 %r5, %r1, %r2, %r3;",
+        "mul.rz.f64 %rd5, %rd5, %rd5;",
+        "div.f64 %rd5, %rd5, %rd5;",
+        "fma.rn.f64 %rd5, %rd5, %rd5, %rd5;",
+        "cvt.rz.f32.f64 %r5, %rd5;",
+        "cvt.sat.s32.f32 %r5, %r1;",
     ],
 )
 def test_unknown_forms_are_named(body: str) -> None:
@@ -239,6 +299,33 @@ def test_diverged_lanes_reconverge() -> None:
     out = run(body).out
     assert out[:, 0].tolist() == [2 * n for n in range(32)]
     assert out[:, 1].tolist() == [62] * 32
+
+
+def test_every_e2m1_code_is_its_value_in_either_half() -> None:
+    for code in range(16):
+        byte = code | (code ^ 15) << 4
+        both = one(f"{BYTE} cvt.rn.f16x2.e2m1x2 %r5, b; }}", byte)
+        halves = np.array([both], np.uint32).view(np.float16).astype(np.float64)
+        assert halves.tolist() == [formats.E2M1[code], formats.E2M1[code ^ 15]]
+        assert (np.signbit(halves) == [code > 7, code < 8]).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_downwards_against_exact_fractions() -> None:
+    """``fma.rm``: the largest float32 that is not above the exact result."""
+    rng = np.random.default_rng(5)
+    given = rng.integers(0, 2**32, (256, 3), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    given[128:, 2] = -(given[128:, 0] * given[128:, 1])  # sums in which much cancels
+    given = np.ascontiguousarray(given[np.isfinite(given).all(axis=1)])
+    found = run("fma.rm.f32 %r5, %r1, %r2, %r3;", given, threads=len(given)).floats()
+    compared = 0
+    for (a, b, c), result in zip(given, found, strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        above = np.nextafter(result, np.float32(np.inf))
+        if np.isfinite(result) and np.isfinite(above):
+            assert Fraction(float(result)) <= exact < Fraction(float(above))
+            compared += 1
+    assert compared > 60
 
 
 def test_a_number_of_the_wrong_kind_is_refused() -> None:
