@@ -118,7 +118,10 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     """
     if ask.get("many"):
         as_for_many_tokens()
-    as_for_wide_experts()
+    if ask.get("narrow"):
+        as_for_narrow_experts()
+    else:
+        as_for_wide_experts()
     count, top_k = int(ask.get("experts", 8)), int(ask.get("top_k", 2))
     hidden, inner = int(ask.get("hidden", 512)), int(ask.get("intermediate", 128))
     made = experts.make_experts(count, hidden, inner)
@@ -130,6 +133,31 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
 
 #: Where FlashInfer chooses among its kernels.
 DISPATCH = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x.moe_dispatch"
+
+
+class AbsentError(Exception):
+    """The release has no such kernel."""
+
+    stage = "absent"
+
+
+def as_for_narrow_experts() -> None:
+    """Let few tokens go where FlashInfer sends them with experts at most 512 wide.
+
+    It asks CUDA's driver whether the kernel can have as many threads as it wants: it can, where the
+    PTX requires them ("Performance-Tuning Directives: .reqntid").
+
+    Raises:
+        AbsentError: this FlashInfer has one way only.
+    """
+    dispatch: Any = importlib.import_module(DISPATCH)
+    if not hasattr(dispatch, "compiled_direct_micro_accepts_block_dim"):
+        raise AbsentError("this FlashInfer has no experts' kernel without tensor cores")
+
+    def accepts(compiled: Any, threads: int) -> bool:
+        return any(f".reqntid {threads}, 1, 1" in text for text in compiled.ptx)
+
+    dispatch.compiled_direct_micro_accepts_block_dim = accepts
 
 
 def as_for_wide_experts() -> None:

@@ -11,14 +11,15 @@ The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kerne
      "inputs": "random" | "degenerate", "seed": 0}
     {"kind": "vllm-linear", "shapes": [[64, 200, 320]]}
     {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128,
-     "many": true}
+     "many": true, "narrow": true}
 
 ``vllm-linear`` goes through vLLM's own layer (``launch_layers.py``), the others call FlashInfer's
 functions as vLLM does.  ``sms`` is the number of SMs that the host code is told of: with few, one
-block takes several tiles.  With ``many`` the experts' kernel is the one for many tokens.  The
-functions are called with tensors in ordinary memory that say they are on the device.  They check,
-compile and launch as they would; each launch is written below ``folder``: the PTX, the parameters,
-and the memory that these point into, before the kernel runs.
+block takes several tiles.  With ``many`` the experts' kernel is the one for many tokens, with
+``narrow`` the one that few tokens get where experts are at most 512 wide.  The functions are called
+with tensors in ordinary memory that say they are on the device.  They check, compile
+and launch as they would; each launch is written below ``folder``: the PTX, the parameters, and the
+memory that these point into, before the kernel runs.
 
 Result::
 
@@ -181,6 +182,7 @@ def launch_instead(recorder: Recorder) -> None:
     torch = importlib.import_module("torch")
     tvm_ffi = importlib.import_module("tvm_ffi")
     compiler = cute.compile
+    plain = plain_functions()
 
     def on_device(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -197,14 +199,29 @@ def launch_instead(recorder: Recorder) -> None:
 
         def call(*values: Any) -> Any:
             recorder.ptx = texts
-            return function(*map(on_device, values))
+            # without TVM FFI nobody asks where a tensor is
+            return function(*(values if type(function) is plain else map(on_device, values)))
 
+        call.ptx = texts  # type: ignore[attr-defined]
         return call
 
     setattr(cute, "compile", compile_and_wrap)  # noqa: B010 (the module is Any in a sandbox only)
     compilers = importlib.import_module("cutlass.base_dsl.compiler")
     # it would call cuInit
     compilers.Compiler._check_cuda_dependencies_once = lambda _self, _libraries: None
+
+
+def plain_functions() -> type:
+    """The type of functions that are compiled without TVM FFI, told that there is one device.
+
+    They ask cuda-python, which needs the driver, for how many to load a kernel, and have it unload
+    the kernel that they were given here.
+    """
+    executors = importlib.import_module("cutlass.cutlass_dsl.cuda_jit_executor")
+    executors.CudaDialectJitModule.unload = lambda _self: None
+    plain: type = executors.CudaDialectJitCompiledFunction
+    setattr(plain, "num_devices", 1)  # noqa: B010
+    return plain
 
 
 def use_library(path: str) -> None:

@@ -15,7 +15,7 @@ from builder.runtime.dispatch_expect import backends
 from builder.verify.codegen import ARCH
 from builder.verify.dslmirror import NoDsl
 from builder.verify.kernels import headline
-from builder.verify.launches import NO_LAYER, UNREAD, launch_request, wanted_launches
+from builder.verify.launches import ABSENT, NO_LAYER, UNREAD, launch_request, wanted_launches
 from builder.verify.model import Check
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ def check_numbers(target: VerifyTarget) -> Iterator[Check]:
 def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check:
     simulated = (*replies.simulated, *SIMULATED)
     where = _where(reply, replies, target)
+    if reply.stage == ABSENT:
+        said = headline(reply.error.partition(": ")[2], "")
+        return _check(one, "not-run", where=where, reason=said, moot=True)
     if reply.stage in (UNREAD, NO_LAYER):
         said = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
         return _check(one, "not-run", where=where, reason=f"{said}{reply.error}")
@@ -197,6 +200,7 @@ def _check(
     *,
     where: str = "",
     reason: str = "",
+    moot: bool = False,
     simulated: tuple[str, ...] = (),
     figures: Mapping[str, int] | None = None,
 ) -> Check:
@@ -208,6 +212,7 @@ def _check(
         seen=seen,
         where=where,
         reason=reason,
+        moot=moot,
         simulated=simulated,
         figures=figures or {},
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
+from builder.ptx.launchfile import read_launch
+from builder.ptx.runs import program_of
+from builder.ptx.source import Name
 from builder.verify import launches
 from builder.verify.insandbox import in_sandbox
 from builder.verify.launches import LAUNCHED, launch_request, sandbox_launcher
@@ -15,8 +19,14 @@ from builder.verify.numbers import check_numbers
 from builder.verify.parts import Parts
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
+from tests.mutants import Mutant, caught
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from builder.ptx.source import Instruction
+
     from .support import Planner
 
 LAYER = "vLLM's NVFP4 linear layer"
@@ -29,13 +39,17 @@ RIGHT = {
 SEVERAL = "b12x GEMM, several tiles a block"
 MANY = "b12x MoE, many tokens"
 MOE = {"b12x MoE, 1 token", "b12x MoE, 24 tokens", MANY}
+#: Those for experts at most 512 wide, which do without tensor cores.
+NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 3 tokens, narrow experts"}
 
 
 def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
     made = planned("pypi:vllm==0.20.1")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
-    assert set(checks) == {*RIGHT, SEVERAL, *MOE}
+    assert set(checks) == {*RIGHT, SEVERAL, *MOE, *NARROW}
+    for name in NARROW:
+        assert checks[name].moot, "FlashInfer 0.6.9 has no such kernel"
     for name in RIGHT:
         check = checks[name]
         assert check.status == "pass", check.seen
@@ -101,6 +115,49 @@ def test_without_the_layer_the_values_are_wrong(
         assert schedules in checks[name].seen
         assert re.search(race, checks[name].seen), checks[name].seen
 
+
+def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
+    planned: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer 0.7.2.post1 with the layers of the profile; mutants of what it launched."""
+    made = planned("pypi:vllm==0.33.0")
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    (one,) = (one for one in LAUNCHED if one.name == "b12x MoE, 1 token, narrow experts")
+    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
+    assert target.launch is not None
+    (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [one])).replies
+    (ran,) = reply.ran
+    assert "moe_direct_micro_kernel" in ran.kernel
+    assert [(run.values, run.wrong, run.races, run.fault) for run in ran.runs] == [
+        (512, 0, (), "")
+    ] * 3
+    (path,) = (tmp_path / "kept").rglob("launch.json")
+    launch = read_launch(path)
+    kernel = program_of(launch, path).kernel
+    for name, (change, noticed) in NARROW_MUTANTS.items():
+        code = tuple(change(i) if i.name.startswith(name) else i for i in kernel.code)
+        assert code != kernel.code, name
+        mutant = Mutant(name, 0, name, replace(kernel, code=code))
+        assert noticed in caught(mutant, [launch]), name
+
+
+def _instead(opcode: str, *modifiers: str) -> Callable[[Instruction], Instruction]:
+    return lambda one: replace(one, opcode=opcode, modifiers=modifiers)
+
+
+def _nothing(one: Instruction) -> Instruction:
+    register = Name("%r1")
+    return replace(one, opcode="mov", modifiers=("b32",), operands=(register, register))
+
+
+#: What is made of all instructions of a name, and what notices that.
+NARROW_MUTANTS = {
+    "bar.sync": (_nothing, "race"),
+    "setp.lt.bf16": (_instead("setp", "gt", "bf16"), "numbers"),
+    "mul.rn.f64": (_instead("sub", "rn", "f64"), "numbers"),
+    "cvt.rn.f16x2.e2m1x2": (_instead("cvt", "u32", "u8"), "numbers"),
+    "atom": (_nothing, "deadlock"),
+}
 
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"
 UTILS = "vllm/model_executor/layers/quantization/utils/nvfp4_utils.py"

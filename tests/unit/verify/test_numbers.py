@@ -24,6 +24,7 @@ from builder.verify.dslmirror import NoDsl
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import Bubblewrap
 from builder.verify.launches import (
+    ABSENT,
     LAUNCHED,
     LAYER,
     NO_LAYER,
@@ -366,7 +367,11 @@ def test_a_target_that_cannot_run_is_not_run() -> None:
         assert check.reason == (
             "vLLM's layer cannot be run on a CPU here: ImportError: no such layer"
         )
+    absent = Reply(error="AbsentError: no such kernel", stage=ABSENT, ran=())
+    for check in check_numbers(target_of([absent] * len(wanted_launches([MOE])), MOE)):
+        assert (check.status, check.moot, check.reason) == ("not-run", True, "no such kernel")
     for check in check_numbers(target_of(None, MOE)):
+        assert not check.moot
         assert check.status == "not-run"
         assert "released wheels" in check.reason
     for check in check_numbers(target_of(NoDsl("no DSL in the target"), LINEAR)):
