@@ -10,6 +10,8 @@ from builder.errors import RemoteError
 from builder.registry.refhints import refuse_wrong_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from builder.bases.model import Base, BaseRequest
 
 
@@ -23,31 +25,53 @@ def identify(request: BaseRequest) -> Base:
     """
     refuse_wrong_kind(request.ref)
     scheme, rest = scheme_of(request.ref)
-    if scheme == "pypi":
-        from builder.bases.pypi import identify_pypi
+    return IDENTIFIERS[scheme](request, rest)
 
-        return identify_pypi(request, rest)
-    if scheme == "dir":
-        from builder.bases.directory import identify_dir
 
-        return identify_dir(request, rest)
-    if scheme == "docker" and asks_engine(request.ref, request.engine):
+def _pypi(request: BaseRequest, rest: str) -> Base:
+    from builder.bases.pypi import identify_pypi
+
+    return identify_pypi(request, rest)
+
+
+def _directory(request: BaseRequest, rest: str) -> Base:
+    from builder.bases.directory import identify_dir
+
+    return identify_dir(request, rest)
+
+
+def _layout(request: BaseRequest, _rest: str) -> Base:
+    from builder.bases.remote import identify_remote
+
+    return identify_remote(request, request.ref)
+
+
+def _image(request: BaseRequest, rest: str) -> Base:
+    if asks_engine(request.ref, request.engine):
         from builder.bases.image import identify_image
 
         return identify_image(request, rest)
     from builder.bases.remote import identify_remote
 
     try:
-        return identify_remote(request, request.ref if scheme == "oci" else rest)
+        return identify_remote(request, rest)
     except RemoteError as error:
-        read_directly = scheme == "oci" or request.ref.startswith("docker://")
-        if read_directly or not may_use_docker(request.engine):
+        if request.ref.startswith("docker://") or not may_use_docker(request.engine):
             raise  # no Docker Engine was meant
         more = f"; {error.hint}" if error.hint else ""
         raise RemoteError(
             f"no Docker Engine is running, and {rest} could not be read from its registry: {error}",
             hint=f"start the engine, or name the registry: docker://HOST/{rest}{more}",
         ) from None
+
+
+#: What identifies a base, by the scheme of its reference.
+IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Base]] = {
+    "pypi": _pypi,
+    "dir": _directory,
+    "docker": _image,
+    "oci": _layout,
+}
 
 
 def asks_engine(ref: str, engine: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError, did_you_mean
+from builder.model.base import schemes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,9 +84,6 @@ class OpenedImage:
         self.image.close()
 
 
-SCHEMES = ("pypi", "dir", "docker", "oci")
-
-
 def scheme_of(ref: str) -> tuple[str, str]:
     """Split a base reference into scheme and rest; an image reference needs no scheme.
 
@@ -95,8 +93,9 @@ def scheme_of(ref: str) -> tuple[str, str]:
     if ref.startswith("docker://"):
         return "docker", ref.removeprefix("docker://")
     scheme, colon, rest = ref.partition(":")
-    if colon and scheme in SCHEMES:
+    known = schemes()
+    if colon and scheme in known:
         return scheme, rest
     if colon and "/" not in scheme and "." not in scheme and "==" in rest:
-        raise UsageError(f"unknown kind of base {scheme!r}{did_you_mean(scheme, SCHEMES)}")
+        raise UsageError(f"unknown kind of base {scheme!r}{did_you_mean(scheme, known)}")
     return "docker", ref

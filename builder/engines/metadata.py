@@ -14,6 +14,7 @@ from builder.documents.plan import BakedPlan
 from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import APPLIER, programs
 from builder.errors import UsageError
+from builder.model.base import kind_of
 from builder.model.plan import PLAN_SCHEMA, RecordedPlan
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
@@ -107,7 +108,7 @@ _EPOCH_LIMIT = 10**11
 
 def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
     """Whether the image is an overlay; older ones have no artifact type."""
-    return artifact_type == OVERLAY_TYPE or labels.get(BASE_LABEL, "").startswith("pypi:")
+    return artifact_type == OVERLAY_TYPE or kind_of(labels.get(BASE_LABEL, "")).is_wheels
 
 
 def read_plan(data: bytes, where: str) -> RecordedPlan:

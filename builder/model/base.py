@@ -22,6 +22,8 @@ class BaseKind:
     """What can be done with bases of a kind."""
 
     name: str
+    #: what its references begin with, before a colon
+    schemes: tuple[str, ...] = ()
     #: an image, which a build puts layers on
     is_image: bool = False
     #: released wheels, of which a build makes an overlay for any image
@@ -39,9 +41,9 @@ class BaseKind:
 KINDS = {
     kind.name: kind
     for kind in (
-        BaseKind(name="image", is_image=True),
-        BaseKind(name="pypi", is_wheels=True),
-        BaseKind(name="dir", is_installed=True),
+        BaseKind(name="image", schemes=("docker", "oci"), is_image=True),
+        BaseKind(name="pypi", schemes=("pypi",), is_wheels=True),
+        BaseKind(name="dir", schemes=("dir",), is_installed=True),
     )
 }
 
@@ -49,6 +51,16 @@ KINDS = {
 def base_kind(name: str) -> BaseKind:
     """The kind of that name; one that a plan of another spark-build names is none of ours."""
     return KINDS.get(name) or BaseKind(name=name)
+
+
+def schemes() -> dict[str, BaseKind]:
+    """The kind of base for each scheme."""
+    return {scheme: kind for kind in KINDS.values() for scheme in kind.schemes}
+
+
+def kind_of(ref: str) -> BaseKind:
+    """The kind that a reference is of; one without a scheme is an image's."""
+    return schemes().get(ref.partition(":")[0], KINDS["image"])
 
 
 @dataclass(frozen=True, kw_only=True)

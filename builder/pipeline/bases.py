@@ -11,6 +11,7 @@ from builder.bases.identify import identify
 from builder.bases.model import TRACKED, BaseRequest, no_facts
 from builder.engines.kinds import may_use_docker
 from builder.errors import SparkBuildError, UsageError
+from builder.model.base import kind_of
 from builder.util.console import console
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def identify_base(
             if isinstance(op, Wheel) and op.version_of:
                 named.add(normalize(op.version_of))
     tracked = (*TRACKED, *sorted(named - set(TRACKED)))
-    also = [] if ref.startswith(("pypi:", "dir:")) else [n for n in libraries if n not in tracked]
+    also = [n for n in libraries if n not in tracked] if kind_of(ref).is_image else []
     base = identify(
         BaseRequest(
             ref=ref,

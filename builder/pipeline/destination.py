@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from builder.engines.kinds import ENGINES, named
 from builder.errors import UsageError
+from builder.model.base import kind_of
 from builder.registry.layoutwriter import check_layout_target as check_folder
 from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
@@ -98,7 +99,7 @@ def check_base_options(options: ImageOptions, ref: str) -> None:
     Raises:
         UsageError: that.
     """
-    if options.thin and ref.startswith("pypi:"):
+    if options.thin and kind_of(ref).is_wheels:
         raise UsageError(
             "--thin leaves the base's blobs out, but released wheels have none",
             hint="leave --thin out, or name an image: --base docker://IMAGE",

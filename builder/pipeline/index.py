@@ -12,6 +12,7 @@ from builder.engines.multi import IndexRequest, build_index
 from builder.engines.oci import OciEngine
 from builder.engines.runcommands import run_commands
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.model.base import kind_of
 from builder.pipeline.destination import Destination, destination_of
 from builder.pipeline.image import PlannedBuild, verification_needs
 from builder.pipeline.inputs import Inputs
@@ -72,7 +73,7 @@ def _check(options: ImageOptions) -> str:
     if options.others not in ("keep", "drop"):
         raise UsageError(f"--others {options.others!r} is neither keep nor drop")
     ref = options.plan.base
-    if ref is None or ref.startswith(("pypi:", "dir:")):
+    if ref is None or not kind_of(ref).is_image:
         raise UsageError("--all-platforms and --others need an image index: name it with --base")
     if options.plan.compile_here:
         raise UsageError(

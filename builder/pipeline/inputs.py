@@ -20,6 +20,7 @@ from builder.lock.document import LockEntry, Request
 from builder.lock.entry import differences, entry_of, layer_differences, stale, wheels_of
 from builder.lock.facts import LockedFacts
 from builder.lock.file import NAME, Lock, lock_path, read_lock
+from builder.model.base import kind_of
 from builder.pipeline import bases
 from builder.plan.planner import make_plan
 from builder.plan.sources import IndexSources
@@ -163,7 +164,7 @@ class Inputs:
         platform = platform or self._options.platform
         python, site_packages = self._options.python, self._options.site_packages
         for name, value in (("--python", python), ("--site-packages", site_packages)):
-            if value is not None and not ref.startswith("pypi:"):
+            if value is not None and not kind_of(ref).is_wheels:
                 raise UsageError(
                     f"{name} applies only to a pypi: base; {ref} already determines it",
                     hint=f"leave {name} out",
@@ -172,8 +173,8 @@ class Inputs:
             layers=self.layers,
             with_pr=self.with_pr,
             base=ref,
-            platform=platform or ("linux/arm64" if ref.startswith("pypi:") else _OWN),
-            python=python or ("3.12" if ref.startswith("pypi:") else _OWN),
+            platform=platform or ("linux/arm64" if kind_of(ref).is_wheels else _OWN),
+            python=python or ("3.12" if kind_of(ref).is_wheels else _OWN),
         )
         self.entry = self.lock.entries.get(self.request.key) if self.lock else None
         pins: Mapping[str, str] = {}
@@ -291,7 +292,7 @@ class Inputs:
         wheels = re.match(r"pypi:vllm==([^,]+)", base)
         if wheels and platform == "linux/arm64":
             base = image_of(wheels[1])
-        words = self._named() if base.startswith("dir:") else [*self._named(), "--base", base]
+        words = self._named() if kind_of(base).is_installed else [*self._named(), "--base", base]
         words += ["--platform", platform] if platform not in (_OWN, "linux/arm64") else []
         return f"spark-build {command} {shlex.join([*words, '--compile'])}"
 

@@ -14,6 +14,7 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.lock.entry import differences, stale
 from builder.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
 from builder.lock.file import NAME, Lock, lock_path, read_lock
+from builder.model.base import kind_of
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
 from builder.plan.planner import refuse_nothing, refuse_plan
@@ -148,7 +149,7 @@ def _with_facts(entry: LockEntry, facts: FactsPin | None) -> LockEntry:
 def _one(options: PlanOptions) -> FreshEntry:
     inputs = Inputs(options)
     ref = inputs.base_ref()
-    if ref.startswith("dir:"):
+    if kind_of(ref).is_installed:
         raise UsageError(
             f"{ref} cannot be locked: it is a directory",
             hint="lock the release that it was installed from: --base pypi:vllm==VERSION",

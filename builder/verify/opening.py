@@ -13,6 +13,7 @@ from builder.bases.model import BaseRequest, scheme_of
 from builder.engines import metadata
 from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
 from builder.errors import UsageError
+from builder.model.base import kind_of
 from builder.plan.planner import make_plan
 from builder.registry.locations import layout_place
 from builder.registry.refhints import refuse_wrong_kind
@@ -44,7 +45,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
         return open_layout(text, opening)
     if scheme == "docker" and asks_engine(text, "auto"):
         return open_engine_image(rest, opening)
-    if scheme in ("docker", "oci"):
+    if kind_of(text).is_image:
         return open_layered(text, opening)
     pins = opening.selection.pins() if opening.selection else {}
     request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
@@ -88,7 +89,7 @@ def _is_overlay(text: str) -> bool:
     layout, name = layout_place(text)
     if not layout.is_dir():
         return False
-    return str(labels_of_layout(layout, name).get(metadata.BASE_LABEL)).startswith("pypi:")
+    return kind_of(str(labels_of_layout(layout, name).get(metadata.BASE_LABEL))).is_wheels
 
 
 def open_layout(text: str, opening: Opening) -> VerifyTarget:

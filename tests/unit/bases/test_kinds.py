@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 import builder
+from builder.bases.identify import IDENTIFIERS
 from builder.engines.buildkit import BuildkitEngine
 from builder.engines.oci import OciEngine
-from builder.model.base import KINDS, BaseKind
+from builder.engines.overlay import read_layout
+from builder.model.base import KINDS, BaseKind, schemes
 from tests.unit.fakes import copy_op, fake_base, make_layer, make_plan_of, vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builder.bases.model import Base, BaseRequest
     from builder.model.plan import BuildPlan
+    from tests.unit.caller import Call
 
 #: A module that compares a kind of base with a word, as ``base.kind == "pypi"``.
 COMPARED = re.compile(r"\b(?:base|identity)(?:\.kind|\[\"kind\"\]) *(?:==|!=|in|not in) ")
@@ -44,6 +48,34 @@ def test_engines_use_the_capabilities_of_a_kind(
     refused = "a toy base is not an image; use spark-build apply"
     assert engine.refuses(toy(BaseKind(name="toy", is_installed=True))) == refused
     assert engine.refuses(toy(BaseKind(name="toy"))) == refused
+
+
+def test_a_kind_is_one_module_and_two_rows(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wheels of a toy's own are built into an overlay, and options are refused by what it is."""
+    asked: list[str] = []
+
+    def identify_toy(_request: BaseRequest, rest: str) -> Base:
+        asked.append(rest)
+        return fake_base(vllm_files(), kind="toy")
+
+    words = ("image", "-l", "fix", "-b", "toy:box", "--engine", "oci", "--no-verify")
+    assert call(*words).code != 0
+    monkeypatch.setitem(KINDS, "toy", BaseKind(name="toy", schemes=("toy",), is_wheels=True))
+    monkeypatch.setitem(IDENTIFIERS, "toy", identify_toy)
+    done = call(*words, "-o", "oci:out")
+    assert (done.code, asked) == (0, ["box"]), done.err
+    _, files, _ = read_layout(tmp_path / "work" / "out", "")
+    assert any(path.endswith("/vllm/core.py") for path in files)
+    assert "released wheels have none" in call(*words, "--thin", "-o", "oci:thin").err
+    monkeypatch.setitem(KINDS, "toy", BaseKind(name="toy", schemes=("toy",), is_installed=True))
+    assert "is not an image; use spark-build apply" in call(*words, "-o", "oci:other").err
+    assert "--python" in call("plan", "-l", "fix", "-b", "toy:box", "--python", "3.12").err
+
+
+def test_every_scheme_is_identified() -> None:
+    assert set(IDENTIFIERS) == set(schemes())
 
 
 def test_a_plan_on_an_environment_has_no_local_path(
