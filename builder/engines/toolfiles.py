@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import zipfile
 from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from builder import __version__
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.model.plan import Maker
 from builder.runtime import IMAGE_VERIFIER, TERMS
 from builder.util.paths import package_file, project_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: The applier, as images and mods carry it.
 APPLIER = "spark_apply.pyz"
@@ -36,10 +41,11 @@ def applier_bundle() -> bytes:
     return stream.getvalue()
 
 
-def programs() -> dict[str, bytes]:
+@cache
+def programs() -> Mapping[str, bytes]:
     """The programs that an image carries, by file name."""
     verifier = {name: package_file("runtime", name).read_bytes() for name in IMAGE_VERIFIER}
-    return {APPLIER: applier_bundle(), **verifier}
+    return MappingProxyType({APPLIER: applier_bundle(), **verifier})
 
 
 @cache
@@ -53,6 +59,6 @@ def maker() -> Maker:
     paths = [package_file("runtime", "wheel_loader.py"), package_file("data", "kernels.toml")]
     paths += package_file("data", "diagnose").glob("*.toml")
     paths += map(project_file, TERMS)
-    contents = programs() | {path.name: path.read_bytes() for path in paths}
+    contents = {**programs(), **{path.name: path.read_bytes() for path in paths}}
     files = {name: sha256_hex(data) for name, data in contents.items()}
     return Maker(version=__version__, files=f"sha256:{sha256_hex(canonical_json(files))}")

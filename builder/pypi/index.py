@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,7 +282,7 @@ class PackageIndex:
                 f"{project} {version} is not on the package index; the nearest releases are "
                 f"{', '.join(near)}",
             )
-        rank = {tag: -i for i, tag in enumerate(platform_tags(platform))}
+        rank = ranks(platform)
         fitting = []
         for wheel in of_release:
             _, _, build, tags = parse_wheel_filename(wheel.filename)
@@ -315,8 +315,13 @@ def _parsed(wheel: WheelFile) -> Version | None:
         return None
 
 
-def platform_tags(platform: Platform) -> Iterator[Tag]:
-    """Wheel tags of a glibc Linux platform, best first."""
+@cache
+def ranks(platform: Platform) -> dict[Tag, int]:
+    """The wheel tags of a glibc Linux platform; the best has the highest number."""
+    return {tag: -i for i, tag in enumerate(_tags(platform))}
+
+
+def _tags(platform: Platform) -> Iterator[Tag]:
     version = platform.python_version
     names = list(_manylinux(platform.machine))
     yield from cpython_tags(version, platforms=names)

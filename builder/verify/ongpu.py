@@ -114,7 +114,7 @@ class GpuOptions:
 
 def verifier_files(plan: PlanDocument, image: str, options: GpuOptions) -> dict[str, bytes]:
     """The verifier, the plan and what must be known of it, by file name."""
-    files = programs()
+    files = dict(programs())
     files["plan.json"] = msgspec.json.encode(plan)
     files["device.json"] = json.dumps(device_data(plan, image)).encode()
     other = options.evidence()

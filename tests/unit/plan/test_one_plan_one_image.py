@@ -18,7 +18,7 @@ from builder.engines import devicedata
 from builder.engines.metadata import read_plan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
-from builder.engines.toolfiles import maker
+from builder.engines.toolfiles import maker, programs
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
 from builder.model.plan import PLAN_SCHEMA
@@ -107,11 +107,14 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in TERMS:
         shutil.copy(paths.project_file(name), tmp_path / name)
     monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "tool")
-    caches = (maker, load_catalog, devicedata._kernels)
-    for cached in caches:
-        cached.cache_clear()
+    forget()
     yield tmp_path / "tool"
-    for cached in caches:
+    forget()
+
+
+def forget() -> None:
+    """Read the tool's own files anew, as another process does."""
+    for cached in (maker, programs, load_catalog, devicedata._kernels):
         cached.cache_clear()
 
 
@@ -164,9 +167,7 @@ def test_another_version_or_time_gives_another_plan_and_image(
 ) -> None:
     plan, image = Asked(tmp_path / "one")()
     change(tool, monkeypatch)
-    maker.cache_clear()
-    load_catalog.cache_clear()
-    devicedata._kernels.cache_clear()
+    forget()
     other_plan, other_image = Asked(tmp_path / "one")()
     assert other_plan != plan
     assert other_image != image
