@@ -142,8 +142,11 @@ def _jit_note(readings: Sequence[KernelCode]) -> str:
 
 def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Iterator[Check]:
     """What each module carries; those on the index only where they had to be read anyway."""
-    at_hand = target.kind in ("dir", "image")
-    chosen = modules.paths if at_hand else [path for path in modules.paths if path in modules.read]
+    chosen = (
+        modules.paths
+        if target.whole_here
+        else [path for path in modules.paths if path in modules.read]
+    )
     unread = len(modules.paths) - len(chosen)
     for path in chosen:
         try:

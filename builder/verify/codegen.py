@@ -19,6 +19,7 @@ from builder.errors import SparkBuildError
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.runtime import CODEGEN_PROBE
 from builder.util.documents import read
+from builder.verify.dispatch import lacking
 from builder.verify.dslmirror import NoDsl, mirror, texts_of
 from builder.verify.kernels import (
     ADVICE,
@@ -161,23 +162,10 @@ class Context:
 
     def _uncompiled(self, kernel: Kernel, error: Failure) -> Check:
         seen = f"{error.type}: {headline(error.message, error.type)}"
-        lacking = self._lacking(error)
-        if lacking:
-            return self._result(
-                kernel, "not-run", "", "", f"the sandbox lacks the module {lacking}"
-            )
+        if absent := lacking(self.target, error, PACKAGE):
+            return self._result(kernel, "not-run", "", "", f"the sandbox lacks the module {absent}")
         advice = [words for pattern, words in ADVICE if re.search(pattern, error.message)]
         return self._result(kernel, "fail", seen, self._compiler(), "".join(advice[:1]))
-
-    def _lacking(self, error: Failure) -> str | None:
-        """The third-party module that only a sandbox can lack: says nothing about the target."""
-        from builder.verify.imports import PACKAGES
-
-        found = re.search(r"No module named '([\w.]+)'", error.message)
-        if self.target.kind == "image" or error.type != "ModuleNotFoundError" or not found:
-            return None
-        top = found[1].partition(".")[0]
-        return None if top in (*PACKAGES, PACKAGE) else found[1]
 
     def _compiler(self) -> str:
         of = self.reply.versions

@@ -100,18 +100,18 @@ def _judged(
             yield _compare(target, expectation, answer, default, reply.simulated)
 
 
-def lacking(target: VerifyTarget, error: Failure | None) -> str | None:
+def lacking(target: VerifyTarget, error: Failure | None, *also: str) -> str | None:
     """The third-party module that a sandbox lacks, so that vLLM could not be asked at all.
 
-    In an image the same error is vLLM's own failure, and a missing module of a patched package is
-    one everywhere.
+    In an image the same error is vLLM's own failure, and a missing module of a patched package,
+    or of ``also``, is one everywhere.
     """
-    if target.kind == "image" or error is None or error.type != "ModuleNotFoundError":
+    if target.asked_in_itself or error is None or error.type != "ModuleNotFoundError":
         return None
     named = re.search(r"No module named '([\w.]+)'", error.message)
     if not named:
         return None
-    return None if named[1].split(".", 1)[0] in PACKAGES else named[1]
+    return None if named[1].split(".", 1)[0] in (*PACKAGES, *also) else named[1]
 
 
 def _compare(

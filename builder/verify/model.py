@@ -267,6 +267,16 @@ class VerifyTarget:
     #: looks for what nobody recorded; None where only the files that are checked are at hand
     unrecorded: Callable[[], Unrecorded] | None = None
 
+    @property
+    def asked_in_itself(self) -> bool:
+        """Whether its own interpreter answers, in a container of it, and no sandbox."""
+        return self.kind == "image"
+
+    @property
+    def whole_here(self) -> bool:
+        """Whether all of its files are on this machine, so that reading them costs no download."""
+        return self.kind in ("dir", "image")
+
 
 class Listener(Protocol):
     """Hears of a verification while it runs."""
