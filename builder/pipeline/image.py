@@ -15,14 +15,13 @@ from builder.errors import UsageError, did_you_mean
 from builder.pipeline.builders import check_builder, of_registry
 from builder.pipeline.destination import check_base_options, check_destination, destination_of
 from builder.pipeline.inputs import Inputs
-from builder.pipeline.result import BuildResult, PlatformPlan
+from builder.pipeline.result import BuildResult, PlatformPlan, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
 from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.util.background import in_background
 from builder.util.console import console
 from builder.util.diskspace import check_room
-from builder.util.timing import timed
 from builder.verify.insandbox import sandbox_maker
 from builder.verify.sandbox import sandbox_needs
 

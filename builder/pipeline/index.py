@@ -16,7 +16,7 @@ from builder.model.base import kind_of
 from builder.pipeline.destination import Destination, destination_of
 from builder.pipeline.image import PlannedBuild, verification_needs
 from builder.pipeline.inputs import Inputs
-from builder.pipeline.result import BuildResult, PlatformPlan, plans_digest
+from builder.pipeline.result import BuildResult, PlatformPlan, plans_digest, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
 from builder.plan.planner import refuse_nothing, refuse_plan
@@ -27,7 +27,6 @@ from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
 from builder.util.background import in_background
 from builder.util.console import console
 from builder.util.diskspace import check_room
-from builder.util.timing import timed
 from builder.verify.insandbox import sandbox_maker
 
 if TYPE_CHECKING:

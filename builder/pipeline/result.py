@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -144,3 +146,11 @@ class BuildResult:
             Exit.VERIFY_FAILED,
             hint=f"spark-build verify {shlex.quote(target)}",
         )
+
+
+@contextmanager
+def timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds of a block that ends well to those of its step."""
+    began = time.monotonic()
+    yield
+    timings[name] = timings.get(name, 0.0) + time.monotonic() - began

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.lock.entry import plan_differences, stale, wheels_of
+from builder.lock.facts import LockedFacts
+from builder.lock.file import NAME, lock_path, read_lock
+from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import CheckLines, show_report
-from builder.pipeline.target import TargetInputs
 from builder.plan.sources import IndexSources
-from builder.pypi.index import write_atomically
+from builder.pypi.index import PackageIndex, write_atomically
 from builder.util.console import console
-from builder.util.writable import refuse_unwritable
+from builder.util.hints import ELSEWHERE, os_hint
 from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.verify.opening import open_target
 from builder.verify.run import verify
@@ -22,9 +28,10 @@ from builder.verify.trust import TrustedSources
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from builder.documents.plan import PlanDocument
+    from builder.layers.catalog import Selection
     from builder.model.plan import BuildPlan
-    from builder.pipeline.inputs import Inputs
-    from builder.pipeline.options import ImageOptions, VerifyOptions
+    from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
     from builder.verify.model import Report, VerifyTarget
 
 
@@ -76,7 +83,7 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
     options.gpu.check(chosen)  # wrong input is said before anything runs
     for file in (options.html, options.summary):
         if file is not None:
-            refuse_unwritable(file)
+            _refuse_unwritable(file)
     with _opened(options) as opened:
         run = _proven if options.prove_necessary else _run
         report = run(opened, chosen, told)
@@ -87,6 +94,76 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
         with options.summary.open("a", encoding="utf-8") as page:
             page.write(render_summary(report, required))
     return Verified(report=report, required=required)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Refuse a file that could not be written; nothing is written yet.
+
+    Raises:
+        UsageError: it is a folder, lies below a file, or must not be written.
+    """
+    number = _problem(path.absolute())
+    if number:
+        error = OSError(number, os.strerror(number), str(path))
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint=os_hint(error, ELSEWHERE))
+
+
+def _problem(path: Path) -> int:
+    try:
+        if path.is_dir():
+            return errno.EISDIR
+        above = path.parent
+        while not above.exists():
+            above = above.parent
+    except OSError as error:  # a name that is too long, a folder that must not be looked into
+        return error.errno or errno.EIO
+    if not above.is_dir():
+        return errno.ENOTDIR
+    return 0 if os.access(above, os.W_OK | os.X_OK) else errno.EACCES
+
+
+class TargetInputs:
+    """What a target is compared with: a selection, where one was named, and the lock."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        self._path = lock_path(Path.cwd())
+        self._lock = read_lock(self._path) if options.locked else None
+        if options.locked and self._lock is None:
+            raise SparkBuildError(
+                f"--locked, and there is no {NAME} ({self._path})",
+                Exit.STALE,
+                hint="spark-build lock --layers L --base BASE",
+            )
+        self.facts = (
+            LockedFacts(self._lock, strict=True)
+            if options.locked
+            else LockedFacts.beside(self._path)
+        )
+        self.selection: Selection | None = None
+        if options.names or options.with_pr:
+            inputs = Inputs(options)
+            self.selection, self.index = inputs.selection, inputs.index
+        else:
+            self.index = PackageIndex(refresh=options.refresh)
+        for entry in self._lock.entries.values() if self._lock else ():
+            self.index.hold(wheels_of(entry))
+
+    def check(self, plan: PlanDocument) -> None:
+        """Hold a target's plan against the lock, with ``--locked``.
+
+        Raises:
+            SparkBuildError: no entry of the lock is what the target was made of (exit 9).
+        """
+        if self._lock is None:
+            return
+        found = [plan_differences(entry, plan) for entry in self._lock.entries.values()]
+        if not found:
+            raise SparkBuildError(
+                f"{self._path} locks nothing", Exit.STALE, hint="spark-build lock"
+            )
+        least = min(found, key=len)
+        if least:
+            raise stale(self._path, least)
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING, TypeVar
 
 from builder.errors import RemoteError
+from builder.net import sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,4 +37,4 @@ def with_retries(run: Callable[[], Result]) -> Result:
 
 def pause(turn: int) -> None:
     """Wait some hundredths of a second, longer each time, and never as long as the others."""
-    time.sleep(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret
+    sockets.pause(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret
