@@ -218,6 +218,8 @@ class Pull(_Subject):
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     map: Mapping[str, str] | None = None
+    #: the repository that this one is a fork of
+    project: str = ""
     when: Mapping[str, str] = _when()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Compile
 from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
+from builder.conversion.layers import write_drafts
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, order
 from builder.layers.documents import (
@@ -27,6 +28,8 @@ from builder.util.console import console, counted, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from builder.conversion.layers import Reading, Source
 
 
 def list_command(patches: list[Path] | None, json: bool) -> None:
@@ -124,6 +127,10 @@ def check_command(names: list[str], patches: list[Path] | None, json: bool) -> N
         print(f"{counted(len(checked), 'layer')} well-formed")
 
 
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 _TEMPLATE = '''\
 summary = "what this layer does, in one line"
 description = """
@@ -163,6 +170,7 @@ def new_command(
     directory: Path,
     package: str,
     pull: str | None,
+    project: str,
     forge_clone: list[str] | None,
     *,
     json: bool,
@@ -178,19 +186,57 @@ def new_command(
     if folder.exists():
         raise UsageError(f"{folder} exists")
     if pull is not None:
-        write_layer(folder, pull, forge_clone or ())
+        write_layer(folder, pull, project, forge_clone or ())
     else:
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
         folder.mkdir(parents=True)
-        text = _TEMPLATE.format(package=package, module=package.replace("-", "_"), today=today)
+        text = _TEMPLATE.format(
+            package=package, module=package.replace("-", "_"), today=_today().isoformat()
+        )
         (folder / "layer.toml").write_text(text)
+    _print_new(NewLayer(name=name, directory=str(folder)), directory, json=json)
+
+
+def convert_command(
+    name: str, directory: Path, source: Source, reading: Reading, *, json: bool
+) -> None:
+    """Write layer folders out of patch files, a patch series or a mod.
+
+    Raises:
+        UsageError: the name is not usable, a folder exists, or the source cannot be converted.
+    """
+    check_name(name, Catalog.discover().profile_files)
+    drafts = source.drafts(name, reading)
+    folders = write_drafts(drafts, directory, _today())
+    dropped = tuple(text for draft in drafts for text in draft.dropped)
+    unconverted = tuple(text for draft in drafts for text in draft.unconverted)
+    for text in dropped:
+        console.say(f"  left out       {text}")
+    for text in unconverted:
+        console.warn(f"not converted: {text}")
+    series = tuple(folder.name for folder in folders) if source.series else ()
+    made = NewLayer(
+        name=name,
+        directory=str(directory if series else folders[0]),
+        series=series,
+        dropped=dropped,
+        unconverted=unconverted,
+    )
+    _print_new(made, directory, json=json)
+
+
+def _print_new(made: NewLayer, directory: Path, *, json: bool) -> None:
+    names = made.series or (made.name,)
     console.say(
-        f"edit {folder / 'layer.toml'}, then: spark-build layers check {name} --patches {directory}"
+        f"edit {directory / names[0] / 'layer.toml'}, then: "
+        f"spark-build layers check {' '.join(names)} --patches {directory}"
+    )
+    console.say(
+        f"see where it applies: spark-build matrix -l {','.join(names)} --patches {directory}"
     )
     if json:
-        print_json(NewLayer(name=name, directory=str(folder)))
+        print_json(made)
     else:
-        print(folder)
+        print("\n".join(str(directory / name) for name in names))
 
 
 def pin_command(

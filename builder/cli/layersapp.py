@@ -76,6 +76,9 @@ def layers_check(
     epilog=examples(
         "spark-build layers new my-fix --in my-layers",
         "spark-build layers new my-fix --from-pr vllm-project/vllm#40082",
+        "spark-build layers new my-fix --from-patch fix.patch --in my-layers",
+        "spark-build layers new qwen --from-series docker/patches/qwen3.8/vllm",
+        "spark-build layers new my-mod --from-mod mods/my-mod",
     ),
 )
 def layers_new(
@@ -84,19 +87,58 @@ def layers_new(
     ],
     directory: Annotated[Path, typer.Option("--in", help="Parent folder.", metavar="DIR")] = Path(),
     package: Annotated[
-        str, typer.Option(help="The Python distribution that it changes.", metavar="PACKAGE")
-    ] = "vllm",
+        str,
+        typer.Option(
+            help="The Python distribution that it changes (default: found in the paths, or vllm).",
+            metavar="PACKAGE",
+        ),
+    ] = "",
     from_pr: Annotated[
         str | None,
         typer.Option(help="Create it from a pull request or commit, pinned.", metavar="PULL"),
     ] = None,
+    from_patch: Annotated[
+        list[Path] | None,
+        typer.Option(help="Create it from a patch file; may be repeated.", metavar="FILE"),
+    ] = None,
+    from_series: Annotated[
+        Path | None,
+        typer.Option(
+            help="Create a layer for each patch of a folder with a 'series' file.", metavar="DIR"
+        ),
+    ] = None,
+    from_mod: Annotated[
+        Path | None,
+        typer.Option(help="Create it from a mod: a folder or zip with run.sh.", metavar="DIR"),
+    ] = None,
+    project: Annotated[
+        str,
+        typer.Option(
+            help="The repository that a patch is for, or that a fork is a fork of.",
+            metavar="OWNER/REPO",
+        ),
+    ] = "",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave out files of a patch that match; may be repeated.", metavar="PATTERN"
+        ),
+    ] = None,
     forge_clone: opt.ForgeClone = None,
     json: opt.Json = False,
 ) -> None:
-    """Create a layer folder."""
-    from builder.cli.layers import new_command
+    """Create a layer folder: an example, or from a change that you already have."""
+    from builder.cli.layers import convert_command, new_command
+    from builder.conversion.layers import Reading, Source
 
-    new_command(name, directory, package, from_pr, forge_clone, json=json)
+    source = Source(
+        pull=from_pr or "", patches=tuple(from_patch or ()), series=from_series, mod=from_mod
+    )
+    if source.converts:
+        reading = Reading(repository=project, package=package, exclude=tuple(exclude or ()))
+        convert_command(name, directory, source, reading, json=json)
+    else:
+        new_command(name, directory, package or "vllm", from_pr, project, forge_clone, json=json)
 
 
 @layers_app.command("pin", epilog=examples("spark-build layers pin my-fix --patches my-layers"))

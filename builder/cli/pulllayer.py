@@ -31,7 +31,7 @@ Why this project needs it, and what goes wrong without it.
 """
 
 
-def write_layer(folder: Path, pull: str, forge_clone: Sequence[str]) -> None:
+def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str]) -> None:
     """Write ``layer.toml`` and ``pins.toml`` for a pull request.
 
     Raises:
@@ -40,13 +40,13 @@ def write_layer(folder: Path, pull: str, forge_clone: Sequence[str]) -> None:
     """
     ref = parse_pull(pull)
     store = PullStore(Forges(forge_clone))
-    pin, parts = pin_pull(Pull(pull=str(ref)), "", store, PackageIndex())
+    pin, parts = pin_pull(Pull(pull=str(ref), project=project), "", store, PackageIndex())
     write_atomically(folder / "pins.toml", pins_text({"pull": [plain(pin)]}).encode())
-    write_atomically(folder / "layer.toml", _layer_text(pin, parts).encode())
+    write_atomically(folder / "layer.toml", _layer_text(pin, parts, project).encode())
     console.say(f"  {pin.request}  {state_of(pin)}  {pin.short}")
 
 
-def _layer_text(pin: Pin, parts: Parts) -> str:
+def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
     said = provenance(pin)
     lines = [
         f"summary = {_string(pin.title or pin.request)}",
@@ -71,8 +71,10 @@ def _layer_text(pin: Pin, parts: Parts) -> str:
         lines.append(f"# {package} {pin.release} has it; from there on it counts as upstream.")
     lines += [f"# not installed, so dropped: {path} ({why})" for path, why in parts.dropped]
     lines += [f"# compiled into the wheel: {section.path}" for section in parts.compiled]
-    lines += ["[[variant.op]]", 'op = "pull"', f"pull = {_string(pin.request)}", ""]
-    return "\n".join(lines)
+    lines += ["[[variant.op]]", 'op = "pull"', f"pull = {_string(pin.request)}"]
+    if project:
+        lines.append(f"project = {_string(project)}")
+    return "\n".join([*lines, ""])
 
 
 def _string(text: str) -> str:

@@ -77,7 +77,16 @@ class NewLayer(Document, frozen=True, kw_only=True):
     """The layer that was started."""
 
     name: Text
-    directory: Annotated[Text, Meta(description="the layer's folder")]
+    directory: Annotated[Text, Meta(description="the layer's folder; of a series, the parent")]
+    series: Annotated[
+        tuple[Text, ...], Meta(description="the layers of a patch series, in order")
+    ] = ()
+    dropped: Annotated[
+        tuple[Text, ...], Meta(description="changed files that are not installed, and why")
+    ] = ()
+    unconverted: Annotated[
+        tuple[Text, ...], Meta(description="what a mod does that is not in the layer, and why")
+    ] = ()
 
 
 class PinnedLayer(Document, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ LAYER = {
     "description": (str, False),
     "order": (int, True),
     "after": (list, False),
+    "series": (str, False),
     "package": (str, True),
     "provenance": (dict, True),
     "upstream": (list, False),
@@ -59,6 +60,11 @@ OPS: dict[str, dict[str, tuple[type, bool]]] = {
     "remove": keys_of(Remove),
     "env": keys_of(Env),
     "hook": {"file": (str, True), "hook": (str, True)},
-    "compile": {"source": (str, True), "change": (str, True), "arch": (str, True)},
+    "compile": {
+        "source": (str, True),
+        "change": (str, False),
+        "file": (str, False),
+        "arch": (str, True),
+    },
     "pull": keys_of(Pull),
 }

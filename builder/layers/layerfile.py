@@ -22,6 +22,7 @@ from builder.applier.values import keys_of
 from builder.applier.versions import normalize
 from builder.compile.cmake import gencode_flags
 from builder.errors import KINDS, UsageError, did_you_mean
+from builder.forge.normalize import read_sections
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.keys import (
@@ -210,13 +211,20 @@ class _Reader:
     def op_compile(self, op: Table, where: str) -> Table:
         from builder.compile.changes import rendered_change  # needs what the package index needs
 
+        if ("change" in op) == ("file" in op):
+            raise self.fail(where, "give either 'change' or 'file'")
         if op["source"] != "vllm":
             raise self.fail(where, f"source {op['source']!r}: only vllm's sources are compiled")
         try:
             gencode_flags(op["arch"])
-            return {**op, **rendered_change(op["change"])}
+            if "change" in op:
+                return {**op, **rendered_change(op["change"])}
+            text = self.text(op["file"])
+            paths = [section.path for section in read_sections(text.encode())]
         except UsageError as error:
             raise self.fail(where, str(error)) from None
+        reason = f"{', '.join(paths)} reach vllm compiled"
+        return {**op, "diff": text, "files": paths, "reason": reason, "name": self.folder.name}
 
     def op_pull(self, op: Table, where: str) -> Table:
         op["pull"] = str(parse_pull(op["pull"]))
@@ -288,6 +296,7 @@ def load_layer(folder: Path) -> Layer:
         "summary": raw["summary"],
         "order": raw["order"],
         "after": raw.get("after", []),
+        **({"series": raw["series"]} if "series" in raw else {}),
         "package": normalize(raw["package"]),
         "provenance": provenance,
         "upstream": [

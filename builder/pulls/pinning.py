@@ -30,14 +30,7 @@ def pin_pull(op: Pull, package: str, store: PullStore, index: PackageIndex) -> t
         UsageError: what it changes cannot be taken as text.
     """
     pin = store.resolve(parse_pull(op.pull))
-    parts = parts_of(
-        pin,
-        read_sections(store.diff(pin)),
-        package=package,
-        roots=op.map,
-        include=op.include,
-        exclude=op.exclude,
-    )
+    parts = parts_of(pin, read_sections(store.diff(pin)), op, package)
     if pin.state == MERGED and not pin.release:
         pin = replace(pin, release=release_of(pin, parts, index))
     return pin, parts

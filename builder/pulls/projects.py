@@ -13,7 +13,7 @@ from builder.applier.versions import normalize
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 #: Compiled sources, in repositories without a description.
 _COMPILED = re.compile(
@@ -42,6 +42,8 @@ class Layout:
         for folder, becomes in self.roots:
             if path.startswith(folder):
                 return becomes + path.removeprefix(folder)
+            if path.startswith(becomes):  # a patch made in site-packages
+                return path
         return None
 
 
@@ -56,6 +58,10 @@ class Project:
     #: a distribution that brings the compiled form of sources which are otherwise compiled late
     prebuilt_by: str = ""
     described: bool = True
+
+    def owns(self, path: str) -> bool:
+        """Whether the file is in the project's package, in the repository or installed."""
+        return any(path.startswith(layout.roots[0]) for layout in self.layouts)
 
     def compiled(self, path: str) -> bool:
         """Whether a file that is not installed as it is reaches a wheel compiled."""
@@ -97,8 +103,15 @@ def _described() -> dict[str, Project]:
     }
 
 
-def project_of(repository: str, paths: Iterable[str]) -> Project | None:
+def described_projects() -> tuple[Project, ...]:
+    """The projects of ``projects.toml``."""
+    return tuple(_described().values())
+
+
+def project_of(repository: str, paths: Sequence[str]) -> Project | None:
     """What is known about a repository, else what its name and the changed files let one guess.
+
+    A fork that kept the name of a described repository is described by it.
 
     None when no changed file lies where a Python package of the repository's name would.
     """
@@ -106,6 +119,9 @@ def project_of(repository: str, paths: Iterable[str]) -> Project | None:
     if known is not None:
         return known
     name = repository.partition("/")[2].lower()
+    fork = next((p for key, p in _described().items() if key.endswith(f"/{name}")), None)
+    if fork is not None and any(fork.owns(path) or fork.compiled(path) for path in paths):
+        return fork
     module = re.sub(r"[-.]+", "_", name.removesuffix("-python"))
     roots = [(f"{below}{module}/", f"{module}/") for below in ("src/", "python/", "")]
     used = tuple(root for root in roots if any(path.startswith(root[0]) for path in paths))

@@ -12,6 +12,7 @@ from builder.pulls.projects import mapped, project_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.applier.opkinds import Pull
     from builder.documents.pulls import Pin
     from builder.forge.normalize import Section
 
@@ -28,28 +29,26 @@ _COMPILED, _ARCH = "vllm", "12.1a"
 def parts_of(
     pin: Pin,
     sections: Sequence[Section],
-    *,
+    op: Pull,
     package: str = "",
-    roots: Mapping[str, str] | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
 ) -> Parts:
-    """Take a pinned diff apart by what is known of its repository, or by ``roots``.
+    """Take a pinned diff apart by what is known of its repository, or by what its op says.
 
     Raises:
         UsageError: nothing says which of its files are installed.
     """
-    project = project_of(pin.repository, [section.path for section in sections])
-    if roots:
-        project = mapped(project, pin.repository, package, roots)
+    repository = op.project or pin.repository
+    project = project_of(repository, [section.path for section in sections])
+    if op.map:
+        project = mapped(project, repository, package, op.map)
     if project is None:
         raise UsageError(
             f"{pin.request}: no changed file is in a folder that matches {pin.repository}: "
             f"{_some([section.path for section in sections])}",
             hint="make a layer of it (spark-build layers new NAME --from-pr) and give its op a "
-            "'map' of folders",
+            "'map' of folders, or for a fork a 'project'",
         )
-    return take_apart(pin.request, sections, project, include, exclude)
+    return take_apart(pin.request, sections, project, op.include, op.exclude)
 
 
 def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> list[Table]:
@@ -100,6 +99,9 @@ def _conditional(op: Table, when: Mapping[str, str]) -> Table:
 def notes_of(pin: Pin, parts: Parts) -> list[str]:
     """What the plan should say beside a pull request that is applied."""
     notes = []
+    known = parts.project
+    if known.described and known.repository.lower() != pin.repository.lower():
+        notes.append(f"{pin.repository} is read as a fork of {known.repository}")
     if parts.dropped:
         names = [path for path, _ in parts.dropped]
         notes.append(f"{pin.request}: not installed, so dropped: {_some(names)}")

@@ -107,14 +107,7 @@ class Resolver:
 
     def _pulled(self, name: str, pin: Pin, op: Pull, package: str = "") -> Pulled:
         sections = read_sections(self.store.diff(pin))
-        parts = parts_of(
-            pin,
-            sections,
-            package=package,
-            roots=op.map,
-            include=op.include,
-            exclude=op.exclude,
-        )
+        parts = parts_of(pin, sections, op, package)
         return Pulled(layer=name, pin=pin, parts=parts)
 
     def _released(self, entry: Pulled) -> Pin:

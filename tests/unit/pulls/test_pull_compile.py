@@ -9,6 +9,7 @@ import pytest
 
 from builder.applier.compiled import KernelCode
 from builder.applier.digests import sha256_hex
+from builder.applier.opkinds import Pull
 from builder.applier.outcomes import Target
 from builder.compile.compiler import Compiler
 from builder.forge.normalize import read_sections
@@ -549,7 +550,7 @@ class _Pin:
 def rendered(repository: str, diff: bytes) -> list[dict[str, Any]]:
     pin: Any = _Pin()
     pin.repository, pin.request = repository, f"{repository}#1"
-    return ops_of(pin, parts_of(pin, read_sections(diff)))
+    return ops_of(pin, parts_of(pin, read_sections(diff), Pull(pull=pin.request)))
 
 
 NEW = b"diff --git a/%s b/%s\nnew file mode 100644\n--- /dev/null\n+++ b/%s\n@@ -0,0 +1 @@\n+x\n"

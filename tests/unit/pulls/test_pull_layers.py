@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.opkinds import Pull
 from builder.errors import UsageError
 from builder.forge.normalize import read_sections
 from builder.forge.pin import read_pin
 from builder.layers.layerfile import load_layer
 from builder.pulls.parts import take_apart
 from builder.pulls.projects import project_of
+from builder.pulls.render import notes_of, parts_of
 from tests.unit import pullworld as pw
 from tests.unit.fakes import write_tree
 
@@ -333,6 +335,35 @@ def test_sources_compiled_into_another_wheel_are_recognised() -> None:
     assert project is not None
     parts = take_apart("x#1", read_sections(diff("csrc/b.cu", "flashinfer/a.py")), project)
     assert parts.late() == ("flashinfer/data/csrc/b.cu",)
+
+
+def test_fork_with_the_same_name_is_read_like_its_repository() -> None:
+    project = project_of("someone/vLLM", ["csrc/a.cu", "vllm/b.py"])
+    assert project is not None
+    assert project.repository == "vllm-project/vllm"
+    assert project.compiled("csrc/a.cu")
+
+
+def test_other_repository_with_the_same_name_is_not_a_fork() -> None:
+    project = project_of("someone/flashinfer", ["python/flashinfer/a.py"])
+    assert project is not None
+    assert not project.described
+
+
+def test_op_of_a_renamed_fork_names_its_project() -> None:
+    class Pin:
+        request, repository = "someone/vllm-gb10#1", "someone/vllm-gb10"
+
+    pin: Any = Pin()
+    sections = read_sections(diff("vllm/a.py", "csrc/b.cu"))
+    with pytest.raises(UsageError, match="no changed file is in a folder"):
+        parts_of(pin, sections, Pull(pull=pin.request))
+    op = Pull(pull=pin.request, project="vllm-project/vllm")
+    parts = parts_of(pin, sections, op)
+    assert parts.any_installed
+    assert [section.path for section in parts.compiled] == ["csrc/b.cu"]
+    notes = notes_of(pin, parts)
+    assert notes == ["someone/vllm-gb10 is read as a fork of vllm-project/vllm"]
 
 
 def test_an_unknown_repository_is_not_guessed() -> None:

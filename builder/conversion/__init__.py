@@ -1,0 +1,1 @@
+"""Turns patches, patch series and mods that users already have into layers."""

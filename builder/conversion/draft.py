@@ -1,0 +1,85 @@
+"""A layer that is about to be written: its ops, its files and the comments around them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Mapping, Sequence
+
+#: Behind the layers that replace whole distributions (10 to 40), among those that edit vLLM.
+ORDER = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOp:
+    """One ``[[variant.op]]`` table; ``comments`` go above it."""
+
+    keys: Mapping[str, str | int | Sequence[str] | Mapping[str, str]]
+    comments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A layer that is about to be written."""
+
+    name: str
+    package: str
+    summary: str
+    origin: str
+    ops: tuple[DraftOp, ...]
+    #: name in the layer's folder -> content
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    #: what the source changes and an installed package does not have, with the reason
+    dropped: tuple[str, ...] = ()
+    #: what could not be converted, with its place in the source
+    unconverted: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    series: str = ""
+
+
+def layer_text(draft: Draft, today: datetime.date) -> str:
+    """The ``layer.toml`` of a draft."""
+    lines = [f"# NOT CONVERTED, add it or leave it out: {text}" for text in draft.unconverted]
+    lines += [
+        f"summary = {_toml(draft.summary)}",
+        'description = """',
+        "Why it exists, and what goes wrong without it.",
+        '"""',
+        f"order = {ORDER}",
+    ]
+    if draft.after:
+        lines.append(f"after = {_toml(draft.after)}")
+    if draft.series:
+        lines.append(f"series = {_toml(draft.series)}")
+    lines += [
+        f"package = {_toml(draft.package)}",
+        "",
+        "[provenance]",
+        f"origin = {_toml(draft.origin)}",
+        'forwarded = "no"',
+        'applied-upstream = "no"',
+        f"last-update = {today.isoformat()}",
+        "",
+        "[[variant]]",
+        'name = "every-release"',
+        "# Every release in this range is searched for the text; narrow it to leave releases out.",
+        f'when = {{ {_toml(draft.package)} = ">=0" }}',
+    ]
+    lines += [f"# left out: {text}" for text in draft.dropped]
+    for op in draft.ops:
+        lines += ["", *(f"# {text}" for text in op.comments), "[[variant.op]]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in op.keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | int | Sequence[str] | Mapping[str, str]) -> str:
+    """A TOML value; JSON's strings are TOML's basic strings, except for surrogate pairs."""
+    if isinstance(value, (str, int)):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    return "[" + ", ".join(_toml(item) for item in value) + "]"

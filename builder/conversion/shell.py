@@ -1,0 +1,191 @@
+"""Reads a shell script as a list of commands, without running it.
+
+The grammar is tree-sitter's.  Variables with a literal value are filled in; a value that only a run
+would give (a command substitution, an argument) becomes :data:`UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+#: Stands in a word for what only running the script would tell.
+UNKNOWN = "\0"
+#: Nodes whose commands run only sometimes, and what messages call them.
+_SOMETIMES = {
+    "if_statement": "if",
+    "case_statement": "case",
+    "for_statement": "for",
+    "while_statement": "while",
+    "function_definition": "function",
+}
+_ESCAPE_IN_STRING = re.compile(r'\\([$`"\\\n])')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One simple command of a script."""
+
+    #: the command's name and arguments, unquoted
+    words: tuple[str, ...]
+    #: of its first character, from 1
+    line: int
+    text: str
+    #: the file behind ``<``, or ""
+    stdin: str = ""
+    #: the command whose output it reads
+    source: Command | None = None
+    #: ``if``, ``for`` and the like around it, outermost first
+    inside: tuple[str, ...] = ()
+    #: the folder that ``cd`` went to, or "" for the script's own
+    folder: str = ""
+    #: variables that it exports
+    exports: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The command's name without a folder."""
+        return self.words[0].rpartition("/")[2] if self.words else ""
+
+
+@dataclass
+class _Script:
+    variables: dict[str, str] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    folder: str = ""
+
+
+def read_script(data: bytes) -> list[Command]:
+    """The commands of a POSIX or Bash script, in their order."""
+    import tree_sitter
+    import tree_sitter_bash
+
+    language = tree_sitter.Language(tree_sitter_bash.language())
+    script = _Script()
+    _walk(tree_sitter.Parser(language).parse(data).root_node, script, ())
+    return script.commands
+
+
+def _walk(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
+    match node.type:
+        case "command" | "redirected_statement" | "declaration_command" | "test_command":
+            _command(node, script, inside)
+        case "pipeline":
+            source = None
+            for child in node.named_children:
+                before = len(script.commands)
+                _walk(child, script, inside)
+                if len(script.commands) > before:
+                    last = script.commands[-1]
+                    if source is not None:
+                        last = script.commands[-1] = replace(last, source=source)
+                    source = last
+        case "variable_assignment":
+            _assign(node, script)
+        case "for_statement":
+            variable = node.child_by_field_name("variable")
+            if variable is not None:
+                script.variables[_text(variable)] = UNKNOWN
+            _children(node, script, (*inside, "for"))
+        case _:
+            around = _SOMETIMES.get(node.type)
+            _children(node, script, (*inside, around) if around else inside)
+
+
+def _children(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
+    for child in node.named_children:
+        if child.type not in ("command_substitution", "string"):
+            _walk(child, script, inside)
+
+
+def _command(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
+    body, stdin = node, ""
+    if node.type == "redirected_statement":
+        inner = node.child_by_field_name("body")
+        for redirect in node.children_by_field_name("redirect"):
+            target = redirect.child_by_field_name("destination")
+            if redirect.type == "file_redirect" and target and _text(redirect).lstrip()[:1] == "<":
+                stdin = _value(target, script)
+            elif redirect.type in ("heredoc_redirect", "herestring_redirect"):
+                stdin = UNKNOWN
+        if inner is None:
+            return
+        if inner.type not in ("command", "declaration_command"):
+            _walk(inner, script, inside)
+            return
+        body = inner
+    line, text = node.start_point[0] + 1, _text(node).strip()
+    common = partial(Command, line=line, text=text, inside=inside, folder=script.folder)
+    if body.type == "declaration_command":
+        made = [_assign(c, script) for c in body.named_children if c.type == "variable_assignment"]
+        exports = tuple(made) if _text(body).startswith("export") else ()
+        word = _text(body).split()[0]
+        script.commands.append(common(words=(word,), exports=exports))
+        return
+    if body.type == "test_command":
+        script.commands.append(common(words=("test",)))
+        return
+    parts = [c for c in body.named_children if c.type not in ("variable_assignment", "comment")]
+    words = tuple(_value(part, script) for part in parts)
+    script.commands.append(common(words=words, stdin=stdin))
+    if words[:1] == ("cd",) and len(words) > 1 and "function" not in inside:
+        script.folder = words[1]
+
+
+def _assign(node: Node, script: _Script) -> tuple[str, str]:
+    name = node.child_by_field_name("name")
+    value = node.child_by_field_name("value")
+    key = _text(name) if name else ""
+    script.variables[key] = _value(value, script) if value else ""
+    return key, script.variables[key]
+
+
+def _value(node: Node, script: _Script) -> str:  # noqa: PLR0911 - one for each kind of node
+    """A word without its quotes, with the variables that are known."""
+    match node.type:
+        case "raw_string":
+            return _text(node)[1:-1]
+        case "string_content":
+            return _ESCAPE_IN_STRING.sub(r"\1", _text(node))
+        case "word" | "number" | "variable_name" | "special_variable_name":
+            return re.sub(r"\\(.)", r"\1", _text(node))
+        case "string" | "concatenation" | "command_name":
+            return _joined(node, script)
+        case "simple_expansion":
+            return script.variables.get(_text(node)[1:], UNKNOWN)
+        case "expansion":
+            return _expansion(node, script)
+        case _:
+            return UNKNOWN
+
+
+def _joined(node: Node, script: _Script) -> str:
+    """The parts of a word; what lies between them in a string counts too."""
+    if node.type != "string":
+        return "".join(_value(child, script) for child in node.named_children) or _text(node)
+    parts, at = [], node.start_byte + 1
+    data = node.text or b""
+    for child in node.named_children:
+        parts.append(data[at - node.start_byte : child.start_byte - node.start_byte].decode())
+        parts.append(_value(child, script))
+        at = child.end_byte
+    parts.append(data[at - node.start_byte : -1].decode())
+    return "".join(parts)
+
+
+def _expansion(node: Node, script: _Script) -> str:
+    """``${NAME}`` or ``${NAME:-default}``; anything else is unknown."""
+    match = re.fullmatch(r"\$\{(\w+)(?::?-(.*))?\}", _text(node), re.DOTALL)
+    if not match:
+        return UNKNOWN
+    known = script.variables.get(match[1])
+    return known if known is not None else match[2] or UNKNOWN
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
