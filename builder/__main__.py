@@ -66,7 +66,7 @@ def run(argv: list[str] | None = None) -> int:
         return Exit.BROKEN_PIPE
     with suppress(OSError):  # to stderr also with --json: the document has no place to go to
         hint = f"{again()} > FILE, on a disk that has room"
-        _report([], Exit.USAGE, f"cannot write what this prints: {lost.strerror}", hint)
+        _report([], Exit.USAGE, f"cannot write the output: {lost.strerror}", hint)
     return Exit.USAGE
 
 

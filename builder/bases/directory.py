@@ -29,7 +29,7 @@ def find_site_packages(path: Path) -> Path:
             return candidate.resolve()
     raise UsageError(
         f"{path} has no vllm (no vllm-*.dist-info in it or in its lib/python3*/site-packages)",
-        hint="name the directory that 'python -c \"import vllm; print(vllm.__path__)\"' lies in",
+        hint="give the parent of what this prints: python -c 'import vllm; print(vllm.__path__)'",
     )
 
 

@@ -81,13 +81,13 @@ def _show_operators(result: Outcome, rows: list[Row]) -> None:
         for operator in row.operators:
             print(f"    {operator.name} for {operator.key}")
         for path in row.between:
-            print(f"    along with {path}")
+            print(f"    together with {path}")
         if row.refused:
             print(f"    REFUSED: {row.refused}")
     found = sum(not row.refused for row in rows)
     print(
-        f"vllm {result.source.version}: of {len(rows)} CUDA units {found} can be changed beside a "
-        f"prebuilt vLLM, {len(rows) - found} take their whole extension"
+        f"vllm {result.source.version}: of {len(rows)} CUDA units, {found} can be replaced in a "
+        f"prebuilt vLLM; {len(rows) - found} need their whole extension compiled"
     )
 
 

@@ -73,7 +73,7 @@ def wheel_command(options: WheelOptions) -> None:
     if options.cuda and options.cuda != compiler.cuda:
         what = compiler.container.image.name if compiler.container else compiler.nvcc
         raise EngineError(
-            f"{what} is CUDA {compiler.cuda}, and --cuda says {options.cuda}",
+            f"{what} is CUDA {compiler.cuda}, but --cuda says {options.cuda}",
             hint="name the compiler of that toolkit with --nvcc or --toolkit",
         )
     source = source_tree(index, options.vllm, options.source)
@@ -174,12 +174,12 @@ def _say(report: WheelReport) -> None:
     if kernels.from_ptx:
         counted.append(f"{kernels.from_ptx} from PTX")
     as_released = kernels.as_released
-    counted.append(f"{len(as_released)} no more than as released" if as_released else "no trap")
+    counted.append(f"{len(as_released)} like those of the release" if as_released else "no trap")
     print(f"{about.name} for vllm {about.vllm}, torch {about.torch}")
     print(f"  operators   {', '.join(operator.name for operator in about.operators)}")
     print(f"  kernels     {', '.join(counted) if kernels.by_target else 'none'}")
     print(f"  runs on     {', '.join(f'{a}.{b}' for a, b in about.capabilities)}")
     symbols = ", ".join(f"{number} of {name}" for name, number in abi.symbols.items())
-    print(f"  symbols     {symbols}: all there")
+    print(f"  symbols     {symbols}: all found")
     versions = ", ".join(f"{name} {version}" for name, version in abi.newest_versions.items())
-    print(f"  asks for    {versions}; CUDA runtime {about.cuda_runtime}")
+    print(f"  requires    {versions}; CUDA runtime {about.cuda_runtime}")

@@ -43,7 +43,7 @@ def show_command(json: bool) -> None:
             "pip" if index else "pypi-simple",
             "the package index",
         ),
-        Setting("lock", str(lock), "found" if lock.is_file() else "not there", "the lock file"),
+        Setting("lock", str(lock), "found" if lock.is_file() else "not found", "the lock file"),
         *map(_row, settings.VARIABLES),
     )
     if json:

@@ -121,7 +121,7 @@ DOCUMENTS = {
         ("builder.serving.models:ModelList",),
     ),
     "models-show": Entry(
-        "`models show NAME --json`: what is known of a model, and who says so",
+        "`models show NAME --json`: a model, with the source of each value",
         ("builder.serving.models:ModelShown",),
     ),
     "mods-export": Entry(

@@ -40,7 +40,7 @@ def show_command(name: str, folders: list[Path] | None, *, json: bool) -> None:
             if part is not None:
                 print("\n".join(_lines(field.encode_name, part)))
     if shown.unknown:
-        print(f"\nnobody says: {', '.join(shown.unknown)}")
+        print(f"\nunknown: {', '.join(shown.unknown)}")
 
 
 def _lines(name: str, part: Part) -> Iterator[str]:

@@ -48,7 +48,7 @@ def models_show(
     models: ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
-    """Show what is known of a model, who says so, and what nobody says."""
+    """Show a model, with the source of each value."""
     from builder.cli.models import show_command
 
     show_command(name, models, json=json)

@@ -31,7 +31,7 @@ class CompiledRelease(Document, frozen=True, kw_only=True):
     """What would be compiled of a release for what, and what a change to files takes."""
 
     vllm: Text
-    source_sha256: Annotated[str, Meta(description="empty for a source tree of one's own")]
+    source_sha256: Annotated[str, Meta(description="empty for your own source tree")]
     cuda: Text
     arch_list: Text
     archs: tuple[Text, ...]
@@ -49,7 +49,7 @@ class CompiledRelease(Document, frozen=True, kw_only=True):
     external_projects: tuple[Text, ...]
     operators: Annotated[
         tuple[Row, ...] | None,
-        Meta(description="with --operators: every CUDA unit, and what a change to it alone takes"),
+        Meta(description="with --operators: every CUDA unit, and what a change to it compiles"),
     ] = None
     jobs: Annotated[Count | None, Meta(description="units compiled at once")] = None
 

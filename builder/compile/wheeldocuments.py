@@ -41,7 +41,7 @@ class KernelFacts(Part, frozen=True, kw_only=True):
         Count | None, Meta(description="kernels that the driver compiles on SM121")
     ] = None
     as_released: Annotated[
-        tuple[Text, ...] | None, Meta(description="kernels that do not, as those of the release")
+        tuple[Text, ...] | None, Meta(description="kernels that do not, like those of the release")
     ] = None
 
     @classmethod
@@ -64,7 +64,7 @@ class WheelFacts(Part, frozen=True, kw_only=True):
     name: Text
     mark: Annotated[
         Text,
-        Meta(description="what torch shows as the place where the operators were registered"),
+        Meta(description="the place of registration that torch shows for the operators"),
     ]
     vllm: Text
     source_sha256: Annotated[str, Meta(description="of the source archive; empty for a folder")]

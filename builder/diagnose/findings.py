@@ -46,7 +46,7 @@ class Finding(Part, frozen=True):
         tuple[str, ...], Meta(description="the exceptions that were raised from it")
     ] = always(())
     more: Annotated[tuple[str, ...], Meta(description="further lines of the message")] = always(())
-    when: Annotated[str, Meta(description="MM-DD HH:MM:SS, where the log tells")] = always("")
+    when: Annotated[str, Meta(description="MM-DD HH:MM:SS, if the log has it")] = always("")
     follows: Annotated[bool, Meta(description="it only follows the death of another process")] = (
         always(False)
     )

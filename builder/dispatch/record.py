@@ -161,7 +161,7 @@ def _ask(
 ) -> DispatchReply:
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
     if target.ask is None:
-        raise SparkBuildError(f"{target.name} cannot be asked: {target.cannot_ask}")
+        raise SparkBuildError(f"{target.name} cannot run the dispatch probe:  {target.cannot_ask}")
     reply = reply_of(target.ask(request), DispatchReply)
     if reply.fatal:
         raise SparkBuildError(

@@ -128,7 +128,7 @@ def _cells(record: Record, profile: Profile) -> list[str]:
 def _settings(asked: WithProfile | None) -> str:
     """Layers that change files, variables and flags of a profile on one release."""
     if asked is None or asked.kinds is None:
-        return f"not served: {(asked and asked.not_served) or 'not asked'}"
+        return f"not supported: {(asked and asked.not_served) or 'not recorded'}"
     put_on = [name for name, state in (asked.layers or {}).items() if state == "needed"]
     parts = [f"layers {', '.join(put_on)}"] if put_on else []
     parts += [f"`{name}={text}`" for name, text in sorted((asked.env or {}).items())]
@@ -146,7 +146,7 @@ def choices_table(records: Sequence[Record], kind: str) -> str:
         cells = [f"{where}: {what}" for where, what in ranges(records, results) if what]
         alike.setdefault("<br>".join(cells), []).append(f"`{choice}`")
     body = [["<br>".join(named), found] for found, named in alike.items()]
-    return rows(["choice", "what SM121 gets"], body)
+    return rows(["choice", "selected on SM121"], body)
 
 
 def _order(choice: str) -> tuple[bool, bool, str]:

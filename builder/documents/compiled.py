@@ -96,7 +96,7 @@ class StageRequest(Part, frozen=True, kw_only=True):
     arch: Text
     platform: Text
     vllm: Text
-    torch: Annotated[Text, Meta(description="of the base; headers are taken of the same release")]
+    torch: Annotated[Text, Meta(description="of the base; headers come from the same release")]
     module: Annotated[
         Sha256,
         Meta(description="the extension that the compiled code extends and is checked against"),
@@ -110,7 +110,7 @@ class StageRequest(Part, frozen=True, kw_only=True):
     ]
     operators: Annotated[
         tuple[Text, ...],
-        Meta(min_length=1, description="torch operators that are registered anew"),
+        Meta(min_length=1, description="torch operators that are registered again"),
     ]
     files: tuple[SourceFile, ...]
     units: Annotated[
@@ -142,7 +142,7 @@ class FoundSources(Part, frozen=True, kw_only=True):
     found: Literal["to-compile", "there", "nothing", "conflict", "not-compiled"]
     unreached: Annotated[
         tuple[Text, ...] | None,
-        Meta(description="changed files that no unit comes from, which have no effect"),
+        Meta(description="changed files without effect: no unit is compiled from them"),
     ] = None
 
 
@@ -155,7 +155,7 @@ class CompiledCode(Part, frozen=True, kw_only=True):
     ]
     carrier: Annotated[
         Text | None,
-        Meta(description="the layer that brings what is compiled of this one's change too"),
+        Meta(description="the layer whose extension wheel includes this layer's change too"),
     ] = field(default=None, name="with")
     stage: StageRequest | None = None
     sources: FoundSources | None = None

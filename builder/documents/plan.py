@@ -90,7 +90,7 @@ class ExpectedChoice(Part, frozen=True, kw_only=True):
 class ImageInputs(Part, frozen=True, kw_only=True):
     """What an image's bytes depend on beside base and layers."""
 
-    version: Annotated[Text, Meta(description="of the spark-build that makes it")]
+    version: Annotated[Text, Meta(description="version of spark-build that makes the image")]
     files: Annotated[Digest, Meta(description="of the files that it adds to every image")]
     epoch: Annotated[
         Count, Meta(description="time of every file and of the image: seconds since 1970")

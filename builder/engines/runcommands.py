@@ -36,7 +36,7 @@ class RunBlock(Part, frozen=True, kw_only=True):
     ]
     moe_flags: Annotated[
         tuple[Text, ...],
-        Meta(description="what MoE models that the profile supports take besides"),
+        Meta(description="additional flags for MoE models that the profile supports"),
     ]
     env: Annotated[dict[str, str], Meta(description="what the image sets")]
     dockerfile: Annotated[

@@ -93,7 +93,7 @@ def differences(old: LockEntry, new: LockEntry) -> list[str]:
     """What is not as it was locked, in words; empty when the lock holds."""
     found = []
     if old.base.digest != new.base.digest:
-        found.append(f"base: {old.base.digest[:19]} is {new.base.digest[:19]} now")
+        found.append(f"base: changed from {old.base.digest[:19]} to {new.base.digest[:19]}")
     found += _changed("package", old.base.packages, new.base.packages)
     found += layer_differences(old.layers, new.layers)
     inputs = [{row.subject: row.sha256 for row in side.inputs} for side in (old, new)]
@@ -105,7 +105,7 @@ def plan_differences(old: LockEntry, plan: PlanDocument) -> list[str]:
     found = _changed("package", old.base.packages, plan.base.packages)
     if old.base.digest != plan.base.digest:
         digests = old.base.digest[:19], plan.base.digest[:19]
-        found.insert(0, f"base: locked is {digests[0]}, the target was made from {digests[1]}")
+        found.insert(0, f"base: the lock has {digests[0]}, the target was made from {digests[1]}")
     made = [LockedLayer(name=row.name, digest=row.digest, files={}) for row in plan.layers]
     return found + layer_differences(old.layers, made)
 
@@ -123,7 +123,7 @@ def layer_differences(old: Sequence[LockedLayer], new: Sequence[LockedLayer]) ->
                 f"layer {name}: {line}" for line in _changed("file", layer.files, files[name])
             ]
     if not found and list(before) != list(after):
-        found.append(f"layers: the order was {', '.join(before)}, it is {', '.join(after)}")
+        found.append(f"layers: the order changed from {', '.join(before)} to {', '.join(after)}")
     return found
 
 
@@ -134,7 +134,7 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[
         if was is None or now is None:
             lines.append(f"{kind} {name}: {'new' if was is None else 'removed'}")
         elif was != now:
-            lines.append(f"{kind} {name}: {_short(was)} is {_short(now)} now")
+            lines.append(f"{kind} {name}: changed from {_short(was)} to {_short(now)}")
     return lines
 
 

@@ -36,8 +36,7 @@ def check_builder(options: ImageOptions) -> None:
     kind = named(options.engine)
     if kind is not None and not kind.has_builders:
         raise UsageError(
-            f"{given} is for the buildkit engine; the {kind.name} engine keeps finished layers by "
-            "itself",
+            f"{given} is for the buildkit engine; the {kind.name} engine has its own layer cache",
             hint="--engine buildkit, or leave it out",
         )
     if options.thin or options.plan.single_layer:

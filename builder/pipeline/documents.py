@@ -23,7 +23,9 @@ class BuiltLayer(Part, frozen=True, kw_only=True):
     state: State
     cached: Annotated[
         bool | None,
-        Meta(description="of a layer that was applied: whether an earlier build's was taken"),
+        Meta(
+            description="of a layer that was applied: whether it was reused from an earlier build"
+        ),
     ] = None
 
 

@@ -203,8 +203,8 @@ class Inputs:
             if base.identity.digest != wanted:
                 if not (self.locked or locking):
                     console.warn(
-                        f"{ref} moved: locked is {wanted[:19]}, it is {base.identity.digest[:19]} "
-                        "now, which is used; --locked uses the locked one"
+                        f"{ref} moved from {wanted[:19]} (locked) to {base.identity.digest[:19]}; "
+                        "using the new one (--locked uses the locked one)"
                     )
                     return base
                 base.close()

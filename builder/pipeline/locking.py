@@ -52,7 +52,7 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
             made = [_again(entry, options) for entry in kept.entries.values()]
             if not made:
                 raise UsageError(
-                    f"nothing is named, and there is no {NAME} to go by ({path})",
+                    f"nothing to lock: give --layers or --with-pr (there is no {NAME} yet: {path})",
                     hint="spark-build lock --layers L --base BASE",
                 )
         found = _compare(kept, made)
@@ -220,4 +220,4 @@ def _compare_facts(kept: Lock, old: LockEntry, one: FreshEntry) -> list[str]:
         lacking = read_facts(kept.path, pin).lacks(one.facts)
     except SparkBuildError as error:
         return [f"base: {error}"]
-    return [f"base: {pin.file} lacks {lacking} answers of its layers"] if lacking else []
+    return [f"base: {pin.file} lacks facts about its layers ({lacking})"] if lacking else []

@@ -80,7 +80,7 @@ def toolkit_choice(
     if not image:
         return None
     if not compiling:
-        raise UsageError(f"--toolkit {image} says where to compile", hint="add --compile")
+        raise UsageError(f"--toolkit {image} has no effect without --compile", hint="add --compile")
     from builder.compile.container import ToolkitChoice
     from builder.engines.builders import check_name
     from builder.engines.containers import Containers

@@ -42,7 +42,7 @@ class FoundRace(Part, frozen=True):
         Meta(
             min_length=1,
             max_length=2,
-            description="one line where nobody wrote what is read, else two",
+            description="one line for an uninitialised read, else two",
         ),
     ]
     agents: Annotated[

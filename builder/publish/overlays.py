@@ -31,7 +31,7 @@ def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
         published = shlex.join(["spark-build", "publish", opened.recipe.image, *to])
         asked = shlex.join(["spark-build", "publish", opened.text, *to, "--overlay"])
         raise UsageError(
-            f"{opened.text} is an overlaywith only the changed files, without Python and vLLM. "
+            f"{opened.text} is an overlay with only the changed files, without Python and vLLM. "
             f"It is not published as an image.\n{lines}\n"
             f"  Publish that: {published}\n  Or publish the overlay itself: {asked}",
             hint=build,

@@ -229,7 +229,7 @@ def _lost(
     if kind == "tag" and seen is not None:
         return two_images(target, tag, digest, "was made", seen)
     return RemoteError(
-        f"{target.name}:{tag} is {seen or 'gone'}instead of {digest}: another client changed it "
+        f"{target.name}:{tag} is {seen or 'gone'} instead of {digest}: another client changed it "
         f"at the same time",
         hint="run the same command again",
     )

@@ -73,7 +73,9 @@ def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> lis
     if late:
         brought = parts.project.prebuilt_by
         op = {"op": "compile", **common, "files": list(late), "diff": ""}
-        op["reason"] = f"{brought} brings {_some(late)} compiled, and that is what runs"
+        op["reason"] = (
+            f"{_some(late)} comes compiled from {brought}, and a change to the source has no effect"
+        )
         ops.append(_conditional(op, {**(when or {}), brought: ">=0"}))
     return ops
 

@@ -168,7 +168,7 @@ def _row(row: tuple[Any, ...]) -> str:
 def byte_range(old: bytes | None, new: bytes | None) -> str:
     """Which bytes of a file differ; offsets count from 0 and the end is included."""
     if old is None or new is None:
-        return "other content, too large to look into"
+        return "other content, too large to compare"
     size = f"{len(old)} bytes, rebuilt {len(new)}"
     first = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
     if first is None:

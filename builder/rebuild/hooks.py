@@ -57,7 +57,7 @@ def _own(
     ask: Callable[[str], None],
 ) -> Layer:
     name = layer.name
-    what = f"layer {name} of {image} has a hook(Python code)"
+    what = f"layer {name} of {image} has a hook (Python code)"
     if name not in catalog.folders:
         raise UsageError(
             f"{what}; code from an image is never run, and there is no local layer of this name",

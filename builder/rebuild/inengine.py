@@ -70,7 +70,9 @@ class EngineOriginal:
         finally:
             view.close()
         if not found:
-            what = "every file and setting is the same; another builder wrote the tars"
+            what = (
+                "every file and setting is the same; only the tars were written by another builder"
+            )
             found.append(Difference(blob=self.digest, where="layers", what=what))
         return found
 

@@ -160,7 +160,7 @@ class Authenticator:
             if self._known(scopes) not in (None, refused):
                 return  # another thread has been here
             if challenge is None:
-                raise self._refused("asks for authentication without saying how")
+                raise self._refused("requires authentication without a supported challenge")
             if challenge.scheme == "basic":
                 self._use_basic(refused)
             else:

@@ -44,7 +44,7 @@ def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -
         obsolete = ", Docker's obsolete first format" if ".v1+" in str(media_type) else ""
         raise RemoteError(f"{where} is of type {str(media_type)[:100]!r}{obsolete}")
     if stated is not None and stated != media_type:
-        raise RemoteError(f"{where} came as {media_type} and calls itself {str(stated)[:100]}")
+        raise RemoteError(f"{where} was sent as {media_type} but states {str(stated)[:100]}")
     is_index = media_type in INDEX_TYPES
     if ("manifests" in value) != is_index or ("layers" in value or "config" in value) == is_index:
         raise RemoteError(f"{where} is of type {media_type} but lacks its required fields")

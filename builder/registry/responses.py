@@ -89,7 +89,7 @@ def problem(response: requests.Response, host: str, subject: str) -> RemoteError
     """The error for an answer that was not expected."""
     hint = ""
     if response.status_code in (401, 403):
-        hint = f"docker login {host}with an account that has access"
+        hint = f"docker login {host}, with an account that has access"
     elif response.status_code == 404:
         hint = "check the name and the tag"
     kind = NotFound if response.status_code == 404 else RemoteError

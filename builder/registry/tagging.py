@@ -57,7 +57,7 @@ class _Looking(Retries):
             raise _Done
         if seen != self.was:
             name = f"{self._repository.name}:{self._tag}"
-            raise TagTaken(f"{name} is {seen or 'gone'}, and was {self.was or 'free'}", seen)
+            raise TagTaken(f"{name} is {seen or 'gone'}, but was {self.was or 'free'}", seen)
 
 
 def set_tag(repository: Repository, manifest: RawManifest, tag: str, was: str | None) -> None:

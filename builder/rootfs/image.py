@@ -75,7 +75,7 @@ def open_image(ref: str, platform: str | None = None) -> Image:
     locations = Locations()
     location = locations.open(ref)
     if isinstance(location.image, LayoutDirectory) and not location.image.path.is_dir():
-        raise UsageError(f"{location.image.path} is not an OCI layout: there is no such directory")
+        raise UsageError(f"{location.image.path} is not an OCI layout: no such directory")
     try:
         found = find_image(location.image, location.reference, platform)
     except BaseException:
@@ -158,7 +158,7 @@ def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> De
         variants = [e.digest for e in found if platform_of(e).startswith(f"{wanted}/")]
         hint = "choose one with --platform" if platform is None else ""
         if variants:
-            hint = f"name that image by its own digest, without --platform: {variants[0]}"
+            hint = f"give that image by its own digest, without --platform: {variants[0]}"
         raise OtherPlatform(f"{source.name} has no image for {wanted}; it has: {names}", hint=hint)
     if platform is None:
         console.say(f"  of {names}: {wanted} (--platform chooses another)")

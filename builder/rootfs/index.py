@@ -150,7 +150,7 @@ class LayerWriter:
     def _keep_shared(self, path: str) -> None:
         query = "SELECT 1 FROM temp.shared WHERE path = ?"
         if self._db.execute(query, (_key(path),)).fetchone() is not None:
-            raise Contradiction(f"it replaces /{path}, to which a hard link was made before")
+            raise Contradiction(f"it replaces /{path}, which already has a hard link")
 
     def _add_parents(self, directory: str, kind: str) -> None:
         """Note the folders above an entry (``FILE``) or a whiteout that have no entry so far."""
@@ -193,9 +193,9 @@ class LayerWriter:
         """
         self._add_parents(path if kind == OPAQUE else parent_of(path), WHITEOUT)
         if kind == OPAQUE and not path:
-            raise Contradiction("it hides all that is below it, which an overlay does not")
+            raise Contradiction("it hides everything below it, which overlayfs does not support")
         if kind == OPAQUE and self._any_implicit(path):
-            raise Contradiction(f"it hides what is in /{path} after it put folders there")
+            raise Contradiction(f"it hides the contents of /{path} after it added folders there")
         if kind == WHITEOUT and (self.kind(path) is not None or self._has_hidden(kind, path)):
             raise Contradiction(f"it has a whiteout of its own /{path}")
         row = (_key(path), _key(parent_of(path)), kind)

@@ -324,7 +324,9 @@ def judge(
     seen = f"{facts['major']}.{facts['minor']} ({gpu.get('name') or 'a GPU'})"
     good = (facts["major"], facts["minor"]) == CAPABILITY
     reason = (
-        "" if good else "the image is made for GB10; its kernels may not run here, or be others"
+        ""
+        if good
+        else "the image is made for GB10; here its kernels may fail, or others may be selected"
     )
     checks.append(
         verify_checks.check(

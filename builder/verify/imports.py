@@ -112,7 +112,7 @@ def check_imports(target: VerifyTarget) -> Iterator[Check]:
     for path in edited:
         data = target.tree.read(path)
         if data is None:
-            yield _result(path, 0, [f"{path} is not there"])
+            yield _result(path, 0, [f"{path} does not exist"])
             continue
         try:
             module = ast.parse(data)

@@ -83,11 +83,11 @@ ADVICE = (
     (r"expects arch to be one of", "the layer cutlass-dsl-sm121a opens this gate"),
     (
         r"Unexpected instruction types specified for '_mma'",
-        "the layer cutlass-dsl-cu13 puts the CUDA 13 build in front, which emits another form",
+        "the layer cutlass-dsl-cu13 puts the CUDA 13 build first, which emits another form",
     ),
     (
         r"cannot import name|has no attribute|does not support backend",
-        "the FlashInfer in the target lacks this kernel; the layer flashinfer-b12x brings it",
+        "the FlashInfer in the target lacks this kernel; the layer flashinfer-b12x adds it",
     ),
 )
 

@@ -59,9 +59,7 @@ class Check(Part, frozen=True, kw_only=True):
             "not because it could not run"
         ),
     ] = False
-    simulated: Annotated[
-        tuple[Text, ...], Meta(description="parts that were put in place of real ones")
-    ] = ()
+    simulated: Annotated[tuple[Text, ...], Meta(description="parts that replaced real ones")] = ()
     figures: Annotated[
         Mapping[str, int | float],
         Meta(description="numbers worth drawing, such as instruction counts by name"),

@@ -170,7 +170,7 @@ class _Removal:
                 level="static",
                 name=f"layer {layer.name}",
                 status="pass" if stands else "fail",
-                expected="it can be put on",
+                expected="it can be applied",
                 seen=f"{other.state}: {other.reason}",
                 where=f"plan of {without.name}",
                 reason="" if stands else f"layer {layer.name} builds on it",

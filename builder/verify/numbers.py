@@ -33,7 +33,7 @@ SIMULATED = (
     "the GPU: the kernel's PTX is executed on a CPU, not the machine code that ptxas makes of it",
     "tensor cores: the products of one instruction are summed exactly and rounded once",
     "rcp, ex2 and other approximations: exact, rounded once",
-    "schedules: eager, lazy and random copies; the device's own timing is another",
+    "schedules: eager, lazy and random copies; the timing of the device differs",
 )
 
 

@@ -224,8 +224,8 @@ def without_foreign_hooks(
     foreign = [layer.name for layer in baked if has_hook(layer) and not trust.own(layer)]
     if foreign:
         raise CannotTakeApart(
-            f"layer {foreign[0]} has a hook(Python code), and no layer of this machine is "
-            "the same: hooks out of an image are not run",
+            f"layer {foreign[0]} has a hook (Python code), and no local layer is "
+            "the same: hooks from an image are never run",
             hint=f"--patches DIR, with the layer's source in DIR/{foreign[0]}/layer.toml",
         )
     return parts()

@@ -33,7 +33,7 @@ class DispatchReply(Part, frozen=True, kw_only=True):
     answers: tuple[Answer, ...] = ()
     #: one for each choice that the release offers, of the kinds in the request's ``choices``
     choices: tuple[Answer, ...] = ()
-    #: parts that were put in place of real ones
+    #: parts that replaced real ones
     simulated: tuple[str, ...] = ()
     #: vLLM's extension modules that were really loaded
     real: tuple[str, ...] = ()

@@ -59,9 +59,9 @@ def _plan(target: VerifyTarget, label: str) -> Check:
     stated = target.plan.plan_digest
     wrong = ""
     if target.recomputed != stated:
-        wrong = f"plan.json is {target.recomputed}, and says that it is {stated}"
+        wrong = f"the digest of plan.json is {target.recomputed}, but it states {stated}"
     elif label not in ("", stated):
-        wrong = f"plan.json is {stated}, the image's label says {label}"
+        wrong = f"plan.json states {stated}, but the label of the image states {label}"
     else:
         digests = {layer.name: layer.digest for layer in target.layers}
         planned = {layer.name: layer.digest for layer in target.plan.layers}

@@ -72,7 +72,7 @@ def verdict_of(report: Report, require: Sequence[str] = ()) -> Verdict:
     if known:
         parts.append(f"Proven without hardware: {'; '.join(known)}.")
     if "dispatch" not in ran and report.plan.expect:
-        parts.append(f"Not asked: {LEVELS['dispatch'].unknown}.")
+        parts.append(f"Not checked: {LEVELS['dispatch'].unknown}.")
     parts.append(_hardware(report))
     return Verdict(
         status=status,

@@ -45,13 +45,13 @@ STRICTER = (
     r"more than 8 extension headers",
     r"not a directory in this layer",  # it goes through a link of the same layer
     r"is not an earlier file of the layer",  # a hard link that goes through a link
-    r"to which a hard link was made before",
+    r"which already has a hard link",
     r"it has /\S+ as \w+ and as \w+",
-    r"hides all that is below it",  # where nothing is below
+    r"hides everything below it",  # where nothing is below
     r"a whiteout of its own",
     r"its root is not a directory",
     r"it has a whiteout of /\S+, and a folder there",
-    r"after it put folders there",
+    r"after it added folders there",
     r"is nowhere in the layers below it",  # but something else is in its place above
     r"a whiteout for some runtimes only",
     r"this is no layer of an image: an entry of -?\d+ bytes",

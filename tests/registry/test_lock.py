@@ -89,7 +89,7 @@ def test_a_tag_that_moved(
     code, new, err = plan("plan", *words)
     assert code == 0
     assert new["base"]["digest"] != old["base"]["digest"]
-    assert f"{ref} moved: locked is {old['base']['digest'][:19]}" in err
+    assert f"{ref} moved from {old['base']['digest'][:19]}" in err
     code, held, _ = plan("plan", *words, "--locked")
     assert (code, held["base"]["digest"]) == (0, old["base"]["digest"])
     assert plan("lock", "--check")[0] == 0

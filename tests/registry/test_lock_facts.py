@@ -231,7 +231,7 @@ def test_an_index_that_moved_on_is_read(locked: Project, tmp_path: Path) -> None
     said = locked.cold("plan", "-l", "fix", "-b", locked.ref)
     assert said.code == 0
     assert said.json["base"]["digest"] != was
-    assert f"moved: locked is {was[:19]}" in said.err
+    assert f"moved from {was[:19]}" in said.err
     held = locked.cold("plan", "-l", "fix", "-b", locked.ref, "--locked")
     assert (held.code, held.json["base"]["digest"]) == (0, was)
     assert held.moved < 20_000, "the locked one is known, whatever the tag names"

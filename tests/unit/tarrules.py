@@ -257,9 +257,9 @@ LAYERS: Rules = {
     ),
     "opaque after a folder without entry": (
         layers(LOWER, [Item("a/e/c"), Item("a/.wh..wh..opq")]),
-        "after it put folders there",
+        "after it added folders there",
     ),
-    "opaque root": (layers(LOWER, [Item(".wh..wh..opq"), Item("b")]), "an overlay does not"),
+    "opaque root": (layers(LOWER, [Item(".wh..wh..opq"), Item("b")]), "overlayfs does not support"),
     "file, then folder": (layers(LOWER, [Item("a"), folder("a")]), "as file and as dir"),
     "folder, then file": (layers(LOWER, [folder("a"), Item("a", b"2")]), "as dir and as file"),
     "folder with a folder, then file": (
@@ -292,7 +292,7 @@ LAYERS: Rules = {
     "hard link through a link": (layers([*LINKED, hardlink("h", "zz/a")]), "not an earlier file"),
     "what a hard link leads to, replaced": (
         layers([Item("x"), hardlink("h", "x"), Item("x", b"2")]),
-        "hard link was made before",
+        "already has a hard link",
     ),
     "device 0/0 over a file": (
         layers(LOWER, [Item("a/x", type=b"3")]),

@@ -85,7 +85,7 @@ def test_the_same_object_becomes_an_extension_wheel(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (("--vllm", "0.22.1", "--change", "sm120-family"), 3, "upstream since 0.22.0"),
-        ((*CHANGE, "--cuda", "11.8"), 6, "and --cuda says 11.8"),
+        ((*CHANGE, "--cuda", "11.8"), 6, "but --cuda says 11.8"),
         (("--vllm", "0.19.1"), 2, "--change or --patch"),
     ],
 )

@@ -376,7 +376,7 @@ RUN = ("compile", "run", "--vllm", "0.19.1", "--change", "sm120-family")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (IMAGE_WORDS, "--toolkit cuda:13 says where to compile"),
+        (IMAGE_WORDS, "--toolkit cuda:13 has no effect without --compile"),
         ((*IMAGE_WORDS, "--compile", "--builder", "x y"), "neither the name of a builder"),
         (
             (*RUN, "--toolkit", "cuda:13", "--nvcc", "/n"),

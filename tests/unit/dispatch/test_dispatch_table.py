@@ -311,7 +311,7 @@ def test_an_unsupported_release_has_a_reason() -> None:
     inputs = value["profiles"]["b12x-full"]["inputs"]
     value["profiles"]["b12x-full"] = {"inputs": inputs, "not-served": "nothing to select"}
     record = read(value, Record)
-    assert "- 0.9.0: not served: nothing to select" in render([record], CATALOG)
+    assert "- 0.9.0: not supported: nothing to select" in render([record], CATALOG)
     assert unmet(record, CATALOG.profile("b12x-full")) == {}
 
 

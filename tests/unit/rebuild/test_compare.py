@@ -16,7 +16,7 @@ from builder.rebuild.compare import by_variable, byte_range, compare_documents, 
         (b"abcXYdef", b"abcdef", "bytes 3-4 are not in the rebuilt one (8 bytes, rebuilt 6)"),
         (b"abc", b"abcdef", "3 bytes, rebuilt 6: one is the beginning of the other"),
         (b"", b"x", "0 bytes, rebuilt 1: one is the beginning of the other"),
-        (None, b"x", "other content, too large to look into"),
+        (None, b"x", "other content, too large to compare"),
     ],
 )
 def test_byte_range(old: bytes | None, new: bytes | None, said: str) -> None:

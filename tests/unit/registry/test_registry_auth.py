@@ -246,5 +246,8 @@ def test_refused_basic_authentication_is_not_repeated(account: Callable[[str], N
 
 def test_a_401_without_a_challenge() -> None:
     fake = FakeRegistry(lambda _request: Reply(401))
-    with fake, pytest.raises(RemoteError, match="asks for authentication without saying how"):
+    with (
+        fake,
+        pytest.raises(RemoteError, match="requires authentication without a supported challenge"),
+    ):
         fake.repository().has(ZERO)

@@ -73,7 +73,7 @@ def test_a_manifest_with_a_wrong_digest() -> None:
         (b"[1]", TYPED, "is not a JSON object"),
         (b"\xff\xfe", TYPED, "is not JSON"),
         (b"[" * 100_000, TYPED, "is not JSON"),
-        (manifest(mediaType=OCI_INDEX), TYPED, "came as .* and calls itself .*index"),
+        (manifest(mediaType=OCI_INDEX), TYPED, "was sent as .* but states .*index"),
         (manifest(manifests=[]), TYPED, "lacks its required fields"),
         (manifest(config=None, layers=None), TYPED, "lacks its required fields"),
         (

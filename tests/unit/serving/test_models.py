@@ -95,7 +95,7 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert shown["model"]["context"]["value"] == 200_000
     assert shown["unknown"] == ["revision", "weight-bytes"]
     text = call("models", "show", "nemotron-3-super").out
-    assert "nobody says: revision, weight-bytes" in text
+    assert "unknown: revision, weight-bytes" in text
     assert "  context                 200000\n" in text
 
 

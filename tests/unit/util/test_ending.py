@@ -114,7 +114,7 @@ def test_a_full_disk_below_stdout(tmp_path: Path, words: Sequence[str]) -> None:
     assert done.returncode == 2
     command = f"spark-build {' '.join(words)}"
     assert done.stderr.splitlines() == [
-        "error: cannot write what this prints: No space left on device",
+        "error: cannot write the output: No space left on device",
         f"  try: {command} > FILE, on a disk that has room",
     ]
 

@@ -329,7 +329,7 @@ def test_tiles_that_cannot_be_requested_are_a_failure() -> None:
     said = failed("AttributeError", "module 'g' has no attribute '_b12x_gemm_fp4_runner'")
     checks = list(check_codegen(target_of([said, said, said, said])))
     assert (checks[-1].status, checks[-1].name) == ("fail", "b12x GEMM, every tile")
-    assert "the layer flashinfer-b12x brings it" in checks[-1].reason
+    assert "the layer flashinfer-b12x adds it" in checks[-1].reason
 
 
 def test_a_compiler_error_is_a_failure_with_its_message() -> None:

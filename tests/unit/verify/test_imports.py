@@ -127,7 +127,7 @@ def test_a_missing_module_fails() -> None:
     tree = OverlayTree(base.tree)
     tree.update({**plan.changes, "vllm/core.py": None})
     (check,) = check_imports(target(plan.document, tree))
-    assert (check.status, check.seen) == ("fail", "vllm/core.py is not there")
+    assert (check.status, check.seen) == ("fail", "vllm/core.py does not exist")
 
 
 def test_wheel_layers_are_skipped_and_no_edit_means_not_run() -> None:

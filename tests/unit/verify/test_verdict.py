@@ -101,8 +101,13 @@ def test_a_default_run_without_dispatch_does_not_pass() -> None:
 @pytest.mark.parametrize(
     ("checks", "require", "status", "words"),
     [
-        ([], (), "not-proven", "NOT PROVEN: nothing was checked. Not asked: which kernels"),
-        ([STATIC], (), "proven", "the files are as planned. Not asked: which kernels vLLM selects"),
+        ([], (), "not-proven", "NOT PROVEN: nothing was checked. Not checked: which kernels"),
+        (
+            [STATIC],
+            (),
+            "proven",
+            "the files are as planned. Not checked: which kernels vLLM selects",
+        ),
         ([STATIC], ("dispatch",), "not-proven", "vLLM selects, because dispatch did not run."),
         ([STATIC, check("imports", "m", "fail")], (), "failed", "FAILED: imports m. Proven"),
         ([*DISPATCH[:2], UNASKED[0]], (), "not-proven", "NVFP4 linear and MoE use b12x"),

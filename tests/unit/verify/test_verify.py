@@ -213,10 +213,12 @@ def test_a_baked_plan_passes_with_and_without_a_label() -> None:
 @pytest.mark.parametrize(
     ("changes", "label", "seen"),
     [
-        pytest.param({"env": {}}, "", "and says that it is", id="edited"),
-        pytest.param({"plan_digest": OTHER}, "", f"and says that it is {OTHER}", id="digest"),
-        pytest.param({"later": 1}, "", "and says that it is", id="a newer key"),
-        pytest.param({}, "sha256:1", "the image's label says sha256:1", id="another plan"),
+        pytest.param({"env": {}}, "", "but it states", id="edited"),
+        pytest.param({"plan_digest": OTHER}, "", f"but it states {OTHER}", id="digest"),
+        pytest.param({"later": 1}, "", "but it states", id="a newer key"),
+        pytest.param(
+            {}, "sha256:1", "but the label of the image states sha256:1", id="another plan"
+        ),
     ],
 )
 def test_a_changed_plan_fails(changes: dict[str, Any], label: str, seen: str) -> None:
