@@ -10,12 +10,12 @@ import json
 import os
 import re
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+
+from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +139,7 @@ class Fault:
     delay: float = 0.0
 
 
-class LocalForge:
+class LocalForge(LoopbackServer):
     """Serves one repository; use it as a context manager."""
 
     def __init__(self, repository: Repository, name: str = "vllm-project/vllm") -> None:
@@ -152,25 +152,12 @@ class LocalForge:
         self.forgotten: set[str] = set()
         self.requests: list[tuple[str, dict[str, str]]] = []
         self._packed = 0
-        handler = type("Handler", (_Handler,), {"forge": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        )
-
-    def __enter__(self) -> LocalForge:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.listen(_Handler)
 
     @property
     def root(self) -> str:
         """The server's address, as ``SPARK_BUILD_FORGE`` takes it."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return self.url
 
     @property
     def paths(self) -> list[str]:
@@ -270,16 +257,12 @@ def _ok(value: object) -> tuple[int, dict[str, str], bytes]:
     return 200, {"Content-Type": "application/json; charset=utf-8"}, json.dumps(value).encode()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    forge: LocalForge
+class _Handler(LoopbackHandler):
+    owner: LocalForge
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, _format: str, *args: object) -> None:
-        """Nothing: the tests look at `requests`."""
 
     def do_GET(self) -> None:
-        forge = self.forge
+        forge = self.owner
         forge.requests.append((self.path, dict(self.headers)))
         fault = next((f for f in forge.faults if f.path in self.path and f.times > 0), None)
         if fault is not None:

@@ -7,13 +7,13 @@ import hashlib
 import io
 import json
 import random
-import threading
 import time
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
+
+from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,32 +77,19 @@ class Faults:
     delay: float = 0.0
 
 
-class FakeIndex:
+class FakeIndex(LoopbackServer):
     """Serves ``/simple/PROJECT/`` and ``/files/NAME``; use it as a context manager."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.faults = Faults()
         self.requests: list[str] = []
-        handler = type("Handler", (_Handler,), {"index": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        )
-
-    def __enter__(self) -> FakeIndex:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.listen(_Handler)
 
     @property
     def root(self) -> str:
         """The server's address."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return super().url
 
     @property
     def url(self) -> str:
@@ -135,39 +122,35 @@ class FakeIndex:
         ]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    index: FakeIndex
+class _Handler(LoopbackHandler):
+    owner: FakeIndex
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, _format: str, *args: object) -> None:
-        """Nothing: the tests look at `requests`."""
 
     def do_HEAD(self) -> None:
-        if self.index.faults.no_head:
+        if self.owner.faults.no_head:
             self.close_connection = True
             return
         self.do_GET()
 
     def do_GET(self) -> None:
-        faults = self.index.faults
-        self.index.requests.append(f"{self.command} {self.path}")
+        faults = self.owner.faults
+        self.owner.requests.append(f"{self.command} {self.path}")
         kind, _, name = self.path.strip("/").partition("/")
         if name in faults.status:
             self._answer(faults.status[name], b"no", {})
         elif kind == "simple":
             self._page(name)
-        elif name in self.index.files:
+        elif name in self.owner.files:
             self._file(name)
         else:
             self._answer(404, b"no such file", {})
 
     def _page(self, project: str) -> None:
-        rows = self.index.page(project)
-        root = self.index.root
+        rows = self.owner.page(project)
+        root = self.owner.root
         if not rows:
             self._answer(404, b"no such project", {})
-        elif self.index.faults.html:
+        elif self.owner.faults.html:
             links = [f'<a href="{root}/files/{n}#sha256={s}">{n}</a>' for n, s, _ in rows]
             body = "<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>"
             self._answer(200, body.encode(), {"Content-Type": "text/html"}, project)
@@ -180,9 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, json.dumps(page).encode(), {"Content-Type": _JSON}, project)
 
     def _file(self, name: str) -> None:
-        data = self.index.faults.swap.get(name, self.index.files[name])
+        data = self.owner.faults.swap.get(name, self.owner.files[name])
         wanted = self.headers.get("Range", "")
-        if not wanted or self.index.faults.no_ranges:
+        if not wanted or self.owner.faults.no_ranges:
             self._answer(200, data, {"Accept-Ranges": "bytes"}, name)
             return
         first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -202,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        cut = self.index.faults.cut.get(name, len(body))
+        cut = self.owner.faults.cut.get(name, len(body))
         with suppress(ConnectionError):  # the client was interrupted
             self._send(body[:cut])
         if cut < len(body):
@@ -211,6 +194,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, body: bytes) -> None:
         for at in range(0, len(body), 1 << 16):
-            time.sleep(self.index.faults.delay)
+            time.sleep(self.owner.faults.delay)
             self.wfile.write(body[at : at + (1 << 16)])
             self.wfile.flush()
