@@ -21,11 +21,11 @@ from builder.plan.planner import make_plan
 from builder.runtime.dispatch_expect import backends
 from builder.util.documents import plain, read
 from builder.verify.kinds import KINDS
-from builder.verify.replies import DispatchReply, reply_of
+from builder.verify.replies import Ask, DispatchRequest
 from builder.verify.targets import target_of_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from builder.applier.layers import Layer
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from builder.layers.catalog import Catalog, Selection
     from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
+    from builder.verify.replies import DispatchReply
 
 #: What in a layer decides nothing: words for people.
 _PROSE = ("summary", "description", "provenance", "notes", "reason")
@@ -119,7 +120,7 @@ def by_itself(plan: BuildPlan, base: Base) -> Alone:
     Raises:
         SparkBuildError: it cannot be asked here.
     """
-    request = {"ask": [{"kind": kind} for kind in KINDS], "choices": list(KINDS)}
+    request = DispatchRequest(ask=tuple(Ask(kind=kind) for kind in KINDS), choices=tuple(KINDS))
     reply = _ask(plan, base, request)
     choices: dict[str, dict[str, str | Outcome]] = {kind: {} for kind in KINDS}
     for answer in reply.choices:
@@ -143,8 +144,8 @@ def _with_profile(
             return WithProfile(inputs=inputs, not_served=profile.needs_reason), ()
     plan = make_plan(base, selection, asking.sources)
     flags = (*plan.serve_flags, *plan.moe_serve_flags)
-    asks = [{"kind": kind, **backends(flags, kind)} for kind in KINDS]
-    reply = _ask(plan, base, {"env": plan.env, "ask": asks}, patched=True)
+    asks = tuple(read({"kind": kind, **backends(flags, kind)}, Ask) for kind in KINDS)
+    reply = _ask(plan, base, DispatchRequest(env={**plan.env}, ask=asks), patched=True)
     states = {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)}
     found = WithProfile(
         inputs=inputs,
@@ -157,12 +158,12 @@ def _with_profile(
 
 
 def _ask(
-    plan: BuildPlan, base: Base, request: Mapping[str, Any], *, patched: bool = False
+    plan: BuildPlan, base: Base, request: DispatchRequest, *, patched: bool = False
 ) -> DispatchReply:
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
     if target.ask is None:
         raise SparkBuildError(f"{target.name} cannot run the dispatch probe:  {target.cannot_ask}")
-    reply = reply_of(target.ask(request), DispatchReply)
+    reply = target.ask(request)
     if reply.fatal:
         raise SparkBuildError(
             f"{target.name}: vllm cannot be imported: {reply.fatal}", Exit.VERIFY_FAILED

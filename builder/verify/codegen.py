@@ -10,7 +10,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from builder.applier.trees import versions
 from builder.errors import SparkBuildError
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.runtime import CODEGEN_PROBE
-from builder.util.documents import read
+from builder.util.documents import plain
 from builder.verify.dispatch import lacking
 from builder.verify.dslmirror import NoDsl, mirror, texts_of
 from builder.verify.kernels import (
@@ -32,7 +32,7 @@ from builder.verify.kernels import (
     wanted_kernels,
 )
 from builder.verify.model import Check
-from builder.verify.replies import CodegenReply, KernelReply
+from builder.verify.replies import CodegenReply, CodegenRequest, KernelReply, MalformedReply
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
@@ -62,18 +62,30 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         yield _not_run("codegen", "a kernel compiled for SM121", said)
         return
     arch = target.plan.env.get("CUTE_DSL_ARCH", ARCH)
-    request = {
-        "env": dict(target.plan.env),
-        "arch": arch,
-        "jobs": min(4, os.cpu_count() or 1),
-        "kernels": [dict(kernel.request) for kernel in kernels],
-    }
+    request = CodegenRequest(
+        env={**target.plan.env},
+        arch=arch,
+        jobs=min(4, os.cpu_count() or 1),
+        kernels=tuple(kernel.request for kernel in kernels),
+    )
     compiler = target.compile
     if compiler is None:
         yield from _all_not_run(kernels, arch, target.cannot_ask or "no compiler is available")
         return
     try:
-        result = compiler(request)
+        context = Context(target=target, arch=arch, reply=compiler(request))
+        context.read_all()
+        checks = [context.judge(kernel, number) for number, kernel in enumerate(kernels)]
+    except (
+        IndexError,
+        KeyError,
+        ValueError,
+        MalformedReply,
+    ) as error:  # the target's code wrote it
+        said = "" if isinstance(error, MalformedReply) else "the probe's answer is malformed: "
+        for kernel in kernels:
+            yield _check(kernel, arch, "fail", f"{said}{error}", where=target.name)
+        return
     except NoDsl as error:
         for kernel in kernels:
             yield _check(kernel, arch, "fail", str(error), where=target.name)
@@ -82,13 +94,6 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         hint = f"; try: {error.hint}" if error.hint else ""
         yield from _all_not_run(kernels, arch, f"{error}{hint}")
         return
-    try:
-        context = Context(target=target, arch=arch, reply=read(result, CodegenReply))
-        context.read_all()
-        checks = [context.judge(kernel, number) for number, kernel in enumerate(kernels)]
-    except (IndexError, KeyError, ValueError) as error:  # the target's code wrote it
-        seen = f"the probe's answer is malformed: {error!r}"
-        checks = [_check(kernel, arch, "fail", seen, where=target.name) for kernel in kernels]
     yield from checks
 
 
@@ -123,7 +128,7 @@ class Context:
             return self._uncompiled(kernel, reply.error)
         if not reply.compiled:
             raise ValueError("a kernel that did not compile has no error")
-        if kernel.request["kind"] == "mma-gate":
+        if kernel.request.kind == "mma-gate":
             seen = f"MmaMXF4NVF4Op can be built for {self.arch}"
             return self._result(kernel, "pass", seen, self._compiler())
         cubin = reply.cubin
@@ -263,14 +268,14 @@ def _not_run(name: str, expected: str, reason: str) -> Check:
 
 def sandbox_compiler(
     tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
-) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+) -> Callable[[CodegenRequest], CodegenReply]:
     """A way to compile with the FlashInfer and CuTe DSL of any tree, in a sandbox.
 
     Nothing is made or downloaded before it is called.  Files that ``trust`` does not know run
     isolated.
     """
 
-    def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def compile_kernels(request: CodegenRequest) -> CodegenReply:
         current = {**packages, **versions(tree)}
         requirements = requirements_for(current["vllm"])
         sandbox = Sandbox(requirements)
@@ -280,18 +285,19 @@ def sandbox_compiler(
         sandbox.prepare()
         torch = torch_folder(wanted_torch(tree, current))
         # these four are named by their contents
-        inputs: list[Any] = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
-        result = RESULTS.get(inputs)
-        if result is None:
-            paths = [str(dsl), str(rest), str(torch.folder)]
-            full = {**request, "paths": paths, "pretend_triton": True}
-            result = ask_probe(sandbox.python, full, TIMEOUT, PROBE, apart=apart)
-            result.setdefault("simulated", [])[:0] = [
-                torch.what,
-                "the CuTe DSL's shared libraries are this machine's build of the same wheels",
-            ]
-            keep_result(inputs, result)
-        return result
+        asked = plain(request)
+        inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, asked]
+        if kept := RESULTS.get(inputs, CodegenReply):
+            return kept
+        paths = [str(dsl), str(rest), str(torch.folder)]
+        full = {**asked, "paths": paths, "pretend_triton": True}
+        reply = ask_probe(sandbox.python, full, CodegenReply, TIMEOUT, PROBE, apart=apart)
+        reply = reply.simulating(
+            torch.what,
+            "the CuTe DSL's shared libraries are this machine's build of the same wheels",
+        )
+        keep_result(inputs, reply)
+        return reply
 
     return compile_kernels
 
@@ -300,12 +306,12 @@ def sandbox_compiler(
 RESULTS = Results("codegen", tuple(("runtime", name) for name in CODEGEN_PROBE), 40)
 
 
-def keep_result(inputs: Sequence[Any], result: Mapping[str, Any]) -> None:
+def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
     """Keep a result in which everything compiled; what failed is tried again."""
-    if not result.get("fatal") and all(reply["compiled"] for reply in result["kernels"]):
-        RESULTS.put(inputs, result)
+    if not reply.fatal and all(kernel.compiled for kernel in reply.kernels):
+        RESULTS.put(inputs, reply)
 
 
-def python_compiler(python: Path) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+def python_compiler(python: Path) -> Callable[[CodegenRequest], CodegenReply]:
     """A way to compile with what an environment on this machine has installed."""
-    return lambda request: ask_probe(python, request, TIMEOUT, PROBE)
+    return lambda request: ask_probe(python, plain(request), CodegenReply, TIMEOUT, PROBE)

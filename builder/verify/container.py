@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
@@ -12,15 +12,15 @@ from builder.model.base import base_kind
 from builder.verify.codegen import PROBE
 from builder.verify.interpreters import DISPATCH, Probes, ask_in_container, in_container
 from builder.verify.ongpu import run_in_container
+from builder.verify.replies import CodegenReply, DispatchReply
 from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from docker.models.containers import Container
 
     from builder.documents.plan import BakedPlan
     from builder.verify.model import VerifierDocument, VerifyTarget
+    from builder.verify.replies import CodegenRequest, DispatchRequest
     from builder.verify.targets import Opening
 
 
@@ -65,11 +65,11 @@ def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTa
     )
     base = identify(request)
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return ask_in_container(base, request, DISPATCH)
+    def ask(request: DispatchRequest) -> DispatchReply:
+        return ask_in_container(base, request, DispatchReply, DISPATCH)
 
-    def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return ask_in_container(base, request, PROBE)
+    def compile_kernels(request: CodegenRequest) -> CodegenReply:
+        return ask_in_container(base, request, CodegenReply, PROBE)
 
     now = Probes(ask=ask, compile=compile_kernels)
     held = ImageProbes(kind="image", now=now, otherwise=in_container(base), engine="buildkit")

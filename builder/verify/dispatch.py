@@ -6,7 +6,7 @@ The log lines are vLLM's own.  The evidence lists the simulated parts.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from builder.runtime.dispatch_expect import asks, describe, found, headline, lim
 from builder.util.documents import read
 from builder.verify.imports import PACKAGES
 from builder.verify.model import Check
-from builder.verify.replies import DispatchReply
+from builder.verify.replies import Ask, DispatchRequest, MalformedReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from builder.documents.plan import ExpectedChoice, PlanDocument
     from builder.runtime.dispatch_expect import Answer, Failure
     from builder.verify.model import VerifyTarget
+    from builder.verify.replies import DispatchReply
+
+
+TOO_FEW = "the probe's answer is malformed: it has too few answers"
 
 
 def own_settings(target: VerifyTarget) -> dict[str, str | None]:
@@ -36,15 +40,16 @@ def own_settings(target: VerifyTarget) -> dict[str, str | None]:
     return {name: target.env.get(name) for name in names if patched or name in target.env}
 
 
-def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> dict[str, Any]:
+def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> DispatchRequest:
     """What the probe is asked: each expectation with the plan's settings, then without any.
 
     ``env`` holds what the target itself sets, which wins: a changed setting must show.
     """
     flags = (*plan.serve_flags, *plan.moe_serve_flags)
     unset = dict.fromkeys(plan.env)
-    without = [{"kind": e.kind, "env": unset} for e in plan.expect]
-    return {"env": {**plan.env, **env}, "ask": [*asks(plan.expect, flags), *without]}
+    without = (Ask(kind=e.kind, env=unset) for e in plan.expect)
+    chosen = read(asks(plan.expect, flags), tuple[Ask, ...])
+    return DispatchRequest(env={**plan.env, **env}, ask=(*chosen, *without))
 
 
 def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
@@ -59,24 +64,24 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             yield _not_run(expectation.kind, describe(expectation), target.cannot_ask)
         return
     try:
-        result = target.ask(make_request(target.plan, own_settings(target)))
-    except SparkBuildError as error:
-        reason = f"{error}; try: {error.hint}" if error.hint else str(error)
-        for expectation in expectations:
-            yield _not_run(expectation.kind, describe(expectation), reason)
-        return
-    try:
-        checks = list(_judged(target, expectations, read(result, DispatchReply)))
-    except (IndexError, ValueError) as error:  # the target's code wrote it
+        reply = target.ask(make_request(target.plan, own_settings(target)))
+        checks = list(_judged(target, expectations, reply))
+    except (IndexError, MalformedReply) as error:  # the target's code wrote it
+        said = str(error) if isinstance(error, MalformedReply) else TOO_FEW
         for expectation in expectations:
             yield Check(
                 level="dispatch",
                 name=expectation.kind,
                 status="fail",
                 expected=describe(expectation),
-                seen=f"the probe's answer is malformed: {error!r}",
+                seen=said,
                 where=f"importing vllm in {target.name}",
             )
+        return
+    except SparkBuildError as error:
+        reason = f"{error}; try: {error.hint}" if error.hint else str(error)
+        for expectation in expectations:
+            yield _not_run(expectation.kind, describe(expectation), reason)
         return
     yield from checks
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.trees import OverlayTree, versions
 from builder.errors import SparkBuildError
+from builder.util.documents import plain
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.interpreters import Probes
 from builder.verify.launches import sandbox_launcher
+from builder.verify.replies import LocalFiles
 from builder.verify.sandbox import lay_out, make, python_files, requirements_for
 from builder.verify.torchfolder import wanted_torch
 from builder.verify.trust import TrustedSources
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.bases.model import Base
     from builder.model.plan import BuildPlan
+    from builder.verify.replies import DispatchReply, DispatchRequest
     from builder.verify.sandbox import PreparedSandbox
 
 
@@ -62,27 +65,25 @@ class SandboxProbe:
         requirements = requirements_for(self._packages["vllm"])
         return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
 
-    def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def __call__(self, request: DispatchRequest) -> DispatchReply:
         try:
             make_it = self.maker()
             apart = self._trust.apart(self._tree, python_files(self._tree))
             folder = lay_out(self._tree)  # while it may still be made beside this
             made = make_it()
             release = self._packages["vllm"]
-            real = operators.operators(release) if operators.wanted(release) else {}
+            real = operators.operators(release) if operators.wanted(release) else LocalFiles()
         except SparkBuildError as error:
             hint = f"; try: {error.hint}" if error.hint else ""
             raise SandboxUnavailable(f"{error}{hint}") from None
         full = {
-            **request,
-            **real,
+            **plain(request),
+            **plain(real),
             "paths": [str(folder), *map(str, made.paths)],
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "pretend_triton": made.sandbox.requirements.pretend_triton,
         }
-        result = made.sandbox.ask(full, apart=apart)
-        result.setdefault("simulated", []).insert(0, made.torch.what)
-        return result
+        return made.sandbox.ask(full, apart=apart).simulating(made.torch.what)
 
 
 def sandbox_asker(

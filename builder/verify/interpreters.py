@@ -14,12 +14,23 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
 
 from builder.applier.trees import OverlayTree
 from builder.runtime import CODEGEN_PROBE, DISPATCH_PROBE
+from builder.util.documents import Part, plain
 from builder.verify.codegen import PROBE, TIMEOUT
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.replies import (
+    CodegenReply,
+    CodegenRequest,
+    DispatchReply,
+    DispatchRequest,
+    ProbeReply,
+    reply_of,
+)
 from builder.verify.sandbox import ask_probe
 
 if TYPE_CHECKING:
@@ -30,8 +41,11 @@ if TYPE_CHECKING:
     from builder.bases.model import Base
     from builder.verify.launches import Replies
 
-    Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    AskDispatch = Callable[[DispatchRequest], DispatchReply]
+    AskCompiler = Callable[[CodegenRequest], CodegenReply]
+    Request = TypeVar("Request", DispatchRequest, CodegenRequest)
 
+T = TypeVar("T", bound=ProbeReply)
 DISPATCH = DISPATCH_PROBE[-1]
 
 
@@ -39,8 +53,8 @@ DISPATCH = DISPATCH_PROBE[-1]
 class Probes:
     """How some files are asked; the fields are those of the same names in ``VerifyTarget``."""
 
-    ask: Ask | None
-    compile: Ask | None
+    ask: AskDispatch | None
+    compile: AskCompiler | None
     cannot_ask: str = ""
     launch: Callable[[Mapping[str, Any]], Replies] | None = None
 
@@ -58,12 +72,10 @@ def net_changes(tree: Tree) -> Changes:
     }
 
 
-def unsetting(
-    request: Mapping[str, Any], outer: Mapping[str, str], env: Mapping[str, str]
-) -> dict[str, Any]:
+def unsetting(request: Request, outer: Mapping[str, str], env: Mapping[str, str]) -> Request:
     """A request for surroundings that set more than the files that are asked about should see."""
-    off: dict[str, str | None] = {name: None for name in outer if name not in env}
-    return {**request, "env": {**off, **request.get("env", {})}}
+    off = dict.fromkeys(name for name in outer if name not in env)
+    return replace(request, env={**off, **request.env})
 
 
 # ------------------------------------------------------------------------- a local environment
@@ -75,16 +87,19 @@ def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, 
     outer = base.identity.env
 
     def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
-        def run(request: Mapping[str, Any], probe: str, timeout: float) -> dict[str, Any]:
+        def run(request: Part, form: type[T], timeout: float, probe: str) -> T:
             with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
                 link_out(root, net_changes(tree), Path(scratch))
-                asked = {**unsetting(request, outer, env), "paths": [scratch]}
-                return ask_probe(python, asked, timeout, probe, instead_of=root)
+                asked = {**plain(request), "paths": [scratch]}
+                return ask_probe(python, asked, form, timeout, probe, instead_of=root)
 
-        return Probes(
-            ask=lambda request: run(request, DISPATCH, 300),
-            compile=lambda request: run(request, PROBE, TIMEOUT),
-        )
+        def ask(request: DispatchRequest) -> DispatchReply:
+            return run(unsetting(request, outer, env), DispatchReply, 300, DISPATCH)
+
+        def compile_kernels(request: CodegenRequest) -> CodegenReply:
+            return run(unsetting(request, outer, env), CodegenReply, TIMEOUT, PROBE)
+
+        return Probes(ask=ask, compile=compile_kernels)
 
     return asking
 
@@ -140,32 +155,34 @@ def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
     def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
         changes = net_changes(tree)
 
-        def run(request: Mapping[str, Any], probe: str) -> dict[str, Any]:
+        def ask(request: DispatchRequest) -> DispatchReply:
             asked = unsetting(request, base.identity.env, env)
-            return ask_in_container(base, asked, probe, changes)
+            return ask_in_container(base, asked, DispatchReply, DISPATCH, changes)
 
-        return Probes(
-            ask=lambda request: run(request, DISPATCH),
-            compile=lambda request: run(request, PROBE),
-        )
+        def compile_kernels(request: CodegenRequest) -> CodegenReply:
+            asked = unsetting(request, base.identity.env, env)
+            return ask_in_container(base, asked, CodegenReply, PROBE, changes)
+
+        return Probes(ask=ask, compile=compile_kernels)
 
     return asking
 
 
 def ask_in_container(
-    base: Base, request: Mapping[str, Any], probe: str, changes: Changes | None = None
-) -> dict[str, Any]:
+    base: Base, request: Part, form: type[T], probe: str, changes: Changes | None = None
+) -> T:
     """Ask the image's own interpreter, vLLM and extension modules; no network, no GPU.
 
     Raises:
         SandboxUnavailable: the probe did not end with a result.
+        MalformedReply: its result is not of that form.
     """
     from builder.engines import docker
 
     site = base.identity.site_packages
     gone = [f"{site}/{path}" for path, content in (changes or {}).items() if content is None]
     env = {
-        "SPARK_BUILD_REQUEST": json.dumps(request),
+        "SPARK_BUILD_REQUEST": json.dumps(plain(request)),
         "SPARK_BUILD_PROBE": json.dumps(_sources(probe)),
         **({"SPARK_BUILD_GONE": json.dumps(gone)} if gone else {}),
     }
@@ -183,12 +200,12 @@ def ask_in_container(
                 user="0" if gone else None,
                 files=files if changes else None,
             )
-        result: dict[str, Any] = json.loads(output)
+        result = json.loads(output)
     except ValueError as error:
         raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
     finally:
         client.close()
-    return result
+    return reply_of(result, form)
 
 
 def _sources(probe: str) -> list[tuple[str, str]]:

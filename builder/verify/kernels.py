@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from builder.verify.replies import KernelRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from builder.documents.plan import ExpectedChoice
     from builder.machinecode.sass import Disassembly
@@ -25,7 +27,7 @@ class Kernel:
     name: str
     #: the expectation that wants it; empty for those that every b12x profile wants
     serves: str
-    request: Mapping[str, Any]
+    request: KernelRequest
     #: NVFP4 tensor-core instructions are a must
     fp4: bool = True
     known: str = ""
@@ -35,46 +37,46 @@ KERNELS = (
     Kernel(
         name="NVFP4 warp MMA",
         serves="",
-        request={"kind": "mma-gate"},
+        request=KernelRequest(kind="mma-gate"),
         fp4=False,
     ),
     Kernel(
         name="b12x GEMM, tile 128x128",
         serves="nvfp4-linear",
-        request={"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]},
+        request=KernelRequest(kind="dense-b12x", tokens=512, tile=(128, 128)),
         known="128 of them in every release from FlashInfer 0.6.9 to 0.7.2.post1",
     ),
     Kernel(
         name="b12x GEMM, 1 token",
         serves="nvfp4-linear",
-        request={"kind": "dense-b12x", "tokens": 1},
+        request=KernelRequest(kind="dense-b12x", tokens=1),
     ),
     Kernel(
         name="b12x GEMM, every tile",
         serves="nvfp4-linear",
-        request={"kind": EVERY_TILE},
+        request=KernelRequest(kind=EVERY_TILE),
     ),
     Kernel(
         name="b12x MoE, 64 tokens",
         serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": 64},
+        request=KernelRequest(kind="moe-b12x", tokens=64),
     ),
     # From FlashInfer 0.6.18 on this one multiplies vectors, without tensor cores.
     Kernel(
         name="b12x MoE, 1 token",
         serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": 1},
+        request=KernelRequest(kind="moe-b12x", tokens=1),
         fp4=False,
     ),
     Kernel(
         name="GEMM of the package b12x, 512 tokens",
         serves=PACKAGE,
-        request={"kind": "dense-b12x-package", "tokens": 512},
+        request=KernelRequest(kind="dense-b12x-package", tokens=512),
     ),
     Kernel(
         name="GEMM of the package b12x, 1 token",
         serves=PACKAGE,
-        request={"kind": "dense-b12x-package", "tokens": 1},
+        request=KernelRequest(kind="dense-b12x-package", tokens=1),
     ),
 )
 
@@ -106,9 +108,9 @@ def wanted_kernels(
 
 def expected_of(kernel: Kernel, arch: str) -> str:
     """What a kernel must show, in words."""
-    if kernel.request["kind"] == "mma-gate":
+    if kernel.request.kind == "mma-gate":
         return f"the CuTe DSL admits {arch}"
-    if kernel.request["kind"] == EVERY_TILE:
+    if kernel.request.kind == EVERY_TILE:
         words = f"every tile that FlashInfer may choose compiles for {arch}"
         return f"{words}; OMMA.SF instructions on E2M1 > 0 in each; no BPT.TRAP"
     if not kernel.fp4:
@@ -129,10 +131,12 @@ def faults(kernel: Kernel, arch: str, target: str, code: Disassembly) -> list[st
     return wrong
 
 
-def tile_of(request: Mapping[str, Any]) -> str:
+def tile_of(request: KernelRequest | None) -> str:
     """The tile of one of the kernels of every tile: ``64x32 swapped``."""
-    rows, columns = request["tile"]
-    return f"{rows}x{columns}{' swapped' if request.get('swap_ab') else ''}"
+    if request is None or request.tile is None:
+        raise ValueError("a kernel of one tile does not name it")
+    rows, columns = request.tile
+    return f"{rows}x{columns}{' swapped' if request.swap_ab else ''}"
 
 
 def headline(message: str, kind: str) -> str:

@@ -21,11 +21,11 @@ from builder.applier.trees import versions
 from builder.errors import UsageError
 from builder.ptx.findings import Ran
 from builder.runtime import LAUNCH_PROBE
-from builder.util.documents import Part, plain, read
+from builder.util.documents import Part
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
-from builder.verify.replies import LaunchReply, RecordedKernel, reply_of
+from builder.verify.replies import LaunchReply, RecordedKernel
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
@@ -218,16 +218,16 @@ def sandbox_launcher(
         torch = torch_folder(wanted_torch(tree, current))
         # these four are named by their contents
         inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
-        kept = None if settings.KEEP_LAUNCHES.value else results().get(inputs)
+        kept = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
         if kept is not None:
-            return read(kept, Replies)
+            return kept
         with _folder() as folder:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
-            recorded = reply_of(ask_probe(sandbox.python, full, TIMEOUT, PROBE), LaunchReply)
+            recorded = ask_probe(sandbox.python, full, LaunchReply, TIMEOUT, PROBE)
             replies = _run_all(recorded, int(request["jobs"]), torch.what)
         if all(not one.error or one.stage in (NO_LAYER, ABSENT) for one in replies.replies):
-            results().put(inputs, plain(replies))
+            results().put(inputs, replies)
         return replies
 
     return launch

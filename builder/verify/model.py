@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from builder.documents.plan import PlanDocument
     from builder.verify.launches import Replies
     from builder.verify.parts import Parts
+    from builder.verify.replies import CodegenReply, CodegenRequest, DispatchReply, DispatchRequest
     from builder.verify.unrecorded import Unrecorded
 
 Status = Literal["pass", "fail", "not-run"]
@@ -239,14 +240,14 @@ class VerifyTarget:
     tree: Tree
     env: Mapping[str, str]
     #: the target's own variables, before those the plan sets
-    ask: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
+    ask: Callable[[DispatchRequest], DispatchReply] | None
     cannot_ask: str = ""
     #: absolute paths that an overlay lays over its base; receipts and the plan explain each
     brought: tuple[str, ...] = ()
     #: digests of manifest and configuration, where this is an image
     digests: tuple[str, ...] = ()
     #: runs the codegen probe with a request; None means that no compiler is available
-    compile: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    compile: Callable[[CodegenRequest], CodegenReply] | None = None
     #: launches kernels and runs them without a device; None means that nothing here can
     launch: Callable[[Mapping[str, Any]], Replies] | None = None
     #: runs the in-image verifier's level where it may find a GPU, and gives its document

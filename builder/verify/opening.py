@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.bases.identify import asks_engine, identify
 from builder.bases.model import BaseRequest, scheme_of
@@ -26,9 +26,11 @@ from builder.verify.parts import Parts, of_backup, without_layers
 from builder.verify.targets import open_overlay, own_python, target_of_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from builder.bases.model import Base
     from builder.documents.plan import PlanDocument
-    from builder.verify.model import VerifyTarget
+    from builder.verify.model import VerifierDocument, VerifyTarget
     from builder.verify.ongpu import GpuOptions
     from builder.verify.targets import Opening
 
@@ -79,7 +81,9 @@ def _parts_of_base(base: Base, opening: Opening) -> Parts:
     return Parts(base=base, sources=opening.sources, asking=asking)
 
 
-def _beside(base: Base, plan: PlanDocument, options: GpuOptions) -> Any:
+def _beside(
+    base: Base, plan: PlanDocument, options: GpuOptions
+) -> Callable[[str], VerifierDocument] | None:
     python = own_python(base)
     return None if python is None else lambda level: run_beside(python, plan, level, options)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.errors import SparkBuildError
@@ -20,6 +20,7 @@ from builder.pypi.index import PackageIndex, write_atomically
 from builder.pypi.wheels import RemoteWheel
 from builder.runtime.stub_driver import needed_libraries
 from builder.util.paths import cache_dir
+from builder.verify.replies import LocalFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ def wanted(vllm: str) -> bool:
     return settings.REAL_EXTENSIONS.value == "1" and tuple(parts) >= SINCE
 
 
-def operators(vllm: str, index: PackageIndex | None = None) -> dict[str, Any]:
+def operators(vllm: str, index: PackageIndex | None = None) -> LocalFiles:
     """What the probe is to be given: the module's file, and CUDA's runtime library before it.
 
     Raises:
@@ -51,8 +52,8 @@ def operators(vllm: str, index: PackageIndex | None = None) -> dict[str, Any]:
     module = _kept(wheel, _MEMBER)
     needed = " ".join(needed_libraries(str(module)))
     found = _RUNTIME.search(needed)
-    libraries = [str(_runtime(found[0], found[1], here, index))] if found else []
-    return {"extensions": {MODULE: str(module)}, "libraries": libraries}
+    libraries = (str(_runtime(found[0], found[1], here, index)),) if found else ()
+    return LocalFiles(extensions={MODULE: str(module)}, libraries=libraries)
 
 
 def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Path:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.pypi.index import write_atomically
+from builder.util.documents import Part, plain, read
 from builder.util.paths import cache_dir, package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+
+T = TypeVar("T", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -25,26 +29,26 @@ class Results:
     programs: tuple[tuple[str, str], ...]
     most: int
 
-    def file(self, inputs: Sequence[Any]) -> Path:
+    def file(self, inputs: Sequence[object]) -> Path:
         """Where the result for these inputs is, or would be."""
         texts = [package_file(*program).read_text("utf-8") for program in self.programs]
         name = sha256_hex(canonical_json([*texts, *inputs]))
         return cache_dir() / self.folder / f"{name}.json"
 
-    def get(self, inputs: Sequence[Any]) -> dict[str, Any] | None:
+    def get(self, inputs: Sequence[object], form: type[T]) -> T | None:
         """What came of the same inputs before."""
         file = self.file(inputs)
         try:
-            result: dict[str, Any] = {**json.loads(file.read_bytes()), "kept": True}
+            result = read({**json.loads(file.read_bytes()), "kept": True}, form)
             os.utime(file)
         except (OSError, ValueError, TypeError):
             return None
         return result
 
-    def put(self, inputs: Sequence[Any], result: Mapping[str, Any]) -> None:
+    def put(self, inputs: Sequence[object], result: Part) -> None:
         """Keep a result; the oldest go."""
         file = self.file(inputs)
-        write_atomically(file, json.dumps(result).encode())
+        write_atomically(file, json.dumps(plain(result)).encode())
         files = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in files[: -self.most]:
             old.unlink(missing_ok=True)

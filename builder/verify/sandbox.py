@@ -20,7 +20,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
@@ -31,6 +31,7 @@ from builder.errors import UsageError
 from builder.util.background import in_background, wait_for_background
 from builder.util.console import console
 from builder.util.diskspace import Need, check_room
+from builder.util.documents import read
 from builder.util.leftovers import making
 from builder.util.locks import locked
 from builder.util.paths import cache_dir, package_file
@@ -41,6 +42,7 @@ from builder.verify.installer import (
     install_command,
 )
 from builder.verify.isolation import interpreter_folders
+from builder.verify.replies import DispatchReply, LocalFiles, ProbeReply, reply_of
 from builder.verify.torchfolder import torch_folder, torch_need, wanted_torch
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.verify.torchfolder import Torch
     from builder.verify.trust import IsolatedRun
+
+T = TypeVar("T", bound=ProbeReply)
 
 #: Top-level directories of site-packages whose Python files the probe may need.
 _PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "b12x")
@@ -181,10 +185,10 @@ class Sandbox:
         return folder
 
     def ask(
-        self, request: Mapping[str, Any], timeout: float = 300, apart: IsolatedRun | None = None
-    ) -> dict[str, Any]:
+        self, request: Mapping[str, object], timeout: float = 300, apart: IsolatedRun | None = None
+    ) -> DispatchReply:
         """Run the dispatch probe in this environment."""
-        return ask_probe(self.python, request, timeout, apart=apart)
+        return ask_probe(self.python, request, DispatchReply, timeout, apart=apart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,19 +228,21 @@ _WITHOUT = (
 
 def ask_probe(
     python: Path,
-    request: Mapping[str, Any],
+    request: Mapping[str, object],
+    form: type[T],
     timeout: float = 300,
     probe: str = "dispatch_probe.py",
     instead_of: Path | None = None,
     apart: IsolatedRun | None = None,
-) -> dict[str, Any]:
-    """Run a probe of ``builder/runtime`` under an interpreter; ``timeout`` is in seconds.
+) -> T:
+    """What a probe of ``builder/runtime`` replies under an interpreter; ``timeout`` in seconds.
 
     ``instead_of`` is a directory that the interpreter must not see, because the request's ``paths``
     hold what stands for it; nothing is written there either.  With ``apart`` it runs isolated.
 
     Raises:
         SandboxUnavailable: the probe did not end with a result.
+        MalformedReply: its result is not of that form.
     """
     command = [str(python), str(package_file("runtime", probe))]
     if instead_of is not None:
@@ -248,22 +254,21 @@ def ask_probe(
         else:
             seen = (*_folders_of(request), *interpreter_folders(python), Path(command[-1]).parent)
             answer = apart.isolation.run(command, text, seen, timeout)
-        result: dict[str, Any] = json.loads(answer)
+        result = json.loads(answer)
     except subprocess.TimeoutExpired:
         raise SandboxUnavailable(f"{probe} took more than {timeout:.0f} s") from None
     except (OSError, ValueError, RecursionError) as error:
         raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
     if not isinstance(result, dict):
         raise SandboxUnavailable(f"{probe} gave no result: {answer[:80]!r} is no object")
-    if apart is not None:
-        result["simulated"] = [apart.said(), *result.get("simulated", ())]
-    return result
+    reply = reply_of(result, form)
+    return reply if apart is None else reply.simulating(apart.said())
 
 
-def _folders_of(request: Mapping[str, Any]) -> Iterator[Path]:
+def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:
     """The folders and files of this machine that a request names."""
-    named = (*request.get("extensions", {}).values(), *request.get("libraries", ()))
-    yield from map(Path, (*request.get("paths", ()), *named))
+    named = read(request, LocalFiles)
+    yield from map(Path, (*named.paths, *named.extensions.values(), *named.libraries))
 
 
 @cache

@@ -18,15 +18,15 @@ from builder.errors import UsageError
 from builder.model.base import base_kind
 from builder.plan.planner import make_plan
 from builder.util.console import console
+from builder.util.documents import plain
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
 from builder.verify.launches import sandbox_launcher
 from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions
 from builder.verify.parts import Parts, parts_of_image, without_foreign_hooks
-from builder.verify.sandbox import (
-    ask_probe,
-)
+from builder.verify.replies import DispatchReply
+from builder.verify.sandbox import ask_probe
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from builder.model.plan import BuildPlan, RecordedPlan
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
-    from builder.verify.interpreters import Probes
+    from builder.verify.interpreters import AskCompiler, AskDispatch, Probes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def target_of_plan(
     )
 
 
-def _compiler_of(tree: Tree, base: Base, trust: TrustedSources, *, patched: bool) -> Any:
+def _compiler_of(tree: Tree, base: Base, trust: TrustedSources, *, patched: bool) -> AskCompiler:
     python = own_python(base)
     if python is not None and not patched:
         return python_compiler(python)
@@ -109,10 +109,10 @@ def own_python(base: Base) -> Path | None:
     return python if here and python.exists() else None
 
 
-def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> tuple[Any, str]:
+def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> tuple[AskDispatch | None, str]:
     python = own_python(base)
     if python is not None:
-        return (lambda request: ask_probe(python, request)), ""
+        return (lambda request: ask_probe(python, plain(request), DispatchReply)), ""
     return sandbox_asker(tree, dict(base.identity.packages), trust)
 
 

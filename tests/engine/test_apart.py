@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.verify.isolation import Container, find_isolation, interpreter_folders
+from builder.verify.replies import DispatchReply
 from builder.verify.sandbox import ask_probe
 from builder.verify.trust import IsolatedRun
 from tests.isolated import NOSY
@@ -82,7 +83,7 @@ def test_vllm_runs_in_isolation(way: Container, tmp_path: Path) -> None:
     root = write_fake_vllm(tmp_path / "site")
     apart = IsolatedRun(isolation=way, because="a test")
     request = {"paths": [str(root)], "ask": [{"kind": "nvfp4-linear"}]}
-    result = ask_probe(Path(sys.executable), request, apart=apart)
-    (answer,) = result["answers"]
-    assert answer["lines"] == ["Using CutlassKernel for NVFP4 GEMM"]
-    assert result["simulated"][0] == apart.said()
+    result = ask_probe(Path(sys.executable), request, DispatchReply, apart=apart)
+    (answer,) = result.answers
+    assert answer.lines == ("Using CutlassKernel for NVFP4 GEMM",)
+    assert result.simulated[0] == apart.said()

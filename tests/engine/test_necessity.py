@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from builder.model.platform import Platform
 from builder.runtime import DISPATCH_PROBE
 from builder.util import paths
 from builder.verify.interpreters import in_container
+from builder.verify.replies import DispatchRequest
 from tests.unit.fakes import MemoryTree
 
 from . import base, support
@@ -30,12 +32,12 @@ IMAGE = "marlin:necessity"
 LOOK = """\
 import json, os, sys
 request = json.load(sys.stdin)
-for name, value in request["env"].items():
+for name, value in request.get("env", {}).items():
     os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
-held = {p: open(p).read() if os.path.exists(p) else None for p in request["look"]}
-print(json.dumps({"held": held, "env": dict(os.environ), "user": os.getuid()}))
+held = {p: open(p).read() if os.path.exists(p) else None for p in request["choices"]}
+print(json.dumps({"real": [json.dumps({"held": held, "env": dict(os.environ)})]}))
 """
 
 
@@ -88,7 +90,8 @@ def test_replacement_files_cover_those_of_the_image(
     look = {path: f"{base.SITE}/{path}" for path in (changed, new, gone)}
     asked = in_container(Base(identity, tree))(tree, {"LANG": "C.UTF-8"}).ask
     assert asked is not None
-    seen = asked({"look": list(look.values()), "env": {"OURS": "1"}})
+    request = DispatchRequest(choices=tuple(look.values()), env={"OURS": "1"})
+    seen = json.loads(asked(request).real[0])
     assert list(seen["held"].values()) == ["# other\n", "# new\n", None]
     assert (seen["env"]["OURS"], seen["env"]["LANG"]) == ("1", "C.UTF-8")
     assert "PYTHONUNBUFFERED" not in seen["env"]

@@ -22,6 +22,7 @@ from builder.verify.codegen import RESULTS, check_codegen, keep_result
 from builder.verify.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.verify.kernels import KERNELS, headline, wanted_kernels
 from builder.verify.model import VerifyTarget
+from builder.verify.replies import CodegenReply, CodegenRequest, reply_of
 from tests.unit.fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
 from tests.unit.inimage import load
 
@@ -157,13 +158,13 @@ MARLIN = ExpectedChoice(kind="nvfp4-linear", line="Using MarlinNvFp4LinearKernel
         ([MARLIN], []),
         ([LINEAR], ["mma-gate", "dense-b12x", "dense-b12x", "dense-b12x-tiles"]),
         ([MARLIN, MOE], ["mma-gate", "moe-b12x", "moe-b12x"]),
-        ([LINEAR, MOE], [k.request["kind"] for k in KERNELS if k.serves != "b12x"]),
+        ([LINEAR, MOE], [k.request.kind for k in KERNELS if k.serves != "b12x"]),
     ],
 )
 def test_expected_log_lines_determine_the_kernels(
     expect: list[ExpectedChoice], kinds: list[str]
 ) -> None:
-    assert [kernel.request["kind"] for kernel in wanted_kernels(expect)] == kinds
+    assert [kernel.request.kind for kernel in wanted_kernels(expect)] == kinds
 
 
 def test_the_package_is_compiled_where_it_is_installed() -> None:
@@ -193,6 +194,11 @@ def test_compiler_messages_are_quoted(message: str, kind: str, words: str) -> No
 # ------------------------------------------------------------------------------------ what is said
 
 
+def reply(said: dict[str, Any]) -> CodegenReply:
+    """What the probe printed, read."""
+    return reply_of({"fatal": None, **said}, CodegenReply)
+
+
 def target_of(
     replies: Any, expect: tuple[ExpectedChoice, ...] = (LINEAR,), kind: str = "pypi"
 ) -> VerifyTarget:
@@ -200,12 +206,12 @@ def target_of(
     base = fake_base(vllm_files())
     plan = replace(make_plan_of(base).document, expect=expect)
 
-    def compile_kernels(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def compile_kernels(request: CodegenRequest) -> CodegenReply:
         if isinstance(replies, Exception):
             raise replies
-        assert len(request["kernels"]) == len(replies)
+        assert len(request.kernels) == len(replies)
         versions = {"nvidia-cutlass-dsl": "4.4.2", "flashinfer-python": "0.6.9"}
-        return {"kernels": replies, "fatal": None, "simulated": ["torch"], "versions": versions}
+        return reply({"kernels": replies, "simulated": ["torch"], "versions": versions})
 
     return VerifyTarget(
         name="t",
@@ -243,7 +249,8 @@ GOOD = LISTING.replace("BPT.TRAP", "EXIT").replace("LDL", "LDS").replace("STL", 
 def of_tiles(*replies: dict[str, Any]) -> dict[str, Any]:
     """The reply for every tile, made of those for 64x64, 128x64, and 64x32 swapped."""
     tiles = ({"tile": [64, 64]}, {"tile": [128, 64]}, {"tile": [64, 32], "swap_ab": True})
-    each = [{**reply, "request": ask} for ask, reply in zip(tiles, replies, strict=False)]
+    asked = ({"kind": "dense-b12x", "tokens": 512, **tile} for tile in tiles)
+    each = [{**reply, "request": ask} for ask, reply in zip(asked, replies, strict=False)]
     return {"compiled": all(r["compiled"] for r in each), "error": None, "each": each}
 
 
@@ -385,7 +392,7 @@ def test_a_target_that_cannot_compile_is_not_run() -> None:
 
 def test_an_error_before_any_kernel_fails_every_check() -> None:
     fatal = {"type": "ImportError", "message": "libcute is damaged", "stage": "import"}
-    target = dataclasses.replace(target_of([]), compile=lambda _r: {"fatal": fatal, "kernels": []})
+    target = dataclasses.replace(target_of([]), compile=lambda _r: reply({"fatal": fatal}))
     for check in check_codegen(target):
         assert (check.status, check.seen) == ("fail", "ImportError: libcute is damaged")
 
@@ -403,8 +410,11 @@ def test_an_error_before_any_kernel_fails_every_check() -> None:
     ids=["none", "no cubin", "no error", "a word for yes", "no form of error", "no base64"],
 )
 def test_a_malformed_reply_is_a_failure(kernels: list[Any]) -> None:
-    reply = {"kernels": kernels, "fatal": None}
-    checks = list(check_codegen(dataclasses.replace(target_of([]), compile=lambda _r: reply)))
+    def compile_kernels(_request: CodegenRequest) -> CodegenReply:
+        return reply({"kernels": kernels})
+
+    target = dataclasses.replace(target_of([]), compile=compile_kernels)
+    checks = list(check_codegen(target))
     assert len(checks) == 4
     assert {check.status for check in checks} == {"fail"}
     assert all("the probe's answer is malformed" in check.seen for check in checks)
@@ -421,47 +431,47 @@ INPUTS = ["sandbox", "dsl", "files", {"kernels": [{"kind": "mma-gate"}]}]
 
 
 def test_a_good_result_is_cached_for_the_same_files_only() -> None:
-    result = {"kernels": [compiled()], "fatal": None}
-    assert RESULTS.get(INPUTS) is None
+    result = reply({"kernels": [compiled()]})
+    assert RESULTS.get(INPUTS, CodegenReply) is None
     keep_result(INPUTS, result)
-    assert RESULTS.get(INPUTS) == {**result, "kept": True}
+    assert RESULTS.get(INPUTS, CodegenReply) == replace(result, kept=True)
     for number in range(len(INPUTS)):
         changed = [*INPUTS[:number], "other", *INPUTS[number + 1 :]]
-        assert RESULTS.get(changed) is None
+        assert RESULTS.get(changed, CodegenReply) is None
 
 
 @pytest.mark.parametrize(
     "result",
     [
-        {"kernels": [], "fatal": {"type": "ImportError"}},
+        {"kernels": [], "fatal": {"type": "ImportError", "message": "", "stage": "import"}},
         {"kernels": [compiled(), failed("OpError", "no")], "fatal": None},
         {"kernels": [of_tiles(compiled(), failed("OpError", "no"))], "fatal": None},
     ],
 )
 def test_a_failed_result_is_not_cached(result: dict[str, Any]) -> None:
-    keep_result(INPUTS, result)
-    assert RESULTS.get(INPUTS) is None
+    keep_result(INPUTS, reply(result))
+    assert RESULTS.get(INPUTS, CodegenReply) is None
 
 
 def test_a_changed_probe_or_damaged_cache_compiles_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
+    keep_result(INPUTS, reply({"kernels": [compiled()]}))
     (file,) = (cache_dir() / "codegen").iterdir()
     file.write_text("{")
-    assert RESULTS.get(INPUTS) is None
-    keep_result(INPUTS, {"kernels": [compiled()], "fatal": None})
+    assert RESULTS.get(INPUTS, CodegenReply) is None
+    keep_result(INPUTS, reply({"kernels": [compiled()]}))
     (tmp_path / "probe.py").write_text("# another")
     monkeypatch.setattr(results, "package_file", lambda *_parts: tmp_path / "probe.py")
-    assert RESULTS.get(INPUTS) is None
+    assert RESULTS.get(INPUTS, CodegenReply) is None
 
 
 def test_only_the_latest_results_are_cached() -> None:
     few = dataclasses.replace(RESULTS, most=2)
     for number in range(4):
-        few.put([number], {"kernels": [], "fatal": None})
+        few.put([number], CodegenReply())
         os.utime(few.file([number]), (number, number))
-    assert [few.get([n]) is not None for n in range(4)] == [False, False, True, True]
+    assert [few.get([n], CodegenReply) is not None for n in range(4)] == [False, False, True, True]
 
 
 def test_cached_results_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +479,7 @@ def test_cached_results_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of([{"compiled": True}, compiled(), compiled(), of_tiles(compiled())])
     compiler = target.compile
     assert compiler is not None
-    again = dataclasses.replace(target, compile=lambda r: {**compiler(r), "kept": True})
+    again = dataclasses.replace(target, compile=lambda r: replace(compiler(r), kept=True))
     for check in check_codegen(again):
         assert "of t, cached from the same files" in check.where
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.bases.model import Base
 from builder.errors import SparkBuildError
 from builder.ptx.findings import Ran, Run
+from builder.runtime.dispatch_expect import Answer
 from builder.util.documents import plain
 from builder.verify import sandbox
 from builder.verify.interpreters import (
@@ -33,6 +35,7 @@ from builder.verify.levels import LEVELS, PROOF_LEVELS
 from builder.verify.model import Necessity, VerifyTarget
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import CannotTakeApart, Parts, of_backup, of_tree, without_layers
+from builder.verify.replies import DispatchReply, DispatchRequest
 from builder.verify.run import verify
 from tests.unit.fakes import (
     BACKEND,
@@ -71,17 +74,17 @@ IDLE = make_layer("idle", copy_op("vllm/extra.py", b"x = 1\n"))
 def answers(tree: Tree, env: Mapping[str, str]) -> Probes:
     """A vLLM that looks at one file and one variable, and a compiler that is never needed."""
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(request: DispatchRequest) -> DispatchReply:
         text = (tree.read("vllm/core.py") or b"").decode()
-        good = "b12x" in text and request["env"].get(SETTING) == "marlin"
+        good = "b12x" in text and request.env.get(SETTING) == "marlin"
         return _says(LINE if good else "Using cutlass", request)
 
     return Probes(ask=ask, compile=None, cannot_ask="no compiler")
 
 
-def _says(line: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    reply = {"lines": [line], "selected": line, "error": None}
-    return {"fatal": None, "simulated": [], "answers": [reply] * len(request["ask"])}
+def _says(line: str, request: DispatchRequest) -> DispatchReply:
+    answer = Answer(lines=(line,), selected=line)
+    return DispatchReply(answers=(answer,) * len(request.ask))
 
 
 def silent(tree: Tree, env: Mapping[str, str]) -> Probes:
@@ -213,7 +216,7 @@ def kernels(tree: Tree, env: Mapping[str, str]) -> Probes:
         reply = Reply(error="", stage="", ran=(ran,))
         return Replies(replies=(reply,) * len(request["kernels"]), versions={}, simulated=())
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(request: DispatchRequest) -> DispatchReply:
         return _says("Using b12x", request)
 
     return Probes(ask=ask, compile=None, launch=launch)
@@ -278,7 +281,7 @@ SECOND = make_layer("second", replace_op("raw", "b12x", "vllm/new.py"), after=["
 def looks_at(tree: Tree, env: Mapping[str, str], path: str = "vllm/new.py") -> Probes:
     """A vLLM for which only what the second layer does matters."""
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(request: DispatchRequest) -> DispatchReply:
         good = b"b12x" in (tree.read(path) or b"")
         return _says(LINE if good else "Using cutlass", request)
 
@@ -465,10 +468,10 @@ def test_net_changes_omit_restored_files() -> None:
 
 
 def test_variables_of_the_environment_are_removed() -> None:
-    request = {"env": {"A": "1"}, "ask": []}
+    request = DispatchRequest(env={"A": "1"}, choices=("x",))
     asked = unsetting(request, {"A": "0", "B": "0", "PATH": "/bin"}, {"PATH": "/bin"})
-    assert asked == {"env": {"A": "1", "B": None}, "ask": []}
-    assert asked["env"] is not request["env"]
+    assert asked == DispatchRequest(env={"A": "1", "B": None}, choices=("x",))
+    assert request.env == {"A": "1"}
 
 
 def test_a_changed_directory_is_made_of_links(site: Path, tmp_path: Path) -> None:
@@ -498,14 +501,15 @@ LOOK = """\
 import json, os, sys
 request = json.load(sys.stdin)
 sys.path[:0] = request["paths"]
-for name, value in request["env"].items():
+for name, value in request.get("env", {}).items():
     os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
 import importlib.util, vllm.core
 origin = importlib.util.find_spec("vllm.envs").origin
 found = {"core": vllm.core.BACKEND, "files": [vllm.core.__file__, origin]}
-print(json.dumps({**found, "paths": sys.path, "setting": os.environ.get(request["ask"])}))
+found |= {"paths": sys.path, "setting": os.environ.get(request["choices"][0])}
+print(json.dumps({"real": [json.dumps(found)]}))
 """
 
 
@@ -525,7 +529,7 @@ def test_an_environment_is_checked_with_other_files(
     def found(tree: Tree, env: Mapping[str, str]) -> Any:
         asking = beside_its_python(patched, tmp_path / "venv" / "bin" / "python")(tree, env)
         assert asking.ask is not None
-        return asking.ask({"ask": SETTING})
+        return json.loads(asking.ask(DispatchRequest(choices=(SETTING,))).real[0])
 
     now = found(patched.tree, patched.identity.env)
     assert (now["core"], now["setting"]) == ("b12x", "marlin")

@@ -19,7 +19,7 @@ from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_lau
 from builder.ptx.runs import run_file, run_files
 from builder.util.documents import plain, read
 from builder.util.paths import cache_dir, package_file
-from builder.verify import launches
+from builder.verify import launches, replies
 from builder.verify.dslmirror import NoDsl
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import Bubblewrap
@@ -413,7 +413,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
     class Folder:
         folder, what = tmp_path / "torch", "a torch"
 
-    def ask(_python: Path, request: Mapping[str, Any], _timeout: float, probe: str) -> Any:
+    def ask(
+        _python: Path, request: Mapping[str, Any], form: Any, _timeout: float, probe: str
+    ) -> Any:
         assert probe == "launch_probe.py"
         asked.append(request)
         kernels = []
@@ -425,7 +427,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
             stage = NO_LAYER if kernel["kind"] == "no layer" else "call"
             error = {"type": "OSError", "message": "no", "stage": stage}
             kernels.append({"error": error if bad else None, "launches": [] if bad else launched})
-        return {"kernels": kernels, "fatal": None, "versions": {}, "simulated": ["it"]}
+        said: dict[str, Any] = {
+            "kernels": kernels,
+            "fatal": None,
+            "versions": {},
+            "simulated": ["it"],
+        }
+        return replies.reply_of(said, form)
 
     monkeypatch.setattr(launches, "Sandbox", FakeSandbox)
     monkeypatch.setattr(launches, "requirements_for", lambda _release: None)
@@ -446,7 +454,11 @@ def test_a_malformed_reply_gives_no_traceback(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for answer in ({}, {"kernels": [{}], "versions": {}, "simulated": "it"}):
-        monkeypatch.setattr(launches, "ask_probe", lambda *_, answer=answer: answer)
+        monkeypatch.setattr(
+            launches,
+            "ask_probe",
+            lambda *_, answer=answer: replies.reply_of(answer, replies.LaunchReply),
+        )
         launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
         with pytest.raises(SparkBuildError, match="the probe's answer is malformed: "):
             launch(launch_request({}, "sm_121a", LAUNCHED[:1]))

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.replies import ProbeReply
 from builder.verify.sandbox import ask_probe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("ends", ["echo '{\"folder\": \"'$TMPDIR'\"}'", "exit 1", "sleep 30"])
+@pytest.mark.parametrize("ends", ["echo '{\"simulated\": [\"'$TMPDIR'\"]}'", "exit 1", "sleep 30"])
 def test_probe_folder_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
@@ -26,9 +27,9 @@ def test_probe_folder_is_removed(
     python.write_text(f"#!/bin/sh\n{mess}\n{ends}\n")
     python.chmod(0o755)
     if "echo" in ends:
-        folder = ask_probe(python, {"ends": ends})["folder"]
+        (folder,) = ask_probe(python, {"ends": ends}, ProbeReply).simulated
         assert folder.startswith(f"{temporary}/")
     else:
         with pytest.raises(SandboxUnavailable):
-            ask_probe(python, {"ends": ends}, timeout=1)
+            ask_probe(python, {"ends": ends}, ProbeReply, timeout=1)
     assert list(temporary.iterdir()) == []

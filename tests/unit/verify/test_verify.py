@@ -19,6 +19,7 @@ from builder.util.documents import plain
 from builder.verify.dispatch import check_dispatch, make_request
 from builder.verify.levels import parse_levels
 from builder.verify.model import Check, Report, Status, VerifyTarget
+from builder.verify.replies import DispatchReply, DispatchRequest, reply_of
 from builder.verify.run import verify
 from builder.verify.sandbox import _prune
 from builder.verify.static import check_static
@@ -399,9 +400,9 @@ def dispatch(*answers: Any, **changes: Any) -> list[Check]:
     """The checks when the target's vLLM answers like that."""
     result = {"fatal": None, "simulated": ["the device"], "answers": list(answers)}
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert len(request["ask"]) == len(answers) or changes
-        return {**result, **changes}
+    def ask(request: DispatchRequest) -> DispatchReply:
+        assert len(request.ask) == len(answers) or changes
+        return reply_of({**result, **changes}, DispatchReply)
 
     return list(check_dispatch(dataclasses.replace(target_of(LAYER), plan=PLAN, ask=ask)))
 
@@ -448,8 +449,8 @@ def test_an_unavailable_check_is_not_run_and_never_a_pass(wanted: Any) -> None:
     reason = "this release has no linear_backend setting"
     plan = planned(PLAN, expect=[{"kind": "w4a16-linear", **wanted}])
     replies = [answer(selected=None, not_applicable=reason), answer("Using x")]
-    result = {"fatal": None, "simulated": [], "answers": replies}
-    target = dataclasses.replace(target_of(LAYER), plan=plan, ask=lambda _request: result)
+    reply = reply_of({"answers": replies}, DispatchReply)
+    target = dataclasses.replace(target_of(LAYER), plan=plan, ask=lambda _request: reply)
     (check,) = check_dispatch(target)
     assert (check.status, check.reason) == ("not-run", f"not applicable: {reason}")
 
@@ -465,7 +466,7 @@ def test_a_target_that_cannot_run_has_a_reason() -> None:
     checks = list(check_dispatch(target))
     assert [(c.status, c.reason) for c in checks] == [("not-run", "no sandbox")] * 2
 
-    def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(request: DispatchRequest) -> DispatchReply:
         raise SparkBuildError("the probe took too long")
 
     checks = list(check_dispatch(dataclasses.replace(target, ask=ask)))
@@ -479,8 +480,8 @@ def test_without_a_profile_no_line_is_expected_and_none_passes() -> None:
 
 def test_the_probe_runs_with_and_without_the_settings() -> None:
     request = make_request(PLAN, {"OTHER": "2"})
-    assert request["env"] == {"OTHER": "2", "VLLM_X": "1"}
-    assert request["ask"] == [
+    assert request.env == {"OTHER": "2", "VLLM_X": "1"}
+    assert [plain(one) for one in request.ask] == [
         {"kind": "nvfp4-linear", "linear_backend": "marlin"},
         {"kind": "nvfp4-moe", "moe_backend": "cutlass"},
         {"kind": "nvfp4-linear", "env": {"VLLM_X": None}},
