@@ -189,7 +189,7 @@ def test_the_anchor_differs_slightly(case: Case) -> None:
 def test_the_anchor_occurs_twice(case: Case) -> None:
     count = case.op.count
     case.mutate(lambda text: text + "\n" + case.op.old)
-    case.refused(AMBIGUOUS, case.file, f"is there {count + 1} times, expected {count}")
+    case.refused(AMBIGUOUS, case.file, f"occurs {count + 1} times, expected {count}")
 
 
 @replaces
@@ -234,11 +234,11 @@ def test_an_edit_that_would_not_parse(case: Case) -> None:
 @grafts
 def test_a_graft_into_an_existing_file(case: Case) -> None:
     """A new module already exists with different content, or a definition is, with another body."""
-    if case.op.get("whole"):
+    if case.op.whole:
         write(case.root, case.file, b"# something else\n")
         case.refused(DRIFT, case.file, "already exists with different content")
         return
-    name = case.op["names"][0]
+    name = case.op.names[0]
     case.mutate(lambda text: text + f"\n\ndef {name}() -> None:\n    pass\n")
     case.refused(DRIFT, f"{name} is already defined")
 
@@ -246,7 +246,7 @@ def test_a_graft_into_an_existing_file(case: Case) -> None:
 @grafts
 def test_a_graft_without_its_neighbour(case: Case) -> None:
     """A definition after which the graft belongs was renamed upstream."""
-    after = case.op.get("after")
+    after = case.op.after
     if after is None:
         return  # it goes to the end of the file, or is a file of its own
     case.mutate(lambda text: text.replace(after, f"{after}_v2"))
