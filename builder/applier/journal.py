@@ -7,18 +7,29 @@ import json
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import EXIT_DRIFT, EXIT_USAGE, ApplyError, say
 from builder.applier.folders import prune
-from builder.applier.receipts import STATE_DIR, is_digest, is_inside
+from builder.applier.receipts import STATE_DIR, FileFacts, is_digest, is_inside
 from builder.applier.trees import Changes, DirTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+    from typing import Required, Self
 
-    from builder.applier.receipts import FileFacts
+
+class Swap(FileFacts, total=False):
+    """A file that a change is about to swap: what a roll back needs, as its JSON."""
+
+    path: Required[str]
+    #: sha256 of the file from before, kept in the backup; None where there is none
+    backup: Required[str | None]
+    #: whether the file itself is moved to the backup
+    moves: bool
+    #: the topmost folder, or the file, that is new
+    made: str | None
 
 
 class Journal:
@@ -133,17 +144,16 @@ class Journal:
 
     def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
         tree = DirTree(self.root)
-        journal: list[dict[str, Any]] = []
+        journal: list[Swap] = []
         held = set(os.listdir(self.state / "backup"))
         for path in sorted(changes):
             digest = tree.digest(path)
-            entry: dict[str, Any] = {"path": path, "backup": digest}
             if digest is None:
-                entry["made"] = self._first_missing(path)
-            else:
-                entry.update(self._facts(path), moves=digest not in held)
-                held.add(digest)
-            journal.append(entry)
+                journal.append({"path": path, "backup": None, "made": self._first_missing(path)})
+                continue
+            moves, facts = digest not in held, self._facts(path)
+            journal.append({"path": path, "backup": digest, "moves": moves, "made": None, **facts})
+            held.add(digest)
         self._put("journal.json", json.dumps(journal).encode())
         for entry in journal:
             target = self.root / entry["path"]
@@ -189,7 +199,7 @@ class Journal:
                     made.unlink(missing_ok=True)
         (self.state / "journal.json").unlink()
 
-    def _journal(self) -> list[dict[str, Any]]:
+    def _journal(self) -> list[Swap]:
         """What an interrupted change was about to do; it is believed, so it is looked at first."""
         path = self.state / "journal.json"
         try:
@@ -209,10 +219,10 @@ class Journal:
                     EXIT_DRIFT,
                     f"remove {self.state}, then reinstall the packages",
                 )
-        entries: list[dict[str, Any]] = journal
+        entries: list[Swap] = journal
         return entries
 
-    def _restore(self, path: str, digest: str, facts: Mapping[str, Any]) -> None:
+    def _restore(self, path: str, digest: str, facts: FileFacts) -> None:
         """Put a file from the backup in its place, with its mode and time."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)

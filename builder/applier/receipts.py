@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from builder.applier.failures import ApplyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import NotRequired
 
     from builder.applier.layers import Layer
     from builder.applier.outcomes import Outcome

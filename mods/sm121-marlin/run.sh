@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 276395126e63460086c650b15cf5e707bb89b07bc3066d939f31437a38f63ad9
+#   sha256 ad5d5d618547ff10c14cab9178044564f68473579d79fa28698fccdfdfe92b76
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

@@ -113,6 +113,35 @@ def foreign(source: bytes) -> set[str]:
     return {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
 
 
+#: Names that `typing` has since Python 3.11 or later (``docs.python.org/3/library/typing.html``).
+NEWER = {
+    "LiteralString", "Never", "NoDefault", "NotRequired", "ReadOnly", "Required", "Self", "TypeIs",
+    "TypeVarTuple", "Unpack", "assert_never", "assert_type", "dataclass_transform",
+    "get_overloads", "override", "reveal_type",
+}  # fmt: skip
+
+
+def too_new(source: bytes) -> set[str]:
+    """What a source takes from `typing` when it runs, and the oldest Python does not have."""
+    tree = ast.parse(source, feature_version=OLDEST)
+    checked = [
+        n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)
+    ]
+    unseen = {id(inner) for node in checked for inner in ast.walk(node)}
+    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and id(n) not in unseen)
+    return {alias.name for n in imports if n.module == "typing" for alias in n.names} & NEWER
+
+
+@pytest.mark.parametrize("path", [*APPLIER, *RUNTIME], ids=lambda path: path.name)
+def test_nothing_is_newer_than_the_oldest_python(path: Path) -> None:
+    assert too_new(path.read_bytes()) == set()
+
+
+def test_a_newer_name_is_detected() -> None:
+    guarded = "if TYPE_CHECKING:\n    from typing import Self\n"
+    assert too_new(f"from typing import Any, NotRequired\n{guarded}".encode()) == {"NotRequired"}
+
+
 @pytest.mark.parametrize("path", APPLIER, ids=lambda path: path.name)
 def test_the_applier_imports_the_standard_library_and_itself(path: Path) -> None:
     assert foreign(path.read_bytes()) == set()
