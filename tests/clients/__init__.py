@@ -1,0 +1,1 @@
+"""Recipes, held against the real clients that start them."""
