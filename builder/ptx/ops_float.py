@@ -1,4 +1,4 @@
-"""Floating-point arithmetic on 32 bits, alone or in pairs, on pairs of bfloat16, and on 64 bits.
+"""Floating-point arithmetic on 32 bits, alone or in pairs, on pairs of halves, and on 64 bits.
 
 PTX ISA, "Floating Point Instructions" and "Half Precision Floating Point Instructions".  Functions
 with ``.approx`` are computed exactly here and rounded once, which is within the error that the ISA
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.decoder import F32, F64, U32, U64, Decoder, Emitter, Mask, Step, type_named
-from builder.ptx.formats import flush, from_bf16, one_nan, to_bf16
+from builder.ptx.formats import flush, from_bf16, from_f16, one_nan, to_bf16, to_f16
 
 if TYPE_CHECKING:
     from builder.ptx.source import Instruction
@@ -75,16 +75,18 @@ def _double(d: Decoder, i: Instruction) -> Step:
 
 
 #: Types of two numbers: the register that holds them.
-_PAIRS = {"f32x2": ("b64", U64), "bf16x2": ("b32", U32)}
+_PAIRS = {"f32x2": ("b64", U64), "bf16x2": ("b32", U32), "f16x2": ("b32", U32)}
+#: Of those of 16 bits: how they become float32, and back.
+_HALVES = {"bf16x2": (from_bf16, to_bf16), "f16x2": (from_f16, to_f16)}
 
 
 def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
-    """``op{.rn}{.ftz}.f32x2`` and ``op{.rn}.bf16x2``: two results, each rounded once.
+    """``op{.rn}{.ftz}.f32x2``, ``op{.rn}.bf16x2`` and ``.f16x2``: two results, each rounded once.
 
-    The sum or product of two bfloat16 has, rounded to float32, all bits that rounding needs.
+    The sum or product of two halves has, rounded to float32, all bits that rounding needs.
     """
     name = i.modifiers[-1]
-    halves = name == "bf16x2"
+    halves = _HALVES.get(name)
     if not set(i.modifiers[:-1]) <= ({"rn"} if halves else {"rn", "ftz"}) or (halves and count > 2):
         raise d.unknown(i)
     held, view = _PAIRS[name]
@@ -94,12 +96,12 @@ def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[view]
         if halves:
-            values = [from_bf16(rows[s].view(np.uint16)) for s in sources]
+            values = [halves[0](rows[s].view(np.uint16)) for s in sources]
         else:
             values = [rows[s].view(np.float32) for s in sources]
         result = function(*(map(flush, values) if ftz else values))
         if halves:
-            both = to_bf16(result).astype(np.uint16).view(np.uint32)
+            both = halves[1](result).astype(np.uint16).view(np.uint32)
         else:
             both = one_nan(flush(result) if ftz else result).view(np.uint64)
         np.copyto(rows[out], both, where=m)

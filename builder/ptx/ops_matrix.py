@@ -1,4 +1,4 @@
-"""Matrices: ``ldmatrix``, ``stmatrix`` and the block-scaled MMA of SM12x.
+"""Matrices: ``ldmatrix``, ``stmatrix``, the block-scaled MMA of SM12x, and that of 16-bit floats.
 
 PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".  What the tensor core does between
 the products and the result is not documented: here all products of one instruction and the
@@ -13,7 +13,7 @@ import numpy as np
 
 from builder.ptx.decoder import F32, LANES, U16, U32, Decoder, Emitter, Mask, Step, type_named
 from builder.ptx.errors import Fault
-from builder.ptx.formats import E2M1_PAIRS, UE4M3
+from builder.ptx.formats import E2M1_PAIRS, UE4M3, from_bf16, from_f16, one_nan
 from builder.ptx.source import Instruction, Number, Vector
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
     Each scale is of 16 values along K; with ``4X`` all four bytes of a scale register count, so its
     byte-id is 0, and thread-id says which lanes of four hold them.
     """
+    if i.modifiers[2:3] == ("m16n8k16",):
+        return _multiply_halves(d, i)
     if set(i.modifiers) != _NVFP4 or i.modifiers.count("e2m1") != 2 or len(i.operands) != 8:
         raise d.unknown(i)
     word, real = type_named("b32"), type_named("f32")
@@ -160,6 +162,53 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
         # register v1*2+v0 of lane 4*t1+t0 holds row t1+8*v1, column 2*t0+v0
         product = (a @ b).reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
         reals[outs] = product + reals[added]
+
+    return run
+
+
+#: Types of 16 bits, as float32.
+_HALVES = {"f16": from_f16, "bf16": from_bf16}
+
+
+def halves_a(words: Any, decode: Any) -> Any:
+    """A, 16x16: register v1+2*v2 of lane 4*t1+t0 holds row t1+8*v1, columns 2*t0+v0+8*v2."""
+    values = decode(words.view(np.uint16)).astype(np.float64).reshape(2, 2, 8, 4, 2)
+    return np.ascontiguousarray(values.transpose(1, 2, 0, 3, 4)).reshape(16, 16)
+
+
+def halves_b(words: Any, decode: Any) -> Any:
+    """B, 16x8: register v1 of lane 4*t1+t0 holds column t1, rows 2*t0+v0+8*v1."""
+    values = decode(words.view(np.uint16)).astype(np.float64).reshape(2, 8, 4, 2)
+    return np.ascontiguousarray(values.transpose(0, 2, 3, 1)).reshape(16, 8)
+
+
+def _multiply_halves(d: Decoder, i: Instruction) -> Step:
+    """``mma.m16n8k16.row.col.f32.f16.f16.f32``, and of ``bf16``: D = A B + C.
+
+    "Matrix Fragments for mma.m16n8k16 with floating point type".
+    """
+    form = ("sync", "aligned", "m16n8k16", "row", "col", "f32", i.modifiers[-2], i.modifiers[-2])
+    decode = _HALVES.get(i.modifiers[-2])
+    if i.modifiers != (*form, "f32") or decode is None or len(i.operands) != 4:
+        raise d.unknown(i)
+    word, real = type_named("b32"), type_named("f32")
+    assert word is not None
+    assert real is not None
+    outs = [d.out(i, one, real) for one in d.parts(i.operands[0])]
+    left = [d.source(i, one, word) for one in d.parts(i.operands[1])]
+    right = [d.source(i, one, word) for one in d.parts(i.operands[2])]
+    added = [d.source(i, one, real) for one in d.parts(i.operands[3])]
+    if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
+        raise d.unknown(i, "fragments of other sizes")
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, m)
+        words, reals = w.files[U32], w.files[F32]
+        with np.errstate(all="ignore"):
+            product = halves_a(words[left], decode) @ halves_b(words[right], decode)
+            # register v1*2+v0 of lane 4*t1+t0 holds row t1+8*v1, column 2*t0+v0
+            laid = product.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
+            reals[outs] = one_nan((laid + reals[added]).astype(np.float32))
 
     return run
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from builder.ptx.memory import GlobalMemory, SharedMemory
 
-#: Bits of an element by its code: 0 u8, 1 u16, 6 f16, 7 f32, 10 bf16, 11 packed 4-bit codes.
-ELEMENT_BITS = {0: 8, 1: 16, 6: 16, 7: 32, 10: 16, 11: 4}
+#: Bits of an element by its code: 0 u8, 1 u16, 2 of 32 bits, 6 f16, 7 f32, 10 bf16, 11 packed
+#: 4-bit codes.
+ELEMENT_BITS = {0: 8, 1: 16, 2: 32, 6: 16, 7: 32, 10: 16, 11: 4}
 _KIND = 2
 #: What swizzling moves together, and the unit of strides; nothing is computed with such an element.
 _PART, _WORD = 16, np.complex128

@@ -110,6 +110,36 @@ def _dense(ask: dict[str, Any], case: Any) -> Case:
     return Case(name, call, inputs, out, case.expected.exact, case.expected.bound)
 
 
+def a16_cases(ask: dict[str, Any]) -> Iterator[Case]:
+    """Calls of FlashInfer's GEMM of bfloat16 activations and FP4 weights, as vLLM makes them.
+
+    Raises:
+        AbsentError: there is none.
+    """
+    gemm: Any = importlib.import_module("flashinfer.gemm")
+    if not hasattr(gemm, "mm_bf16_fp4"):
+        raise AbsentError("this FlashInfer has no GEMM of bfloat16 and FP4")
+    for m, n, k in ask["shapes"]:
+        made = cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
+        for case in _linear(made, ask.get("inputs", "random"), m, n, k):
+            yield _a16(gemm, case)
+
+
+def _a16(gemm: Any, case: Any) -> Case:
+    weight, exact = case.weight, case.expected.exact
+    packed = reference.pack(weight.codes).contiguous()
+    scales = swizzled(weight.scales).view(torch.float8_e4m3fn)
+    alpha = torch.tensor([weight.factor], dtype=torch.float32)
+    given = (case.x, *gemm.prepare_bf16_fp4_weights(packed, scales, alpha, backend="cute-dsl"))
+    out = torch.full(exact.shape, float("nan"), dtype=torch.bfloat16)
+
+    def call() -> None:
+        gemm.mm_bf16_fp4(*given, backend="cute-dsl", out=out)
+
+    name = f"{case.name}, {case.shape}"
+    return Case(name, call, list(given), out, exact, case.expected.bound)
+
+
 def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     """Calls of FlashInfer's fused b12x experts.
 
@@ -225,4 +255,4 @@ def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
     return Case(name, call, inputs, out, expected.exact, expected.bound)
 
 
-KINDS = {"dense-b12x": dense_cases, "moe-b12x": moe_cases}
+KINDS = {"dense-b12x": dense_cases, "dense-w4a16": a16_cases, "moe-b12x": moe_cases}

@@ -56,6 +56,8 @@ class Launched:
     #: the kind of layer that it serves
     serves: str
     request: Mapping[str, Any]
+    #: what the line that a profile expects has in it, in small letters
+    line: str = "b12x"
 
 
 def _tile(rows: int, columns: int) -> Launched:
@@ -114,6 +116,49 @@ LAUNCHED = (
             "sms": 2,
         },
     ),
+    # without tensor cores
+    Launched(
+        name="W4A16 GEMM, 1 token",
+        serves="w4a16-linear",
+        line="w4a16linear",
+        request={"kind": "dense-w4a16", "shapes": [[1, 256, 512]], "sms": 2},
+    ),
+    # each tile that FlashInfer takes before it has measured: 16 rows and 9 K tiles, 32 rows and 5
+    # short ones, 64 rows
+    Launched(
+        name="W4A16 GEMM",
+        serves="w4a16-linear",
+        line="w4a16linear",
+        request={
+            "kind": "dense-w4a16",
+            "shapes": [[9, 128, 1152], [24, 128, 320], [40, 128, 256]],
+            "sms": 4,
+        },
+    ),
+    Launched(
+        name="W4A16 GEMM, several tiles a block",
+        serves="w4a16-linear",
+        line="w4a16linear",
+        request={"kind": "dense-w4a16", "shapes": [[1, 256, 256], [40, 192, 256]], "sms": 2},
+    ),
+    # the depth of an output tile in 4 parts and in 8
+    Launched(
+        name="W4A16 GEMM, split depth",
+        serves="w4a16-linear",
+        line="w4a16linear",
+        request={"kind": "dense-w4a16", "shapes": [[9, 128, 512], [16, 64, 1024]], "sms": 8},
+    ),
+    Launched(
+        name="W4A16 GEMM, special values",
+        serves="w4a16-linear",
+        line="w4a16linear",
+        request={
+            "kind": "dense-w4a16",
+            "shapes": [[16, 64, 256]],
+            "inputs": "degenerate",
+            "sms": 2,
+        },
+    ),
     Launched(
         name="b12x MoE, 1 token",
         serves="nvfp4-moe",
@@ -161,8 +206,12 @@ LAUNCHED = (
 
 def wanted_launches(expectations: Sequence[ExpectedChoice]) -> list[Launched]:
     """The kernels of the lines that a profile expects."""
-    kinds = {e.kind for e in expectations if "b12x" in (e.line or "").lower()}
-    return [one for one in LAUNCHED if one.serves in kinds]
+    lines = [(expected.kind, (expected.line or "").lower()) for expected in expectations]
+    return [
+        one
+        for one in LAUNCHED
+        if any(kind == one.serves and one.line in line for kind, line in lines)
+    ]
 
 
 class Reply(Part, frozen=True, kw_only=True):

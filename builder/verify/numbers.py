@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 #: A tile may have rows that no token needs, which are multiplied all the same.
 UNWRITTEN = "read of what nobody wrote"
 EXPECTED = "every value within its bound in every schedule; no race, no deadlock, no bad access"
+#: W4A16 layers by their kinds, and what is not run of them: by the kernel's name, why.
+W4A16 = {"w4a16-linear": "W4A16 linear layers", "w4a16-moe": "W4A16 MoE layers"}
+NOT_RUN = {
+    "marlin": "vLLM takes Marlin: CUDA C++ that comes as machine code, and this level runs the PTX "
+    "of kernels in the CuTe DSL. It says nothing about Marlin's numbers.",
+    "flashinfer_b12x": "vLLM takes FlashInfer's b12x kernels for W4A16 experts, which this level "
+    "does not launch. It says nothing about their numbers.",
+}
 #: What differs from the device.
 SIMULATED = (
     "the GPU: the kernel's PTX is executed on a CPU, not the machine code that ptxas makes of it",
@@ -39,6 +47,18 @@ SIMULATED = (
 
 def check_numbers(target: VerifyTarget) -> Iterator[Check]:
     """One check for each kernel behind the lines that the profile expects."""
+    yield from _run_expected(target)
+    for expected in target.plan.expect:
+        choice = (expected.line or expected.selected or "").lower()
+        reason = next((why for part, why in NOT_RUN.items() if part in choice), "")
+        if reason and expected.kind in W4A16:
+            yield Check(
+                level="numbers", name=W4A16[expected.kind], status="not-run", expected=EXPECTED,
+                seen="", reason=reason, moot=True,
+            )  # fmt: skip
+
+
+def _run_expected(target: VerifyTarget) -> Iterator[Check]:
     wanted = wanted_launches(target.plan.expect)
     if not wanted:
         said = "the profile expects no b12x kernel, and no other is known to this level"

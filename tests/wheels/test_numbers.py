@@ -47,7 +47,8 @@ def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
     made = planned("pypi:vllm==0.20.1")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
-    assert set(checks) == {*RIGHT, SEVERAL, *MOE, *NARROW}
+    assert set(checks) == {*RIGHT, SEVERAL, *MOE, *NARROW, "W4A16 linear layers"}
+    assert "Marlin" in checks["W4A16 linear layers"].reason
     for name in NARROW:
         assert checks[name].moot, "FlashInfer 0.6.9 has no such kernel"
     for name in RIGHT:
@@ -158,6 +159,42 @@ NARROW_MUTANTS = {
     "cvt.rn.f16x2.e2m1x2": (_instead("cvt", "u32", "u8"), "numbers"),
     "atom": (_nothing, "deadlock"),
 }
+
+A16 = "flashinfer/gemm/kernels/cute_dsl/dense_gemm_bf16_fp4_sm12x.py"
+A16_SEVERAL = "W4A16 GEMM, several tiles a block"
+A16_RACE = (
+    rf"race, write while a copy may still read: line \d+ \(warp \d, {re.escape(A16)}:\d+\) and "
+    rf"line \d+ \(asynchronous copy, {re.escape(A16)}:\d+\)"
+)
+TAIL = "                    tma_store_pipeline.producer_tail()\n"
+MEET = "                    self.epilog_sync_barrier.arrive_and_wait()\n"
+
+
+def test_the_w4a16_gemm_and_what_cures_its_race(
+    planned: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer 0.7.2.post1: only the warp that issued a store waits for it."""
+    kernels = tuple(one for one in LAUNCHED if one.serves == "w4a16-linear")
+    monkeypatch.setattr(launches, "LAUNCHED", kernels)
+    made = planned("pypi:vllm==0.33.0")
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    checks = {check.name: check for check in check_numbers(target)}
+    states = {name: check.status for name, check in checks.items()}
+    right = {one.name: "pass" for one in kernels if one.name != A16_SEVERAL}
+    assert states == {**right, A16_SEVERAL: "fail", "W4A16 MoE layers": "not-run"}, states
+    assert "(lazy, random 1)" in checks[A16_SEVERAL].seen
+    assert re.search(A16_RACE, checks[A16_SEVERAL].seen)
+    tree = OverlayTree(made.base.tree)
+    tree.update(made.plan.changes)
+    text = (tree.read(A16) or b"").decode()
+    assert text.count(TAIL) == 1
+    tree.update({A16: Content.of(text.replace(TAIL, TAIL + MEET).encode())})
+    launch = sandbox_launcher(tree, made.base.identity.packages, TrustedSources(everything=True))
+    (several,) = (one for one in kernels if one.name == A16_SEVERAL)
+    (reply,) = launch(launch_request(made.plan.env, "sm_121a", [several])).replies
+    runs = [run for ran in reply.ran for run in ran.runs]
+    assert [(run.wrong, run.races, run.fault) for run in runs] == [(0, (), "")] * 6
+
 
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"
 UTILS = "vllm/model_executor/layers/quantization/utils/nvfp4_utils.py"

@@ -129,6 +129,10 @@ NARROW = "cvt.rn.f32.f64 %r5, %rd7;"
         ("mul.bf16x2 %r5, %r1, %r2;", (0x7F80FFC0, 0x00003F80), 0x7FFF7FFF),
         ("add.rn.bf16x2 %r5, %r1, %r2;", (0x43803F80, 0x3F803F80), 0x43804000),
         ("sub.bf16x2 %r5, %r1, %r2;", (0x43803F80, 0x3F803F80), 0x437F0000),
+        # and of float16: 1.5 * 2, the smallest subnormal halved, and beyond the largest
+        ("mul.f16x2 %r5, %r1, %r2;", (0x3E000001, 0x40003800), 0x42000000),
+        ("mul.rn.f16x2 %r5, %r1, %r2;", (0x7BFF7E00, 0x40003C00), 0x7C007FFF),
+        ("add.f16x2 %r5, %r1, %r2;", (0x3C003C00, 0x10001400), 0x3C003C01),
     ],
 )  # fmt: skip
 def test_one_instruction(body: str, given: tuple[float, ...], wanted: int) -> None:
@@ -219,7 +223,7 @@ def test_pairs_of_floats() -> None:
         "mul.rz.f32x2 %rd5, %rd5, %rd5;",
         "fma.rn.bf16x2 %r5, %r1, %r2, %r3;",
         "mul.ftz.bf16x2 %r5, %r1, %r2;",
-        "mul.f16x2 %r5, %r1, %r2;",
+        "mul.ftz.f16x2 %r5, %r1, %r2;",
         "cvt.rn.relu.f16x2.e4m3x2 %r5, %rs1;",
         "cvt.rn.f16x2.e5m2x2 %r5, %rs1;",
         "setp.lo.f32 %p1, %r1, %r2;",

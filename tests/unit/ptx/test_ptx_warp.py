@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.ptx.errors import Fault
-from builder.ptx.formats import E2M1, UE4M3
+from builder.ptx.errors import Fault, PtxError
+from builder.ptx.formats import E2M1, UE4M3, to_bf16, to_f16
 from tests.unit.ptxworld import run
 
 LANES = np.arange(32)
@@ -213,3 +213,51 @@ def test_no_lane_waits_for_exited_lanes() -> None:
         run("setp.lt.u32 %p2, %r0, 16; @%p2 bra OUT; bar.sync 0; OUT: mov.b32 %r5, 1;")
     with pytest.raises(Fault, match=r"bar\.sync by a part of a warp \(16 lanes\)"):
         run("setp.lt.u32 %p2, %r0, 16; @%p2 bra A; bar.sync 0; bra OUT; A: bar.sync 1; OUT:")
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_the_mma_of_halves_has_the_fragments_of_the_isa(kind: str) -> None:
+    """ "Matrix Fragments for mma.m16n8k16 with floating point type", element by element."""
+    values = np.random.default_rng(3).integers(-8, 9, (32, 8)).astype(np.float32)
+    halves = to_f16(values) if kind == "f16" else to_bf16(values)
+    given = np.ascontiguousarray(halves.astype(np.uint16)).view(np.uint32)
+    out = run(
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{%r5, %r6, %r7, %r8}}, "
+        "{%r1, %r2, %r3, %r4}, {%r3, %r1}, {0f3F800000, 0f3F800000, 0f3F800000, 0fC0000000};",
+        given,
+    ).out
+    a, b = np.zeros((16, 16)), np.zeros((16, 8))
+    for lane in range(32):
+        group, thread = lane // 4, lane % 4
+        for i in range(8):
+            row = group if i in (0, 1, 4, 5) else group + 8
+            a[row, thread * 2 + (i & 1) + (8 if i >= 4 else 0)] = values[lane, i]
+        for i, value in enumerate([*values[lane, 4:6], *values[lane, 0:2]]):
+            b[thread * 2 + (i & 1) + (8 if i >= 2 else 0), group] = value
+    found = np.ascontiguousarray(out).view(np.float32)
+    for lane in range(32):
+        for i in range(4):
+            row, column = lane // 4 + (8 if i >= 2 else 0), lane % 4 * 2 + (i & 1)
+            assert found[lane, i] == (a @ b)[row, column] + (1, 1, 1, -2)[i]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "m16n8k16.row.col.f16.f16.f16.f16",
+        "m16n8k16.row.col.f32.f16.bf16.f32",
+        "m16n8k8.row.col.f32.f16.f16.f32",
+        "m16n8k16.row.row.f32.f16.f16.f32",
+    ],
+)
+def test_another_mma_is_not_known(form: str) -> None:
+    registers = "{%r5, %r6, %r7, %r8}, {%r1, %r2, %r3, %r4}, {%r3, %r1}, {%r5, %r6, %r7, %r8}"
+    with pytest.raises(PtxError, match="unknown instruction mma"):
+        run(f"mma.sync.aligned.{form} {registers};")
+
+
+def test_an_mma_by_a_part_of_a_warp_is_an_error() -> None:
+    registers = "{%r5, %r6, %r7, %r8}, {%r1, %r2, %r3, %r4}, {%r3, %r1}, {%r5, %r6, %r7, %r8}"
+    halves = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {registers};"
+    with pytest.raises(Fault, match=r"by a part of a warp \(8 lanes\)"):
+        run(f"setp.lt.u32 %p1, %r0, 8; @%p1 {halves}")

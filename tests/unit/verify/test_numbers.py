@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 LINEAR = ExpectedChoice(kind="nvfp4-linear", line="Using FlashInferB12xNvFp4LinearKernel")
 MOE = ExpectedChoice(kind="nvfp4-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")
+A16 = ExpectedChoice(
+    kind="w4a16-linear", line="Using FlashInferCuteDslNvFp4W4A16LinearKernel for NVFP4 GEMM"
+)
 MARLIN = ExpectedChoice(kind="nvfp4-linear", line="Using MarlinNvFp4LinearKernel")
 
 #: Doubles 32 bfloat16 numbers, each lane one, by way of shared memory; {sync} orders the reading.
@@ -380,9 +383,30 @@ def test_a_target_that_cannot_run_is_not_run() -> None:
     assert (check.status, check.name) == ("not-run", "numbers")
 
 
+def test_layers_that_are_not_run_are_named_with_the_reason() -> None:
+    """They are no reason to doubt what ran, and none where the model does not start."""
+    selected = ExpectedChoice(kind="w4a16-linear", selected="apply_fp4_marlin_linear")
+    experts = ExpectedChoice(kind="w4a16-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")
+    refused = ExpectedChoice(kind="w4a16-moe", refused="'FLASHINFER_B12X' does not support")
+    replies = [reply_of(GOOD)] * len(wanted_launches([LINEAR]))
+    for expected, name, words in (
+        (selected, "W4A16 linear layers", "Marlin: CUDA C++ that comes as machine code"),
+        (experts, "W4A16 MoE layers", "which this level does not launch"),
+    ):
+        *ran, last = check_numbers(target_of(replies, LINEAR, expected))
+        assert {check.status for check in ran} == {"pass"}
+        assert (last.name, last.status, last.moot) == (name, "not-run", True)
+        assert words in last.reason
+    checks = list(check_numbers(target_of(replies, LINEAR, refused)))
+    assert len(checks) == len(replies)
+
+
 def test_each_kind_of_layer_has_its_kernels() -> None:
     linear, moe = wanted_launches([LINEAR]), wanted_launches([MOE])
-    assert [*linear, *moe] == list(LAUNCHED)
+    a16 = wanted_launches([A16])
+    assert len(a16) > 3
+    assert {one.name for one in (*linear, *moe, *a16)} == {one.name for one in LAUNCHED}
+    assert len(linear) + len(moe) + len(a16) == len(LAUNCHED)
     assert wanted_launches([MARLIN]) == []
     (layer,) = (one for one in linear if one.request["kind"] == LAYER)
     request = launch_request({}, "sm_121a", [layer, linear[0]], {"linear_backend": "b12x"})
