@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError, did_you_mean
-from builder.serving.formats import compose, docker, shell
+from builder.serving.formats import compose, docker, kubernetes, launchers, shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
     "docker": docker.render,
     "compose": compose.render,
+    "sparkrun": launchers.sparkrun,
+    "eugr": launchers.eugr,
+    "kubernetes": kubernetes.render,
     "shell": shell.render,
 }
 

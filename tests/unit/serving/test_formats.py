@@ -87,6 +87,100 @@ def test_two_nodes_have_a_file_each(form: str) -> None:
     assert ["--headless" in text for text in files] == [False, True]
 
 
+# ------------------------------------------------------------------------- sparkrun and eugr
+
+WITH_BRACES: dict[str, Any] = {"speculate": True}
+
+
+def loaded(form: str, topology: str = "solo", **changed: Any) -> dict[str, Any]:
+    (text,) = rendered(made(topology, **changed), form).values()
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+def test_sparkrun_fills_in_the_whole_command() -> None:
+    recipe = made(**WITH_BRACES)
+    document = loaded("sparkrun", **WITH_BRACES)
+    assert document["defaults"] == {
+        "tensor_parallel": 1, "max_model_len": 200000, "gpu_memory_utilization": 0.85,
+        "kv_cache_dtype": "fp8", "host": "0.0.0.0", "port": 8000,
+    }  # fmt: skip
+    command = document["command"]
+    for name, value in {**document["defaults"], "model": document["model"]}.items():
+        assert f"{{{name}}}" in command
+        command = command.replace(f"{{{name}}}", str(value))
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words == [*recipe.command(recipe.nodes[0]), "--tensor-parallel-size", "1"]
+
+
+def test_sparkrun_takes_the_official_image_and_the_mod_where_files_change() -> None:
+    document = loaded("sparkrun")
+    assert document["container"] == "vllm/vllm-openai:v0.33.0"
+    assert document["mods"] == ["@spark-build/sm121-b12x-full-enable"]
+    assert document["executor_config"] == {"entrypoint": ""}
+    assert "name" not in document
+    assert document["env"] == {}  # sparkrun sets CUTE_DSL_ARCH on a GB10
+    mine = loaded("sparkrun", served=served(image="me/x:1", build="", named_image=True))
+    assert mine["container"] == "me/x:1"
+    assert "mods" not in mine
+
+
+@pytest.mark.parametrize(("topology", "nodes"), [("solo", 1), ("tp2", 2)])
+def test_sparkrun_and_eugr_join_the_nodes_themselves(topology: str, nodes: int) -> None:
+    for form in ("sparkrun", "eugr"):
+        document = loaded(form, topology)
+        assert document["defaults"]["tensor_parallel"] == nodes
+        words = {"--nnodes", "--node-rank", "--master-addr", "--headless"}
+        assert words.isdisjoint(document["command"].split())
+        assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & set(document["env"])
+    assert loaded("sparkrun", topology)["max_nodes"] == nodes
+    assert ("cluster_only" in loaded("eugr", topology)) == (nodes == 2)
+
+
+def test_eugr_formats_the_command() -> None:
+    """It is given to ``str.format`` with the defaults: every other brace is doubled."""
+    recipe = made(**WITH_BRACES)
+    document = loaded("eugr", **WITH_BRACES)
+    assert {"name", "recipe_version", "container", "command"} <= set(document)
+    assert document["recipe_version"] == "1"
+    words = shlex.split(document["command"].format(**document["defaults"]).replace("\\\n", " "))
+    assert words == [*recipe.command(recipe.nodes[0]), "--tensor-parallel-size", "1"]
+
+
+@pytest.mark.parametrize("form", ["sparkrun", "eugr", "kubernetes"])
+def test_what_a_tool_cannot_start_is_refused(form: str) -> None:
+    with pytest.raises(UsageError, match="cannot hold topology tp2-ray"):
+        rendered(made("tp2-ray"), form)
+    older = served("0.17.0", interface=interface("0.17.0", reasoning_parsers=()))
+    with pytest.raises(UsageError, match="cannot mount super_v3_reasoning_parser"):
+        rendered(made(served=older), form)
+
+
+# -------------------------------------------------------------------------------- Kubernetes
+
+
+@pytest.mark.parametrize(("topology", "replicas"), [("solo", 1), ("two-solos", 2)])
+def test_kubernetes_runs_the_recipe(topology: str, replicas: int) -> None:
+    recipe = made(topology)
+    (text,) = rendered(recipe, "kubernetes").values()
+    deployment, service = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [*container["command"], *container["args"]] == recipe.command(recipe.nodes[0])
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert {"name": "CUTE_DSL_ARCH", "value": "sm_121a"} in container["env"]
+    assert pod["enableServiceLinks"] is False
+    assert deployment["spec"]["replicas"] == replicas
+    assert ("affinity" in pod) == (replicas > 1)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_a_name_with_a_dot_is_one_that_kubernetes_takes() -> None:
+    recipe = recipe_of(request("qwen3.6-35b-a3b"))
+    assert list(rendered(recipe, "kubernetes")) == ["qwen3-6-35b-a3b.yaml"]
+
+
 def test_ray_is_started_first() -> None:
     files = rendered(made("tp2-ray"), "docker")
     head, other = (words_of(text)[-1] for text in files.values())

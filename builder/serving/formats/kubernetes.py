@@ -1,0 +1,117 @@
+"""A Kubernetes manifest: a Deployment and its Service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+from builder.serving.formats.common import CACHE, TOKEN, header
+from builder.serving.formats.yamltext import Value, yaml_text
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe
+
+#: Loading takes 8 minutes for 17 files of Nemotron 3 Super (write-up of one GB10, 2026-03); twice
+#: that, in probes of ten seconds.
+_STARTS_IN, _PERIOD = 960, 10
+#: vLLM's own path.
+_HEALTH = "/health"
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """One file with both.
+
+    Raises:
+        UsageError: the recipe joins nodes, or needs a file of the checkpoint.
+    """
+    if recipe.topology not in ("solo", "two-solos"):
+        raise UsageError(
+            f"a Deployment cannot hold topology {recipe.topology}: its nodes need fixed addresses",
+            hint="--topology solo or two-solos; --format compose holds it",
+        )
+    if recipe.plugins:
+        raise UsageError(
+            f"a manifest cannot mount {recipe.plugins[0].name}, which vLLM {recipe.vllm} needs",
+            hint="a release that has the parser: --release 0.33.0",
+        )
+    name = recipe.model.replace(".", "-")
+    text = yaml_text(_deployment(recipe, name)) + "---\n" + yaml_text(_service(recipe, name))
+    return {f"{name}.yaml": header(recipe) + text}
+
+
+def _deployment(recipe: Recipe, name: str) -> dict[str, Value]:
+    labels: dict[str, Value] = {"app.kubernetes.io/name": name}
+    replicas = len(recipe.nodes)
+    apart: dict[str, Value] = {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+            ]
+        }
+    }
+    pod: dict[str, Value] = {
+        # a Service called vllm would set VLLM_PORT and others, which vLLM reads
+        "enableServiceLinks": False,
+        **({"affinity": apart} if replicas > 1 else {}),
+        "containers": [_container(recipe)],
+        "volumes": [
+            {"name": "models", "hostPath": {"path": "/var/lib/huggingface",
+                                            "type": "DirectoryOrCreate"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }  # fmt: skip
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            # one GPU a node: the old pod must be gone before the new one can start
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _container(recipe: Recipe) -> dict[str, Value]:
+    program, *rest = recipe.command(recipe.nodes[0])
+    token: dict[str, Value] = {
+        "name": TOKEN,
+        "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
+    }
+    variables: list[Value] = [
+        {"name": name, "value": value} for name, value in recipe.variables(recipe.nodes[0]).items()
+    ]
+    probe: dict[str, Value] = {
+        "httpGet": {"path": _HEALTH, "port": recipe.port},
+        "periodSeconds": _PERIOD,
+    }
+    return {
+        "name": "vllm",
+        "image": recipe.image.ref,
+        "command": [program],
+        # $(NAME) would be a variable of the pod's
+        "args": [word.replace("$(", "$$(") for word in rest],
+        "env": [token, *variables],
+        "ports": [{"containerPort": recipe.port, "name": "http"}],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "startupProbe": {**probe, "failureThreshold": _STARTS_IN // _PERIOD},
+        "readinessProbe": probe,
+        "volumeMounts": [
+            {"name": "models", "mountPath": CACHE},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - torch's processes share it
+        ],
+    }
+
+
+def _service(recipe: Recipe, name: str) -> dict[str, Value]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {
+            "selector": {"app.kubernetes.io/name": name},
+            "ports": [{"name": "http", "port": recipe.port, "targetPort": "http"}],
+        },
+    }

@@ -1,0 +1,147 @@
+"""Recipes of sparkrun (form 2) and of eugr's spark-vllm-docker (form 1).
+
+Both start the containers of all nodes themselves: what joins nodes (ranks, addresses, interfaces)
+is theirs, and so are variables of NCCL, Gloo and Hugging Face.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+from builder.serving.formats.common import for_shell, header
+from builder.serving.formats.yamltext import Block, Value, yaml_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from builder.serving.documents import Recipe
+
+#: Flags that users of both override by these names.
+_DEFAULTS = {
+    "--port": "port",
+    "--host": "host",
+    "--tensor-parallel-size": "tensor_parallel",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--max-model-len": "max_model_len",
+}
+#: sparkrun knows this one too, for its estimate of memory.
+_SPARKRUN = {**_DEFAULTS, "--kv-cache-dtype": "kv_cache_dtype"}
+#: The registry of this repository, in which sparkrun finds mods.
+REGISTRY = "@spark-build"
+#: Variables that sparkrun sets on a GB10 itself (``restated-platform-env`` of its 0.4.2).
+_PLATFORM = ("CUTE_DSL_ARCH",)
+#: Both join nodes in these ways; two servers are two recipes.
+_TOPOLOGIES = ("solo", "tp2")
+
+
+def sparkrun(recipe: Recipe) -> dict[str, str]:
+    """A recipe of sparkrun, form 2, as ``sparkrun recipe validate --strict`` takes it."""
+    _refuse(recipe, "sparkrun")
+    nodes = 2 if recipe.topology == "tp2" else 1
+    counted: dict[str, Value] = {"min_nodes": nodes} if nodes > 1 else {}
+    pinned: dict[str, Value] = {"model_revision": recipe.revision} if recipe.revision else {}
+    mods: dict[str, Value] = (
+        {"mods": [f"{REGISTRY}/{recipe.image.mod}"]} if recipe.image.build else {}
+    )
+    document: dict[str, Value] = {
+        "recipe_version": "2",
+        "description": f"{recipe.model}, profile {recipe.profile}, vLLM {recipe.vllm}",
+        "model": recipe.id,
+        **pinned,
+        "runtime": "vllm-distributed",
+        "builder": "docker-pull",
+        "container": recipe.image.official if mods else recipe.image.ref,
+        "executor_config": {"entrypoint": ""},
+        **counted,
+        "max_nodes": nodes,
+        "defaults": _defaults(recipe, _SPARKRUN),
+        "env": {name: text for name, text in _common(recipe).items() if name not in _PLATFORM},
+        **mods,
+        "command": Block(_command(recipe, _SPARKRUN, "{model}")),
+    }
+    return {f"{recipe.model}.yaml": header(recipe) + yaml_text(document)}
+
+
+def eugr(recipe: Recipe) -> dict[str, str]:
+    """A recipe of spark-vllm-docker, form 1, for its ``run-recipe.py``."""
+    _refuse(recipe, "eugr")
+    mods: dict[str, Value] = {"mods": [f"mods/{recipe.image.mod}"]} if recipe.image.build else {}
+    only = "cluster_only" if recipe.topology == "tp2" else "solo_only"
+    document: dict[str, Value] = {
+        "recipe_version": "1",
+        "name": recipe.model,
+        "description": f"{recipe.model}, profile {recipe.profile}, vLLM {recipe.vllm}",
+        "model": recipe.id,
+        "container": recipe.image.official if mods else recipe.image.ref,
+        only: True,
+        **mods,
+        "defaults": _defaults(recipe, _DEFAULTS),
+        "env": _common(recipe),
+        "command": Block(_command(recipe, _DEFAULTS, recipe.id, doubled=True)),
+    }
+    return {f"{recipe.model}.yaml": header(recipe) + yaml_text(document)}
+
+
+def _refuse(recipe: Recipe, form: str) -> None:
+    """Refuse what these tools cannot start.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    if recipe.topology not in _TOPOLOGIES:
+        raise UsageError(
+            f"a recipe of {form} cannot hold topology {recipe.topology}",
+            hint="--topology solo, once for each Spark; --format docker holds it",
+        )
+    if recipe.plugins:
+        raise UsageError(
+            f"a recipe of {form} cannot mount {recipe.plugins[0].name}, which vLLM "
+            f"{recipe.vllm} needs for the parser",
+            hint="a release that has the parser: --release 0.33.0; or --set reasoning-parser= "
+            "--set reasoning-parser-plugin=",
+        )
+
+
+def _common(recipe: Recipe) -> Mapping[str, Value]:
+    return {one.name: one.value or "" for one in recipe.env}
+
+
+def _defaults(recipe: Recipe, names: Mapping[str, str]) -> dict[str, Value]:
+    found: dict[str, Value] = {"tensor_parallel": 2 if recipe.topology == "tp2" else 1}
+    for flag in recipe.flags:
+        if flag.name in names and flag.value is not None:
+            found[names[flag.name]] = _number(flag.value)
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    """A number as one, so that the tools can calculate with it."""
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"\d*\.\d+", text) else text
+
+
+def _command(recipe: Recipe, names: Mapping[str, str], model: str, *, doubled: bool = False) -> str:
+    """``vllm serve`` with what can be overridden in braces; other braces are doubled for eugr."""
+    words: list[str] = []
+    places: dict[str, str] = {}
+    flags = [(flag.name, flag.value) for flag in recipe.flags]
+    if all(name != "--tensor-parallel-size" for name, _ in flags):
+        flags.append(("--tensor-parallel-size", ""))
+    for name, value in flags:
+        words.append(name)
+        if name in names:  # a word that no shell quotes stands for the place
+            places[f"PLACE_OF_{names[name]}"] = f"{{{names[name]}}}"
+            words.append(f"PLACE_OF_{names[name]}")
+        elif value is not None:
+            words.append(value)
+    revision = ["--revision", "{model_revision}"] if recipe.revision else []
+    text = for_shell(["vllm", "serve", "PLACE_OF_MODEL", *words], indent="  ")
+    if doubled:
+        text = text.replace("{", "{{").replace("}", "}}")
+        revision = ["--revision", recipe.revision] if recipe.revision else []
+    for place, shown in {**places, "PLACE_OF_MODEL": " ".join([model, *revision])}.items():
+        text = re.sub(rf"\b{place}\b", shown, text)
+    return text

@@ -1,0 +1,70 @@
+"""Every recipe's command line parses with its release's own parser, and its variables are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.errors import UsageError
+from builder.serving.models import Models
+from builder.serving.profile import ServedProfile, served_profile
+from builder.serving.recipe import RecipeRequest, recipe_of
+from builder.serving.topology import Place
+from tests.wheels.support import PROFILES
+
+from .sandboxed import release_of
+from .test_interface import RELEASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.serving.documents import Recipe
+
+    from .support import Planner
+
+TWO = ("10.0.0.1", "10.0.0.2")
+PLACES = (
+    Place(topology="solo"),
+    Place(topology="tp2", addresses=TWO, interface="enp1s0f0np0"),
+    Place(topology="two-solos", addresses=TWO),
+)
+#: What no profile serves, by design: the release has no b12x, or its wheel's kernels do not run.
+NOT_SERVED = {("0.17.1", "b12x-full"), ("0.17.1", "cutlass-sm12x")}
+
+
+def recipes(served: ServedProfile) -> Iterator[Recipe | str]:
+    """A recipe for each model and topology; else why there is none."""
+    models = Models.discover()
+    for name in models.files:
+        model = models.model(name)
+        for place in PLACES:
+            for speculate in (False, True):
+                try:
+                    yield recipe_of(
+                        RecipeRequest(model=model, served=served, place=place, speculate=speculate)
+                    )
+                except UsageError as error:
+                    yield str(error)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_line_parses(planned: Planner, release: str) -> None:
+    widest = "marlin" if (release, "b12x-full") in NOT_SERVED else "b12x-full"
+    # b12x-full adds values of flags to some releases, and takes none away
+    running = release_of(planned(f"pypi:vllm=={release}", widest))
+    made: list[Recipe] = []
+    for profile in PROFILES:
+        if (release, profile) not in NOT_SERVED:
+            found = list(recipes(served_profile(profile, release, None)))
+            made += [one for one in found if not isinstance(one, str)]
+            for why in (one for one in found if isinstance(one, str)):
+                assert any(words in why for words in ("does not serve", "needs vLLM", "draft")), why
+    assert len({one.model for one in made}) >= (5 if release == "0.17.1" else 6)
+    lines = [recipe.command(node)[2:] for recipe in made for node in recipe.nodes]
+    broken = [["--no-such-flag"], ["--moe-backend", "no-such-backend"]]
+    (said,) = running.run("arguments.py", given={**running.simulation(), "lines": lines + broken})
+    complaints = dict(zip(map(tuple, lines + broken), said["complaints"], strict=True))
+    assert [line for line, why in complaints.items() if why] == [tuple(line) for line in broken]
+    named = {one.name for recipe in made for one in recipe.env if one.name.startswith("VLLM_")}
+    assert named <= set(said["variables"])
