@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: What ``--engine`` may be.
 ENGINE_NAMES = (AUTO, *ENGINES)
 TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
-FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell")
+FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "trtllm")
 PLATFORMS = ("linux/arm64", "linux/amd64")
 
 

@@ -8,7 +8,8 @@ from builder.errors import UsageError
 from builder.pypi.index import write_atomically
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
-from builder.serving.formats.all import rendered
+from builder.serving.formats.all import TRTLLM, refuse_format, rendered
+from builder.serving.formats.trtllm import refuse_settings, trtllm
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
 from builder.serving.recipe import RecipeRequest, recipe_of
@@ -18,6 +19,8 @@ from builder.util.console import console, print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from builder.serving.documents import Recipe
 
 
 def recipe_command(
@@ -44,23 +47,30 @@ def recipe_command(
         topology=topology_named(topology), addresses=tuple(addresses), interface=interface or ""
     )
     model = Models.discover(models).model(name)
-    made = recipe_of(
-        RecipeRequest(
-            model=model,
-            served=served_profile(profile, release, image, patches),
-            place=place,
-            port=port,
-            chosen=tuple(chosen),
-            speculate=speculate,
+    made: Recipe | None = None
+    if form == TRTLLM:
+        refuse_settings(release, image, place, chosen, speculate=speculate, explain=explain)
+        files = trtllm(model, port)
+    else:
+        refuse_format(form)
+        served = served_profile(profile, release, image, patches)
+        made = recipe_of(
+            RecipeRequest(
+                model=model,
+                served=served,
+                place=place,
+                port=port,
+                chosen=tuple(chosen),
+                speculate=speculate,
+            )
         )
-    )
-    files = rendered(made, form)
+        files = rendered(made, form)
     written = _write(files, output) if output else []
     if json:
         print_json(
             RecipeText(format=form, recipe=made, files=files, written=tuple(map(str, written)))
         )
-    elif explain:
+    elif explain and made is not None:
         print(explanation(made), end="")
     elif written:
         print("\n".join(map(str, written)))

@@ -101,6 +101,8 @@ class RecipeText(Document, frozen=True, kw_only=True):
     """A recipe in the format of a tool."""
 
     format: Text
-    recipe: Recipe
+    recipe: Annotated[
+        Recipe | None, Meta(description="absent: TensorRT-LLM's, which has no profile")
+    ] = None
     files: Annotated[dict[str, str], Meta(description="text by file name, the first is the main")]
     written: Annotated[tuple[Text, ...], Meta(description="files that -o wrote")] = ()

@@ -120,6 +120,23 @@ class Speculation(_When, frozen=True, kw_only=True):
     moe_backend: Annotated[Text | None, Meta(description="of the draft's experts")] = None
 
 
+#: A value of TensorRT-LLM's options.
+Option = bool | int | float | str
+
+
+class TensorRtLlm(_Known, frozen=True, kw_only=True):
+    """How TensorRT-LLM serves a model."""
+
+    image: Text
+    variables: dict[str, str] = msgspec.field(default_factory=dict)
+    flags: Annotated[
+        dict[str, str], Meta(description="of `trtllm-serve`; empty: the flag takes no value")
+    ] = msgspec.field(default_factory=dict)
+    options: Annotated[
+        dict[str, Option | dict[str, Option]], Meta(description="its file of options")
+    ] = msgspec.field(default_factory=dict)
+
+
 class Measured(_When, frozen=True, kw_only=True):
     """What somebody measured on a GB10; none of it was measured by spark-build."""
 
@@ -159,6 +176,7 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     reasoning_parsers: tuple[ParserChoice, ...] = ()
     tool_parsers: tuple[ParserChoice, ...] = ()
     speculation: Speculation | None = None
+    tensorrt_llm: TensorRtLlm | None = None
     flags: tuple[FlagWish, ...] = ()
     variables: tuple[VariableWish, ...] = ()
     measured: tuple[Measured, ...] = ()

@@ -23,15 +23,29 @@ FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
 }
 
 
+#: TensorRT-LLM's, which is made of the model alone.
+TRTLLM = "trtllm"
+
+
+def refuse_format(form: str) -> None:
+    """Refuse a format that is not there, before anything is read for it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if form not in FORMATS:
+        known = (*FORMATS, TRTLLM)
+        raise UsageError(
+            f"unknown format {form!r}{did_you_mean(form, known)}",
+            hint=f"one of: {', '.join(known)}",
+        )
+
+
 def rendered(recipe: Recipe, form: str) -> dict[str, str]:
     """The files of a format, the main one first.
 
     Raises:
         UsageError: there is no such format, or it cannot hold this recipe.
     """
-    if form not in FORMATS:
-        raise UsageError(
-            f"unknown format {form!r}{did_you_mean(form, FORMATS)}",
-            hint=f"one of: {', '.join(FORMATS)}",
-        )
+    refuse_format(form)
     return FORMATS[form](recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ import yaml
 from builder.errors import UsageError
 from builder.serving.explain import explanation
 from builder.serving.formats.all import rendered
+from builder.serving.formats.trtllm import trtllm
 from builder.serving.formats.yamltext import Block, yaml_text
+from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 from builder.serving.topology import Place
 
@@ -20,6 +23,7 @@ from .served import TWO, interface, request, served
 
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe
+    from tests.unit.caller import Call
 
 PLACES = {
     "solo": Place(topology="solo"),
@@ -241,3 +245,55 @@ def test_an_unknown_format() -> None:
 )
 def test_yaml_is_read_as_it_was_given(value: Any) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
+
+
+# ------------------------------------------------------------------------------- TensorRT-LLM
+
+
+def test_tensorrt_llm_has_what_the_models_file_says() -> None:
+    files = trtllm(Models.discover().model("nemotron-3-super"), 9000)
+    words = words_of(files["run.sh"])
+    serve = words[words.index("trtllm-serve") :]
+    assert serve[1:6] == [
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "--host", "0.0.0.0", "--port", "9000",
+    ]  # fmt: skip
+    assert serve[serve.index("--reasoning_parser") + 1] == "nano-v3"
+    assert serve[-2:] == ["--extra_llm_api_options", "/app/trtllm-options.yaml"]
+    assert f"$PWD/trtllm-options.yaml:{serve[-1]}:ro" in words
+    options = yaml.safe_load(files["trtllm-options.yaml"])
+    assert options["kv_cache_config"]["mamba_ssm_philox_rounds"] == 5
+    assert options["enable_attention_dp"] is False
+    with pytest.raises(UsageError, match="nobody says how TensorRT-LLM serves gpt-oss-120b"):
+        trtllm(Models.discover().model("gpt-oss-120b"), 8000)
+
+
+def test_the_command_of_tensorrt_llm_needs_no_release(call: Call) -> None:
+    words = ("recipe", "nemotron-3-super", "--format", "trtllm")
+    done = call(*words, "-o", "run.sh", "--json").json
+    assert list(done["files"]) == ["run.sh", "trtllm-options.yaml"]
+    assert done["written"] == ["run.sh", "trtllm-options.yaml"]
+    assert os.access("run.sh", os.X_OK)
+    assert not os.access("trtllm-options.yaml", os.X_OK)
+    refused = call(*words, "--release", "0.33.0")
+    assert refused.code == 2
+    assert "--release is for vLLM" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a release or an image"),
+        (["--format", "dokcer", "--release", "0.33.0"], "did you mean 'docker'"),
+        (["--topology", "tp3", "--release", "0.33.0"], "unknown topology 'tp3'"),
+        (["--profile", "marlin-env", "--release", "0.33.0"], "marlin-env is not a profile"),
+    ],
+)
+def test_a_request_that_cannot_be_met(call: Call, words: list[str], message: str) -> None:
+    done = call("recipe", "nemotron-3-super", *words)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_folder_is_no_file_to_write(call: Call) -> None:
+    done = call("recipe", "nemotron-3-super", "--format", "trtllm", "-o", ".")
+    assert (done.code, "try: -o run.sh" in done.err) == (2, True)

@@ -1,0 +1,81 @@
+"""TensorRT-LLM: ``trtllm-serve`` in its own image, with its file of options.
+
+vLLM's profiles, releases and flags are not its: what the model's file says is all there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+from builder.serving.formats.common import CACHE, TOKEN, for_shell
+from builder.serving.formats.yamltext import yaml_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.serving.models import Model
+    from builder.serving.topology import Place
+
+OPTIONS = "trtllm-options.yaml"
+#: Where the file of options is in the container.
+_PLACE = f"/app/{OPTIONS}"
+
+
+def refuse_settings(
+    release: str | None,
+    image: str | None,
+    place: Place,
+    chosen: Sequence[str],
+    *,
+    speculate: bool,
+    explain: bool,
+) -> None:
+    """Refuse options that are about vLLM.
+
+    Raises:
+        UsageError: one was given.
+    """
+    given = {
+        "--release": release, "--image": image, "--set": chosen, "--speculate": speculate,
+        "--explain": explain, "--topology": place.topology != "solo",
+        "--address": place.addresses, "--interface": place.interface,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{name} is for vLLM, and --format trtllm prints what the model's file says of "
+                "TensorRT-LLM",
+                hint=f"leave {name} out",
+            )
+
+
+def trtllm(model: Model, port: int) -> dict[str, str]:
+    """A script with ``docker run``, and the file of options.
+
+    Raises:
+        UsageError: nobody says how TensorRT-LLM serves the model.
+    """
+    known = model.tensorrt_llm
+    if known is None:
+        raise UsageError(
+            f"nobody says how TensorRT-LLM serves {model.name}", hint="--format docker: vLLM"
+        )
+    head = f"# {model.id.value} on TensorRT-LLM, {known.image}\n# source: {known.source}\n"
+    words = ["docker", "run", "--rm", "--name", f"{model.name}-trtllm", "--gpus", "all"]
+    words += ["--ipc", "host", "--publish", f"{port}:{port}", "--env", TOKEN]
+    for name, value in known.variables.items():
+        words += ["--env", f"{name}={value}"]
+    serve = ["trtllm-serve", model.id.value, "--host", "0.0.0.0", "--port", str(port)]  # noqa: S104
+    for name, value in known.flags.items():
+        serve += [name, value] if value else [name]
+    serve += ["--extra_llm_api_options", _PLACE]
+    volumes = [
+        f'--volume "$HOME/.cache/huggingface:{CACHE}"',
+        f'--volume "$PWD/{OPTIONS}:{_PLACE}:ro"',
+    ]
+    command = " \\\n    ".join([for_shell(words), *volumes, for_shell([known.image, *serve])])
+    return {
+        "run.sh": f"#!/bin/sh\n{head}exec {command}\n",
+        OPTIONS: head + yaml_text(known.options),
+    }
