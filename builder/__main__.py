@@ -58,15 +58,15 @@ def run(argv: list[str] | None = None) -> int:
             raise
         code = Exit.USAGE
     sys.stdout, sys.stderr = before  # which typer replaces when a pipe breaks
-    lost = streams.lost()
+    error = streams.lost()
     streams.silence()
-    if lost is None or code in {*_ENDED.values(), Exit.INTERRUPTED}:
+    if error is None or code in {*_ENDED.values(), Exit.INTERRUPTED}:
         return code
-    if lost.errno == errno.EPIPE:
+    if error.errno == errno.EPIPE:
         return Exit.BROKEN_PIPE
     with suppress(OSError):  # to stderr also with --json: the document has no place to go to
         hint = f"{again()} > FILE, on a disk that has room"
-        _report([], Exit.USAGE, f"cannot write the output: {lost.strerror}", hint)
+        _report([], Exit.USAGE, f"cannot write the output: {error.strerror}", hint)
     return Exit.USAGE
 
 
@@ -97,9 +97,9 @@ def _interrupted(words: list[str]) -> int:
     """By the user, by a limit on the time, or by who ends the program."""
     from builder.util.deadline import limit_over
 
-    if said := limit_over():
+    if message := limit_over():
         hint = "use a longer --time-limit; completed work is reused from the cache"
-        return _report(words, Exit.BUILD_FAILED, said, hint)
+        return _report(words, Exit.BUILD_FAILED, message, hint)
     by = shutdown.ended_by()
     name = by.name if by else ""
     what = f"ended by {name}" if name in _ENDED else "interrupted"
@@ -138,8 +138,8 @@ def _unexpected(words: list[str], error: Exception) -> int:
         return _report(words, Exit.USAGE, str(format_message()), f"{command} --help")
     if "--debug" in words:
         raise error
-    if said := of_the_system(error):
-        return _report(words, Exit.USAGE, *said)
+    if message := of_the_system(error):
+        return _report(words, Exit.USAGE, *message)
     kind = type(error).__name__
     return _report(
         words, Exit.BUG, f"internal error: {kind}: {error}", "run the same command with --debug"

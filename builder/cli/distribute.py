@@ -43,8 +43,8 @@ def distribute_command(
             )
         name = name_on_nodes(opened, image, tag)
         if opened.overlay:
-            said, _ = how_to_run(opened)
-            console.warn(f"{image} is an overlay, which cannot run alone.\n{said}")
+            message, _ = how_to_run(opened)
+            console.warn(f"{image} is an overlay, which cannot run alone.\n{message}")
         with console.step(f"distribute {opened.subject.digest} as {name}"):
             done = Distribution(opened, name, dry_run=dry_run).run(nodes, jobs)
     if json:

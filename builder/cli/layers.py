@@ -73,10 +73,10 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
         ranges = ", ".join(f"{p} {s}" for p, s in variant.when.items())
         print(f"\n  variant {variant.name}: {ranges}")
         for op in variant.ops:
-            said = op.subject
+            label = op.subject
             if isinstance(op, Compile) and op.change:
-                said = f"{op.change_name} in {op.source}, for {op.arch}"
-            print(f"    {op.kind:<8} {said}")
+                label = f"{op.change_name} in {op.source}, for {op.arch}"
+            print(f"    {op.kind:<8} {label}")
         for note in variant.notes:
             print(f"    note: {note}")
     for entry in layer.upstream:

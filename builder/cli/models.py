@@ -52,8 +52,8 @@ def _lines(name: str, part: Part) -> Iterator[str]:
     }
     source = known.pop("source")
     if set(known) == {"value"}:
-        said = str(known["value"])
+        text = str(known["value"])
     else:
-        said = ", ".join(f"{key} {value}" for key, value in known.items())
-    yield f"  {name:<24}{said}"
+        text = ", ".join(f"{key} {value}" for key, value in known.items())
+    yield f"  {name:<24}{text}"
     yield f"  {'':<24}  ({source})"

@@ -84,10 +84,10 @@ def _lines(run: OwnRun, blocks: int) -> Iterator[str]:
         yield f"{run.schedule}: {mark}"
         yield f"  {_ended(run)}"
     else:
-        said = counted(run.instructions, "instruction")
-        said += f", {run.covered} of {blocks} basic blocks"
+        status = counted(run.instructions, "instruction")
+        status += f", {run.covered} of {blocks} basic blocks"
         right = f", {counted(run.values, 'value')} right" if run.values and not run.wrong else ""
-        yield f"{run.schedule}: {mark}; {said}{right}"
+        yield f"{run.schedule}: {mark}; {status}{right}"
     if run.said:
         yield f"  {run.said}"
     for race in run.races:

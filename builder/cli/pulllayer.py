@@ -47,7 +47,7 @@ def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str
 
 
 def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
-    said = provenance(pin)
+    origin = provenance(pin)
     lines = [
         f"summary = {_string(pin.title or pin.request)}",
         f'description = """{_DESCRIPTION}"""',
@@ -55,11 +55,11 @@ def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
         f"package = {_string(parts.project.package)}",
         "",
         "[provenance]",
-        f"origin = {_string(said['origin'])}",
+        f"origin = {_string(origin['origin'])}",
     ]
-    if "bug" in said:
-        lines.append(f"bug = [{_string(said['bug'][0])}]")
-    lines += [f"{key} = {_string(said[key])}" for key in ("forwarded", "applied-upstream")]
+    if "bug" in origin:
+        lines.append(f"bug = [{_string(origin['bug'][0])}]")
+    lines += [f"{key} = {_string(origin[key])}" for key in ("forwarded", "applied-upstream")]
     lines += [f"last-update = {pin.date}", "", "[[variant]]"]
     lines += [f"name = {_string(f'pr-{pin.number}' if pin.number else pin.short)}"]
     lines += [

@@ -77,9 +77,9 @@ def rebuild_command(
         results = []
         for original in _originals(opened, image):
             baked = with_own_hooks(original.baked, image, patches, agreed)
-            said = [row.compile for row in original.baked.plan.layers if row.compile]
-            compiled = any(row.stage or row.sources for row in said)
-            made = [row.stage for row in said if row.stage]
+            sections = [row.compile for row in original.baked.plan.layers if row.compile]
+            compiled = any(row.stage or row.sources for row in sections)
+            made = [row.stage for row in sections if row.stage]
             nvcc = WHEELS if any(of_wheels(stage.inputs) for stage in made) else None
             toolkit = _toolkit(original.baked.plan.layers)
             stages = stages_of(index, nvcc=nvcc, toolkit=toolkit) if compiled else None

@@ -97,8 +97,8 @@ def _fetched(before: SourceBuild, after: SourceBuild, paths: set[str]) -> str:
             return f"{path} builds sources that are not in the release's archive"
         rows = [{line.strip() for line in _FETCHED.findall(text)} for text in texts]
         if rows[0] != rows[1]:
-            said = min(rows[0] ^ rows[1]).decode("utf-8", "replace")
-            return f"{path} fetches other sources that are not in the release's archive ({said})"
+            message = min(rows[0] ^ rows[1]).decode("utf-8", "replace")
+            return f"{path} fetches other sources that are not in the release's archive ({message})"
     return ""
 
 
@@ -116,10 +116,10 @@ def _declaring(
         why = f"it changes {unit.path}" if unit.path in paths else f"it reaches {unit.path}"
         why += f" through {', '.join(through)}" if through and unit.path not in paths else ""
         names = b", ".join(fresh[:6]).decode()
-        said = f"{names} are new" if fresh else "their parameters may have changed"
+        message = f"{names} are new" if fresh else "their parameters may have changed"
         return (
-            f"{why}, which declares the operators of {unit.extension} ({said}); an extension wheel "
-            "registers kernels for operators that the base declares, and no others"
+            f"{why}, which declares the operators of {unit.extension} ({message}); an extension "
+            "wheel registers kernels for operators that the base declares, and no others"
         )
     return ""
 

@@ -85,14 +85,14 @@ def rendered_change(name: str) -> dict[str, Any]:
 
     change = _known(name)
     kernel = next(kernel for kernel in load_kernels() if kernel.name == change.kernel)
-    said = {key: value for key, value in plain(change).items() if key in keys_of(TextChange)}
+    fields = {key: value for key, value in plain(change).items() if key in keys_of(TextChange)}
     code = {
         "name": kernel.name,
         "modules": list(kernel.modules),
         "symbol": kernel.symbol,
         "guards": dict(change.guards),
     }
-    return {"change": said, "code": code}
+    return {"change": fields, "code": code}
 
 
 def _known(name: str) -> KnownChange:

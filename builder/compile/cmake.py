@@ -136,10 +136,10 @@ def evaluate(source: SourceTree, arch_list: str, cuda: str) -> BuildRecipe:
             cwd=copy, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            said = " ".join(done.stderr.split())
+            message = " ".join(done.stderr.split())
             raise UsageError(
                 f"the CMakeLists.txt of vllm {source.version} could not be read for "
-                f"{arch_list}, CUDA {cuda}: {said[-600:]}"
+                f"{arch_list}, CUDA {cuda}: {message[-600:]}"
             )
         text = (work / "record").read_text().replace(f"{copy}/", "")
         rows = [line.split("|") for line in text.splitlines()]

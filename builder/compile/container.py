@@ -227,13 +227,13 @@ def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
             return (answers / name).read_text("utf-8", "replace").strip()
         return ""
 
-    nvcc, said = answer("nvcc"), answer("nvcc-version")
-    cuda = release_in(said)
+    nvcc, version_output = answer("nvcc"), answer("nvcc-version")
+    cuda = release_in(version_output)
     lacks = ""
     if not nvcc:
         lacks = "has no nvcc, on PATH or at /usr/local/cuda/bin/nvcc"
     elif not cuda:
-        lacks = f"has an nvcc that prints no release: {said[:200]!r}"
+        lacks = f"has an nvcc that prints no release: {version_output[:200]!r}"
     elif cuda.partition(".")[0] != CUDA:
         lacks = f"has nvcc of CUDA {cuda}, but kernels for SM121 need CUDA {CUDA}"
     elif not answer("host"):
@@ -246,7 +246,7 @@ def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
     return ImageCompilers(
         nvcc=nvcc,
         cuda=cuda,
-        versions={"nvcc": version_in(said), "host": version_in(answer("host-version"))},
+        versions={"nvcc": version_in(version_output), "host": version_in(answer("host-version"))},
         library_headers=(answers / "library-headers").exists(),
     )
 

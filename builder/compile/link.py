@@ -181,8 +181,8 @@ class _Linker:
             object_file, step = self.assemble(soname, "\n".join([".text", *rows, ""]))
             target = f"{soname}.stand-in.so"  # nvcc takes no name like lib.so.1
             words = (self.where.host.command, "-shared", "-nostdlib", f"-Wl,-soname,{soname}")
-            said = f"no stand-in for {soname}"
-            steps += [step, Step(words=(*words, object_file, "-o", target), said=said)]
+            message = f"no stand-in for {soname}"
+            steps += [step, Step(words=(*words, object_file, "-o", target), said=message)]
             made.append(target)
         return made, steps
 

@@ -140,9 +140,9 @@ def verdict(judged: Sequence[JudgedFile]) -> tuple[str, str]:
     for found in (DRIFT, AMBIGUOUS):
         for one in judged:
             if one.result.found == found:
-                said = one.result.reason
+                reason = one.result.reason
                 path = one.change.path
-                return found, said if path in said else f"{path}: {said}"
+                return found, reason if path in reason else f"{path}: {reason}"
     names = {
         found: [one.change.path for one in judged if one.result.found == found]
         for found in (PRE, POST)

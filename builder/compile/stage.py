@@ -295,8 +295,8 @@ class Stages:
         if container is None:
             return ""
         units = [unit.path for unit in request.units]
-        said = f"# {request.change}: {', '.join(units)}; folders of headers are mounted too"
-        return f"{said}\n{container.render(units)}\n"
+        header = f"# {request.change}: {', '.join(units)}; folders of headers are mounted too"
+        return f"{header}\n{container.render(units)}\n"
 
     # -- running
 

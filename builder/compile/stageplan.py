@@ -74,19 +74,19 @@ def plan_changes(
         UsageError: the changed build files cannot be read.
         EngineError: there is no cmake.
     """
-    laid = PatchedSource(before.source, folder)
+    patched = PatchedSource(before.source, folder)
     for op in ops[:-1]:
-        _lay(laid, op)
-    judged = _lay(laid, ops[-1])
-    after = laid.built(before)
+        _lay(patched, op)
+    judged = _lay(patched, ops[-1])
+    after = patched.built(before)
     if ops[-1].change:
-        if not laid.texts:
+        if not patched.texts:
             raise _has_it(ops[-1], before)
-        work = _work(before, after, laid, ops, _facts(ops[-1], before))
+        work = _work(before, after, patched, ops, _facts(ops[-1], before))
         if isinstance(work, Unstaged):
             raise SparkBuildError(work.reason, Exit.NEEDS_REBUILD, "; ".join(work.notes))
         return work
-    return _PullStage(before, after, laid, ops).planned(judged)
+    return _PullStage(before, after, patched, ops).planned(judged)
 
 
 def _lay(laid: PatchedSource, op: Compile) -> list[JudgedFile]:
@@ -160,8 +160,8 @@ def _facts(op: Compile, before: SourceBuild) -> FoundSources:
 
 
 def _refused(reason: str, facts: FoundSources, hint: str = "") -> Unstaged:
-    said = replace(facts, found="not-compiled")
-    return Unstaged(NEEDS_REBUILD, reason, said, notes=(hint,) if hint else ())
+    updated = replace(facts, found="not-compiled")
+    return Unstaged(NEEDS_REBUILD, reason, updated, notes=(hint,) if hint else ())
 
 
 def _nothing(before: SourceBuild, paths: Sequence[str], facts: FoundSources) -> Unstaged:
@@ -170,8 +170,8 @@ def _nothing(before: SourceBuild, paths: Sequence[str], facts: FoundSources) -> 
         f"no unit that vllm {release} builds for {arch} comes from {_some(paths)}: no effect on "
         "SM121"
     )
-    said = replace(facts, found="nothing", unreached=tuple(paths))
-    return Unstaged(NOT_APPLICABLE, reason, said)
+    updated = replace(facts, found="nothing", unreached=tuple(paths))
+    return Unstaged(NOT_APPLICABLE, reason, updated)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -199,8 +199,8 @@ class _PullStage:
             return _nothing(self.before, list(self.ops[-1].files), facts)
         found, reason = verdict(counting)
         if found in (DRIFT, AMBIGUOUS):
-            said = f"{reason} (in {facts.filename})"
-            return Unstaged(found, said, replace(facts, found="conflict"))
+            detail = f"{reason} (in {facts.filename})"
+            return Unstaged(found, detail, replace(facts, found="conflict"))
         if found == POST and self._released(counting):
             return AlreadyPresent(self._extensions(counting), replace(facts, found="there"))
         try:

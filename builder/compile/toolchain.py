@@ -74,8 +74,8 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
         raise EngineError(f"{found} does not run here: {error.strerror}") from None
     release = release_in(done.stdout)
     if not release:
-        said = (done.stdout + done.stderr)[:200]
-        raise EngineError(f"{found} --version printed no release: {said!r}")
+        version_output = (done.stdout + done.stderr)[:200]
+        raise EngineError(f"{found} --version printed no release: {version_output!r}")
     return found, release
 
 

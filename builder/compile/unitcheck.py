@@ -79,8 +79,8 @@ def machine_code(file: Path) -> list[MachineCode]:
         )  # fmt: skip
         cubins = sorted(Path(scratch).glob("*.cubin"))
         if done.returncode or not cubins:
-            said = (done.stderr or done.stdout).strip()[:300]
-            raise BuildFailed(f"{file} has no machine code: {said}")
+            message = (done.stderr or done.stdout).strip()[:300]
+            raise BuildFailed(f"{file} has no machine code: {message}")
         codes = [disassemble(cubin.read_bytes()) for cubin in cubins]
     return [
         MachineCode(target=code.target, tensor=dict(code.tensor), traps=code.traps)

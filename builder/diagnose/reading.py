@@ -260,14 +260,14 @@ def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:
     group = match.lastgroup
     if group is None:
         return source, level
-    said = match.groupdict()
-    if tag := said["tag"] or said["bare"]:
-        where = f"@{said['ip']}" if said["ip"] else ""
-        source = f"{tag}{where}" if not said["pid"] else f"{tag} {said['pid']}{where}"
-    elif own := said["rank"] or said["part"] or said["mpi"]:
+    groups = match.groupdict()
+    if tag := groups["tag"] or groups["bare"]:
+        where = f"@{groups['ip']}" if groups["ip"] else ""
+        source = f"{tag}{where}" if not groups["pid"] else f"{tag} {groups['pid']}{where}"
+    elif own := groups["rank"] or groups["part"] or groups["mpi"]:
         source = source or own.strip()
-    loud = said["level"] or said["short"] or said["python"] or (said["ci"] or "").upper()
-    letter = said["letter"] or said["glog"]
+    loud = groups["level"] or groups["short"] or groups["python"] or (groups["ci"] or "").upper()
+    letter = groups["letter"] or groups["glog"]
     return source, loud or _LETTERS.get(letter or "", "") or level
 
 

@@ -36,10 +36,10 @@ class Outcome(Part, frozen=True, kw_only=True):
         """From an answer of the dispatch probe."""
         if answer.not_applicable:
             return cls(not_applicable=answer.not_applicable)
-        said = headline(answer)
+        summary = headline(answer)
         if answer.error:
-            return cls(refused=said if len(said) <= _KEPT else f"{said[:_KEPT]}...")
-        line = "" if said.startswith("selected ") else said.split(" out of ")[0]
+            return cls(refused=summary if len(summary) <= _KEPT else f"{summary[:_KEPT]}...")
+        line = "" if summary.startswith("selected ") else summary.split(" out of ")[0]
         return cls(selected=str(answer.selected), line=line)
 
     def as_answer(self) -> Answer:

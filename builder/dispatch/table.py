@@ -95,8 +95,8 @@ def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
     for kind in KINDS:
         runs = [where for where, is_so in ranges(records, [kind in k for k in kinds]) if is_so]
         if runs:
-            said = limit_of(kind, "").partition(":")[0]
-            found.append(f"{said}: {', '.join(runs)}")
+            label = limit_of(kind, "").partition(":")[0]
+            found.append(f"{label}: {', '.join(runs)}")
     return found
 
 

@@ -41,9 +41,9 @@ def find_cli() -> Cli | None:
     for binary in binaries:
         if not os.access(binary, os.X_OK):
             continue
-        said = _output([binary, "buildx", "version"])
-        if said is not None:
-            version = re.search(r"\bv?(\d+)\.(\d+)\.", said)
+        version_output = _output([binary, "buildx", "version"])
+        if version_output is not None:
+            version = re.search(r"\bv?(\d+)\.(\d+)\.", version_output)
             known = (int(version[1]), int(version[2])) if version else (0, 0)
             command = (binary, "buildx", "build", "--provenance=false")
             return Cli(binary, command, {}, known)

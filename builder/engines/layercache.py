@@ -60,8 +60,8 @@ class LayerInputs:
 
 
 def _planned(decision: LayerDecision) -> dict[str, Any]:
-    said = plain(decision.document)
-    return {name: said[name] for name in _PLANNED if name in said}
+    fields = plain(decision.document)
+    return {name: fields[name] for name in _PLANNED if name in fields}
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,9 @@ def _document(value: dict[str, Any], found: Progress) -> None:
             found.lines.append(f"{name}: {vertex['error']}")
     for log in value.get("logs") or ():
         data = base64.b64decode(log.get("data") or "")
-        said = data.decode("utf-8", "replace").splitlines()
-        found.lines += said
-        found.logs += said
+        lines = data.decode("utf-8", "replace").splitlines()
+        found.lines += lines
+        found.logs += lines
     for warning in value.get("warnings") or ():
         data = base64.b64decode(warning.get("short") or "")
         found.lines.append(data.decode("utf-8", "replace"))

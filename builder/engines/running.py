@@ -43,7 +43,7 @@ def run_build(cli: Cli, words: Sequence[str], env: Mapping[str, str]) -> BuildOu
         text=True,
         check=False,
     )
-    said = read_progress(process.stdout)
-    for line in said.lines:
+    progress = read_progress(process.stdout)
+    for line in progress.lines:
         console.detail(line)
-    return BuildOutput(process.returncode, said, process.stdout)
+    return BuildOutput(process.returncode, progress, process.stdout)

@@ -185,8 +185,8 @@ class Clone:
     def _git(self, *words: str, missing_ok: bool = False) -> str:
         answer = self._run(*words)
         if answer.returncode != 0 and not missing_ok:
-            said = answer.stderr.decode("utf-8", "replace").strip()
-            raise RemoteError(f"git {words[0]} in {self.folder}: {said}")
+            message = answer.stderr.decode("utf-8", "replace").strip()
+            raise RemoteError(f"git {words[0]} in {self.folder}: {message}")
         return answer.stdout.decode("utf-8", "replace")
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[bytes]:

@@ -162,8 +162,8 @@ class GitHub:
         comments = self._json(path, f"comments of {ref}")
         texts += [str(comment.get("body") or "") for comment in comments]
         for text in reversed(texts):
-            for said in _SUPERSEDED.finditer(text):
-                named = _NAMED.search(text, said.end(), said.end() + 160)
+            for mention in _SUPERSEDED.finditer(text):
+                named = _NAMED.search(text, mention.end(), mention.end() + 160)
                 if named:
                     where = named["repository"] or named["page"] or repository
                     return f"{where}#{named['number']}"

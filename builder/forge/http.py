@@ -125,25 +125,25 @@ class ForgeClient:
 
     def _refusal(self, answer: _Answer, subject: str) -> RemoteError:
         host, status = self.site.host, answer.status_code
-        said = self._message(answer)
+        message = self._message(answer)
         if status == 401:
             name = self.site.token_name
             which = f"the token in {name}" if name else "a request without a token"
-            return RemoteError(f"{subject}: {host} refuses {which}{said}")
+            return RemoteError(f"{subject}: {host} refuses {which}{message}")
         if status in (404, 410, 422):
             token = f"the token in {self.site.token_name}" if self.site.token else "no token"
             return ForgeMissing(
                 f"{subject} is not on {host}: it does not exist, or it is private and {token} "
-                f"has no access{said}",
+                f"has no access{message}",
                 hint="check the number; for a private repository set SPARK_BUILD_FORGE_TOKEN",
             )
         if status == 406:
             return ForgeTooLarge(
-                f"{subject}: the diff is larger than {host} can return{said}",
+                f"{subject}: the diff is larger than {host} can return{message}",
                 hint="clone the repository and name the clone: --forge-clone DIR",
             )
         return RemoteError(
-            f"{subject}: {host} answered {status}{said}", hint="run the same command again later"
+            f"{subject}: {host} answered {status}{message}", hint="run the same command again later"
         )
 
     def _message(self, answer: _Answer) -> str:

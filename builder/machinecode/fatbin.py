@@ -225,8 +225,8 @@ def _run(arguments: list[str], cwd: Path | None = None) -> str | None:
         )
     except OSError as error:
         raise ToolMissing(f"cuobjdump cannot run: {error.strerror}") from error
-    said = f"{answer.stdout[-4000:]}\n{answer.stderr[-4000:]}"
-    if "does not contain device code" in said or "No ELF file found" in said:
+    output = f"{answer.stdout[-4000:]}\n{answer.stderr[-4000:]}"
+    if "does not contain device code" in output or "No ELF file found" in output:
         return None
     if answer.returncode != 0:
         last = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]

@@ -176,8 +176,10 @@ def final_answer(
         try:
             answer = ask()
         except requests.RequestException as error:
-            lost = reason_of(error, host_of(url))
-            retries.lost(RequestFailed(f"{lost}{through(url)}", fatal=lost.fatal, hint=lost.hint))
+            failure = reason_of(error, host_of(url))
+            retries.lost(
+                RequestFailed(f"{failure}{through(url)}", fatal=failure.fatal, hint=failure.hint)
+            )
             continue
         if answer.status_code not in retries.policy.retried:
             return answer

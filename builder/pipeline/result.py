@@ -132,17 +132,17 @@ class BuildResult:
             return
         if self.is_index:
             names = [report.target for report in self.failed]
-            said = f"verification failed for {', '.join(names)}"
+            message = f"verification failed for {', '.join(names)}"
             target = names[0]
         else:
             checks = self.failed[0].of("fail")
-            said = "verification failed: " + "; ".join(
+            message = "verification failed: " + "; ".join(
                 f"{check.name}: expected {check.expected!r}, seen {check.seen!r}"
                 for check in checks
             )
             target = self.built.target or self.built.ref
         raise SparkBuildError(
-            f"{self.built.pinned} was built, but {said}",
+            f"{self.built.pinned} was built, but {message}",
             Exit.VERIFY_FAILED,
             hint=f"spark-build verify {shlex.quote(target)}",
         )

@@ -81,8 +81,8 @@ def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
     if stage.toolkit:
         nvcc += f" of {stage.toolkit.image} ({stage.toolkit.digest[:19]})"
     cost = cost_of_units(paths, jobs=1 if elsewhere else None)
-    said = f"compile: of {source}, with {nvcc}: {cost}"
-    console.say(console.style(_wrapped(said), "dim"))
+    line = f"compile: of {source}, with {nvcc}: {cost}"
+    console.say(console.style(_wrapped(line), "dim"))
     for path in paths:
         console.say(console.style(f"{'':<21}{path}", "dim"))
 

@@ -195,11 +195,11 @@ def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) 
 
 def _mirror_steps(mirror: Mirror, publication: Publication, target: PublishTarget) -> list[Step]:
     """The base's layers come with the image; what is left of it is small."""
-    lost = missing_blobs(target, mirror.subject.blobs())
-    if target.digest_of(mirror.tag) == mirror.subject.digest and not lost:
+    missing = missing_blobs(target, mirror.subject.blobs())
+    if target.digest_of(mirror.tag) == mirror.subject.digest and not missing:
         return []
     coming = {blob.digest for blob in publication.subject.blobs()}
-    left = [blob for blob in lost if blob.digest not in coming]
+    left = [blob for blob in missing if blob.digest not in coming]
     return [
         Step(
             kind="mirror",

@@ -143,13 +143,13 @@ def _history(layer: Layer, entries: Sequence[Pulled]) -> Table:
 
 def _names(refs: Sequence[PullRef], taken: set[str]) -> list[str]:
     """A layer name for each reference; the owner stands in it only where it has to."""
-    said: set[str] = set()
+    seen: set[str] = set()
     names: list[str] = []
     for ref in refs:
         same = f"{ref.repository.lower()}#{ref.number}" if ref.number else str(ref).lower()
-        if same in said:
+        if same in seen:
             raise UsageError(f"{ref}: the pull request is named twice")
-        said.add(same)
+        seen.add(same)
         name = ref.layer_name
         if name in taken:
             kind, _, rest = name.partition("-")

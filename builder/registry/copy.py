@@ -82,8 +82,8 @@ def copy_image(
     try:
         work.run(jobs)
     except NotFound:
-        lost = [blob for blob in work.blobs if not target.has(blob.digest)]
-        refuse_missing(source, lost, "push the complete image again, or name another --base")
+        missing = [blob for blob in work.blobs if not target.has(blob.digest)]
+        refuse_missing(source, missing, "push the complete image again, or name another --base")
         raise
     for manifest in manifests:
         if not (tagged and isinstance(target, Repository) and target.digest_of(manifest.digest)):
@@ -183,17 +183,17 @@ class _Work:
     def _transfer(self, blob: Descriptor) -> None:
         if self._stop.is_set():
             raise _Stopped
-        said = self._target.has(blob.digest)
-        if said and self._target.gives(blob):
+        present = self._target.has(blob.digest)
+        if present and self._target.gives(blob):
             self._count("present", blob.size)
             return
         if self._target.mount(blob, origin(self._source, blob)):
-            said = True
+            present = True
             if self._target.gives(blob):
                 self._count("mounted", blob.size)
                 return
         self._stream(blob)
-        if said and not self._target.gives(blob):
+        if present and not self._target.gives(blob):
             raise RemoteError(
                 f"{self._target.name}: the registry claims to have {blob.digest}, but does not "
                 f"return its {blob.size} bytes, even after a second upload",

@@ -90,8 +90,8 @@ def gives(repository: Repository, blob: Descriptor) -> bool:
                 return False
             _check(response, repository.name, blob, last if response.status_code == 206 else 0)
             return not blob.size or len(read_block(response, 1)) == 1
-        except RequestFailed as lost:
-            retries.lost(lost)
+        except RequestFailed as error:
+            retries.lost(error)
         except RemoteError:  # other bytes, or another size
             return False
         finally:

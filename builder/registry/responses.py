@@ -79,10 +79,10 @@ def drain(response: requests.Response) -> None:
 def answered(response: requests.Response) -> str:
     """The status, and what the registry says itself."""
     try:
-        said = _registry_words(read_all(response, _ERROR_LIMIT, "the error"))
+        message = _registry_words(read_all(response, _ERROR_LIMIT, "the error"))
     except (RequestFailed, RemoteError):
-        said = ""
-    return f"answered {response.status_code}{said}"
+        message = ""
+    return f"answered {response.status_code}{message}"
 
 
 def problem(response: requests.Response, host: str, subject: str) -> RemoteError:
