@@ -324,13 +324,13 @@ def test_junk_after_the_compressed_data(pack: Any, junk: bytes) -> None:
         stream.finish()
 
 
-#: Reads the layer at argv[1] with 100 MB of memory, and says how it ended; 256 MB may be unpacked
-#: without justification, a quarter of what real layers may.
+#: Reads the layer at argv[1] with 100 MB of memory, and says how it ended; 128 MB may be unpacked
+#: without justification, an eighth of what real layers may.
 _BOUNDED = """\
 import resource, sys, time
 from builder.rootfs import limits
 limits.ENTRIES = int(sys.argv[2])
-limits.FREE_BYTES = 256 << 20
+limits.FREE_BYTES = 128 << 20
 resource.setrlimit(resource.RLIMIT_AS, (100 << 20, 100 << 20))
 from builder.errors import SparkBuildError
 from builder.rootfs.tar import LayerTar
@@ -369,7 +369,7 @@ def bounded(tmp_path: Path, blob: bytes, entries: int = limits.ENTRIES) -> tuple
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
 def test_a_decompression_bomb_is_refused_early(tmp_path: Path, pack: Any) -> None:
-    bomb = bomb_of(pack, 768)
+    bomb = bomb_of(pack, 384)
     assert len(bomb) < 1 << 20
     said, seconds = bounded(tmp_path, bomb)
     assert "the layer is refused" in said
@@ -377,7 +377,7 @@ def test_a_decompression_bomb_is_refused_early(tmp_path: Path, pack: Any) -> Non
 
 
 def test_a_large_file_takes_no_more_memory_than_a_small_one(tmp_path: Path) -> None:
-    assert bounded(tmp_path, bomb_of(gzip.compress, 240))[0] == "read"
+    assert bounded(tmp_path, bomb_of(gzip.compress, 112))[0] == "read"
 
 
 def test_a_zstd_window_larger_than_memory_is_refused(tmp_path: Path) -> None:

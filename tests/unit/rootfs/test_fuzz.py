@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -172,6 +173,12 @@ def fine(call: Call, name: str, *words: object) -> int:
     return done.code
 
 
+def blob_of(items: tuple[Item, ...]) -> tuple[bytes, str]:
+    """A layer's blob, and the digest of its tar."""
+    blob = packed(tar_of(*items))
+    return blob, diff_id(blob)
+
+
 @dataclass(frozen=True)
 class Made:
     """A patched image: its documents and the files of its layers."""
@@ -180,19 +187,24 @@ class Made:
     config: dict[str, Any]
     layers: tuple[tuple[Item, ...], ...]
 
+    @cached_property
+    def _blobs(self) -> dict[int, tuple[bytes, str]]:
+        """Its own layers, by their identity: most cases change one of them or none."""
+        return {id(items): blob_of(items) for items in self.layers}
+
     def put(self, root: Path, manifest: bytes | None = None, config: bytes | None = None,
             layers: tuple[tuple[Item, ...], ...] | None = None) -> None:  # fmt: skip
         """The image with another document in place of one of its own; all digests are right."""
         shutil.rmtree(root, ignore_errors=True)
         layout = LayoutDirectory(root)
-        blobs = [packed(tar_of(*items)) for items in layers or self.layers]
+        blobs = [self._blobs.get(id(items)) or blob_of(items) for items in layers or self.layers]
         held = {
             **self.config,
-            "rootfs": {"type": "layers", "diff_ids": [diff_id(b) for b in blobs]},
+            "rootfs": {"type": "layers", "diff_ids": [name for _, name in blobs]},
         }
         about = {
             **self.manifest,
-            "layers": [put(layout, blob, OCI_LAYER_GZIP).as_json() for blob in blobs],
+            "layers": [put(layout, blob, OCI_LAYER_GZIP).as_json() for blob, _ in blobs],
             "config": put(layout, config or json.dumps(held).encode(), OCI_CONFIG).as_json(),
         }
         data = manifest or json.dumps(about).encode()
@@ -272,11 +284,11 @@ def test_files_of_an_image(call: Call, made: Made, tmp_path: Path) -> None:
     assert {made.layers[layer][at].name.rpartition("/")[2] for layer, at in places} > {"RECORD"}
     for name, dice in dices("files", COUNT * 2):
         layer, at = dice.choice(places)
-        layers = [list(items) for items in made.layers]
-        item = layers[layer][at]
+        items = list(made.layers[layer])
+        item = items[at]
         change = document if item.name.endswith(".json") else text
-        layers[layer][at] = replace(item, data=change(dice, item.data))
-        made.put(root, layers=tuple(tuple(items) for items in layers))
+        items[at] = replace(item, data=change(dice, item.data))
+        made.put(root, layers=(*made.layers[:layer], tuple(items), *made.layers[layer + 1 :]))
         for words in COMMANDS:
             fine(call, f"{name} {item.name}", *words)
 
