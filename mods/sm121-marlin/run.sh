@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 ad5d5d618547ff10c14cab9178044564f68473579d79fa28698fccdfdfe92b76
+#   sha256 43f55ce87fd2455924517b3e875de0619219de1659c4021cb906ed49e4e3ef84
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

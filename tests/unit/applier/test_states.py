@@ -184,8 +184,9 @@ def test_a_present_change_with_a_missing_setting_only_sets_it() -> None:
     assert outcome.env == {"VLLM_NVFP4_GEMM_BACKEND": "marlin"}
 
 
-def test_an_edit_that_breaks_the_syntax_is_drift() -> None:
-    outcome = judged(make_layer("fix", replace_op("def run():", "def run(:")), BASE)
+@pytest.mark.parametrize("new", ["def run(:", "def run():\n    a = 1\n    global a\n"])
+def test_an_edit_that_breaks_the_syntax_is_drift(new: str) -> None:
+    outcome = judged(make_layer("fix", replace_op("def run():", new)), BASE)
     assert (outcome.state, outcome.changes) == (DRIFT, {})
     assert "vllm/core.py would no longer parse" in outcome.reason
 
