@@ -9,14 +9,16 @@ swizzled scales, padding, factors) is its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
 import os
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from builder.runtime.launch_cases import Case
 
@@ -32,6 +34,10 @@ SCHEMA = (
 )
 
 
+#: Tokens of a batch, at most: FlashInfer makes memory for so many.  Ours.
+MOST_TOKENS = 64
+
+
 class NotSimulated(Exception):
     """The release's layer needs something that is not simulated: nothing was found out about it."""
 
@@ -45,6 +51,19 @@ def quantise(x: Any, inverse: Any, swizzle: bool, *, output: Any, output_scale: 
     scales = made.scales.contiguous().view(torch.uint8)
     laid = launch_cases.swizzled(made.scales) if swizzle else scales
     output_scale.view(torch.uint8).copy_(laid)
+
+
+def topk_softmax(
+    weights: Any, chosen: Any, rows: Any, logits: Any, renormalise: bool = False, *more: Any
+) -> None:
+    """``topk_softmax``: the experts of each token, and the share that the router gives each."""
+    if any(one is not None for one in more):
+        raise NotSimulated("topk_softmax with a bias or padding")
+    found = torch.softmax(logits.float(), -1).topk(weights.shape[-1])
+    total = found.values.sum(-1, keepdim=True) if renormalise else 1.0
+    weights.copy_(found.values / total)
+    chosen.copy_(found.indices)
+    rows.zero_()
 
 
 class Handed:
@@ -73,9 +92,10 @@ class Handed:
         return self._original(*bound.args, **bound.kwargs)
 
 
-@contextlib.contextmanager
-def on_cpu(ask: dict[str, Any], probe: Any) -> Iterator[None]:
-    """vLLM ready to make layers, its operators for GPUs answered on the CPU.
+def vllm_on_cpu(ask: dict[str, Any], probe: Any) -> Any:
+    """vLLM ready to make layers, its operators for GPUs answered on the CPU; its configuration.
+
+    It stays so to the end of the process.
 
     Raises:
         NotSimulated: this release cannot be prepared so.
@@ -87,26 +107,53 @@ def on_cpu(ask: dict[str, Any], probe: Any) -> Iterator[None]:
         "kind": "nvfp4-linear",
         "device": "cpu",
         "linear_backend": ask.get("linear_backend", "auto"),
+        "moe_backend": ask.get("moe_backend", "auto"),
         "simulate": {"pretend_nvcc": True, "pretend_triton": True},
     }
-    with contextlib.ExitStack() as stack:
+    try:
+        ready = device_probe.vllm_ready(request, lambda _event, text: probe.note(text), scratch)
+        config = _FOR_GOOD.enter_context(ready)
+        platforms = importlib.import_module("vllm.platforms")
+        type(platforms.current_platform).dispatch_key = "CPU"  # of operators in Python
+        importlib.import_module("vllm._custom_ops")  # looks which operators there are
+        library = torch.library.Library("_C", "FRAGMENT")
+        library.define(SCHEMA)
+        library.impl(QUANTISE, quantise, "CPU")
+        _FOR_GOOD.callback(lambda: library)
+        probe.note(f"torch.ops._C.{QUANTISE}: a reference, on the CPU")
+        torch.ops._moe_C.topk_softmax = topk_softmax
+        product = importlib.import_module("vllm.utils.flashinfer").flashinfer_mm_fp4
+        product.register_kernel("cpu")(product._init_fn)
+        probe.note("torch.Tensor.cuda: gives the tensor itself")
+    except Exception as error:
+        raise NotSimulated(f"{type(error).__name__}: {error}") from error
+    if "scheduler_config" not in vars(config):
+        vars(config).update(
+            scheduler_config=types.SimpleNamespace(max_num_batched_tokens=MOST_TOKENS),
+            device_config=types.SimpleNamespace(device=torch.device("cpu")),
+        )
+        probe.note(f"vLLM's configuration: the CPU, and at most {MOST_TOKENS} tokens in a batch")
+    torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
+    torch.set_grad_enabled(False)
+    gc.freeze()  # tensors that a launch may reach are made later
+    return config
+
+
+#: What stays as it is to the end of the process; and vLLM's configuration, or why there is none.
+_FOR_GOOD = contextlib.ExitStack()
+_READY: list[Any] = []
+
+
+def ready(ask: dict[str, Any], probe: Any) -> Any:
+    """vLLM's configuration, with the backends of the first request that asks."""
+    if not _READY:
         try:
-            stack.enter_context(
-                device_probe.vllm_ready(request, lambda _event, text: probe.note(text), scratch)
-            )
-            importlib.import_module("vllm._custom_ops")  # looks which operators there are
-            library = torch.library.Library("_C", "FRAGMENT")
-            library.define(SCHEMA)
-            library.impl(QUANTISE, quantise, "CPU")
-            probe.note(f"torch.ops._C.{QUANTISE}: a reference, on the CPU")
-            product = importlib.import_module("vllm.utils.flashinfer").flashinfer_mm_fp4
-            product.register_kernel("cpu")(product._init_fn)
-            probe.note("torch.Tensor.cuda: gives the tensor itself")
-        except Exception as error:
-            raise NotSimulated(f"{type(error).__name__}: {error}") from error
-        torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
-        gc.freeze()  # tensors that a launch may reach are made later
-        yield
+            _READY.append(vllm_on_cpu(ask, probe))
+        except NotSimulated as error:
+            _READY.append(error)
+    if isinstance(_READY[0], NotSimulated):
+        raise _READY[0]
+    return _READY[0]
 
 
 def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
@@ -115,17 +162,17 @@ def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     The sums are exact in both, so no two scales can change places within a bound.
     """
     layers = importlib.import_module("device_layers")
-    with on_cpu(ask, probe), torch.no_grad():
-        handed = Handed()
-        for shape in ask["shapes"]:
-            draw = launch_cases.ExactCases("fp4", seed=int(ask.get("seed", 0)))
-            for made in (draw.ordinary(*shape), draw.single(*shape)):
-                try:
-                    layer = layers.Linear("nvfp4-linear", made, "cpu")
-                except (ImportError, layers.UnknownLayerError) as error:
-                    raise NotSimulated(f"{type(error).__name__}: {error}") from error
-                handed.case = _case(layer, made, handed)
-                yield handed.case
+    ready(ask, probe)
+    handed = Handed()
+    for shape in ask["shapes"]:
+        draw = launch_cases.ExactCases("fp4", seed=int(ask.get("seed", 0)))
+        for made in (draw.ordinary(*shape), draw.single(*shape)):
+            try:
+                layer = layers.Linear("nvfp4-linear", made, "cpu")
+            except (ImportError, layers.UnknownLayerError) as error:
+                raise NotSimulated(f"{type(error).__name__}: {error}") from error
+            handed.case = _case(layer, made, handed)
+            yield handed.case
 
 
 def _case(layer: Any, made: Any, handed: Handed) -> Any:
@@ -141,3 +188,69 @@ def _case(layer: Any, made: Any, handed: Handed) -> Any:
 
     name = f"{methods}: {made.name}, {made.shape}"
     return launch_cases.Case(name, call, [], None, made.expected.exact, made.expected.bound)
+
+
+class HandedExperts:
+    """Listens at FlashInfer's fused experts, as a function or, in later releases, an object."""
+
+    def __init__(self) -> None:
+        self.case: Any = None
+        self.called = ""
+        flashinfer: Any = importlib.import_module("flashinfer.fused_moe")
+        flashinfer.b12x_fused_moe = self._listening(flashinfer.b12x_fused_moe)
+        wrapper = getattr(flashinfer, "B12xMoEWrapper", None)
+        if wrapper is not None:
+            wrapper.run = self._listening(wrapper.run)
+            wrapper.__init__ = functools.partialmethod(wrapper.__init__, device="cpu")
+
+    def _listening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            self.called = original.__qualname__
+            output = kwargs.get("output")
+            values = (*args, *kwargs.values())
+            tensors = [v for v in values if isinstance(v, torch.Tensor) and v is not output]
+            self.case.inputs = tensors
+            if output is not None:
+                output.fill_(float("nan"))
+            self.case.output = original(*args, **kwargs)
+            return self.case.output
+
+        return listening
+
+
+def shared(weight: Any, part: float) -> Any:
+    """The same weight with more of its size in the scale for all: a power of two is exact."""
+    scales = (weight.scales.float() / part).to(weight.scales.dtype)
+    return reference.Nvfp4(weight.codes, scales, weight.factor * part)
+
+
+def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
+    """Calls of vLLM's NVFP4 experts for some numbers of tokens."""
+    probe.note("torch.ops._moe_C.topk_softmax: a reference, on the CPU")
+    layers = importlib.import_module("device_layers")
+    experts = importlib.import_module("device_experts")
+    config = ready(ask, probe)
+    launch_cases.as_for_wide_experts()
+    handed = HandedExperts()
+    count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
+    made = experts.make_experts(count, hidden, inner)
+    made = experts.Experts(shared(made.gate_up, 2.0**-2), shared(made.down, 2.0**-3))
+    try:
+        layer = layers.Fused(made, config, "cpu")
+    except (ImportError, layers.UnknownLayerError) as error:
+        raise NotSimulated(f"{type(error).__name__}: {error}") from error
+    for number in ask["tokens"]:
+        tokens = experts.make_tokens(number, count, layers.TOP_K, hidden)
+        expected = experts.expect(made, tokens, "fp4")
+
+        def call(tokens: Any = tokens) -> None:
+            handed.called = ""
+            layer(tokens)
+            if not handed.called:
+                raise NotSimulated(f"{', '.join(layer.methods)} does not call FlashInfer's b12x")
+
+        shape = f"{number} tokens, {count} experts, {hidden}x{inner}"
+        name = f"{', '.join(layer.methods)}: {tokens.name}, {shape}"
+        handed.case = launch_cases.Case(name, call, [], None, expected.exact, expected.bound)
+        yield handed.case

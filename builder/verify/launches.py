@@ -42,8 +42,8 @@ PROBE = LAUNCH_PROBE[-1]
 TIMEOUT = 600.0
 #: The stage of an error that is the executor's: it does not know an instruction.
 UNREAD = "read"
-#: vLLM's own layer in front of a kernel; and the stage of its error where it cannot be run here.
-LAYER, NO_LAYER = "vllm-linear", "layer"
+#: vLLM's own layers in front of a kernel; and the stage of the error where one cannot be run here.
+LAYER, MOE_LAYER, NO_LAYER = "vllm-linear", "vllm-moe", "layer"
 #: The stage of an error that says that a release has no such kernel.
 ABSENT = "absent"
 
@@ -157,6 +157,17 @@ LAUNCHED = (
             "shapes": [[16, 64, 256]],
             "inputs": "degenerate",
             "sms": 2,
+        },
+    ),
+    Launched(
+        name="vLLM's NVFP4 experts",
+        serves="nvfp4-moe",
+        request={
+            "kind": MOE_LAYER,
+            "tokens": [1],
+            "experts": 4,
+            "hidden": 256,
+            "intermediate": 128,
         },
     ),
     Launched(
@@ -346,8 +357,8 @@ def launch_request(
     wanted: Sequence[Launched],
     settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the probe is asked; ``settings`` are those of vLLM's that select a linear kernel."""
-    chosen = [settings if one.request["kind"] == LAYER else None for one in wanted]
+    """What the probe is asked; ``settings`` are those of vLLM's that select its kernels."""
+    chosen = [settings if one.request["kind"] in (LAYER, MOE_LAYER) else None for one in wanted]
     return {
         "env": dict(env),
         "arch": arch,

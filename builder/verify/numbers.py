@@ -76,7 +76,7 @@ def _run_expected(target: VerifyTarget) -> Iterator[Check]:
         return
     try:
         flags = (*target.plan.serve_flags, *target.plan.moe_serve_flags)
-        settings = backends(flags, "nvfp4-linear")
+        settings = {**backends(flags, "nvfp4-linear"), **backends(flags, "nvfp4-moe")}
         replies = target.launch(launch_request(target.plan.env, arch, wanted, settings))
     except NoDsl as error:
         yield from (_check(one, "fail", str(error), where=target.name) for one in wanted)

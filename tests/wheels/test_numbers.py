@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from .support import Planner
 
 LAYER = "vLLM's NVFP4 linear layer"
+EXPERTS_LAYER = "vLLM's NVFP4 experts"
 RIGHT = {
     LAYER,
+    EXPERTS_LAYER,
     *(f"b12x GEMM, tile {tile}" for tile in ("128x128", "64x128", "128x64", "64x64")),
     "b12x GEMM, 1 token",
     "b12x GEMM, special values",
@@ -61,7 +63,7 @@ def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
         assert operators == ["torch.ops._C.scaled_fp4_quant.out: a reference, on the CPU"]
     for name in {SEVERAL, *MOE}:  # right with what the layers below mend
         assert checks[name].status == "pass", checks[name].seen
-    for name in RIGHT - {"b12x GEMM, special values", LAYER}:
+    for name in RIGHT - {"b12x GEMM, special values", LAYER, EXPERTS_LAYER}:
         ran, blocks = map(int, re.findall(r"(\d+) of (\d+) basic blocks", checks[name].seen)[0])
         assert ran >= 0.97 * blocks, "the shapes reach nearly all of the kernel"
 
@@ -203,7 +205,18 @@ EXCHANGED = """\
     flat = swizzled.view(torch.uint8).view(-1)
     flat[:2] = flat[:2].flip(0)
 """
+#: As the profile's flags name them.
+BACKENDS = {"linear_backend": "auto", "moe_backend": "flashinfer_b12x"}
 B12X = "class FlashInferB12xNvFp4LinearKernel"
+
+
+FP4_MOE = "vllm/model_executor/layers/quantization/utils/flashinfer_fp4_moe.py"
+EXPERTS = "vllm/model_executor/layers/fused_moe/experts/flashinfer_b12x_moe.py"
+REORDERED = "        w13, w13_scale = reorder_w1w3_to_w3w1(w13, w13_scale)\n"
+SWIZZLE = "        {0} = swizzle_blockscale({0})\n"
+FOLDED = "layer.{0}_weight_scale.float() * layer.{0}_weight_scale_2.view(-1, 1, 1)"
+#: Where the code begins that serves this kernel, in files that serve others too.
+BEGIN = {KERNELS: B12X, FP4_MOE: "def prepare_nvfp4_moe_layer_for_fi_or_cutlass"}
 
 
 @pytest.mark.parametrize(
@@ -212,8 +225,22 @@ B12X = "class FlashInferB12xNvFp4LinearKernel"
         (UTILS, SWIZZLED, "    swizzled = padded\n"),
         (UTILS, SWIZZLED, f"{SWIZZLED}{EXCHANGED}"),
         (KERNELS, "            layer.alpha,\n", "            layer.weight_global_scale,\n"),
+        (FP4_MOE, SWIZZLE.format("w13_scale"), ""),
+        (FP4_MOE, SWIZZLE.format("w2_scale"), ""),
+        (FP4_MOE, REORDERED, "        pass\n"),
+        (EXPERTS, FOLDED.format("w13"), "layer.w13_weight_scale.float()"),
+        (EXPERTS, FOLDED.format("w2"), "layer.w2_weight_scale.float()"),
     ],
-    ids=["no swizzle", "two scales exchanged", "the activations' scale forgotten"],
+    ids=[
+        "no swizzle",
+        "two scales exchanged",
+        "the activations' scale forgotten",
+        "experts: no swizzle of w13",
+        "experts: no swizzle of w2",
+        "experts: w1 and w3 exchanged",
+        "experts: scale for all of w13 forgotten",
+        "experts: scale for all of w2 forgotten",
+    ],
 )
 def test_a_layer_that_passes_wrong_values_is_detected(
     planned: Planner, path: str, before: str, after: str
@@ -223,15 +250,16 @@ def test_a_layer_that_passes_wrong_values_is_detected(
     tree = OverlayTree(made.base.tree)
     tree.update(made.plan.changes)
     text = (tree.read(path) or b"").decode()
-    begin = text.find(B12X) if path == KERNELS else 0
+    begin = text.find(BEGIN.get(path, ""))
     assert text.count(before, begin) == 1
     changed = text[:begin] + text[begin:].replace(before, after)
     tree.update({path: Content.of(changed.encode())})
-    (layer,) = (one for one in LAUNCHED if one.name == LAYER)
+    name = EXPERTS_LAYER if path in (FP4_MOE, EXPERTS) else LAYER
+    (layer,) = (one for one in LAUNCHED if one.name == name)
     launch = sandbox_launcher(tree, made.base.identity.packages, TrustedSources(everything=True))
-    request = launch_request(made.plan.env, "sm_121a", [layer])
+    request = launch_request(made.plan.env, "sm_121a", [layer], BACKENDS)
     (reply,) = launch(request).replies
     runs = [run for ran in reply.ran for run in ran.runs]
-    assert [run.fault for run in runs] == [""] * 6
+    assert {run.fault for run in runs} == {""}
     wrong = {run.schedule for run in runs if run.wrong}
     assert wrong == {"eager", "lazy", "random 1"}, "in one input at least"

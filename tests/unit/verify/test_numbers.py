@@ -27,6 +27,7 @@ from builder.verify.launches import (
     ABSENT,
     LAUNCHED,
     LAYER,
+    MOE_LAYER,
     NO_LAYER,
     Replies,
     Reply,
@@ -261,8 +262,9 @@ def target_of(
             raise answer
         assert answer is not None
         assert len(request["kernels"]) == len(answer)
-        backends = {k["linear_backend"] for k in request["kernels"] if k["kind"] == LAYER}
-        assert backends <= {"b12x"}, "as the profile's flags have it"
+        layers = [k for k in request["kernels"] if k["kind"] in (LAYER, MOE_LAYER)]
+        backends = {(k["linear_backend"], k["moe_backend"]) for k in layers}
+        assert backends <= {("b12x", "auto")}, "as the profile's flags have it"
         versions = {"flashinfer-python": "0.6.9", "nvidia-cutlass-dsl": "4.4.2"}
         return Replies(replies=tuple(answer), versions=versions, simulated=("torch",))
 
@@ -409,8 +411,12 @@ def test_each_kind_of_layer_has_its_kernels() -> None:
     assert len(linear) + len(moe) + len(a16) == len(LAUNCHED)
     assert wanted_launches([MARLIN]) == []
     (layer,) = (one for one in linear if one.request["kind"] == LAYER)
-    request = launch_request({}, "sm_121a", [layer, linear[0]], {"linear_backend": "b12x"})
-    assert [one.get("linear_backend") for one in request["kernels"]] == ["b12x", None]
+    (experts,) = (one for one in moe if one.request["kind"] == MOE_LAYER)
+    settings = {"linear_backend": "b12x", "moe_backend": "flashinfer_b12x"}
+    request = launch_request({}, "sm_121a", [layer, linear[0], experts], settings)
+    asked = [(one.get("linear_backend"), one.get("moe_backend")) for one in request["kernels"]]
+    both = ("b12x", "flashinfer_b12x")
+    assert asked == [both, (None, None), both], "as one process has one configuration"
     linear.remove(layer)
     tiles = {tuple(one.request["tile"]) for one in linear if "tile" in one.request}
     assert tiles == {(128, 128), (64, 128), (128, 64), (64, 64)}
