@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from builder.applier.trees import OverlayTree
+from builder.bases.model import scheme_of
 from builder.errors import UsageError
 from builder.pipeline.destination import default_tag
 from builder.pipeline.inputs import Inputs
@@ -41,6 +42,8 @@ class ServedProfile:
     image: str
     #: whether the user named it
     named_image: bool
+    #: whether it was named and not looked at
+    unread: bool
     #: what makes the image; empty where it needs no change, or is there
     build: str
     #: the mod with which an unpatched image serves the same; empty where none is needed
@@ -55,6 +58,20 @@ def official_image(vllm: str) -> str:
     return f"{OFFICIAL}:v{vllm}{suffix}"
 
 
+def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
+    """Refuse an image that lacks what the profile changes: it would serve with other kernels.
+
+    Raises:
+        UsageError: it does.
+    """
+    if changed:
+        raise UsageError(
+            f"{image} is not patched: {profile} changes files of it with {', '.join(changed)}",
+            hint=f"spark-build image --layers {profile} --base {image} --tag NAME, then "
+            "--image NAME",
+        )
+
+
 def served_profile(
     profile: str, release: str | None, image: str | None, patches: Sequence[Path] = ()
 ) -> ServedProfile:
@@ -65,6 +82,11 @@ def served_profile(
     """
     if release is None and image is None:
         raise UsageError("name a release or an image", hint="--release 0.33.0, or --image REF")
+    if image is not None and scheme_of(image)[0] != "docker":
+        raise UsageError(
+            f"--image {image} is no name that a container engine runs",
+            hint="push or load it first, then name it: --image HOST/NAME:TAG",
+        )
     inputs = Inputs(PlanOptions.selecting([profile], None, None, patches))
     if not inputs.selection.profiles:
         raise UsageError(f"{profile} is not a profile", hint="spark-build layers list")
@@ -82,10 +104,13 @@ def served_profile(
         has_ray = "ray" in base.tree.distributions() or "\nRequires-Dist: ray[" in requires
     finally:
         base.close()
-    changes = any(decision.outcome.changes for decision in plan.needed)
+    changed = [decision.name for decision in plan.needed if decision.outcome.changes]
+    changes = bool(changed)
     official = official_image(vllm) if release else str(image)
     tag = default_tag(plan).rpartition("-")[0]
     build = f"spark-build image --layers {profile} --base {official} --tag {tag}"
+    if image is not None and release is None:
+        refuse_unpatched(image, profile, changed)
     return ServedProfile(
         name=profile,
         vllm=vllm,
@@ -95,7 +120,8 @@ def served_profile(
         moe_flags=tuple(plan.moe_serve_flags),
         refused={e.kind: e.refused for e in plan.document.expect if e.refused},
         named_image=image is not None,
-        image=image or (tag if changes else official),
+        unread=release is not None and image is not None,
+        image=(image or "").removeprefix("docker://") or (tag if changes else official),
         build=build if changes and not image else "",
         mod=inputs.selection.profiles[0].mod if changes else "",
         has_ray=has_ray,

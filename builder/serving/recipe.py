@@ -351,6 +351,9 @@ def _notes(draft: _Draft) -> Iterator[str]:
         yield "the memory that it needs is unknown: --set gpu-memory-utilization=F, if it runs out"
     if model.revision is None:
         yield "no revision is known: the newest of the checkpoint is served"
+    if draft.request.served.unread:
+        served = draft.request.served
+        yield f"{served.image} was not looked at: it must have {served.name} on vLLM {served.vllm}"
     if draft.plugins:
         files = ", ".join(plugin.name for plugin in draft.plugins)
         yield f"{files} comes with the checkpoint: put it beside this recipe first"

@@ -54,6 +54,7 @@ def served(vllm: str = "0.33.0", **changed: Any) -> ServedProfile:
         "refused": {},
         "image": f"spark-build/b12x-full:{vllm}",
         "named_image": False,
+        "unread": False,
         "build": f"spark-build image --layers b12x-full --base vllm/vllm-openai:v{vllm}",
         "mod": "sm121-b12x-full-enable",
         "has_ray": False,

@@ -285,6 +285,7 @@ def test_the_command_of_tensorrt_llm_needs_no_release(call: Call) -> None:
         ([], "name a release or an image"),
         (["--format", "dokcer", "--release", "0.33.0"], "did you mean 'docker'"),
         (["--topology", "tp3", "--release", "0.33.0"], "unknown topology 'tp3'"),
+        (["--image", "oci:out"], "--image oci:out is no name that a container engine runs"),
         (["--profile", "marlin-env", "--release", "0.33.0"], "marlin-env is not a profile"),
     ],
 )

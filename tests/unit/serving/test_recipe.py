@@ -9,6 +9,7 @@ import pytest
 
 from builder.errors import UsageError
 from builder.serving.models import Models
+from builder.serving.profile import refuse_unpatched
 from builder.serving.recipe import recipe_of
 from builder.serving.replaced import replaced
 from builder.serving.topology import Place
@@ -218,6 +219,21 @@ def test_addresses_are_asked_for_and_not_guessed(place: Place, message: str) -> 
     with pytest.raises(UsageError) as failure:
         recipe_of(request(place=place))
     assert message in str(failure.value)
+
+
+def test_an_image_that_was_not_looked_at_is_a_note() -> None:
+    mine = served(image="me/x:1", named_image=True, unread=True, build="", mod="")
+    made = recipe_of(request(served=mine))
+    assert "me/x:1 was not looked at: it must have b12x-full on vLLM 0.33.0" in made.notes
+    assert "--release 0.33.0 --image me/x:1" in made.made_by
+    assert not [note for note in recipe_of(request()).notes if "looked at" in note]
+
+
+def test_an_image_that_lacks_the_patches_is_refused() -> None:
+    refuse_unpatched("me/x:1", "marlin", [])
+    with pytest.raises(UsageError, match="me/x:1 is not patched") as failure:
+        refuse_unpatched("me/x:1", "b12x-full", ["flashinfer-b12x-moe"])
+    assert "--base me/x:1" in failure.value.hint
 
 
 def test_the_command_that_makes_it_again() -> None:
