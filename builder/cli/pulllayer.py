@@ -16,7 +16,6 @@ from builder.pulls.pinning import pin_pull
 from builder.pulls.render import ORDER, provenance
 from builder.pypi.index import PackageIndex, write_atomically
 from builder.util.console import console
-from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +40,7 @@ def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str
     ref = parse_pull(pull)
     store = PullStore(Forges(forge_clone))
     pin, parts = pin_pull(Pull(pull=str(ref), project=project), "", store, PackageIndex())
-    write_atomically(folder / "pins.toml", pins_text({"pull": [plain(pin)]}).encode())
+    write_atomically(folder / "pins.toml", pins_text({"pull": [pin]}).encode())
     write_atomically(folder / "layer.toml", _layer_text(pin, parts, project).encode())
     console.say(f"  {pin.request}  {state_of(pin)}  {pin.short}")
 
