@@ -59,7 +59,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
 
     Raises:
         EngineError: no Docker Engine answers.
-        RemoteError: the image is not there and cannot be pulled.
+        RemoteError: the image does not exist and cannot be pulled.
         UsageError: the image holds no vLLM.
     """
     client = engine.connect()

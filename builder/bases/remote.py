@@ -40,7 +40,7 @@ def identify_remote(request: BaseRequest, ref: str) -> Base:
     """Identify an image by its layers; ``ref`` is what the plan calls it.
 
     Raises:
-        RemoteError: the image is not there, or a layer cannot be read or is none.
+        RemoteError: the image does not exist, or a layer cannot be read or is malformed.
         UsageError: the image holds no vLLM that can be patched.
     """
     opened = with_files(open_image(ref, request.platform), request.facts_of, noting=request.noting)

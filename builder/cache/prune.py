@@ -55,7 +55,7 @@ def check_ours(cache: Path) -> None:
     """Refuse a directory that spark-build did not make its cache.
 
     Raises:
-        UsageError: it is not there, or nothing says that it is ours.
+        UsageError: it does not exist, or nothing says that it is ours.
     """
     if not cache.is_dir():
         raise UsageError(

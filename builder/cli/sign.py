@@ -18,7 +18,7 @@ def pinned(text: str) -> Reference:
 
     Raises:
         UsageError: it is not a reference.
-        RemoteError: it is not there.
+        RemoteError: it does not exist.
     """
     reference = parse_reference(text)
     if reference.digest:

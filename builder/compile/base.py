@@ -80,7 +80,7 @@ class InstalledLibraries:
         """What a library of the tree asks for and offers.
 
         Raises:
-            UsageError: there is none, or it cannot be read.
+            UsageError: it does not exist, or it cannot be read.
             RemoteError: a wheel on the index cannot be read.
         """
         if path not in self._read:

@@ -97,7 +97,7 @@ def cmake_program() -> str:
     """CMake: on PATH, or beside this Python (its package on the index has it).
 
     Raises:
-        EngineError: there is none.
+        EngineError: it does not exist.
     """
     beside = Path(sys.executable).parent / "cmake"
     found = shutil.which("cmake") or (str(beside) if beside.is_file() else None)

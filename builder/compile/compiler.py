@@ -63,7 +63,7 @@ class Compiler:
         """The folder with the CUDA runtime that it links; of one of wheels once it is laid out.
 
         Raises:
-            EngineError: it does not say, or there is none.
+            EngineError: the folder is missing or unknown.
         """
         return (
             self.container.libraries if self.container else toolkit_libraries(self.nvcc, self.host)

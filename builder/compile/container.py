@@ -219,7 +219,7 @@ def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
     """What a probe found.
 
     Raises:
-        EngineError: something that compiling needs is not there.
+        EngineError: something that compiling needs is missing.
     """
 
     def answer(name: str) -> str:

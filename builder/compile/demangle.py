@@ -22,7 +22,7 @@ def demangled(symbols: Sequence[str]) -> set[Name]:
     """The names of symbols as sources have them, without arguments; by ``c++filt``.
 
     Raises:
-        EngineError: there is none.
+        EngineError: it does not exist.
     """
     tool = shutil.which("c++filt")
     if tool is None:

@@ -165,7 +165,7 @@ def find_ninja() -> str:
     """Ninja: on PATH, or beside this Python.
 
     Raises:
-        EngineError: there is none.
+        EngineError: it does not exist.
     """
     beside = Path(sys.executable).parent / "ninja"
     found = shutil.which("ninja") or (str(beside) if beside.is_file() else None)

@@ -54,7 +54,7 @@ def toolkit_libraries(nvcc: Path, host: HostCompiler = NATIVE) -> Path:
     """The folder with the CUDA runtime that this compiler links, for the platform of ``host``.
 
     Raises:
-        EngineError: it does not say, or there is none.
+        EngineError: the folder is missing or unknown.
     """
     words = [str(nvcc), *host.words, "--dryrun", "-shared", "x.o"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

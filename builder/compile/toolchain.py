@@ -59,7 +59,7 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     """The compiler and its CUDA version.
 
     Raises:
-        EngineError: there is none, or it does not say its version.
+        EngineError: it does not exist, or it does not say its version.
     """
     found = named or installed_nvcc()
     if found is None or not found.is_file():

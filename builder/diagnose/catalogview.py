@@ -95,7 +95,7 @@ def find_entry(name: str) -> Entry:
     """The entry of a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it does not exist.
     """
     entries = {entry.id: entry for entry in load_catalog()}
     if name not in entries:
@@ -141,7 +141,7 @@ def entries_to_check(paths: Sequence[str]) -> list[Entry]:
     """The entries to check: those of files and folders, or the whole catalogue.
 
     Raises:
-        UsageError: a file is malformed, or there is none.
+        UsageError: a file is malformed or missing.
     """
     if not paths:
         return list(load_catalog())

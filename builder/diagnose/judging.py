@@ -56,7 +56,7 @@ def given_release(vllm: str | None) -> str | None:
     """``--vllm`` as a version.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is malformed.
     """
     if vllm is None:
         return None

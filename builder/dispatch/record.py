@@ -188,7 +188,7 @@ def read_records(folder: Path) -> list[Record]:
     """All records of a directory, oldest release first.
 
     Raises:
-        UsageError: there is none, or one is malformed.
+        UsageError: no record exists, or one is malformed.
     """
     from packaging.version import Version
 

@@ -71,7 +71,7 @@ class Distribution:
         """The image that a node's engine will choose.
 
         Raises:
-            RemoteError: there is none for its architecture.
+            RemoteError: no image for its architecture.
         """
         images = self._stored.subject.images
         if len(images) == 1:

@@ -87,7 +87,7 @@ def reached(docker: str, said: str) -> Iterator[Builder]:
     """The builder of that name or address, once it has answered.
 
     Raises:
-        EngineError: there is none, it does not answer, or it is another Docker Engine.
+        EngineError: it does not exist, it does not answer, or it is another Docker Engine.
         UsageError: it cannot be one.
     """
     check_name(said)

@@ -26,7 +26,7 @@ def get_engine(name: str, builder: str = "") -> Engine:
     ``builder`` is where BuildKit runs, if that is not inside the Docker Engine.
 
     Raises:
-        EngineError: the named engine is not there, or the one that ``DOCKER_HOST`` names.
+        EngineError: the named engine is missing, or the one that ``DOCKER_HOST`` names.
     """
     engine = (named(name) or ENGINES[_WITH_DOCKER]).make(builder)
     reason = engine.missing()
@@ -65,7 +65,7 @@ def engine_for(
     """The engine for a plan, and why it is this one; ``""`` where it was named.
 
     Raises:
-        EngineError: it is not there, or does not build this plan.
+        EngineError: it does not exist, or does not build this plan.
         UsageError: no layer can be put on the base.
     """
     wanted, why = wanted_engine(name, output), ""

@@ -66,7 +66,7 @@ def find_image(
     """The image in the engine, pulled (unless told not to) when it is not there.
 
     Raises:
-        RemoteError: it is not there and cannot be, or may not be, pulled.
+        RemoteError: it does not exist and cannot be, or may not be, pulled.
         BuildFailed: the engine's disk has no room for it.
     """
     from docker.errors import APIError, ImageNotFound

@@ -179,7 +179,7 @@ class Catalog:
         """One rendered layer.
 
         Raises:
-            UsageError: there is none of that name, or its file is malformed.
+            UsageError: no such name, or its file is malformed.
         """
         if name not in self.folders:
             raise self._unknown("layer", name)
@@ -191,7 +191,7 @@ class Catalog:
         """One profile.
 
         Raises:
-            UsageError: there is none of that name.
+            UsageError: no such name.
         """
         if name not in self.profile_files:
             raise self._unknown("profile", name)

@@ -58,7 +58,7 @@ def read_facts(lock: Path, pin: FactsPin) -> RecordedFiles:
     """The facts of a pin.
 
     Raises:
-        SparkBuildError: the file is not there, is not what is pinned, or is about other layers
+        SparkBuildError: the file does not exist, is not what is pinned, or is about other layers
             (exit 9).
     """
     path = folder_of(lock) / pin.file

@@ -164,7 +164,7 @@ def final_answer(
     """Send a request that may be sent twice until its answer needs no other try.
 
     Raises:
-        NoAnswer: nobody answered, however often.
+        NoAnswer: no attempt got an answer.
         RemoteError: the last answer still was one to try again after.
     """
     import requests

@@ -50,7 +50,7 @@ def fields(value: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
     """A JSON object that has no other keys than these.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is malformed.
         ValueError: it has others.
     """
     if not isinstance(value, dict):
@@ -67,7 +67,7 @@ def whole(value: Any, what: str, least: int = 0) -> int:
     """A whole number.
 
     Raises:
-        ValueError: it is none, or too small.
+        ValueError: it is malformed, or too small.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{what} is not a whole number of at least {least}: {str(value)[:60]}")
@@ -218,7 +218,7 @@ def parameter(value: Any, place: int, arrays: Sequence[Array]) -> bytes:
     """One parameter: bytes in hexadecimal, where an array begins, or a number of a type.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is something else.
     """
     what = f"parameters[{place}]"
     if isinstance(value, str):
@@ -243,7 +243,7 @@ def array_named(name: Any, what: str, arrays: Sequence[Array]) -> Array:
     """The array of a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: it does not exist.
     """
     found = next((one for one in arrays if one.name == name), None)
     if found is None:

@@ -53,7 +53,7 @@ def name_of(labels: Sequence[Mapping[str, str]], subject: str) -> Name:
     """The name for images with these labels, which go under one tag.
 
     Raises:
-        UsageError: there is none, or they do not agree.
+        UsageError: a label is missing, or the images disagree.
     """
     plans = sorted({one[PLAN_LABEL] for one in labels})
     if not plans:

@@ -173,7 +173,7 @@ def open_source(text: str, places: Locations) -> Iterator[Opened]:
 
     Raises:
         UsageError: it is no such thing, or was not made by spark-build.
-        RemoteError: it is not there.
+        RemoteError: it does not exist.
     """
     if text.startswith(("oci:", "docker://")) or _is_pinned(text):
         yield _stored(text, places)

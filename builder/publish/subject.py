@@ -114,7 +114,7 @@ def read_subject(source: ImageSource, reference: str) -> Subject:
     """Read what a tag or digest names, without its layers.
 
     Raises:
-        RemoteError: it is not there, or is not an image.
+        RemoteError: it does not exist, or is not an image.
     """
     root = source.manifest(reference)
     document = root.json()

@@ -125,7 +125,7 @@ class Repository:
         """The manifest or index of a tag or digest; a digest is checked.
 
         Raises:
-            RemoteError: it is not there, is too large, of another type, or its bytes do not match
+            RemoteError: it does not exist, is too large, of another type, or its bytes do not match
                 its digest.
         """
         subject = f"manifest {self.path}{separator(reference)}{reference}"

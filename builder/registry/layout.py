@@ -58,7 +58,7 @@ class LayoutDirectory:
 
         Raises:
             UsageError: no single image is meant by that.
-            RemoteError: it is not there, or is not what its digest says.
+            RemoteError: it does not exist, or is not what its digest says.
         """
         digest = self.resolve(reference)
         with self._blob(digest) as file:
@@ -97,7 +97,7 @@ class LayoutDirectory:
         """``index.json``, which has a list of ``manifests``.
 
         Raises:
-            RemoteError: it is not there, or is no index.
+            RemoteError: it does not exist, or is not an index.
         """
         path = self.path / "index.json"
         try:

@@ -153,7 +153,7 @@ class ImageSource(Protocol):
         """The manifest or index of a tag or digest; a digest is checked.
 
         Raises:
-            RemoteError: it is not there, is too large, or its bytes do not match its digest.
+            RemoteError: it does not exist, is too large, or its bytes do not match its digest.
         """
 
     def gives(self, blob: Descriptor) -> bool:

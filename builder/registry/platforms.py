@@ -41,7 +41,7 @@ def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) 
     What attests to a kept entry is kept.
 
     Raises:
-        UsageError: a platform is not there.
+        UsageError: a platform is missing.
         RemoteError: the index or the configuration is malformed.
     """
     if not platforms:

@@ -204,7 +204,7 @@ class Transport:
         is tried again, too, and is the answer if it does not change.
 
         Raises:
-            RemoteError: there is none in time, or its status is not expected.
+            RemoteError: no answer in time, or an unexpected status.
         """
         retries = retries or self.retries(subject, small=True)
         challenged = False

@@ -73,7 +73,7 @@ def session_address(repository: Repository, url: str, response: requests.Respons
     """The ``Location`` of an answer, relative or absolute; never a step down from https.
 
     Raises:
-        RemoteError: there is none.
+        RemoteError: it does not exist.
     """
     location = response.headers.get("Location")
     if not location:

@@ -66,7 +66,7 @@ def open_image(ref: str, platform: str | None = None) -> Image:
     """The image that ``docker://HOST/NAME:TAG``, ``HOST/NAME:TAG`` or ``oci:DIR[:NAME]`` names.
 
     Raises:
-        RemoteError: it is not there, or what is there is malformed.
+        RemoteError: it does not exist, or it is malformed.
         UsageError: the reference is malformed, or has no image for the platform.
     """
     from builder.registry.layout import LayoutDirectory
@@ -104,7 +104,7 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
     """Resolve a tag or digest to the image for a platform (``linux/arm64``).
 
     Raises:
-        RemoteError: it is not there, or what is there is malformed.
+        RemoteError: it does not exist, or it is malformed.
         UsageError: it has no image for the platform, or several and none is asked for.
     """
     top = source.manifest(identifier)

@@ -128,7 +128,7 @@ def decimal(text: bytes) -> int:
     """A number of a pax record.
 
     Raises:
-        DamagedHeader: it is none, or has more than 64 bits.
+        DamagedHeader: it is malformed, or has more than 64 bits.
     """
     found = _DECIMAL.fullmatch(text)
     value = int(found[1] + found[2]) if found else 1 << 63
@@ -171,7 +171,7 @@ def check_times(records: dict[bytes, bytes]) -> None:
     """Times of a pax header: seconds, and perhaps a fraction.
 
     Raises:
-        DamagedHeader: one is none.
+        DamagedHeader: one is malformed.
     """
     for key in _TIMES:
         seconds, _, fraction = records.get(key, b"0").partition(b".")

@@ -253,7 +253,7 @@ class Models:
         """One model, by its name or by its id on Hugging Face.
 
         Raises:
-            UsageError: there is none, or its file is malformed.
+            UsageError: it does not exist, or its file is malformed.
         """
         if name in self.files:
             return read_model(self.files[name])

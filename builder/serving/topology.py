@@ -35,7 +35,7 @@ def topology_named(name: str) -> Topology:
     """A topology by its name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no such name.
     """
     for known in TOPOLOGIES:
         if known == name:

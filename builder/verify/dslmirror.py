@@ -90,7 +90,7 @@ def contents_of(tree: Tree) -> Contents:
     """The target's DSL, file by file.
 
     Raises:
-        NoDsl: there is none.
+        NoDsl: it does not exist.
         CannotMirror: a shared library is from none of the target's wheels.
     """
     dists = dsl_distributions(tree)
@@ -125,7 +125,7 @@ def texts_of(tree: Tree) -> list[str]:
     """The files of the target itself that a mirror holds.
 
     Raises:
-        NoDsl: there is none.
+        NoDsl: it does not exist.
         CannotMirror: a shared library is from none of the target's wheels.
     """
     return sorted(contents_of(tree).texts)

@@ -37,7 +37,7 @@ def open_layered(text: str, opening: Opening) -> VerifyTarget:
     """Open ``docker://NAME``, ``NAME`` or ``oci:DIR[:NAME]``.
 
     Raises:
-        RemoteError: it is not there, or is damaged.
+        RemoteError: it does not exist, or is damaged.
         UsageError: nothing says what it should be, or it holds no vLLM.
     """
     image = open_image(text, opening.platform)

@@ -63,7 +63,7 @@ class GpuOptions:
         """Refuse what has no effect, before anything runs.
 
         Raises:
-            UsageError: an option of a level that is not asked for, or evidence that is none.
+            UsageError: an option of a level that is not asked for, or malformed evidence.
         """
         given = {
             "--bench": self.bench,
@@ -83,7 +83,7 @@ class GpuOptions:
         """The other evidence.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is malformed.
         """
         if self.against is None:
             return None

@@ -204,7 +204,7 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     """Make what is not there yet: the environment, a torch, and the CuTe DSL where it is imported.
 
     Raises:
-        SparkBuildError: a part of it cannot be had here.
+        SparkBuildError: a part of it is not available here.
     """
     wait_for_background()  # which may be making the same
     sandbox = Sandbox(requirements)
