@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 ARCH = "-arch=sm_90a"
 #: Bytes of a tensor map (CUDA driver API, CUtensorMap).
 MAP = 128
-#: CUtensorMapDataType by the bits of an element: UINT8 and UINT16; copies do not care for more.
-_TYPES = {8: 0, 16: 1}
+#: CUtensorMapDataType by the bits of an element: UINT8, UINT16 and UINT32; copies do not care for
+#: more.
+_TYPES = {8: 0, 16: 1, 32: 2}
 #: Which bit of the thread's number, and what it is in the warps that wait.
 _LATE = {"odd": (32, "ne"), "even": (32, "eq"), "high": (64, "ne"), "low": (64, "eq")}
 _WAIT = (

@@ -4,63 +4,90 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from packaging.version import Version
+
+from benchmarks import kernel_defects
+from benchmarks.kernel_defects import EVIDENCE, PAGE, main, table, versions
+from builder.errors import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+    from pathlib import Path
 
-DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "kernel-defects.md").read_text("utf-8")
-FILES = sorted((DOCS / "evidence" / "numbers").glob("vllm-*.json"))
-RECORDS = [json.loads(path.read_text("utf-8")) for path in FILES]
+RECORDS = kernel_defects.records()
 
 
-def cell(check: Mapping[str, str]) -> str:
-    """One result in a few words."""
-    if check["status"] != "fail":
-        return {"pass": "right", "not-run": "not run"}[check["status"]]
-    wrong = "wrong values" if check["seen"].startswith("wrong values") else ""
-    race = "race" if "race, " in check["seen"] else ""
-    return " and ".join(part for part in (wrong, race) if part) or "does not run"
+def test_the_page_has_the_table_of_the_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0
+    assert "is up to date" in capsys.readouterr().out
 
 
-def versions(record: Mapping[str, Any]) -> tuple[str, str]:
-    """FlashInfer and CuTe DSL."""
-    found = re.match(r"FlashInfer (\S+) \+ CuTe DSL (\S+) of", record["checks"][0]["where"])
-    assert found, record["checks"][0]["where"]
-    return found[1], found[2]
+def test_a_page_of_other_evidence_is_stale_until_it_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text("utf-8").replace("| wrong values and race |", "| right |", 1))
+    given = ["--page", str(page)]
+    assert main([*given, "--check"]) == Exit.STALE
+    said = capsys.readouterr().err
+    assert f"{page} does not match {EVIDENCE}" in said
+    assert "try: python -m benchmarks.kernel_defects" in said
+    assert main(given) == 0
+    assert page.read_text("utf-8") == PAGE.read_text("utf-8")
+    assert main([*given, "--check"]) == 0
 
 
-def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each kernel, a column for each release."""
-    made = sorted(records, key=lambda record: Version(versions(record)[0]))
-    heads = ["FlashInfer", *(versions(record)[0] for record in made)]
-    lines = [heads, ["---"] * len(heads), ["CuTe DSL", *(versions(record)[1] for record in made)]]
-    names = dict.fromkeys(check["name"] for record in made for check in record["checks"])
-    for name in names:
-        by = [{check["name"]: check for check in record["checks"]} for record in made]
-        lines.append([name, *(cell(found[name]) if name in found else "" for found in by)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not what verify --json prints"),
+        ("[]", "is not what verify --json prints"),
+        ('{"checks": []}', "is not what verify --json prints"),
+        ('{"checks": [{"where": "here"}]}', "names no FlashInfer and CuTe DSL: 'here'"),
+        (None, "has no vllm-*.json"),
+    ],
+)
+def test_evidence_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / "vllm-0.1.json").write_text(content)
+    assert main(["--evidence", str(tmp_path)]) == Exit.USAGE
+    assert words in capsys.readouterr().err
 
 
-def test_the_page_matches_the_evidence() -> None:
-    shown = PAGE.partition("test_kernel_defects.py -->\n")[2].partition("<!-- end -->")[0]
-    assert shown == table(RECORDS), table(RECORDS)
+def test_a_page_without_a_place_for_the_table_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.md").write_text("# Other\n")
+    assert main(["--page", str(tmp_path / "page.md")]) == Exit.USAGE
+    assert "the page lacks <!--" in capsys.readouterr().err
+
+
+def test_a_kernel_that_a_release_lacks_has_no_result() -> None:
+    where = "FlashInfer {} + CuTe DSL 4 of t"
+    new = {"name": "new", "status": "pass", "where": where.format("0.2")}
+    lacking = {"name": "new", "status": "not-run", "moot": True, "where": where.format("0.1")}
+    nowhere = {**lacking, "name": "other", "where": where.format("0.2")}
+    made = table([{"checks": [lacking]}, {"checks": [new, nowhere]}])
+    assert made.splitlines()[3:] == ["| new |  | right |"]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record["target"]))
 def test_every_failure_is_a_known_defect(record: Mapping[str, Any]) -> None:
     """By the kind of the kernel and the release."""
-    rows = [row for row in PAGE.partition("## Defects")[2].splitlines() if row.startswith("| ")]
+    rows = [
+        row
+        for row in PAGE.read_text("utf-8").partition("## Defects")[2].splitlines()
+        if row.startswith("| ")
+    ]
     flashinfer = versions(record)[0]
     failed = [check for check in record["checks"] if check["status"] == "fail"]
     assert failed
     for check in failed:
-        kind = "MoE" if "MoE" in check["name"] else "GEMM"
+        kind = next(k for k in ("MoE", "W4A16 GEMM", "") if k in check["name"]) or "GEMM"
         hit = [row for row in rows if row.startswith(f"| {kind}")]
         assert any(flashinfer in row.split("|")[3] for row in hit), check["name"]
 
@@ -73,5 +100,5 @@ def test_a_changed_record_changes_the_table() -> None:
 
 
 def test_the_evidence_has_no_local_path() -> None:
-    for path in FILES:
+    for path in EVIDENCE.iterdir():
         assert not re.search(r"(?<![\w.])/(?:root|home|tmp|work)/", path.read_text("utf-8")), path

@@ -1,0 +1,125 @@
+"""Write the table of docs/kernel-defects.md from what level ``numbers`` found, or check it.
+
+    python -m benchmarks.kernel_defects [--check]
+
+Each file of docs/evidence/numbers is what this printed, for one release:
+
+    spark-build verify pypi:vllm==RELEASE --layers b12x-full --level numbers --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+from builder.errors import Exit
+from builder.pypi.index import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, EVIDENCE = DOCS / "kernel-defects.md", DOCS / "evidence" / "numbers"
+BEGIN = "<!-- of evidence/numbers, by python -m benchmarks.kernel_defects -->\n"
+END = "<!-- end -->"
+
+
+def records(folder: Path = EVIDENCE) -> list[dict[str, Any]]:
+    """The evidence, a record for each release.
+
+    Raises:
+        ValueError: a file is no such record.
+    """
+    found = []
+    for path in sorted(folder.glob("vllm-*.json")):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+            versions(record)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is not what verify --json prints: {error}") from None
+        found.append(record)
+    if not found:
+        raise ValueError(f"{folder} has no vllm-*.json")
+    return found
+
+
+def versions(record: Mapping[str, Any]) -> tuple[str, str]:
+    """FlashInfer and CuTe DSL."""
+    where = str(record["checks"][0]["where"])
+    found = re.match(r"FlashInfer (\S+) \+ CuTe DSL (\S+) of", where)
+    if found is None:
+        raise ValueError(f"its first check names no FlashInfer and CuTe DSL: {where!r}")
+    return found[1], found[2]
+
+
+def cell(check: Mapping[str, Any]) -> str:
+    """One result in a few words; nothing where a release has no such kernel."""
+    if check.get("moot"):
+        return ""
+    if check["status"] != "fail":
+        return {"pass": "right", "not-run": "not run"}[check["status"]]
+    wrong = "wrong values" if check["seen"].startswith("wrong values") else ""
+    race = "race" if "race, " in check["seen"] else ""
+    return " and ".join(part for part in (wrong, race) if part) or "does not run"
+
+
+def table(given: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each kernel, a column for each release."""
+    made = sorted(given, key=lambda record: Version(versions(record)[0]))
+    heads = ["FlashInfer", *(versions(record)[0] for record in made)]
+    lines = [heads, ["---"] * len(heads), ["CuTe DSL", *(versions(record)[1] for record in made)]]
+    by = [{check["name"]: check for check in record["checks"]} for record in made]
+    # the latest release has all kernels, in their order
+    for name in dict.fromkeys(name for checks in reversed(by) for name in checks):
+        row = [cell(checks[name]) if name in checks else "" for checks in by]
+        if any(row):
+            lines.append([name, *row])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page(text: str, made: str) -> str:
+    """The page with a table in the place of its own.
+
+    Raises:
+        ValueError: the page has no place for it.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks {BEGIN.strip()} or {END}")
+    return f"{before}{begin}{made}{end}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--evidence", type=Path, default=EVIDENCE)
+    asked = parser.parse_args(arguments)
+    try:
+        text = asked.page.read_text("utf-8")
+        wanted = page(text, table(records(asked.evidence)))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.USAGE
+    if text == wanted:
+        print(f"{asked.page} is up to date")
+        return 0
+    if asked.check:
+        print(f"error: {asked.page} does not match {asked.evidence}", file=sys.stderr)
+        print("  try: python -m benchmarks.kernel_defects", file=sys.stderr)
+        return Exit.STALE
+    write_atomically(asked.page, wanted.encode())
+    print(f"{asked.page} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
