@@ -541,6 +541,28 @@ def applier(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "it is not an object"),
+        ('{"name": "t"}', "'layers' is missing"),
+        ('{"name": "t", "layers": [1]}', "layer 1: it is not an object"),
+        ('{"name": "t", "layers": [{"name": "x"}]}', "layer x: 'package' is missing"),
+        ('{"name": "t", "layers": [], "needs": {"vllm": 1}}', "'needs' holds what is not a text"),
+    ],
+)
+def test_a_damaged_bundle_is_an_error_with_its_place(site: Path, text: str, said: str) -> None:
+    path = site.parent / "layers.json"
+    path.write_text(text)
+    before = snapshot(site)
+    ran = applier("apply", "--root", str(site), "--layers", str(path))
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.startswith("error: ")
+    assert said in ran.stderr
+    assert snapshot(site) == before
+
+
 def test_a_second_process_is_told_to_wait(site: Path) -> None:
     layers = bundle(site, FIX)
     with Store(site):
