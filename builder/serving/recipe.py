@@ -175,8 +175,8 @@ def _refuse(request: RecipeRequest) -> None:
             f"({model.needs.source})",
             hint="a newer one: --release 0.33.0",
         )
-    for held in model.holds:
-        if held.kind in served.refused:
+    for held in model.holds:  # what is said of experts depends on a flag, which is left out then
+        if held.kind in served.refused and held.kind not in _EXPERTS:
             raise UsageError(
                 f"{served.name} on vLLM {served.vllm} does not serve {held.kind} layers, and "
                 f"{model.name} has them ({held.source}): vLLM stops with "
@@ -288,6 +288,9 @@ def _no_experts(draft: _Draft, value: str | None) -> str:
     kinds = model.kinds()
     if kinds and not kinds & _EXPERTS:
         return "the model has no NVFP4 experts"
+    refused = draft.request.served.refused
+    for kind in sorted(kinds & _EXPERTS & set(refused)):
+        return f"vLLM refuses it for {kind} layers ({refused[kind]!r}), and chooses by itself"
     if value != _B12X:
         return ""
     if model.experts is None:

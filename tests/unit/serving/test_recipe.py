@@ -112,6 +112,14 @@ def test_a_profile_that_does_not_serve_a_layer_of_the_model_is_refused() -> None
     assert recipe_of(request("qwen3.6-35b-a3b", served=narrow))
 
 
+def test_experts_that_the_profiles_flag_is_refused_for_are_left_to_vllm() -> None:
+    narrow = served(refused={"w4a16-moe": "'FLASHINFER_B12X' does not support"})
+    made = recipe_of(request("nemotron-3-nano-w4a16", served=narrow))
+    assert "--moe-backend" not in flags(made)
+    assert "refuses it for w4a16-moe layers" in left_out(made)["--moe-backend"]
+    assert "--moe-backend" in flags(recipe_of(request("nemotron-3-nano", served=narrow)))
+
+
 def test_a_release_that_is_too_old_for_the_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"gemma-4-31b needs vLLM >=0.19.0, and this is"):
         recipe_of(request("gemma-4-31b", served=served("0.18.1")))
