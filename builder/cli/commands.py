@@ -28,6 +28,8 @@ COMMANDS = (
     Entry("image", "mainapp", "main_app", BUILD, "Build a patched image and verify it."),
     Entry("recipe", "servingapp", "recipe_app", SERVE,
           "Print what serves a model: flags checked against the release."),
+    Entry("lint", "servingapp", "lint_app", SERVE,
+          "Check serve commands in scripts, compose files, recipes and manifests."),
     Entry("verify", "mainapp", "main_app", INSPECT,
           "Check an image's contents and the kernels it selects."),
     Entry("diagnose", "mainapp", "main_app", INSPECT,

@@ -116,6 +116,12 @@ DOCUMENTS = {
     "matrix": Entry(
         "`matrix --json`: every layer on every release", ("builder.dispatch.documents:Matrix",)
     ),
+    "lint": Entry(
+        "`lint --json`: what is wrong with serve commands", ("builder.lint.rules:LintReport",)
+    ),
+    "lint-rules": Entry(
+        "`lint --rules --json`: what lint looks for", ("builder.lint.rules:RuleList",)
+    ),
     "models-list": Entry(
         "`models list --json`: the models that recipes exist for",
         ("builder.serving.models:ModelList",),

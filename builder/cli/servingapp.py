@@ -164,3 +164,58 @@ def recipe(
         patches=patches or (),
         json=json,
     )
+
+
+lint_app = App()
+
+
+@lint_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build lint serve.sh --release 0.33.0",
+        "spark-build lint compose.yaml recipe.yaml --image me/vllm:1",
+        "spark-build lint k8s/*.yaml --sarif > lint.sarif",
+        "spark-build lint --rules",
+    ),
+)
+def lint(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Shell scripts, compose files, Kubernetes manifests, recipes of sparkrun or "
+            "eugr, Dockerfiles; - is a shell script on stdin.",
+            metavar="FILE",
+        ),
+    ] = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            help="The vLLM release that they run (default: from the tag of an official image).",
+            metavar="VERSION",
+        ),
+    ] = "",
+    image: Annotated[
+        str, typer.Option(help="The image that they run; its vLLM is read.", metavar="IMAGE")
+    ] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
+    sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0.")] = False,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Print the rules and their sources.")
+    ] = False,
+    models: ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Check serve commands in scripts, compose files, recipes and manifests.
+
+    Flags, values, variables and parser names are checked against the release. Exit 5 if a server
+    would not start, or not as asked. A comment
+    "# spark-build: ignore[rule]" keeps a line as it is.
+    """
+    from builder.cli.lint import lint_command, rules_command
+    from builder.lint.run import Linter
+
+    if rules:
+        rules_command(json=json)
+        return
+    linter = Linter(release=release, image=image)
+    lint_command(files or [], linter, models, strict=strict, as_sarif=sarif, json=json)

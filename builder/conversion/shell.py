@@ -33,6 +33,10 @@ class Command:
 
     #: the command's name and arguments, unquoted
     words: tuple[str, ...]
+    #: the line of each word, from 1
+    lines: tuple[int, ...] = ()
+    #: variables set for this command alone: ``NAME=value command``
+    assigned: tuple[tuple[str, str], ...] = ()
     #: of its first character, from 1
     line: int
     text: str
@@ -132,7 +136,13 @@ def _command(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
         return
     parts = [c for c in body.named_children if c.type not in ("variable_assignment", "comment")]
     words = tuple(_value(part, script) for part in parts)
-    script.commands.append(common(words=words, stdin=stdin))
+    lines = tuple(part.start_point[0] + 1 for part in parts)
+    own = dict(script.variables)  # what is set for one command is not set after it
+    assigned = tuple(
+        _assign(part, script) for part in body.named_children if part.type == "variable_assignment"
+    )
+    script.variables = own
+    script.commands.append(common(words=words, lines=lines, assigned=assigned, stdin=stdin))
     if words[:1] == ("cd",) and len(words) > 1 and "function" not in inside:
         script.folder = words[1]
 

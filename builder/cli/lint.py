@@ -1,0 +1,75 @@
+"""``spark-build lint``."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import TYPE_CHECKING
+
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.lint.rules import RULES, RuleList
+from builder.lint.run import Linter, lint, read_file
+from builder.lint.sarif import sarif
+from builder.serving.models import Models
+from builder.util.console import counted, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.lint.rules import LintReport
+
+
+_IGNORE = "to keep one, write the comment '# spark-build: ignore[rule]' on its line"
+
+
+def rules_command(*, json: bool) -> None:
+    """Print the rules."""
+    if json:
+        print_json(RuleList(rules=tuple(RULES.values())))
+        return
+    for rule in RULES.values():
+        print(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
+
+
+def lint_command(
+    files: list[Path],
+    linter: Linter,
+    models: list[Path] | None,
+    *,
+    strict: bool,
+    as_sarif: bool,
+    json: bool,
+) -> None:
+    """Lint files and print what was found.
+
+    Raises:
+        UsageError: a file cannot be read, or has no serve command.
+        SparkBuildError: something is wrong with a command (exit 5).
+    """
+    if not files:
+        raise UsageError("no file to lint", hint="spark-build lint FILE..., or - for stdin")
+    texts = [(str(path), read_file(path)) for path in files]
+    report = lint(texts, linter, Models.discover(models or ()))
+    if as_sarif:
+        print(json_module.dumps(sarif(report), indent=2))
+    elif json:
+        print_json(report)
+    else:
+        _print(report)
+    serious = [one for one in report.findings if strict or one.severity == "error"]
+    if serious:
+        raise SparkBuildError(
+            f"{counted(len(serious), 'serve setting')} to change", Exit.VERIFY_FAILED, _IGNORE
+        )
+
+
+def _print(report: LintReport) -> None:
+    for one in report.findings:
+        print(f"{one.file}:{one.line}: {one.severity}: {one.message} [{one.rule}]")
+        if one.help:
+            print(f"    {one.help}")
+    ignored = f", {report.ignored} ignored" if report.ignored else ""
+    release = f" for vLLM {report.vllm}" if report.vllm else ""
+    print(
+        f"{counted(len(report.findings), 'finding')} in "
+        f"{counted(report.commands, 'serve command')}{release}{ignored}"
+    )

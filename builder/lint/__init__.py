@@ -1,0 +1,1 @@
+"""Checks serve commands that users already have: scripts, compose files, recipes, manifests."""

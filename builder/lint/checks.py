@@ -1,0 +1,253 @@
+"""Checks one serve command against what a release understands and what is known of its model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from builder.lint.commands import UNKNOWN, GivenFlag, ServeCommand
+from builder.lint.rules import RULES, Finding
+from builder.serving.interface import PLUGINS, VARIABLES, canonical
+from builder.serving.profile import CUDA_13
+from builder.serving.replaced import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from builder.serving.interface import ServeInterface
+    from builder.serving.models import Model
+
+#: More of the unified memory than this leaves the system too little (rule memory-fraction).
+_LARGEST_FRACTION = 0.9
+#: vLLM's metadata requires Ray before this release.
+_NO_RAY = Version("0.18.0rc0")
+#: Releases whose ``--linear-backend`` knows flashinfer_b12x and whose kernel list does not.
+_UNREACHABLE = (Version("0.24.0rc0"), Version("0.28.0rc0"))
+_OFFICIAL = re.compile(r"vllm/vllm-openai:(?:v)?(?P<version>\d[^-@]*)?(?P<rest>[^@]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A command with what a release's parser makes of it."""
+
+    command: ServeCommand
+    interface: ServeInterface
+    flags: tuple[GivenFlag, ...]
+    model: Model | None
+
+    @classmethod
+    def of(
+        cls, command: ServeCommand, interface: ServeInterface, models: Mapping[str, Model]
+    ) -> Checked:
+        """Read a command as the release does."""
+        flags = tuple(command.flags(interface))
+        model = models.get(command.model)
+        return cls(command=command, interface=interface, flags=flags, model=model)
+
+    def last(self, name: str) -> GivenFlag | None:
+        """A flag that is given, by its long name; the last one counts."""
+        known = self.interface.flag(name)
+        names = known.names if known else (name,)
+        return next((f for f in self.flags[::-1] if canonical(f.name) in names), None)
+
+    def value(self, name: str) -> str:
+        """The value of a flag; empty where it is not given or not known before the start."""
+        flag = self.last(name)
+        return "" if flag is None or flag.value is None or UNKNOWN in flag.value else flag.value
+
+    def env(self) -> dict[str, str]:
+        """The variables that are set."""
+        return {one.name: one.value for one in self.command.env}
+
+    def finding(self, rule: str, line: int, message: str, help_: str = "") -> Finding:
+        """A finding of a rule."""
+        return Finding(
+            file=self.command.file, line=line, rule=rule, severity=RULES[rule].severity,
+            message=message, help=help_,
+        )  # fmt: skip
+
+
+def check(checked: Checked) -> Iterator[Finding]:
+    """Everything that is wrong with one command, in the order of its lines."""
+    found = [finding for one in _CHECKS for finding in one(checked)]
+    yield from sorted(found, key=lambda finding: finding.line)
+
+
+def _flags(checked: Checked) -> Iterator[Finding]:
+    for flag in checked.flags:
+        if UNKNOWN in flag.name:
+            continue
+        known = checked.interface.flag(canonical(flag.name).partition(".")[0])
+        unknown = known is not None and flag.value is not None and UNKNOWN in flag.value
+        why = "" if unknown else checked.interface.refusal(flag.name, flag.value)
+        if why:
+            rule = "bad-value" if known is not None else "unknown-flag"
+            yield checked.finding(rule, flag.line, why)
+
+
+def _twice(checked: Checked) -> Iterator[Finding]:
+    seen: dict[str, GivenFlag] = {}
+    for flag in checked.flags:
+        name = canonical(flag.name)
+        before = seen.get(name)
+        if before is not None and before.value != flag.value and "." not in name:
+            message = f"{name} is given twice: {before.value} on line {before.line} has no effect"
+            yield checked.finding("given-twice", flag.line, message)
+        seen[name] = flag
+
+
+def _parsers(checked: Checked) -> Iterator[Finding]:
+    for name, plugin in PLUGINS.items():
+        flag, value = checked.last(name), checked.value(name)
+        built_in = checked.interface.parsers(name)
+        if flag is None or not value or value in built_in or checked.last(plugin):
+            continue
+        message = f"vLLM {checked.interface.vllm} has no parser {value!r} for {name}"
+        choices = [c for m in [checked.model] if m for c in (*m.reasoning_parsers, *m.tool_parsers)]
+        plugged = next((c.plugin for c in choices if c.name == value and c.plugin), "")
+        advice = f"it has {', '.join(built_in)}"
+        if plugged:
+            advice = f"the checkpoint brings it: {plugin} {plugged}"
+        yield checked.finding("unknown-parser", flag.line, message, advice)
+
+
+def _variables(checked: Checked) -> Iterator[Finding]:
+    interface = checked.interface
+    for one in checked.command.env:
+        if not one.name.startswith(VARIABLES):
+            continue
+        value = "" if UNKNOWN in one.value else one.value
+        known = one.name in interface.variables
+        why = interface.variable_refusal(one.name, value) if value or not known else ""
+        if not why:
+            continue
+        other = replaced().get(one.name)
+        advice = ""
+        if other is not None:
+            why = why.partition("; did you mean")[0]
+            flag = f"{other.flag} {other.value(value) or 'VALUE'}"
+            advice = f"the flag {flag} says it" if other.value(value) else "leave it out"
+            if other.flag_refusal(interface, value):
+                advice = f"this release has nothing in its place; {other.source}"
+        rule = "variable-value" if known else "unknown-variable"
+        yield checked.finding(rule, one.line, why, advice)
+
+
+def _b12x(checked: Checked) -> Iterator[Finding]:
+    for name in ("--linear-backend", "--moe-backend"):
+        flag, value = checked.last(name), checked.value(name).lower().replace("-", "_")
+        if flag is None:
+            continue
+        if value == "b12x":
+            message = f"{name} b12x selects the package b12x, which images do not have"
+            yield checked.finding("b12x-name", flag.line, message, f"{name} flashinfer_b12x")
+        first, last = _UNREACHABLE
+        release = Version(checked.interface.vllm)
+        if name == "--linear-backend" and value == "flashinfer_b12x" and first <= release < last:
+            message = (
+                f"vLLM {release} knows {name} flashinfer_b12x and has no such kernel to select"
+            )
+            advice = "an image with the profile b12x-full, or vLLM 0.28.0 and later"
+            if _OFFICIAL.search(checked.command.image) or not checked.command.image:
+                yield checked.finding("b12x-unreachable", flag.line, message, advice)
+
+
+def _model(checked: Checked) -> Iterator[Finding]:
+    model = checked.model
+    if model is None:
+        return
+    tokens = checked.last("--max-num-batched-tokens")
+    given = _whole(checked.value("--max-num-batched-tokens"))
+    if tokens and given and model.block_size and given < model.block_size.value:
+        message = f"{given} batched tokens are fewer than a block of {model.name}"
+        advice = f"at least {model.block_size.value} ({model.block_size.source})"
+        yield checked.finding("batched-tokens", tokens.line, message, advice)
+    eager = checked.last("--enforce-eager")
+    failure = next((f for f in model.failures if f.what.startswith("--enforce-eager")), None)
+    if eager and failure:
+        yield checked.finding("eager-autotune", eager.line, f"{model.name}: {failure.what}",
+                              failure.helps)  # fmt: skip
+    length = checked.last("--max-model-len")
+    context = _whole(checked.value("--max-model-len"))
+    if length and context and model.context and context < model.context.value // 4:
+        message = f"a context of {context} tokens: {model.context.source}"
+        advice = f"{model.context.value} is what it was served with"
+        yield checked.finding("short-context", length.line, message, advice)
+
+
+def _memory(checked: Checked) -> Iterator[Finding]:
+    flag, value = (
+        checked.last("--gpu-memory-utilization"),
+        checked.value("--gpu-memory-utilization"),
+    )
+    if flag and re.fullmatch(r"\d*\.?\d+", value) and float(value) > _LARGEST_FRACTION:
+        message = f"{value} of 128 GB that the CPU uses too"
+        advice = "0.85, or --kv-cache-memory-bytes"
+        yield checked.finding("memory-fraction", flag.line, message, advice)
+
+
+def _cluster(checked: Checked) -> Iterator[Finding]:
+    executor = checked.last("--distributed-executor-backend")
+    image = checked.command.image
+    ours = image and not _OFFICIAL.search(image)
+    ray = checked.value("--distributed-executor-backend") == "ray"
+    if executor and ray and not ours and Version(checked.interface.vllm) >= _NO_RAY:
+        message = f"vLLM {checked.interface.vllm} and its official images come without Ray"
+        advice = "--nnodes 2 --node-rank N --master-addr IP --master-port PORT, without Ray"
+        yield checked.finding("no-ray", executor.line, message, advice)
+    env = {one.name: one for one in checked.command.env}
+    if "NCCL_SOCKET_IFNAME" in env and "GLOO_SOCKET_IFNAME" not in env:
+        one = env["NCCL_SOCKET_IFNAME"]
+        value = "INTERFACE" if UNKNOWN in one.value else one.value
+        message = "two nodes also need GLOO_SOCKET_IFNAME"
+        yield checked.finding("gloo-interface", one.line, message, f"GLOO_SOCKET_IFNAME={value}")
+
+
+def _image(checked: Checked) -> Iterator[Finding]:
+    match = _OFFICIAL.search(checked.command.image)
+    if match is None:
+        return
+    rest, release = match["rest"] or "", match["version"] or ""
+    try:
+        old = bool(release) and Version(release) < CUDA_13
+    except InvalidVersion:
+        old = False
+    if "cu12" in rest or (old and "cu13" not in rest):
+        advice = f"vllm/vllm-openai:v{release}-cu130" if old else f"vllm/vllm-openai:v{release}"
+        message = f"{checked.command.image} is for CUDA 12: its FP4 kernels do not run on a GB10"
+        yield checked.finding("cuda-12-image", checked.command.image_line, message, advice)
+
+
+def _conflicts(checked: Checked) -> Iterator[Finding]:
+    env = {one.name: one for one in checked.command.env}
+    read = checked.interface.variables
+    backend = env.get("VLLM_NVFP4_GEMM_BACKEND")
+    linear = checked.value("--linear-backend")
+    if backend and backend.name in read and linear not in ("", "auto"):
+        message = f"--linear-backend {linear} counts, VLLM_NVFP4_GEMM_BACKEND does not"
+        yield checked.finding("no-effect", backend.line, message, "leave the variable out")
+    choice = env.get("VLLM_FLASHINFER_MOE_BACKEND")
+    on = env.get("VLLM_USE_FLASHINFER_MOE_FP4")
+    if choice and choice.name in read and (on is None or on.value in ("0", "")):
+        message = (
+            "VLLM_FLASHINFER_MOE_BACKEND has an effect only with VLLM_USE_FLASHINFER_MOE_FP4=1"
+        )
+        yield checked.finding("no-effect", choice.line, message)
+    moe = checked.value("--moe-backend")
+    if on and on.name in read and on.value == "1" and moe and "flashinfer" not in moe:
+        message = f"--moe-backend {moe} counts, VLLM_USE_FLASHINFER_MOE_FP4=1 does not"
+        yield checked.finding("no-effect", on.line, message, "leave the variable out")
+
+
+def _whole(text: str) -> int:
+    """A number of tokens as vLLM writes them: 4096, 4k."""
+    match = re.fullmatch(r"(\d+)([kK]?)", text)
+    return int(match[1]) * (1000 if match[2] == "k" else 1024 if match[2] else 1) if match else 0
+
+
+_CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
+    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _cluster, _image, _conflicts,
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""A ``vllm serve`` command as it stands in a file: its flags and variables, each with its line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from builder.serving.interface import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from builder.serving.interface import ServeInterface
+
+#: Stands for a value that only running the script, or the tool that reads the file, would give: a
+#: character for private use, which shells and YAML take for a letter.
+UNKNOWN = "\ue000"
+#: Options of ``docker run`` and ``podman run`` that take no value (docker run --help, Docker 26).
+_DOCKER_SWITCHES = frozenset(
+    ("--detach", "--disable-content-trust", "--help", "--init", "--interactive", "--no-healthcheck",
+     "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "--read-only", "--rm",
+     "--sig-proxy", "--tty", "--replace")
+)  # fmt: skip
+_DOCKER_LETTERS = frozenset("ditPq")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command, and its line in the file."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFlag:
+    """A flag of ``vllm serve``; ``value`` is None where no word follows."""
+
+    name: str
+    value: str | None
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenVariable:
+    """An environment variable."""
+
+    name: str
+    value: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand:
+    """One start of a server."""
+
+    file: str
+    line: int
+    #: what follows ``vllm serve``
+    words: tuple[Word, ...] = ()
+    env: tuple[GivenVariable, ...] = ()
+    image: str = ""
+    image_line: int = 0
+
+    @property
+    def model(self) -> str:
+        """The model that it serves, where the command says it."""
+        first = next(iter(self.words), None)
+        if first is not None and not first.text.startswith("-"):
+            return first.text
+        pairs = zip(self.words, self.words[1:], strict=False)
+        return next((b.text for a, b in pairs if a.text == "--model"), "")
+
+    def flags(self, interface: ServeInterface) -> Iterator[GivenFlag]:
+        """Its flags, with the values that a release's parser would give to each."""
+        words = [*self.words]
+        while words:
+            word = words.pop(0)
+            if not word.text.startswith("-") or word.text in ("-", "--"):
+                continue
+            name, equals, value = word.text.partition("=")
+            if equals:
+                yield GivenFlag(name=name, value=value, line=word.line)
+                continue
+            known = interface.flag(canonical(name).partition(".")[0])
+            count = _words_after(known.takes if known else "optional", words)
+            given = " ".join(w.text for w in words[:count]) if count else None
+            del words[:count]
+            yield GivenFlag(name=name, value=given, line=word.line)
+
+
+def _words_after(takes: object, words: Sequence[Word]) -> int:
+    """How many of the words that follow belong to a flag."""
+    free = 0
+    for word in words:
+        if word.text.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word.text):
+            break
+        free += 1
+    if takes == "nothing":
+        return 0
+    if takes == "many":
+        return free
+    return min(free, takes if isinstance(takes, int) else 1)
+
+
+@dataclass
+class DockerRun:
+    """The image, variables and words of a ``docker run`` command line."""
+
+    image: Word | None = None
+    env: list[GivenVariable] = field(default_factory=list)
+    entrypoint: str | None = None
+    words: list[Word] = field(default_factory=list)
+
+
+def read_docker_run(words: Iterable[Word]) -> DockerRun:
+    """Read the words after ``docker run``."""
+    run = DockerRun()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        text = word.text
+        if not text.startswith("-"):
+            run.image, run.words = word, rest
+            return run
+        name, equals, value = text.partition("=")
+        if name in _DOCKER_SWITCHES or (
+            not name.startswith("--") and set(name[1:]) <= _DOCKER_LETTERS
+        ):
+            continue
+        if not name.startswith("--") and len(name) > 2:  # -eNAME=value
+            name, value, equals = text[:2], text[2:], "="
+        if not equals:
+            value = rest.pop(0).text if rest else ""
+        if name in ("-e", "--env"):
+            key, _, setting = value.partition("=")
+            run.env.append(GivenVariable(name=key, value=setting or UNKNOWN, line=word.line))
+        elif name == "--entrypoint":
+            run.entrypoint = value
+    return run
+
+
+def _script_words(word: Word) -> list[Word]:
+    """A word, or the words of a script that it holds: ``sh -c 'vllm serve ...'``."""
+    if "vllm serve" not in word.text:
+        return [word]
+    try:
+        return [Word(part, word.line) for part in shlex.split(word.text)]
+    except ValueError:
+        return [Word(part, word.line) for part in word.text.split()]
+
+
+def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> list[Word] | None:
+    """What follows ``vllm serve`` in a container's command, or None if it starts no server.
+
+    Official images have ``["vllm", "serve"]`` as their entrypoint.
+    """
+    words = [part for word in words for part in _script_words(word)]
+    texts = [word.text.rpartition("/")[2] for word in words]
+    for at, text in enumerate(texts):
+        if text == "vllm" and texts[at + 1 : at + 2] == ["serve"]:
+            return list(words[at + 2 :])
+        if text.endswith("vllm.entrypoints.openai.api_server"):
+            return list(words[at + 1 :])
+    if entrypoint is not None:
+        named = entrypoint.rpartition("/")[2]
+        if named == "vllm" and texts[:1] == ["serve"]:
+            return list(words[1:])
+        return None
+    official = "vllm/vllm-openai" in image
+    return list(words) if official and words else None

@@ -1,0 +1,277 @@
+"""Finds serve commands in files: shell scripts, compose files, manifests, recipes, Dockerfiles."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from builder.conversion.shell import UNKNOWN as UNREAD
+from builder.conversion.shell import read_script
+from builder.errors import UsageError
+from builder.lint.commands import (
+    UNKNOWN,
+    GivenVariable,
+    ServeCommand,
+    Word,
+    read_docker_run,
+    serve_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from yaml.nodes import MappingNode, Node
+
+    from builder.conversion.shell import Command
+
+#: Keys of a container in compose files, Kubernetes manifests and recipes.
+_IMAGE, _COMMAND, _ENV = ("image", "container"), ("command", "args"), ("environment", "env")
+_CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
+#: Commands that run the command behind them.
+_PREFIXES = frozenset(("exec", "sudo", "nohup", "time", "env", "-E"))
+_PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})|\$\{[^}]*\}|\$\w+")
+
+
+def read_commands(name: str, text: str) -> list[ServeCommand]:
+    """The serve commands of a file, by its name and content.
+
+    Raises:
+        UsageError: it is YAML or JSON that cannot be read.
+    """
+    base = name.rpartition("/")[2].lower()
+    if base.startswith("dockerfile") or base.endswith((".dockerfile", "containerfile")):
+        return list(_dockerfile(name, text))
+    if base.endswith((".yaml", ".yml", ".json")):
+        return list(_yaml(name, text))
+    return list(_shell(name, text))
+
+
+# -- shell
+
+
+def _shell(name: str, text: str) -> Iterator[ServeCommand]:
+    exported: dict[str, GivenVariable] = {}
+    for command in read_script(text.encode()):
+        for key, value in command.exports:
+            known = value.replace(UNREAD, UNKNOWN)
+            exported[key] = GivenVariable(name=key, value=known, line=command.line)
+        found = _of_shell(name, command, exported)
+        if found is not None:
+            yield found
+
+
+def _of_shell(
+    name: str, command: Command, exported: dict[str, GivenVariable]
+) -> ServeCommand | None:
+    pairs = zip(command.words, command.lines, strict=False)
+    words = [Word(text.replace(UNREAD, UNKNOWN), line) for text, line in pairs]
+    own = [
+        GivenVariable(name=name_, value=value.replace(UNREAD, UNKNOWN), line=command.line)
+        for name_, value in command.assigned
+    ]
+    while words and (words[0].text in _PREFIXES or "=" in words[0].text):
+        key, equals, value = words.pop(0).text.partition("=")
+        own += [GivenVariable(name=key, value=value, line=command.line)] if equals else []
+    texts = [word.text for word in words]
+    if texts and texts[0].rpartition("/")[2] in _CONTAINER_TOOLS and "run" in texts:
+        run = read_docker_run(words[texts.index("run") + 1 :])
+        image = run.image.text if run.image else ""
+        served = serve_words(run.words, run.entrypoint, image)
+        if served is None:
+            return None
+        line = run.image.line if run.image else command.line
+        return ServeCommand(
+            file=name, line=command.line, words=tuple(served), env=tuple(run.env), image=image,
+            image_line=line,
+        )  # fmt: skip
+    served = serve_words(words, "", "")
+    if served is None:
+        return None
+    env = (*exported.values(), *own)
+    return ServeCommand(file=name, line=command.line, words=tuple(served), env=env)
+
+
+# -- Dockerfiles
+
+
+def _dockerfile(name: str, text: str) -> Iterator[ServeCommand]:
+    image = Word("", 0)
+    env: list[GivenVariable] = []
+    entrypoint: list[Word] = []
+    command: list[Word] = []
+    for number, line in _instructions(text):
+        word, _, rest = line.partition(" ")
+        instruction = word.upper()
+        if instruction == "FROM":
+            parts = [part for part in rest.split() if not part.startswith("--")]
+            image = Word(parts[0] if parts else "", number)
+            env, entrypoint, command = [], [], []
+        elif instruction == "ENV":
+            env += _dockerfile_env(rest, number)
+        elif instruction == "ENTRYPOINT":
+            entrypoint = _exec_form(rest, number)
+        elif instruction == "CMD":
+            command = _exec_form(rest, number)
+    words = [*entrypoint, *command]
+    served = serve_words(words, "" if entrypoint else None, image.text)
+    if served is not None or env:
+        first = (words or [image])[0]
+        yield ServeCommand(
+            file=name, line=first.line, words=tuple(served or ()), env=tuple(env),
+            image=image.text, image_line=image.line,
+        )  # fmt: skip
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str]]:
+    """Each instruction with the number of its first line; continued lines are joined."""
+    start = 0
+    parts: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not parts and (not stripped or stripped.startswith("#")):
+            continue
+        start = start if parts else number
+        if stripped.startswith("#"):
+            continue
+        parts.append(stripped.removesuffix("\\"))
+        if not stripped.endswith("\\"):
+            yield start, " ".join(parts)
+            parts = []
+
+
+def _dockerfile_env(rest: str, line: int) -> list[GivenVariable]:
+    words = _split(rest)
+    if words and "=" not in words[0]:  # ENV NAME the value
+        return [GivenVariable(name=words[0], value=" ".join(words[1:]), line=line)]
+    pairs = (word.partition("=") for word in words)
+    return [GivenVariable(name=key, value=value, line=line) for key, _, value in pairs]
+
+
+def _exec_form(rest: str, line: int) -> list[Word]:
+    try:
+        words = json.loads(rest)
+    except ValueError:
+        words = _split(rest)
+    return [Word(str(word), line) for word in words]
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # an open quote
+        return text.split()
+
+
+# -- YAML
+
+
+def _yaml(name: str, text: str) -> Iterator[ServeCommand]:
+    import yaml
+
+    try:
+        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            for mapping in _mappings(document):
+                yield from _container(name, mapping)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{name}: not valid YAML: {error}") from None
+
+
+def _mappings(node: Node | None, depth: int = 0) -> Iterator[MappingNode]:
+    from yaml.nodes import MappingNode, SequenceNode
+
+    if depth > 100:
+        return
+    if isinstance(node, MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value, depth + 1)
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            yield from _mappings(item, depth + 1)
+
+
+def _container(name: str, mapping: MappingNode) -> Iterator[ServeCommand]:
+    keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
+    image = next((_words(keys[key]) for key in _IMAGE if key in keys), [])
+    defaults = keys.get("defaults")
+    values = dict(_pairs(defaults)) if defaults is not None else {}
+    words = [word for key in _COMMAND if key in keys for word in _words(keys[key], values)]
+    entry = _words(keys["entrypoint"]) if "entrypoint" in keys else None
+    recipe = "recipe_version" in keys
+    if entry:
+        words = [*entry, *words]
+    ref = image[0] if image else Word("", 0)
+    entrypoint = "" if entry or recipe or ("args" not in keys and "command" not in keys) else None
+    served = serve_words(words, entrypoint, ref.text)
+    if served is None:
+        return
+    env = [variable for key in _ENV if key in keys for variable in _env(keys[key])]
+    line = (served or words or [ref])[0].line
+    yield ServeCommand(
+        file=name, line=line, words=tuple(served), env=tuple(env), image=ref.text,
+        image_line=ref.line,
+    )  # fmt: skip
+
+
+def _words(node: Node, values: dict[str, str] | None = None) -> list[Word]:
+    """The words of a scalar or a list; ``{name}`` is filled in from a recipe's defaults."""
+    from yaml.nodes import ScalarNode, SequenceNode
+
+    if isinstance(node, SequenceNode):
+        return [Word(_filled(i.value, values), _line(i)) for i in node.value
+                if isinstance(i, ScalarNode)]  # fmt: skip
+    if not isinstance(node, ScalarNode):
+        return []
+    if node.style in ("|", ">"):
+        first = _line(node) + 1
+        script = read_script(_filled(node.value, values).encode())
+        found = [
+            Word(text.replace(UNREAD, UNKNOWN), first + line - 1)
+            for command in script
+            for text, line in zip(command.words, command.lines, strict=False)
+        ]
+        return found if node.style == "|" else [Word(w.text, first) for w in found]
+    return [Word(word, _line(node)) for word in _split(_filled(node.value, values))]
+
+
+def _filled(text: str, values: dict[str, str] | None) -> str:
+    """A command with the values that its file gives; others are unknown."""
+
+    def fill(match: re.Match[str]) -> str:
+        return (values or {}).get(match[1] or "", UNKNOWN)
+
+    return _PLACEHOLDER.sub(fill, text).replace("{{", "{").replace("}}", "}") if values else text
+
+
+def _env(node: Node) -> Iterator[GivenVariable]:
+    """A map, a list of ``NAME=value``, or Kubernetes' list of ``name`` and ``value``."""
+    from yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            yield GivenVariable(name=key.value, value=str(value.value), line=_line(key))
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            if isinstance(item, ScalarNode):
+                key, _, value = item.value.partition("=")
+                yield GivenVariable(name=key, value=value, line=_line(item))
+            elif isinstance(item, MappingNode):
+                pairs = dict(_pairs(item))
+                if "name" in pairs:
+                    value = pairs.get("value", UNKNOWN)
+                    yield GivenVariable(name=pairs["name"], value=value, line=_line(item))
+
+
+def _pairs(node: Node) -> Iterator[tuple[str, str]]:
+    from yaml.nodes import MappingNode, ScalarNode
+
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(value, ScalarNode):
+                yield key.value, value.value
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1

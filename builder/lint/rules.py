@@ -1,0 +1,92 @@
+"""The rules of ``lint``: what each is about, how serious it is, and who says so."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from builder.util.documents import Document, Part, Text
+
+#: ``error``: the server does not start, or not as asked.  ``warning``: it starts.
+Severity = Literal["error", "warning"]
+
+
+class Rule(Part, frozen=True, kw_only=True):
+    """One thing that is looked for."""
+
+    id: Text
+    severity: Severity
+    summary: Text
+    source: Annotated[Text, Meta(description="who says so")]
+
+
+class RuleList(Document, frozen=True, kw_only=True):
+    """All rules."""
+
+    rules: tuple[Rule, ...]
+
+
+class Finding(Part, frozen=True, kw_only=True):
+    """What was found at one place."""
+
+    file: Text
+    line: Annotated[int, Meta(ge=0)]
+    rule: Text
+    severity: Severity
+    message: Text
+    help: Annotated[str, Meta(description="what to write instead; absent: unknown")] = ""
+
+
+class LintReport(Document, frozen=True, kw_only=True):
+    """What was found in the files."""
+
+    vllm: Annotated[str, Meta(description="the release; absent: the files name several")] = ""
+    files: tuple[Text, ...]
+    commands: Annotated[int, Meta(ge=0, description="serve commands that were checked")]
+    findings: tuple[Finding, ...]
+    ignored: Annotated[int, Meta(ge=0, description="findings that a comment switched off")] = 0
+
+
+def _rule(name: str, severity: Severity, summary: str, source: str) -> Rule:
+    return Rule(id=name, severity=severity, summary=summary, source=source)
+
+
+_ARGS = "the release's own argument parser (vllm/engine/arg_utils.py)"
+RULES = {
+    rule.id: rule
+    for rule in (
+        _rule("unknown-flag", "error", "the release has no such flag", _ARGS),
+        _rule("bad-value", "error", "the release refuses the value of a flag", _ARGS),
+        _rule("unknown-parser", "error", "the release has no such parser, and no plugin is given",
+              "vllm/reasoning/__init__.py and vllm/tool_parsers/__init__.py of the release"),
+        _rule("unknown-variable", "warning", "the release does not read the variable",
+              "vllm/envs.py of the release; it warns about such variables from 0.17.0 on"),
+        _rule("variable-value", "error", "the release refuses the value of a variable",
+              "vllm/envs.py of the release: ValueError at start"),
+        _rule("b12x-name", "warning", "b12x is the package b12x, not FlashInfer's kernels",
+              "vllm/model_executor/kernels/linear/nvfp4 from 0.28.0 on"),
+        _rule("b12x-unreachable", "error", "the release has the flag and not the kernel",
+              "vLLM 0.24.0 to 0.27.1: ValueError at start, without the layer vllm-b12x-reachable"),
+        _rule("batched-tokens", "error", "fewer batched tokens than the block of a hybrid model",
+              "write-up of one GB10, 2026-03: vLLM does not start"),
+        _rule("eager-autotune", "error", "--enforce-eager crashes while MoE kernels are tuned",
+              "write-up of one GB10, 2026-03"),
+        _rule("short-context", "warning", "a context that the model's users found too short",
+              "the model's file: spark-build models show"),
+        _rule("memory-fraction", "warning", "more than 0.9 of a memory that the system shares",
+              "vllm-project/vllm#56824 and NVIDIA/dgx-spark-playbooks#97: the machine freezes"),
+        _rule("no-ray", "error", "Ray is asked for, and the image has none",
+              "metadata of vLLM's wheels: 0.17.x requires Ray, 0.18.0 and later do not"),
+        _rule("gloo-interface", "warning", "NCCL_SOCKET_IFNAME without GLOO_SOCKET_IFNAME",
+              "write-up of two GB10, 2026: needed from 0.17.2 on"),
+        _rule("least-busy", "error", "LiteLLM's least-busy starves one of two equal servers",
+              "write-up of two GB10, 2026: 99 against 156 tokens/s; sparkrun's LiteLLM plugin"),
+        _rule("cuda-12-image", "error", "an image for CUDA 12, whose FP4 kernels no GB10 runs",
+              "releases of vLLM: -cu129 tags, and tags before 0.20.0 without -cu130"),
+        _rule("no-effect", "warning", "a setting that another one switches off",
+              "vllm/envs.py and vllm/config/kernel.py of the releases"),
+        _rule("given-twice", "warning", "a flag that is given twice: the last one counts",
+              "argparse"),
+    )
+}  # fmt: skip

@@ -1,0 +1,146 @@
+"""Lints files: finds their serve commands, the release of each, and what is wrong."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+from builder.lint.checks import Checked, check
+from builder.lint.readers import read_commands
+from builder.lint.rules import RULES, Finding, LintReport
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.options import PlanOptions
+from builder.serving.interface import ServeInterface, read_interface
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from builder.lint.commands import ServeCommand
+    from builder.serving.models import Model, Models
+
+#: A selection is needed to identify a base; nothing of it is applied.
+_ANY = "marlin"
+_IGNORE = re.compile(r"#\s*spark-build:\s*ignore(?:\[([\w, -]+)\])?")
+_RELEASE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
+_LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?\s*[:=\s]\s*['\"]?least-busy")
+
+
+@dataclass
+class Linter:
+    """What is asked of the package index or an image, once."""
+
+    release: str = ""
+    image: str = ""
+    _interfaces: dict[str, ServeInterface] = field(default_factory=dict)
+
+    def interface(self, command: ServeCommand) -> ServeInterface:
+        """What the release of a command understands.
+
+        Raises:
+            UsageError: neither the options nor the command's image say which release it is.
+            SparkBuildError: it cannot be read.
+        """
+        ref = f"pypi:vllm=={self.release}" if self.release else self.image
+        if not ref:
+            match = _RELEASE.search(command.image)
+            if match is None:
+                named = f"the image {command.image}" if command.image else "no image"
+                raise UsageError(
+                    f"{command.file}:{command.line}: which release is it? The command names "
+                    f"{named}",
+                    hint="give --release 0.33.0, or --image REF",
+                )
+            ref = f"pypi:vllm=={match[1]}"
+        if ref not in self._interfaces:
+            self._interfaces[ref] = _read(ref)
+        return self._interfaces[ref]
+
+
+def _read(ref: str) -> ServeInterface:
+    base = Inputs(PlanOptions.selecting([_ANY], None, None, ())).identify(ref)
+    try:
+        return read_interface(base.tree, base.identity.packages["vllm"])
+    finally:
+        base.close()
+
+
+def read_file(path: Path) -> str:
+    """The text of a file; ``-`` is standard input.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+
+
+def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> LintReport:
+    """Lint files, given by name and text.
+
+    Raises:
+        UsageError: a file cannot be read, none has a serve command, or no release is named.
+        SparkBuildError: the release cannot be read.
+    """
+    known = _by_id(models)
+    findings: list[Finding] = []
+    releases: set[str] = set()
+    commands = ignored = 0
+    for name, text in files:
+        found = list(_least_busy(name, text))
+        router = bool(found)
+        served = read_commands(name, text)
+        commands += len(served)
+        for command in served:
+            interface = linter.interface(command)
+            releases.add(interface.vllm)
+            found += check(Checked.of(command, interface, known))
+        if not served and not router:
+            raise UsageError(
+                f"{name}: there is no vllm serve command in it",
+                hint="spark-build lint reads shell scripts, compose files, Kubernetes manifests, "
+                "recipes of sparkrun and eugr, and Dockerfiles",
+            )
+        kept = [finding for finding in found if not _ignored(finding, text.splitlines())]
+        ignored += len(found) - len(kept)
+        findings += kept
+    return LintReport(
+        vllm=releases.pop() if len(releases) == 1 else "",
+        files=tuple(name for name, _ in files),
+        commands=commands,
+        findings=tuple(findings),
+        ignored=ignored,
+    )
+
+
+def _by_id(models: Models) -> dict[str, Model]:
+    read = [models.model(name) for name in models.files]
+    return {model.id.value: model for model in read}
+
+
+def _least_busy(name: str, text: str) -> Iterator[Finding]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if _LEAST_BUSY.search(line) and not line.lstrip().startswith("#"):
+            rule = RULES["least-busy"]
+            yield Finding(
+                file=name, line=number, rule=rule.id, severity=rule.severity,
+                message=rule.summary, help="routing_strategy: simple-shuffle",
+            )  # fmt: skip
+
+
+def _ignored(finding: Finding, lines: Sequence[str]) -> bool:
+    """Whether a comment on the line, or alone on the line above, switches the rule off."""
+    at = finding.line - 1
+    near = lines[at : at + 1]
+    if 0 < at <= len(lines) and lines[at - 1].lstrip().startswith("#"):
+        near = [*near, lines[at - 1]]
+    for line in near:
+        match = _IGNORE.search(line)
+        if match and (match[1] is None or finding.rule in re.split(r"[,\s]+", match[1].strip())):
+            return True
+    return False

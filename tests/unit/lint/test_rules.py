@@ -1,0 +1,209 @@
+"""Every rule finds what it is for, and nothing where it does not hold."""
+
+from pathlib import Path
+
+import pytest
+
+from builder.errors import UsageError
+from builder.lint import run as lint_run
+from builder.lint.rules import RULES, Finding
+from builder.lint.run import Linter, lint
+from builder.lint.sarif import sarif
+from builder.serving.interface import Flag, ServeInterface
+from builder.serving.models import Models
+
+SUPER = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
+BACKENDS = ("auto", "b12x", "cutlass", "flashinfer_b12x", "marlin")
+
+
+def flag(name: str, takes: object = "one", kind: str = "text", *choices: str) -> Flag:
+    return Flag(names=(name,), takes=takes, kind=kind, choices=choices)  # type: ignore[arg-type]
+
+
+FLAGS = (
+    flag("--port", "one", "integer"),
+    flag("--model"),
+    flag("--linear-backend", "one", "text", *BACKENDS),
+    flag("--moe-backend", "one", "text", *BACKENDS),
+    flag("--reasoning-parser"),
+    flag("--reasoning-parser-plugin"),
+    flag("--tool-call-parser"),
+    flag("--max-num-batched-tokens", "one", "integer"),
+    flag("--max-model-len", "one", "integer"),
+    flag("--gpu-memory-utilization", "one", "number"),
+    flag("--enforce-eager", "nothing", "true-or-false"),
+    flag("--distributed-executor-backend", "one", "text", "mp", "ray"),
+)
+
+
+class FakeLinter(Linter):
+    """A release with a few flags and variables."""
+
+    def interface(self, command: object) -> ServeInterface:
+        vllm = self.release or "0.33.0"
+        old = vllm < "0.24"
+        names = ["VLLM_NVFP4_GEMM_BACKEND", "VLLM_FLASHINFER_MOE_BACKEND",
+                 "VLLM_USE_FLASHINFER_MOE_FP4"] if old else []  # fmt: skip
+        variables: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
+        variables["VLLM_CHOICE"] = ("a", "b")
+        return ServeInterface(
+            vllm=vllm, flags=FLAGS, variables=variables, reasoning_parsers=("nemotron_v3",),
+            tool_parsers=("qwen3_coder",),
+        )  # fmt: skip
+
+
+def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Finding]:
+    report = lint([(name, text)], FakeLinter(release=release), Models.discover())
+    return list(report.findings)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "release"),
+    [
+        ("unknown-flag", "vllm serve m --ports 1", "0.33.0"),
+        ("bad-value", "vllm serve m --port many", "0.33.0"),
+        ("bad-value", "vllm serve m --moe-backend fast", "0.33.0"),
+        ("unknown-parser", "vllm serve m --reasoning-parser nemotron", "0.33.0"),
+        ("unknown-parser", "vllm serve m --tool-call-parser qwen", "0.33.0"),
+        ("unknown-variable", "VLLM_NVFP4_MOE_BACKEND=marlin vllm serve m", "0.20.1"),
+        ("unknown-variable", "VLLM_NVFP4_GEMM_BACKEND=marlin vllm serve m", "0.33.0"),
+        ("variable-value", "VLLM_CHOICE=c vllm serve m", "0.33.0"),
+        ("b12x-name", "vllm serve m --linear-backend b12x", "0.33.0"),
+        ("b12x-unreachable", "vllm serve m --linear-backend flashinfer_b12x", "0.25.0"),
+        ("batched-tokens", f"vllm serve {SUPER} --max-num-batched-tokens 1024", "0.33.0"),
+        ("eager-autotune", f"vllm serve {SUPER} --enforce-eager", "0.33.0"),
+        ("short-context", f"vllm serve {SUPER} --max-model-len 32768", "0.33.0"),
+        ("memory-fraction", "vllm serve m --gpu-memory-utilization 0.95", "0.33.0"),
+        ("no-ray", "vllm serve m --distributed-executor-backend ray", "0.20.1"),
+        ("gloo-interface", "NCCL_SOCKET_IFNAME=eth0 vllm serve m", "0.33.0"),
+        ("cuda-12-image", "docker run vllm/vllm-openai:v0.33.0-cu129 --model m", "0.33.0"),
+        ("cuda-12-image", "docker run vllm/vllm-openai:v0.17.1 --model m", "0.17.1"),
+        ("no-effect", "VLLM_NVFP4_GEMM_BACKEND=marlin vllm serve m --linear-backend cutlass",
+         "0.22.0"),
+        ("no-effect", "VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve m", "0.20.1"),
+        ("no-effect", "VLLM_USE_FLASHINFER_MOE_FP4=1 vllm serve m --moe-backend marlin", "0.20.1"),
+        ("given-twice", "vllm serve m --port 1 --port 2", "0.33.0"),
+    ],
+)  # fmt: skip
+def test_rule_finds_its_case(rule: str, text: str, release: str) -> None:
+    (finding,) = found(text, release)
+    assert finding.rule == rule
+    assert finding.severity == RULES[rule].severity
+    assert finding.line == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        (f"vllm serve {SUPER} --max-num-batched-tokens 4096 --max-model-len 200k", "0.33.0"),
+        ("vllm serve m --reasoning-parser super_v3 --reasoning-parser-plugin /app/x.py", "0.33.0"),
+        ("vllm serve m --reasoning-parser nemotron_v3 --tool-call-parser qwen3_coder", "0.33.0"),
+        ("vllm serve m --linear-backend flashinfer_b12x", "0.28.0"),
+        ("docker run me/x vllm serve m --linear-backend flashinfer_b12x", "0.25.0"),
+        ("docker run me/x vllm serve m --distributed-executor-backend ray", "0.33.0"),
+        ("vllm serve m --distributed-executor-backend ray", "0.17.1"),
+        ("vllm serve m --gpu-memory-utilization 0.9 --enforce-eager", "0.33.0"),
+        ("NCCL_SOCKET_IFNAME=a GLOO_SOCKET_IFNAME=a vllm serve m", "0.33.0"),
+        ("docker run vllm/vllm-openai:v0.17.1-cu130 --model m", "0.17.1"),
+        ("docker run vllm/vllm-openai:v0.33.0 --model m", "0.33.0"),
+        ('vllm serve m --port "$PORT" --moe-backend "$(cat x)"', "0.33.0"),
+        ('VLLM_CHOICE="$X" HF_TOKEN=abc vllm serve m --port 1 --port 1', "0.33.0"),
+        ("VLLM_NVFP4_GEMM_BACKEND=marlin vllm serve m --linear-backend auto", "0.22.0"),
+    ],
+)
+def test_what_is_right_is_not_reported(text: str, release: str) -> None:
+    assert found(text, release) == []
+
+
+def test_every_rule_has_a_case() -> None:
+    marks = test_rule_finds_its_case.pytestmark  # type: ignore[attr-defined]
+    cases = {case[0] for mark in marks for case in mark.args[1]}
+    assert cases | {"least-busy"} == set(RULES)
+
+
+def test_page_lists_every_rule() -> None:
+    page = (Path(__file__).parents[3] / "docs/lint.md").read_text("utf-8")
+    for rule in RULES.values():
+        assert f"| `{rule.id}` | {rule.severity} | {rule.summary} | {rule.source} |" in page
+
+
+def test_least_busy_of_a_litellm_file() -> None:
+    (finding,) = found("router_settings:\n  routing_strategy: least-busy\n", name="litellm.yaml")
+    assert (finding.rule, finding.line) == ("least-busy", 2)
+    assert finding.help == "routing_strategy: simple-shuffle"
+
+
+def test_replacement_of_a_variable_is_named() -> None:
+    (finding,) = found("VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x vllm serve m")
+    assert finding.help == "the flag --linear-backend flashinfer_b12x says it"
+
+
+def test_plugin_of_the_checkpoint_is_named() -> None:
+    (finding,) = found(f"vllm serve {SUPER} --reasoning-parser super_v3")
+    assert "--reasoning-parser-plugin super_v3_reasoning_parser.py" in finding.help
+
+
+@pytest.mark.parametrize(
+    "comment", ["# spark-build: ignore[unknown-flag]", "# spark-build: ignore", ""]
+)
+@pytest.mark.parametrize("place", ["same", "above"])
+def test_comment_switches_a_rule_off(comment: str, place: str) -> None:
+    line = "vllm serve m --ports 1"
+    text = f"{line}  {comment}\n" if place == "same" else f"{comment}\n{line}\n"
+    report = lint([("x.sh", text)], FakeLinter(release="0.33.0"), Models.discover())
+    assert (len(report.findings), report.ignored) == ((0, 1) if comment else (1, 0))
+
+
+def test_comment_of_another_rule_does_not() -> None:
+    assert found("vllm serve m --ports 1  # spark-build: ignore[bad-value, no-ray]\n")
+
+
+def test_findings_as_sarif() -> None:
+    report = lint([("x.sh", "vllm serve m --ports 1")], FakeLinter(), Models.discover())
+    (run,) = sarif(report)["runs"]
+    (result,) = run["results"]
+    assert result["ruleId"] == run["tool"]["driver"]["rules"][0]["id"] == "unknown-flag"
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 1}
+
+
+def test_release_comes_from_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def read(ref: str) -> ServeInterface:
+        asked.append(ref)
+        return FakeLinter().interface(None)
+
+    monkeypatch.setattr(lint_run, "_read", read)
+    texts = ["docker run vllm/vllm-openai:v0.22.1-cu130 --model m"] * 2
+    lint([("a.sh", texts[0]), ("b.sh", texts[1])], Linter(), Models.discover())
+    assert asked == ["pypi:vllm==0.22.1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("vllm serve m", "which release is it? The command names no image"),
+        ("docker run me/x vllm serve m", "names the image me/x"),
+        ("ls", "there is no vllm serve command in it"),
+    ],
+)
+def test_file_that_cannot_be_judged_is_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why.replace("?", r"\?")):
+        lint([("x.sh", text)], Linter(), Models.discover())
+
+
+def test_command_prints_findings_and_exits_5(
+    spark_build: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(lint_run, "_read", lambda _: FakeLinter().interface(None))
+    (tmp_path / "work/x.sh").write_text("vllm serve m --ports 1\n")
+    call = spark_build
+    result = call("lint", "x.sh", "--release", "0.33.0")  # type: ignore[operator]
+    assert result.code == 5
+    assert "x.sh:1: error: vLLM 0.33.0 has no flag --ports" in result.out
+    assert call("lint", "x.sh", "--release", "0.33.0", "--json").code == 5  # type: ignore[operator]
+    (tmp_path / "work/x.sh").write_text("NCCL_SOCKET_IFNAME=a vllm serve m\n")
+    assert call("lint", "x.sh", "--release", "0.33.0").code == 0  # type: ignore[operator]
+    assert call("lint", "x.sh", "--release", "0.33.0", "--strict").code == 5  # type: ignore[operator]
+    assert call("lint").code == 2  # type: ignore[operator]
+    assert "least-busy" in call("lint", "--rules").out  # type: ignore[operator]
