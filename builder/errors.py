@@ -62,7 +62,7 @@ class UsageError(SparkBuildError):
 
 
 class NotServed(UsageError):
-    """A profile that does not serve the release in a base: another profile, or another base."""
+    """A profile that does not support the release of a base: another profile, or another base."""
 
 
 class RemoteError(SparkBuildError):

@@ -69,7 +69,7 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
     """Identify the base and plan for it; the base is open as long as the block runs.
 
     Raises:
-        NotServed: the profile does not serve this base.
+        NotServed: the profile does not support this base.
         SparkBuildError: there is nothing to do, or a layer cannot be applied.
     """
     inputs = Inputs(options.plan)

@@ -164,10 +164,10 @@ def _where_to_compile(plan: BuildPlan, command: str) -> str:
 
 
 def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:
-    """Raise when a profile does not serve this base, or no layer concerns it.
+    """Raise if a profile does not support this base, or no layer applies to it.
 
     Raises:
-        NotServed: a profile does not serve this base (exit 2).
+        NotServed: a profile does not support this base (exit 2).
         SparkBuildError: there is nothing to do (exit 3).
     """
     for profile in selection.profiles:
