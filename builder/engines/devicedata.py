@@ -10,12 +10,15 @@ import itertools
 import re
 import tomllib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
+from msgspec import field
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 
 from builder.diagnose.catalog import load_catalog
 from builder.diagnose.entries import SKIPPED
+from builder.util.documents import Part, always, plain, read
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -24,12 +27,56 @@ if TYPE_CHECKING:
     from builder.diagnose.entries import Condition, Entry, RequestedSetting
     from builder.documents.plan import PlanDocument
 
-DEVICE_SCHEMA = 1
+
+class DeviceKernel(Part, frozen=True, kw_only=True):
+    """A kernel behind an expected line, and the layers that it is run for."""
+
+    kind: str
+    line: str
+    #: patterns for the names of the CUDA kernels that must run, and of those that must not
+    names: tuple[str, ...]
+    never: tuple[str, ...]
+    activations: str
+    shapes: tuple[tuple[int, ...], ...]
+    #: how often a result is rounded
+    roundings: int = always(1)
+
+
+class Marker(Part, frozen=True, kw_only=True):
+    """An entry of the catalogue as the verifier in an image reads it: patterns as texts."""
+
+    id: str
+    severity: str
+    patterns: tuple[str, ...]
+    unless: tuple[str, ...]
+    required: tuple[str, ...] = field(name="with")
+    forbidden: tuple[str, ...] = field(name="without")
+    message: str
+    fix: str
+
+
+class DeviceData(Part, frozen=True, kw_only=True):
+    """What the verifier in an image knows of the plan's release."""
+
+    schema: Literal[1] = always(1)
+    vllm: str
+    command: str
+    kinds: tuple[str, ...]
+    kernels: tuple[DeviceKernel, ...]
+    markers: tuple[Marker, ...]
+
+
+class _KnownKernel(DeviceKernel, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of ``kernels.toml``; its ``line`` is a pattern."""
+
+    #: releases of vLLM; empty: all
+    when: str = ""
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> tuple[dict[str, Any], ...]:
-    return tuple(tomllib.loads(package_file("data", "kernels.toml").read_text("utf-8"))["kernel"])
+def _kernels() -> tuple[_KnownKernel, ...]:
+    table = tomllib.loads(package_file("data", "kernels.toml").read_text("utf-8"))
+    return read(table["kernel"], tuple[_KnownKernel, ...])
 
 
 #: Layers that a profile is not for: how its settings leave them is a matter of ``dispatch`` alone.
@@ -38,23 +85,20 @@ OTHER_LAYERS = frozenset({"fp8-block", "w4a16-linear", "w4a16-moe"})
 
 def known_kinds() -> tuple[str, ...]:
     """Kinds of layer that can be run on a device."""
-    return tuple(dict.fromkeys(str(kernel["kind"]) for kernel in _kernels()))
+    return tuple(dict.fromkeys(kernel.kind for kernel in _kernels()))
 
 
-def kernel_for(kind: str, line: str, vllm: str) -> dict[str, Any]:
+def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
     """What is known of the kernel that an expected line names; ``line`` is the whole line.
 
     A kind that cannot be run has no shapes.
     """
     for kernel in _kernels():
-        ranged = kernel.get("when")
-        if ranged and not SpecifierSet(ranged).contains(vllm, prereleases=True):
+        if kernel.when and not SpecifierSet(kernel.when).contains(vllm, prereleases=True):
             continue
-        if kernel["kind"] == kind and re.search(kernel["line"], line):
-            kept = {key: value for key, value in kernel.items() if key != "when"}
-            return {"roundings": 1, **kept, "line": line}
-    bare = {"kind": kind, "line": line, "names": [], "never": []}
-    return {**bare, "activations": "", "shapes": [], "roundings": 1}
+        if kernel.kind == kind and re.search(kernel.line, line):
+            return read(plain(replace(kernel, line=line)), DeviceKernel)
+    return DeviceKernel(kind=kind, line=line, names=(), never=(), activations="", shapes=())
 
 
 def settings_of(plan: PlanDocument) -> dict[str, str]:
@@ -74,28 +118,26 @@ def _held(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, eve
     return all(facts) if every else any(facts)
 
 
-def _sources(condition: Condition) -> list[str]:
-    return [pattern.regex.pattern for pattern in condition.patterns]
+def _sources(condition: Condition) -> tuple[str, ...]:
+    return tuple(pattern.regex.pattern for pattern in condition.patterns)
 
 
-def marker(entry: Entry, vllm: str) -> dict[str, Any]:
+def marker(entry: Entry, vllm: str) -> Marker:
     """An entry of the catalogue as the verifier in an image reads it."""
-    return {
-        "id": entry.id,
-        "severity": entry.severity,
-        "patterns": [pattern.regex.pattern for pattern in entry.patterns],
-        "unless": [
-            *(regex.pattern for regex in entry.unless),
-            *([SKIPPED.pattern] if entry.severity == "error" else []),
-        ],
-        "with": _sources(entry.required),
-        "without": _sources(entry.forbidden),
-        "message": entry.message,
-        "fix": entry.fix_for(vllm),
-    }
+    skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
+    return Marker(
+        id=entry.id,
+        severity=entry.severity,
+        patterns=tuple(pattern.regex.pattern for pattern in entry.patterns),
+        unless=(*(regex.pattern for regex in entry.unless), *skipped),
+        required=_sources(entry.required),
+        forbidden=_sources(entry.forbidden),
+        message=entry.message,
+        fix=entry.fix_for(vllm),
+    )
 
 
-def markers(plan: PlanDocument) -> list[dict[str, Any]]:
+def markers(plan: PlanDocument) -> list[Marker]:
     """Lines that must not be in this release's log: entries that show by a line, notes left out.
 
     What an entry asks of settings is answered here, from what the plan sets.
@@ -118,18 +160,17 @@ def markers(plan: PlanDocument) -> list[dict[str, Any]]:
     return chosen
 
 
-def device_data(plan: PlanDocument, image: str = "IMAGE") -> dict[str, Any]:
+def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
     """The document for a plan; ``image`` is what commands in messages name."""
     vllm = plan.base.packages.get("vllm", "")
-    return {
-        "schema": DEVICE_SCHEMA,
-        "vllm": vllm,
-        "command": f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
-        "kinds": list(known_kinds()),
-        "kernels": [
+    return DeviceData(
+        vllm=vllm,
+        command=f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
+        kinds=known_kinds(),
+        kernels=tuple(
             kernel_for(e.kind, e.line, vllm)
             for e in plan.expect
             if e.line and e.kind not in OTHER_LAYERS
-        ],
-        "markers": markers(plan),
-    }
+        ),
+        markers=tuple(markers(plan)),
+    )

@@ -20,7 +20,7 @@ from builder.model.base import kind_of
 from builder.model.plan import PLAN_SCHEMA, RecordedPlan
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
-from builder.util.documents import moment, read
+from builder.util.documents import moment, plain, read
 from builder.util.paths import project_file
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
     files = {
         f"{SHARE}/plan.json": indented(_lasting(plan)),
-        f"{SHARE}/device.json": indented(device_data(plan.document)),
+        f"{SHARE}/device.json": indented(plain(device_data(plan.document))),
         f"{SHARE}/layers.json": indented(layers),
         f"{SHARE}/serve-flags.json": indented(flags),
         "/workspace/build-metadata.yaml": build_metadata(plan),

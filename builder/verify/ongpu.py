@@ -116,7 +116,7 @@ def verifier_files(plan: PlanDocument, image: str, options: GpuOptions) -> dict[
     """The verifier, the plan and what must be known of it, by file name."""
     files = dict(programs())
     files["plan.json"] = msgspec.json.encode(plan)
-    files["device.json"] = json.dumps(device_data(plan, image)).encode()
+    files["device.json"] = msgspec.json.encode(device_data(plan, image))
     other = options.evidence()
     if other is not None:
         files[OTHER] = other
@@ -243,7 +243,7 @@ def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
     """The checks of one level, as the verifier gave them."""
     here = target.name.startswith(("oci:", "pypi:", "dir:"))
     name = target.runs_as or ("IMAGE" if here else target.name.removeprefix("docker://"))
-    command = device_data(target.plan, name)["command"]
+    command = device_data(target.plan, name).command
     if target.on_gpu is None:
         reason = f"{target.cannot_use_gpu}; on the Spark: {command}"
         yield _not_run(level, reason)
