@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from builder.errors import UsageError
+from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
 from builder.serving.formats.all import rendered
 from builder.serving.formats.trtllm import trtllm
@@ -18,6 +19,8 @@ from builder.serving.formats.yamltext import Block, yaml_text
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 from builder.serving.topology import Place
+from builder.util.documents import plain
+from tests.documents import validated
 
 from .served import TWO, interface, request, served
 
@@ -228,6 +231,15 @@ def test_the_explanation_says_where_each_value_comes_from() -> None:
     assert "nothing is known" in text
     other = explanation(recipe_of(request("nemotron-3-nano")))
     assert "  58.27 tokens/s at 1: vLLM 0.20.1" in other
+
+
+@pytest.mark.parametrize("topology", PLACES)
+def test_the_document_is_as_its_schema_says(topology: str) -> None:
+    recipe = made(topology)
+    document = RecipeText(format="docker", recipe=recipe, files=rendered(recipe, "docker"))
+    assert validated("recipe", plain(document))["recipe"]["topology"] == topology
+    with pytest.raises(AssertionError, match="recipe"):
+        validated("recipe", {**plain(document), "recipe": {"topology": topology}})
 
 
 def test_an_unknown_format() -> None:
