@@ -51,6 +51,9 @@ DRIVER_PLACES = (
 DSL_LIBRARIES = (
     "nvidia_cutlass_dsl/lib/*.so",
     "nvidia_cutlass_dsl/python_packages/cutlass/_mlir/_mlir_libs/*.so",
+    # from 4.6 on
+    "nvidia_cutlass_dsl/cu*/lib/*.so",
+    "nvidia_cutlass_dsl/dsl_packages/cutlass/_mlir/_mlir_libs/*.so",
 )
 
 # Numbers of the ELF format: System V gABI, chapters 4 and 5, and its processor supplements.

@@ -245,11 +245,14 @@ def test_standard_library_modules_are_read_like_by_readelf() -> None:
     assert "PyObject_Call" in wanted
 
 
+@pytest.mark.parametrize(
+    "folder", ["lib", "cu13/lib", "dsl_packages/cutlass/_mlir/_mlir_libs"], ids=["4.4", "4.6", "IR"]
+)
 def test_dsl_libraries_that_need_the_driver_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those for 64-bit Arm do; those for x86-64 do not, and load without it."""
-    place = tmp_path / "nvidia_cutlass_dsl" / "lib"
+    place = tmp_path / "nvidia_cutlass_dsl" / folder
     place.mkdir(parents=True)
     (place / "libarm.so").write_bytes(module_with([], [SONAME, "libc.so.6"]))
     (place / "libx86.so").write_bytes(module_with([], ["libc.so.6"]))
