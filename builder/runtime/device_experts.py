@@ -126,11 +126,11 @@ def between(experts: Experts, tokens: Tokens) -> Any:
     return (gate * torch.sigmoid(gate) * up).round(decimals=3)
 
 
-def expect(experts: Experts, tokens: Tokens, products: str) -> Any:
+def expect(experts: Experts, tokens: Tokens, products: str, roundings: int | None = None) -> Any:
     """The exact result and its bound.
 
     Each expert's share is rounded to bfloat16 at most once, and again whenever one is added to what
-    others gave: top-k + 1 roundings of at most the sum of magnitudes.
+    others gave: top-k + 1 roundings of at most the sum of magnitudes, or as many as are known.
     """
     inner = between(experts, tokens)
     top_k = tokens.chosen.shape[1]
@@ -157,7 +157,7 @@ def expect(experts: Experts, tokens: Tokens, products: str) -> Any:
         size.index_add_(0, row, part.exact.abs() / top_k)
         bound.index_add_(0, row, summing / top_k)
         lossy |= part.lossy
-    bound += (top_k + 1) * roundoff * (1 + 2.0**-6) * size
+    bound += (roundings or top_k + 1) * roundoff * (1 + 2.0**-6) * size
     return reference.Expectation(exact, bound, lossy)
 
 

@@ -206,6 +206,16 @@ def as_for_many_tokens() -> None:
     dispatch._STATIC_COMPACT_CUTOVER_PAIRS = 0
 
 
+def exactly(made: Any, tokens: Any) -> Any:
+    """What experts may give in the executor, whose products are exact.
+
+    Each share is rounded to bfloat16 once.  The first is added to zero, which rounds nothing, and
+    each of the others is rounded with what is there: as many roundings as shares, of at most the
+    sum of their magnitudes.
+    """
+    return experts.expect(made, tokens, "bf16", roundings=tokens.chosen.shape[1])
+
+
 def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
     to_mma = importlib.import_module("flashinfer.cute_dsl.utils").convert_sf_to_mma_layout
     inner = made.down.codes.shape[2]
@@ -229,7 +239,7 @@ def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
     weights = torch.full(chosen.shape, 1.0 / top_k)
     one, alpha = torch.ones(count), torch.full((count,), float(made.down.factor))
     out = torch.full(x.shape, float("nan"), dtype=torch.bfloat16)
-    expected = experts.expect(made, tokens, "fp4")
+    expected = exactly(made, tokens)
 
     def call() -> None:
         importlib.import_module("flashinfer").b12x_fused_moe(

@@ -242,7 +242,7 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
         raise NotSimulated(f"{type(error).__name__}: {error}") from error
     for number in ask["tokens"]:
         tokens = experts.make_tokens(number, count, layers.TOP_K, hidden)
-        expected = experts.expect(made, tokens, "fp4")
+        expected = launch_cases.exactly(made, tokens)
 
         def call(tokens: Any = tokens) -> None:
             handed.called = ""

@@ -178,7 +178,8 @@ LAUNCHED = (
     Launched(
         name="b12x MoE, 24 tokens",
         serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": [24], "experts": 4, "hidden": 256, "sms": 4},
+        # with a hidden size of 256 each stage of a pipeline would be used once
+        request={"kind": "moe-b12x", "tokens": [24], "experts": 4, "hidden": 512, "sms": 4},
     ),
     # the kernel without tensor cores, for experts at most 512 wide; with 8 SMs each block takes two
     # parts of the result

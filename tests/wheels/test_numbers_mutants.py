@@ -10,6 +10,8 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
 from builder.verify.launches import LAUNCHED, launch_request
@@ -18,8 +20,6 @@ from tests.mutants import CATCHERS, caught, drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from .support import Planner
 
@@ -35,21 +35,31 @@ SAME = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "seed", "same"),
+    [("b12x GEMM, tile 64x64", 12, 4, SAME), ("b12x MoE, 1 token", 7, 7, set())],
+)
 def test_checks_that_detect_a_mutant(
-    planned: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    count: int,
+    seed: int,
+    same: set[str],
+    planned: Planner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = planned("pypi:vllm==0.20.1")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
-    (kernel,) = (one for one in LAUNCHED if one.name == "b12x GEMM, tile 64x64")
+    (kernel,) = (one for one in LAUNCHED if one.name == name)
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
     assert target.launch is not None
     target.launch(launch_request(target.plan.env, "sm_121a", [kernel]))
     paths = sorted((tmp_path / "kept").rglob("launch.json"))
     launches = [read_launch(path) for path in paths]
-    assert len(launches) == len(kernel.request["shapes"])
+    assert len(launches) == len(kernel.request.get("shapes", kernel.request.get("tokens")))
     original = program_of(launches[0], paths[0]).kernel
     asked = os.environ.get(COUNT)
-    mutants = drawn(original, int(asked or 12), int(os.environ.get(SEED, "4")))
+    mutants = drawn(original, int(asked or count), int(os.environ.get(SEED, seed)))
     counts: Counter[str] = Counter()
     survivors = []
     for mutant in mutants:
@@ -63,4 +73,4 @@ def test_checks_that_detect_a_mutant(
     assert set(counts) <= {*CATCHERS, "nothing"}
     assert len(survivors) <= 0.35 * len(mutants)
     if asked is None and SEED not in os.environ:
-        assert {mutant.said for mutant in survivors} <= SAME
+        assert {mutant.said for mutant in survivors} <= same
