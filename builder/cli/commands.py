@@ -30,6 +30,8 @@ COMMANDS = (
           "Print what serves a model: flags checked against the release."),
     Entry("lint", "servingapp", "lint_app", SERVE,
           "Check serve commands in scripts, compose files, recipes and manifests."),
+    Entry("memory", "servingapp", "memory_app", SERVE,
+          "Estimate whether a model fits into a GB10's memory, before it starts."),
     Entry("verify", "mainapp", "main_app", INSPECT,
           "Check an image's contents and the kernels it selects."),
     Entry("diagnose", "mainapp", "main_app", INSPECT,

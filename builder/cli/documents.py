@@ -122,6 +122,10 @@ DOCUMENTS = {
     "lint-rules": Entry(
         "`lint --rules --json`: what lint looks for", ("builder.lint.rules:RuleList",)
     ),
+    "memory": Entry(
+        "`memory --json`: whether a model fits into a GB10's memory, and what its files hold",
+        ("builder.serving.memory:MemoryEstimate",),
+    ),
     "models-list": Entry(
         "`models list --json`: the models that recipes exist for",
         ("builder.serving.models:ModelList",),

@@ -219,3 +219,63 @@ def lint(
         return
     linter = Linter(release=release, image=image)
     lint_command(files or [], linter, models, strict=strict, as_sarif=sarif, json=json)
+
+
+memory_app = App()
+
+
+@memory_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build memory nemotron-3-super",
+        "spark-build memory ./checkpoint --context 131072 --sequences 4",
+        "spark-build memory ./checkpoint --release 0.33.0 --json",
+    ),
+)
+def memory(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with a checkpoint; or a model's name, or its id on Hugging Face.",
+            metavar="MODEL_OR_DIR",
+            autocompletion=complete.models,
+        ),
+    ],
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of each sequence; else what config.json says.", metavar="N", min=1
+        ),
+    ] = None,
+    sequences: Annotated[
+        int, typer.Option(help="Sequences at the same time.", metavar="N", min=1)
+    ] = 1,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, fp8, bfloat16 or float16.", metavar="DTYPE")
+    ] = "auto",
+    release: Annotated[
+        str | None,
+        typer.Option(help="Only flags that this released vLLM has.", metavar="VERSION"),
+    ] = None,
+    models: ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Estimate whether a model fits into a GB10's memory, before it starts.
+
+    Of a checkpoint only config.json and the headers of its safetensors files are read. Exits with
+    5 if the model does not fit.
+    """
+    from builder.cli.memory import memory_command
+    from builder.serving.memory import MemoryRequest
+
+    memory_command(
+        MemoryRequest(
+            subject=subject,
+            context=context,
+            sequences=sequences,
+            kv_cache_dtype=kv_cache_dtype,
+            release=release,
+            models=models or (),
+        ),
+        json=json,
+    )

@@ -1,0 +1,318 @@
+"""Whether a model fits into the memory of a GB10, before anything starts.
+
+What is unknown stays unknown, and so does what depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
+from builder.errors import UsageError, did_you_mean
+from builder.pypi.index import PackageIndex
+from builder.serving.checkpoint import (
+    DRAFT,
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
+    VISION,
+    checkpoint_tensors,
+    rows,
+)
+from builder.serving.interface import read_interface
+from builder.serving.memorydocuments import (
+    ACTIVATIONS,
+    GRAPHS,
+    SYSTEM,
+    TOTAL,
+    Ceiling,
+    KvCache,
+    MemoryEstimate,
+    MemoryFigure,
+    Utilization,
+    WeightsHeld,
+)
+from builder.serving.modelconfig import (
+    CONFIG,
+    KV_DTYPES,
+    KvNeed,
+    ModelConfig,
+    Unknown,
+    kv_need,
+    read_config,
+)
+from builder.serving.models import Models
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.serving.interface import ServeInterface
+    from builder.serving.models import Model
+
+UTILIZATION, KV_BYTES, KV_DTYPE = (
+    "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-dtype",
+)  # fmt: skip
+#: Bytes of a parameter by kind of layer: 4 bits and a scale of one byte for 16 values (NVFP4) or
+#: for 32 values (MXFP4).
+_PARAMETER_BYTES = {
+    "nvfp4-linear": 0.5625, "nvfp4-moe": 0.5625, "w4a16-linear": 0.5625, "w4a16-moe": 0.5625,
+    "mxfp4-moe": 0.53125, "fp8-linear": 1.0, "fp8-block": 1.0, "unquantized": 2.0,
+}  # fmt: skip
+#: Memory bandwidth of a GB10 (NVIDIA's data sheet of DGX Spark: 273 GB/s, LPDDR5X).
+BANDWIDTH = 273_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRequest:
+    """What to estimate."""
+
+    subject: str
+    context: int | None = None
+    sequences: int = 1
+    kv_cache_dtype: str = "auto"
+    release: str | None = None
+    models: Sequence[Path] = ()
+
+
+@dataclass
+class _Found:
+    """What the checkpoint or the model's file says."""
+
+    weights: MemoryFigure | None = None
+    need: KvNeed | None = None
+    context: int = 0
+    ceiling: Ceiling | None = None
+    held: tuple[WeightsHeld, ...] = ()
+    unknown: list[str] = field(default_factory=list)
+    not_counted: list[str] = field(default_factory=list)
+
+
+def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
+    """Estimate it.
+
+    Raises:
+        SparkBuildError: the checkpoint, the model or the release cannot be read.
+    """
+    if request.kv_cache_dtype not in ("auto", *KV_DTYPES):
+        raise UsageError(
+            f"--kv-cache-dtype {request.kv_cache_dtype} is not known on a GB10"
+            f"{did_you_mean(request.kv_cache_dtype, KV_DTYPES)}",
+            hint=f"--kv-cache-dtype auto ({', '.join(KV_DTYPES)})",
+        )
+    folder = Path(request.subject)
+    if folder.is_dir():
+        found = _from_folder(folder, request)
+    elif folder.exists() or request.subject.startswith((".", "/", "~")):
+        raise UsageError(f"{request.subject} is not a folder", hint="name a folder or a model")
+    else:
+        found = _from_model(Models.discover(request.models).model(request.subject))
+    interface = _interface(request.release) if request.release else None
+    return _joined(request, found, interface)
+
+
+def _joined(
+    request: MemoryRequest, found: _Found, interface: ServeInterface | None
+) -> MemoryEstimate:
+    cache = None
+    if found.need is not None:
+        cache = KvCache(
+            dtype=found.need.dtype, source=found.need.source, context=found.context,
+            sequences=request.sequences, full_layers=found.need.full,
+            sliding_layers=found.need.sliding, recurrent_layers=found.need.recurrent,
+            state_bytes=found.need.state, bytes_per_token=found.need.bytes_per_token,
+            bytes=found.need.bytes * request.sequences,
+        )  # fmt: skip
+    most = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
+    overhead = ACTIVATIONS.bytes + GRAPHS.bytes
+    least = room = None
+    fits: Literal["yes", "no", "unknown"] = "unknown"
+    if found.weights is not None:
+        fixed = found.weights.bytes + overhead
+        room = int(most * TOTAL.bytes) - fixed
+        least = math.ceil((fixed + (cache.reserved if cache else 0)) * 100 / TOTAL.bytes) / 100
+        if least > most:
+            fits = "no"
+        elif cache and not found.weights.at_least:
+            fits = "yes"
+    elif cache and cache.reserved + overhead > most * TOTAL.bytes:
+        fits = "no"
+    known = cache is not None and found.weights is not None and not found.weights.at_least
+    flags, refused = _flags(cache, least if known else None, most, fits, interface)
+    return MemoryEstimate(
+        model=request.subject, total=TOTAL, weights=found.weights, kv_cache=cache,
+        activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
+        utilization=Utilization(least=least if known else None, most=most),
+        room_for_kv_cache=room, flags=flags, ceiling=found.ceiling, held=found.held,
+        unknown=(*found.unknown, *refused), not_counted=tuple(found.not_counted),
+    )  # fmt: skip
+
+
+def next_step(made: MemoryEstimate) -> str:
+    """What to try with a model that does not fit."""
+    cache, room = made.kv_cache, made.room_for_kv_cache
+    if cache is not None and room is not None and room > 0:
+        if KV_DTYPES.get(cache.dtype) != 1 and cache.reserved // 2 <= room:
+            return f"{KV_DTYPE} fp8"
+        each = cache.bytes_per_token * cache.sequences
+        tokens = cache.context + (room - cache.reserved) * 100 // 105 // each if each else 0
+        if tokens >= 1024:
+            return f"--context {tokens // 1024 * 1024}"
+        if cache.sequences > 1:
+            return "--sequences 1"
+    return "a checkpoint with fewer bytes; its layers in 16 bits are listed above"
+
+
+def _flags(
+    cache: KvCache | None,
+    least: float | None,
+    most: float,
+    fits: str,
+    interface: ServeInterface | None,
+) -> tuple[tuple[str, ...], list[str]]:
+    """Words of ``vllm serve`` that the release knows, and what it says of the others."""
+    if fits == "no":
+        return (), []
+    wanted = [(UTILIZATION, f"{most if least is None else least:.2f}")]
+    if cache is not None:
+        wanted.append(("--max-model-len", str(cache.context)))
+        wanted.append(("--max-num-seqs", str(cache.sequences)))
+        if least is not None:
+            wanted.append((KV_BYTES, str(cache.reserved)))
+        if cache.dtype in KV_DTYPES and KV_DTYPES[cache.dtype] == 1:
+            wanted.append((KV_DTYPE, cache.dtype))
+    words: list[str] = []
+    refused = []
+    for name, value in wanted:
+        why = interface.refusal(name, value) if interface else ""
+        if why:
+            refused.append(why)
+        else:
+            words += (name, value)
+    return tuple(words), refused
+
+
+def _interface(release: str) -> ServeInterface:
+    base = identify(
+        BaseRequest(ref=f"pypi:vllm=={release}", pins={}, tracked=("vllm",), index=PackageIndex())
+    )
+    try:
+        return read_interface(base.tree, release)
+    finally:
+        base.close()
+
+
+def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
+    found = _Found()
+    tensors = checkpoint_tensors(folder)
+    config = read_config(folder)
+    layers = config.text.num_hidden_layers if config else None
+    summed = list(rows(tensors, layers))
+    found.weights = MemoryFigure(
+        bytes=sum(size for *_, size in summed), source="headers of its safetensors files"
+    )
+    groups = {group for group, *_ in summed}
+    share = _expert_share(config, groups, found)
+    found.held = tuple(
+        WeightsHeld(
+            group=group, dtype=dtype, tensors=number, bytes=size,
+            read=_read(group, size, share, tied=HEAD not in groups),
+        )
+        for group, dtype, number, size in summed
+    )  # fmt: skip
+    _add_ceiling(found)
+    if config is None:
+        found.unknown.append(f"KV cache: {folder} has no {CONFIG}")
+        return found
+    context = request.context or config.text.max_position_embeddings
+    _add_cache(found, config, request, context)
+    return found
+
+
+def _expert_share(
+    config: ModelConfig | None, groups: set[str], found: _Found
+) -> tuple[int, int] | None:
+    """Experts that a token uses, of how many; None: unknown."""
+    try:
+        if config is None:
+            raise Unknown(f"no {CONFIG} says how many experts a token uses")
+        used, total = config.routed_experts()
+        if (total > 1) != (EXPERTS in groups):
+            raise Unknown(
+                f"{CONFIG} says {total} experts, and the names of the tensors do not agree"
+            )
+    except Unknown as why:
+        if config is None and EXPERTS not in groups:
+            return 1, 1
+        found.unknown.append(f"ceiling: {why}")
+        return None
+    return used, total
+
+
+def _read(group: str, size: int, share: tuple[int, int] | None, *, tied: bool) -> int | None:
+    """Bytes that one token needs of a group."""
+    if group in (VISION, DRAFT) or (group == EMBEDDING and not tied):
+        return 0  # of an embedding one row is read, unless it is the output head too
+    if group != EXPERTS:
+        return size
+    return None if share is None else size * share[0] // share[1]
+
+
+def _add_ceiling(found: _Found) -> None:
+    needed = [row.read for row in found.held]
+    total = sum(size for size in needed if size is not None)
+    if None in needed or not total:
+        return
+    found.ceiling = Ceiling(
+        bytes_per_token=total,
+        tokens_per_second=round(BANDWIDTH / total, 1),
+        source="273 GB/s over the weights that one token reads, by the headers",
+    )
+
+
+def _add_cache(
+    found: _Found, config: ModelConfig, request: MemoryRequest, context: int | None
+) -> None:
+    if not context:
+        found.unknown.append(f"KV cache: {CONFIG} has no max_position_embeddings; give --context")
+        return
+    try:
+        found.need = kv_need(config, request.kv_cache_dtype, context)
+    except Unknown as why:
+        found.unknown.append(f"KV cache: {why}")
+        return
+    found.context = context
+    if found.need.recurrent:
+        found.not_counted.append("states that prefix caching keeps of earlier requests")
+
+
+def _from_model(model: Model) -> _Found:
+    found = _Found()
+    found.unknown.append("KV cache: a model's file has no layers and heads; name a local folder")
+    least = min((_PARAMETER_BYTES[kind] for kind in model.kinds()), default=None)
+    if model.weight_bytes is not None:
+        found.weights = MemoryFigure(
+            bytes=model.weight_bytes.value, source=model.weight_bytes.source
+        )
+    elif model.parameters is not None and least is not None:
+        found.weights = MemoryFigure(
+            bytes=int(model.parameters.value * least), at_least=True,
+            source=f"estimated: {model.parameters.value} parameters x {least} bytes, as if all "
+            "layers were of its smallest kind",
+        )  # fmt: skip
+    else:
+        found.unknown.append("weights: no source says the bytes, or parameters and kinds of layers")
+    if model.active_parameters is not None and least is not None:
+        size = int(model.active_parameters.value * least)
+        found.ceiling = Ceiling(
+            bytes_per_token=size,
+            tokens_per_second=round(BANDWIDTH / size, 1),
+            source=f"estimated: 273 GB/s over {model.active_parameters.value} active parameters x "
+            f"{least} bytes; layers in 8 or 16 bits make it lower",
+        )
+    else:
+        found.unknown.append("ceiling: no source says the active parameters")
+    return found

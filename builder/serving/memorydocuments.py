@@ -1,0 +1,113 @@
+"""The memory of a GB10 with a model: the document, and what is the same for each model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from builder.util.documents import Count, Document, Part, Text
+
+GIB = 2**30
+#: dtypes of layers that nobody quantized
+SIXTEEN_BITS = ("BF16", "F16")
+
+
+class MemoryFigure(Part, frozen=True, kw_only=True):
+    """A share of the memory, and who says so."""
+
+    bytes: Count
+    at_least: Annotated[bool, Meta(description="the true figure may be larger")] = False
+    source: Text
+
+
+TOTAL = MemoryFigure(
+    bytes=int(121.69 * GIB),
+    source="what vLLM finds on a GB10 (its message: Free memory on device cuda:0)",
+)
+ACTIVATIONS = MemoryFigure(
+    bytes=5 * GIB,
+    source="public server logs of GB10s, 2026-05: 3.4 to 4.8 GiB beside weights and KV cache, with "
+    "the default --max-num-batched-tokens",
+)
+GRAPHS = MemoryFigure(
+    bytes=2 * GIB,
+    source="public server logs of GB10s, 2026-05 and 2026-06: 0.03 to 1.73 GiB",
+)
+SYSTEM = MemoryFigure(
+    bytes=10 * 10**9,
+    source="reports of frozen GB10s: leave 10 GB or more (spark-build diagnose show out-of-memory)",
+)
+
+
+class WeightsHeld(Part, frozen=True, kw_only=True):
+    """The tensors of one kind of layer that have one dtype."""
+
+    group: Text
+    dtype: Annotated[Text, Meta(description="as the file names it; NVFP4 is mostly U8")]
+    tensors: Count
+    bytes: Count
+    read: Annotated[Count | None, Meta(description="bytes read for each token; null: unknown")]
+
+
+class KvCache(Part, frozen=True, kw_only=True):
+    """What sequences of the given length keep."""
+
+    dtype: Text
+    source: Text
+    context: Count
+    sequences: Count
+    full_layers: Count
+    sliding_layers: Count
+    recurrent_layers: Annotated[Count, Meta(description="Mamba and linear attention")]
+    state_bytes: Annotated[Count, Meta(description="of the recurrent layers, of one sequence")]
+    bytes_per_token: Annotated[
+        Count, Meta(description="in layers that keep the whole context, of one sequence")
+    ]
+    bytes: Count
+
+    @property
+    def reserved(self) -> int:
+        """The bytes to give vLLM, which rounds up to blocks and keeps one empty.
+
+        5 % and 256 MiB are a margin of ours.
+        """
+        mebi = 2**20
+        return (self.bytes * 105 // 100 // mebi + 257) * mebi
+
+
+class Ceiling(Part, frozen=True, kw_only=True):
+    """The most tokens per second that one stream can have, whatever the kernels."""
+
+    bytes_per_token: Annotated[Count, Meta(description="weights; the KV cache is not in it")]
+    tokens_per_second: Annotated[float, Meta(ge=0)]
+    source: Text
+
+
+class Utilization(Part, frozen=True, kw_only=True):
+    """Values of ``--gpu-memory-utilization``."""
+
+    least: Annotated[float | None, Meta(description="null: something is unknown")]
+    most: Annotated[float, Meta(description="leaves the system its memory")]
+
+
+class MemoryEstimate(Document, frozen=True, kw_only=True):
+    """Memory of one GB10 with a model, before it is started."""
+
+    model: Text
+    total: MemoryFigure
+    weights: MemoryFigure | None
+    kv_cache: KvCache | None
+    activations: MemoryFigure
+    cuda_graphs: MemoryFigure
+    system: MemoryFigure
+    fits: Literal["yes", "no", "unknown"]
+    utilization: Utilization
+    room_for_kv_cache: Annotated[
+        int | None, Meta(description="bytes at most, below zero: missing; null: unknown")
+    ]
+    flags: Annotated[tuple[Text, ...], Meta(description="of `vllm serve`")]
+    ceiling: Ceiling | None
+    held: Annotated[tuple[WeightsHeld, ...], Meta(description="from the headers of the files")] = ()
+    unknown: Annotated[tuple[Text, ...], Meta(description="and why")] = ()
+    not_counted: tuple[Text, ...] = ()

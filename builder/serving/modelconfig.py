@@ -1,0 +1,262 @@
+"""What a checkpoint's ``config.json`` says of its KV cache and of its experts.
+
+What it does not say is unknown: `Unknown` carries the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from builder.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+CONFIG = "config.json"
+#: Tokens of one step, vLLM's default for a server on a GPU of this size (EngineArgs of 0.17 to
+#: 0.33); layers with a sliding window keep these besides the window (vLLM's SlidingWindowSpec).
+BATCHED_TOKENS = 8192
+#: Letters of Nemotron's ``hybrid_override_pattern`` and names in ``layer_types`` and
+#: ``layers_block_type``, by what they keep of a sequence.
+FULL, SLIDING, RECURRENT, NOTHING = "full", "sliding", "recurrent", "nothing"
+_LETTERS = {"*": FULL, "M": RECURRENT, "-": NOTHING, "E": NOTHING}
+_NAMES = {
+    "full_attention": FULL, "attention": FULL, "sliding_attention": SLIDING,
+    "linear_attention": RECURRENT, "mamba": RECURRENT, "mamba2": RECURRENT, "mlp": NOTHING,
+    "moe": NOTHING,
+}  # fmt: skip
+#: Bytes of a value by the dtype of a config; "auto" of vLLM makes 16 bits of float32.
+_MODEL_DTYPES = {"bfloat16": 2, "float16": 2, "float32": 2}
+#: Values of ``--kv-cache-dtype`` that a GB10 has, with bytes; nvfp4 needs SM100.
+KV_DTYPES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+_Size = Annotated[int, Meta(ge=0, le=2**32)]
+
+
+class Unknown(Exception):
+    """A figure that the config does not say, and why."""
+
+
+class _KvScheme(msgspec.Struct, frozen=True):
+    num_bits: int | None = None
+    type: str | None = None
+
+
+class _Quantization(msgspec.Struct, frozen=True):
+    kv_cache_scheme: _KvScheme | None = None
+    kv_cache_quant_algo: str | None = None
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """The keys of ``config.json`` that are looked at; all others are dropped."""
+
+    num_hidden_layers: _Size | None = None
+    hidden_size: _Size | None = None
+    num_attention_heads: _Size | None = None
+    num_key_value_heads: _Size | list[_Size | None] | None = None
+    num_global_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    attention_head_dim: _Size | None = None
+    global_head_dim: _Size | None = None
+    kv_lora_rank: _Size | None = None
+    qk_rope_head_dim: _Size | None = None
+    index_topk: _Size | None = None
+    sliding_window: _Size | None = None
+    layer_types: list[str] | None = None
+    layers_block_type: list[str] | None = None
+    hybrid_override_pattern: str | None = None
+    full_attention_interval: _Size | None = None
+    mamba_num_heads: _Size | None = None
+    mamba_n_heads: _Size | None = None
+    mamba_d_state: _Size | None = None
+    ssm_state_size: _Size | None = None
+    linear_num_value_heads: _Size | None = None
+    attn_layer_period: _Size | None = None
+    mamba_head_dim: _Size | None = None
+    n_groups: _Size | None = None
+    conv_kernel: _Size | None = None
+    linear_num_key_heads: _Size | None = None
+    linear_key_head_dim: _Size | None = None
+    linear_value_head_dim: _Size | None = None
+    linear_conv_kernel_dim: _Size | None = None
+    num_experts: _Size | None = None
+    n_routed_experts: _Size | None = None
+    num_local_experts: _Size | None = None
+    num_experts_per_tok: _Size | None = None
+    experts_per_token: _Size | None = None
+    top_k_experts: _Size | None = None
+    max_position_embeddings: _Size | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    quantization_config: _Quantization | None = None
+    text_config: ModelConfig | None = None
+    llm_config: ModelConfig | None = None
+
+    @property
+    def text(self) -> ModelConfig:
+        """The language model's part of the config."""
+        return self.text_config or self.llm_config or self
+
+    def routed_experts(self) -> tuple[int, int]:
+        """Routed experts that a token uses, and that a layer has; ``(1, 1)`` of a dense model.
+
+        Raises:
+            Unknown: the config has experts, and does not say how many a token uses.
+        """
+        text = self.text
+        total = text.num_experts or text.n_routed_experts or text.num_local_experts
+        used = text.num_experts_per_tok or text.experts_per_token or text.top_k_experts
+        if not total:
+            return 1, 1
+        if not used or used > total:
+            raise Unknown(f"{CONFIG} does not say how many of {total} experts a token uses")
+        return used, total
+
+
+class KvNeed(NamedTuple):
+    """What one sequence keeps in the KV cache."""
+
+    dtype: str
+    source: str
+    #: of all layers of attention that keep the whole context
+    bytes_per_token: int
+    bytes: int
+    #: layers of attention: with the whole context, with a window
+    full: int
+    sliding: int
+    #: layers whose state does not grow with the context
+    recurrent: int
+    #: of all these layers
+    state: int
+
+
+def read_config(folder: Path) -> ModelConfig | None:
+    """The ``config.json`` of a checkpoint; None where there is none.
+
+    Raises:
+        UsageError: it is malformed; the message says where.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelConfig)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+
+
+def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:
+    """What a sequence of this many tokens keeps in the KV cache.
+
+    Raises:
+        Unknown: the config does not say it; the message says what is missing.
+    """
+    text = config.text
+    kinds = Counter(_layer_kinds(text))
+    name, size, source = _dtype(config, dtype)
+    full = kinds[FULL] * _values(text, whole=True) * size
+    windows = 0
+    if kinds[SLIDING]:
+        if not text.sliding_window:
+            raise Unknown(f"{CONFIG} has layers with a sliding window, and no sliding_window")
+        held = min(context, text.sliding_window - 1 + BATCHED_TOKENS)
+        windows = kinds[SLIDING] * _values(text, whole=False) * size * held
+    state = _state(text) if kinds[RECURRENT] else 0
+    # vLLM makes a block of attention as large as a state, so each such layer may waste one
+    fixed = state * (kinds[RECURRENT] + kinds[FULL])
+    return KvNeed(
+        dtype=name, source=source, bytes_per_token=full, bytes=full * context + windows + fixed,
+        full=kinds[FULL], sliding=kinds[SLIDING], recurrent=kinds[RECURRENT],
+        state=state * kinds[RECURRENT],
+    )  # fmt: skip
+
+
+def _layer_kinds(text: ModelConfig) -> list[str]:
+    """What each layer keeps of a sequence."""
+    count = text.num_hidden_layers
+    if not count:
+        raise Unknown(f"{CONFIG} has no num_hidden_layers")
+    if text.hybrid_override_pattern:
+        return _known(text.hybrid_override_pattern, _LETTERS, "hybrid_override_pattern", count)
+    if names := text.layer_types or text.layers_block_type:
+        return _known(names, _NAMES, "its list of layers", count)
+    if every := text.full_attention_interval:
+        return [FULL if number % every == 0 else RECURRENT for number in range(1, count + 1)]
+    if (
+        text.mamba_num_heads or text.mamba_n_heads or text.mamba_d_state or text.ssm_state_size
+        or text.linear_num_value_heads or text.attn_layer_period
+    ):  # fmt: skip
+        raise Unknown(f"{CONFIG} does not list which layers of this hybrid model are attention")
+    return [FULL] * count
+
+
+def _known(names: Iterable[str], table: dict[str, str], what: str, count: int) -> list[str]:
+    found = list(names)
+    strange = sorted(set(found) - set(table))
+    if strange:
+        raise Unknown(f"{what} in {CONFIG} has {strange[0]!r}, which is not known here")
+    if len(found) != count:
+        raise Unknown(f"{what} in {CONFIG} has {len(found)} layers, num_hidden_layers is {count}")
+    return [table[name] for name in found]
+
+
+def _values(text: ModelConfig, *, whole: bool) -> int:
+    """Values that one layer keeps of one token."""
+    if text.index_topk:
+        raise Unknown("the KV cache of sparse attention (index_topk) is not known here")
+    if text.kv_lora_rank:
+        if text.qk_rope_head_dim is None:
+            raise Unknown(f"{CONFIG} has kv_lora_rank, and no qk_rope_head_dim")
+        return text.kv_lora_rank + text.qk_rope_head_dim
+    heads: object = text.num_key_value_heads
+    width = text.head_dim or text.attention_head_dim
+    if not width and text.hidden_size and text.num_attention_heads:
+        width = text.hidden_size // text.num_attention_heads
+    if whole:  # Gemma 4: layers with the whole context have heads of their own
+        heads = text.num_global_key_value_heads or heads
+        width = text.global_head_dim or width
+    if not isinstance(heads, int) or not heads:
+        raise Unknown(f"{CONFIG} has no single num_key_value_heads")
+    if not width:
+        raise Unknown(f"{CONFIG} has no head_dim")
+    return 2 * heads * width
+
+
+def _state(text: ModelConfig) -> int:
+    """Bytes that one layer keeps of a sequence of any length, with its state in float32.
+
+    The shapes are those of vLLM's MambaStateShapeCalculator: Mamba 2, and gated delta nets.
+    """
+    if text.linear_num_value_heads:
+        heads, groups = text.linear_num_value_heads, text.linear_num_key_heads
+        width, depth = text.linear_value_head_dim, text.linear_key_head_dim
+        kernel = text.linear_conv_kernel_dim
+    else:
+        heads, groups = text.mamba_num_heads or 0, text.n_groups
+        width, depth = text.mamba_head_dim, text.ssm_state_size
+        kernel = text.conv_kernel
+    if not (heads and width and depth and groups and kernel):
+        raise Unknown(f"{CONFIG} does not say the state of its Mamba or linear-attention layers")
+    return heads * width * depth * 4 + (heads * width + 2 * groups * depth) * (kernel - 1) * 2
+
+
+def _dtype(config: ModelConfig, chosen: str) -> tuple[str, int, str]:
+    """Name and bytes of a value of the KV cache, and who says so."""
+    if chosen in KV_DTYPES:
+        return chosen, KV_DTYPES[chosen], "--kv-cache-dtype"
+    quantized = config.quantization_config or config.text.quantization_config
+    if quantized is not None:
+        scheme = quantized.kv_cache_scheme
+        fp8 = scheme is not None and (scheme.num_bits, scheme.type) == (8, "float")
+        if fp8 or (quantized.kv_cache_quant_algo or "").upper() == "FP8":
+            return "fp8", 1, f"quantization_config in {CONFIG}"
+    text = config.text
+    name = text.dtype or text.torch_dtype or config.dtype or config.torch_dtype
+    if name not in _MODEL_DTYPES:
+        raise Unknown(f"{CONFIG} does not say the dtype of the model ({name})")
+    return name, _MODEL_DTYPES[name], f"dtype in {CONFIG}"

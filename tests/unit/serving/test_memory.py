@@ -1,0 +1,263 @@
+"""Memory before the start: what is known is added up, what is not is said to be unknown."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from builder.errors import UsageError
+from builder.serving import memory
+from builder.serving.memory import MemoryRequest, memory_estimate
+from builder.serving.modelconfig import ModelConfig, Unknown, kv_need, read_config
+
+from .checkpoints import DENSE, checkpoint
+from .release import Files, files
+from .served import interface
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.bases.model import BaseRequest
+    from builder.serving.memorydocuments import MemoryEstimate
+    from tests.unit.caller import Call
+
+GIB = 2**30
+SMALL: dict[str, tuple[str, list[int]]] = {
+    "model.embed_tokens.weight": ("BF16", [100, 10]),
+    "model.layers.0.self_attn.q_proj.weight": ("U8", [500]),
+    "model.layers.0.mlp.experts.0.up_proj.weight": ("U8", [800]),
+    "lm_head.weight": ("BF16", [100, 10]),
+}
+EXPERTS: dict[str, Any] = DENSE | {"num_experts": 8, "num_experts_per_tok": 2}
+SUPER: dict[str, Any] = {
+    "num_hidden_layers": 4, "hybrid_override_pattern": "M*E-", "num_key_value_heads": 2,
+    "head_dim": 128, "torch_dtype": "bfloat16", "mamba_num_heads": 4, "mamba_head_dim": 8,
+    "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
+}  # fmt: skip
+
+
+def estimate(folder: Path, **options: Any) -> MemoryEstimate:
+    return memory_estimate(MemoryRequest(subject=str(folder), **options))
+
+
+def need(context: int = 10, dtype: str = "auto", **config: Any) -> tuple[int, int, int]:
+    found = kv_need(msgspec.convert(config, ModelConfig), dtype, context)
+    return found.bytes_per_token, found.bytes, found.recurrent
+
+
+def test_weights_cache_and_ceiling_of_a_checkpoint(tmp_path: Path) -> None:
+    made = estimate(checkpoint(tmp_path, SMALL, EXPERTS), sequences=3)
+    assert made.weights is not None
+    assert (made.weights.bytes, made.weights.at_least) == (5300, False)
+    assert made.kv_cache is not None
+    assert made.kv_cache.bytes_per_token == 2 * 2 * 2 * 16 * 2, "k and v, layers, heads, dim, bf16"
+    assert made.kv_cache.bytes == 3 * 1000 * 256
+    assert made.ceiling is not None
+    assert made.ceiling.bytes_per_token == 500 + 800 * 2 // 8 + 2000, "no embedding"
+    assert made.ceiling.tokens_per_second == round(273e9 / 2700, 1)
+    assert (made.fits, made.unknown, made.not_counted) == ("yes", (), ())
+    assert made.utilization.least == 0.06, "7 GiB of 121.69"
+    assert made.flags == (
+        "--gpu-memory-utilization", "0.06", "--max-model-len", "1000", "--max-num-seqs", "3",
+        "--kv-cache-memory-bytes", str(257 * 2**20),
+    )  # fmt: skip
+
+
+def test_rows_by_kind_of_layer_and_dtype(tmp_path: Path) -> None:
+    made = estimate(checkpoint(tmp_path, SMALL, EXPERTS))
+    assert {(row.group, row.dtype, row.bytes, row.read) for row in made.held} == {
+        ("embedding", "BF16", 2000, 0), ("output head", "BF16", 2000, 2000),
+        ("attention", "U8", 500, 500), ("routed experts", "U8", 800, 200),
+    }  # fmt: skip
+
+
+def test_an_embedding_that_is_the_output_head_is_read(tmp_path: Path) -> None:
+    tied = {name: value for name, value in SMALL.items() if name != "lm_head.weight"}
+    made = estimate(checkpoint(tmp_path, tied, EXPERTS))
+    assert made.ceiling is not None
+    assert made.ceiling.bytes_per_token == 500 + 200 + 2000
+
+
+@pytest.mark.parametrize(
+    ("config", "unknown"),
+    [
+        (None, ("ceiling: no config.json says how many experts", "KV cache: ")),
+        (EXPERTS | {"num_experts_per_tok": None}, ("ceiling: config.json does not say how many",)),
+        (EXPERTS | {"num_experts_per_tok": 9}, ("ceiling: config.json does not say how many",)),
+        (DENSE, ("ceiling: config.json says 1 experts, and the names",)),
+    ],
+)
+def test_without_figures_there_is_no_ceiling(
+    tmp_path: Path, config: dict[str, Any] | None, unknown: tuple[str, ...]
+) -> None:
+    made = estimate(checkpoint(tmp_path, SMALL, config))
+    assert made.ceiling is None
+    assert len(made.unknown) == len(unknown)
+    assert all(said.startswith(why) for said, why in zip(made.unknown, unknown, strict=True))
+    assert made.fits == ("unknown" if config is None else "yes")
+    assert (made.utilization.least is None) == (config is None)
+
+
+def test_hybrid_models_count_layers_of_attention_only(tmp_path: Path) -> None:
+    state = 4 * 8 * 16 * 4 + (4 * 8 + 2 * 2 * 16) * 3 * 2
+    assert need(**SUPER) == (2 * 2 * 128 * 2, 10 * 1024 + 2 * state, 1)
+    assert need(**SUPER, dtype="fp8")[0] == 512
+    quantized: dict[str, Any] = {
+        "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    }
+    assert need(**SUPER, **quantized)[0] == 512
+    linear: dict[str, Any] = {
+        "num_hidden_layers": 8, "full_attention_interval": 4, "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    assert need(**(DENSE | linear)) == (2 * 2 * 2 * 16 * 2, 2560 + 8 * state, 6)
+    tensors: dict[str, tuple[str, list[int]]] = {
+        "backbone.layers.0.mixer.in_proj.weight": ("BF16", [2])
+    }
+    made = estimate(checkpoint(tmp_path, tensors, SUPER | {"max_position_embeddings": 10}))
+    assert made.kv_cache is not None
+    assert (made.kv_cache.recurrent_layers, made.kv_cache.state_bytes) == (1, state)
+    assert made.not_counted == ("states that prefix caching keeps of earlier requests",)
+
+
+def test_windows_mla_and_nested_configs() -> None:
+    window: dict[str, Any] = {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 101,
+    }
+    assert need(100_000, **DENSE, **window)[1] == 128 * (100_000 + 100 + 8192)
+    assert need(50, **DENSE, **window)[1] == 128 * 100, "not more than the context"
+    gemma: dict[str, Any] = {"global_head_dim": 32, "num_global_key_value_heads": 1}
+    assert need(**DENSE, **window, **gemma)[:2] == (128, 10 * (128 + 128))
+    assert need(**DENSE, kv_lora_rank=512, qk_rope_head_dim=64)[0] == 2 * 576 * 2
+    assert need(text_config=DENSE)[0] == 256
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
+        ({"num_key_value_heads": None}, "no single num_key_value_heads"),
+        ({"num_key_value_heads": [2, 4]}, "no single num_key_value_heads"),
+        ({"hidden_size": None}, "has no head_dim"),
+        ({"dtype": None}, "does not say the dtype"),
+        ({"ssm_state_size": 128}, "does not list which layers"),
+        ({"hybrid_override_pattern": "M*"}, "does not say the state"),
+        ({"hybrid_override_pattern": "M?"}, "has '?', which is not known"),
+        ({"layer_types": ["mlp"]}, "has 1 layers, num_hidden_layers is 2"),
+        ({"layer_types": ["mlp", "sliding_attention"]}, "no sliding_window"),
+        ({"kv_lora_rank": 512}, "no qk_rope_head_dim"),
+        ({"index_topk": 2048}, "sparse attention"),
+    ],
+)
+def test_a_cache_that_the_config_does_not_say_is_unknown(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(Unknown) as unknown:
+        need(**(DENSE | change))
+    assert why in str(unknown.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_hidden_layers": "2"}', '{"head_dim": -1}'])
+def test_a_malformed_config_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=r"config\.json: cannot be read"):
+        read_config(tmp_path)
+
+
+def test_a_models_file_gives_a_lower_bound_and_never_yes() -> None:
+    made = memory_estimate(MemoryRequest(subject="nemotron-3-super"))
+    assert made.weights is not None
+    assert (made.weights.bytes, made.weights.at_least) == (67_500_000_000, True)
+    assert (made.fits, made.kv_cache, made.utilization.least) == ("unknown", None, None)
+    assert made.flags == ("--gpu-memory-utilization", "0.92")
+    unread = memory_estimate(MemoryRequest(subject="gpt-oss-120b"))
+    assert unread.ceiling is None
+    assert "ceiling: no source says the active parameters" in unread.unknown
+
+
+def test_a_releases_flags_are_read_from_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    closed: list[str] = []
+
+    def identified(request: BaseRequest) -> SimpleNamespace:
+        asked.append(request.ref)
+        return SimpleNamespace(tree=Files(files({})), close=lambda: closed.append(request.ref))
+
+    monkeypatch.setattr(memory, "identify", identified)
+    made = memory_estimate(MemoryRequest(subject="nemotron-3-super", release="1.2.3"))
+    assert asked == closed == ["pypi:vllm==1.2.3"]
+    assert made.flags == ()
+    assert "vLLM 1.2.3 has no flag --gpu-memory-utilization" in made.unknown[-1]
+
+
+def test_a_release_gets_only_flags_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_interface", interface)
+    made = estimate(checkpoint(tmp_path, SMALL, EXPERTS), release="0.17.0")
+    assert "--max-model-len" in made.flags
+    assert "--kv-cache-memory-bytes" not in made.flags
+    assert made.unknown[0].startswith("vLLM 0.17.0 has no flag --kv-cache-memory-bytes")
+    assert len(made.unknown) == 1
+
+
+def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path) -> None:
+    config = EXPERTS | {"num_key_value_heads": 64, "head_dim": 1024, "num_hidden_layers": 4}
+    folder = checkpoint(tmp_path / "big", SMALL, config)
+    assert call("memory", folder, "--sequences", "100", "--json").json["fits"] == "yes"
+    result = call("memory", folder, "--sequences", "140", "--json")
+    assert (result.code, result.json["fits"]) == (5, "no")
+    assert result.json["error"]["code"] == 5
+    assert "--kv-cache-dtype fp8" in result.json["error"]["hint"]
+    assert result.json["flags"] == []
+    options = ("--sequences", "140", "--kv-cache-dtype", "fp8")
+    result = call("memory", folder, *options, "--context", "2000")
+    assert (result.code, "--context 1024" in result.err) == (5, True)
+    assert "  fits              no\n" in result.out
+    assert call("memory", folder, *options, "--context", "1024").code == 0
+
+
+def test_weights_alone_may_be_too_large(call: Call, tmp_path: Path) -> None:
+    huge: dict[str, tuple[str, list[int]]] = {
+        "model.layers.0.mlp.up_proj.weight": ("BF16", [60, GIB])
+    }
+    result = call("memory", checkpoint(tmp_path / "huge", huge, DENSE))
+    assert result.code == 5
+    assert "a checkpoint with fewer bytes" in result.err
+    assert "in 16 bits: feed-forward 120.000 GiB" in result.out
+
+
+def test_the_command_prints_what_is_unknown(call: Call, tmp_path: Path) -> None:
+    result = call("memory", checkpoint(tmp_path / "x", SMALL, None))
+    assert result.code == 0
+    assert "unknown: KV cache: " in result.out
+    assert "tokens/s" not in result.out
+    assert "in 16 bits: embedding 0.000 GiB, output head 0.000 GiB\n" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["./gone"], "./gone is not a folder"),
+        (["nemotron-3-supr"], "did you mean 'nemotron-3-super'?"),
+        (["."], "holds no *.safetensors"),
+        (["nemotron-3-super", "--kv-cache-dtype", "fp9"], "did you mean 'fp8'?"),
+        (["nemotron-3-super", "--context", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_what_is_not_there(call: Call, words: list[str], message: str) -> None:
+    result = call("memory", *words)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_a_truncated_file_is_an_error_of_the_command(call: Call, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "x", SMALL, DENSE)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    result = call("memory", folder, "--json")
+    assert (result.code, "is truncated" in json.loads(result.out)["error"]["message"]) == (2, True)
