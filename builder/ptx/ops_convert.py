@@ -17,7 +17,6 @@ from builder.ptx.formats import (
     from_e2m1,
     from_e4m3,
     from_f16,
-    one_nan,
     saturated,
     to_bf16,
     to_e2m1,
@@ -113,14 +112,17 @@ def _unpacked(d: Decoder, i: Instruction, function: Callable[[Any], Any], held: 
 
 
 def _double(d: Decoder, i: Instruction) -> Step:
-    """``cvt.f64.f32``, exact, and ``cvt.rn.f32.f64``, rounded to nearest even."""
+    """``cvt.f64.f32``, exact, and ``cvt.rn.f32.f64``, rounded to nearest even.
+
+    A NaN keeps its payload, as far as it has room (recorded on an H100).
+    """
     to, source = d.type(i, -2), d.type(i)
     out, a = d.out(i, i.operands[0], to), d.source(i, i.operands[1], source)
 
     def run(w: Warp, m: Mask) -> None:
         value = w.views[source.view][a]
         with np.errstate(all="ignore"):
-            value = value.astype(np.float64) if to.bits == 64 else one_nan(value.astype(np.float32))
+            value = value.astype(np.float64 if to.bits == 64 else np.float32)
         np.copyto(w.views[to.view][out], value, where=m)
 
     return run

@@ -60,7 +60,10 @@ _DOUBLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divi
 
 
 def _double(d: Decoder, i: Instruction) -> Step:
-    """``op{.rn}.f64`` ("Floating Point Instructions: add, sub, mul, div")."""
+    """``op{.rn}.f64`` ("Floating Point Instructions: add, sub, mul, div").
+
+    Of two NaNs a sum, difference or product is the second (recorded on an H100).
+    """
     if not set(i.modifiers[:-1]) <= {"rn"} or (i.opcode == "div" and not i.has("rn")):
         raise d.unknown(i)
     function = _DOUBLE[i.opcode]
@@ -69,7 +72,10 @@ def _double(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[F64]
         with np.errstate(all="ignore"):
-            np.copyto(rows[out], function(rows[a], rows[b]), where=m)
+            result = function(rows[a], rows[b])
+        if i.opcode != "div":
+            result = np.where(np.isnan(rows[b]), rows[b], result)
+        np.copyto(rows[out], result, where=m)
 
     return run
 
