@@ -15,6 +15,7 @@ from builder.applier.environment import ENV_PTH
 from builder.applier.failures import EXIT_MISSING, EXIT_USAGE, ApplyError, say
 from builder.applier.finishing import finish
 from builder.applier.index import IndexSources
+from builder.applier.keeping import VENDORED, Keeper, cache_folders
 from builder.applier.layers import Layer
 from builder.applier.outcomes import Outcome, Target
 from builder.applier.receipts import env_of, receipts_of
@@ -62,7 +63,9 @@ def _apply(options: argparse.Namespace, bundle: _Bundle, root: Path) -> None:
         for note in outcome.notes if outcome.state == NEEDED else []:
             say(f"  {'':<15}note: {note}")
 
-    sources = IndexSources(cache=Path(options.cache) if options.cache else None)
+    folders = [Path(options.cache)] if options.cache else cache_folders(os.environ)
+    vendored = Path(options.layers).resolve().parent / VENDORED
+    sources = IndexSources(keeper=Keeper(folders, vendored))
     say(f"spark-build: {bundle.name}, {len(bundle.layers)} layers, on {root}")
     packages = versions(DirTree(root))
     if not all_match(bundle.needs, packages):
@@ -108,7 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=("apply", "revert", "status", "finish"))
     parser.add_argument("--layers", help="bundle: JSON object with the rendered layers")
     parser.add_argument("--root", help="site-packages directory (default: where vLLM is)")
-    parser.add_argument("--cache", help="directory for downloaded wheels")
+    parser.add_argument(
+        "--cache", help="directory for downloaded wheels (default: the first that takes them)"
+    )
     parser.add_argument("--owners", help="finish: JSON object, path to [mode, uid, gid]")
     options = parser.parse_args(argv)
     try:

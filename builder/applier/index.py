@@ -14,10 +14,11 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError, say
+from builder.applier.keeping import Keeper
 from builder.applier.layers import WheelPin
 from builder.applier.machinecode import read_code
 from builder.applier.trees import DirTree, OverlayTree, Tree
@@ -55,6 +56,35 @@ def default_index() -> str:
     return str(PyPI.simple_url)
 
 
+def extra_indexes() -> list[str]:
+    """The further indexes that pip and uv are given by variables."""
+    names = ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
+    words = [word for name in names for word in os.environ.get(name, "").split()]
+    # uv's may have a name: NAME=URL
+    return [re.sub(r"^[\w.-]+=(?=\w+://)", "", word) for word in words]
+
+
+def _listed(index: str, pin: InputPin) -> str | None:
+    """The address of a pinned file, if an index lists it."""
+    import urllib.parse
+    import urllib.request
+
+    page = f"{index.rstrip('/')}/{normalize(pin.distribution)}/"
+    accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
+    request = urllib.request.Request(page, headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        body = response.read().decode("utf-8", "replace")
+        is_json = "json" in response.headers.get("Content-Type", "")
+    if is_json:
+        hrefs = [item["url"] for item in json.loads(body)["files"]]
+    else:
+        hrefs = re.findall(r"href=[\"']([^\"'#]+)", body)
+    for href in hrefs:
+        if href.split("?")[0].rsplit("/", 1)[-1] == pin.filename:
+            return str(urllib.parse.urljoin(page, href))
+    return None
+
+
 @contextlib.contextmanager
 def reaching(filename: str) -> Iterator[None]:
     """Turns whatever a network or a damaged archive can raise into one error.
@@ -73,33 +103,33 @@ def reaching(filename: str) -> Iterator[None]:
         raise ApplyError(f"cannot fetch {filename}: {kind}: {error}", EXIT_REMOTE) from error
 
 
+def donor_name(pin: DonorPin) -> str:
+    """The name that a file of a wheel is kept by."""
+    return f"{pin.member_sha256[:16]}-{pin.member.rsplit('/', 1)[-1]}"
+
+
 class IndexSources:
     """Pinned wheels straight from a package index, with the standard library alone (for mods)."""
 
-    def __init__(self, index: str | None = None, cache: Path | None = None) -> None:
-        self._index = index
-        self._cache = cache
+    def __init__(self, index: str | None = None, keeper: Keeper | None = None) -> None:
+        self._indexes = [index] if index else []
+        self._keeper = keeper
         self._archives: dict[tuple[str, bool], zipfile.ZipFile] = {}
 
     def _url(self, pin: InputPin) -> str:
-        import urllib.parse
-        import urllib.request
-
-        if self._index is None:
-            self._index = default_index()
-        page = f"{self._index.rstrip('/')}/{normalize(pin.distribution)}/"
-        accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
-        request = urllib.request.Request(page, headers={"Accept": accept})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            body = response.read().decode("utf-8", "replace")
-            is_json = "json" in response.headers.get("Content-Type", "")
-        if is_json:
-            hrefs = [item["url"] for item in json.loads(body)["files"]]
-        else:
-            hrefs = re.findall(r"href=[\"']([^\"'#]+)", body)
-        for href in hrefs:
-            if href.split("?")[0].rsplit("/", 1)[-1] == pin.filename:
-                return str(urllib.parse.urljoin(page, href))
+        """Where a pinned file is; all indexes are asked, since its sha256 is known."""
+        self._indexes = self._indexes or [default_index(), *extra_indexes()]
+        failed: OSError | None = None
+        for index in self._indexes:
+            try:
+                found = _listed(index, pin)
+            except OSError as error:  # an index without the project answers 404
+                failed = failed or error
+                continue
+            if found:
+                return found
+        if failed:
+            raise failed
         raise ApplyError(f"{pin.filename} is not on the package index", EXIT_REMOTE)
 
     def _remote(self, pin: InputPin) -> zipfile.ZipFile:
@@ -126,27 +156,20 @@ class IndexSources:
         import urllib.request
 
         assert isinstance(pin, WheelPin)  # a mod has no stage
-        if self._cache is None:
-            self._cache = Path(tempfile.mkdtemp(prefix="spark-build-"))
-            atexit.register(shutil.rmtree, self._cache, ignore_errors=True)
-        self._cache.mkdir(parents=True, exist_ok=True)
-        target = self._cache / pin.filename
-        if not target.is_file() or DirTree(self._cache).digest(pin.filename) != pin.sha256:
+
+        def fetch(stream: BinaryIO) -> None:
             say(f"downloading {pin.filename} ({pin.size / 1e6:.0f} MB)")
-            partial = target.with_suffix(".part")
-            with (
-                urllib.request.urlopen(self._url(pin), timeout=120) as response,
-                open(partial, "wb") as stream,
-            ):
+            with urllib.request.urlopen(self._url(pin), timeout=120) as response:
                 shutil.copyfileobj(response, stream, 1 << 20)
-            digest = DirTree(self._cache).digest(partial.name)
-            if digest != pin.sha256:
-                partial.unlink()
-                raise ApplyError(
-                    f"{pin.filename}: sha256 is {digest}, pinned is {pin.sha256}", EXIT_REMOTE
-                )
-            partial.replace(target)
-        return zipfile.ZipFile(target)
+
+        return zipfile.ZipFile(self._kept(pin.filename, pin.sha256, fetch))
+
+    def _kept(self, name: str, sha256: str, fetch: Callable[[BinaryIO], None]) -> BinaryIO:
+        if self._keeper is None:
+            folder = Path(tempfile.mkdtemp(prefix="spark-build-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            self._keeper = Keeper([folder])
+        return self._keeper.open(name, sha256, fetch)
 
     def _archive(self, pin: InputPin, whole: bool) -> zipfile.ZipFile:
         """A pinned wheel: whole and checked against its sha256, or by range for one file of it."""
@@ -157,14 +180,18 @@ class IndexSources:
         return self._archives[key]
 
     def donor(self, pin: DonorPin) -> bytes:
-        data = self._read(pin, pin.member, whole=False)
-        if sha256_hex(data) != pin.member_sha256:
-            raise ApplyError(
-                f"{pin.filename}:{pin.member}: sha256 is {sha256_hex(data)}, "
-                f"pinned is {pin.member_sha256}",
-                EXIT_REMOTE,
-            )
-        return data
+        def fetch(stream: BinaryIO) -> None:
+            data = self._read(pin, pin.member, whole=False)
+            if sha256_hex(data) != pin.member_sha256:
+                raise ApplyError(
+                    f"{pin.filename}:{pin.member}: sha256 is {sha256_hex(data)}, "
+                    f"pinned is {pin.member_sha256}",
+                    EXIT_REMOTE,
+                )
+            stream.write(data)
+
+        with self._kept(donor_name(pin), pin.member_sha256, fetch) as stream:
+            return stream.read()
 
     def members(self, pin: InputPin) -> list[Member]:
         return wheel_members(self._archive(pin, whole=True))

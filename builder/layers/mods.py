@@ -3,7 +3,8 @@
 A mod is one folder with a ``run.sh`` that is called without arguments in its own folder.  Ours
 holds the applier and the rendered layers and needs nothing else: no git, no dotfile, no package of
 ours.  ``run.sh`` says which applier that is and how to read its source.  What the layers pin is
-fetched from the package index that the container's pip is set up with.
+fetched from the package index that the container's pip is set up with, into a cache that outlives
+the container where there is one (``builder/applier/keeping.py``).
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ for python in "${{VLLM_PYTHON:-}}" "${{VIRTUAL_ENV:-/nonexistent}}/bin/python" p
     /opt/venv/bin/python3 /usr/local/bin/python3 /usr/bin/python3; do
   command -v "$python" >/dev/null 2>&1 || continue
   "$python" -c 'import importlib.metadata as m; m.version("vllm")' >/dev/null 2>&1 || continue
-  exec "$python" -B ./{applier} apply --layers ./layers.json \
-    --cache "${{SPARK_BUILD_CACHE:-${{TMPDIR:-/tmp}}/spark-build-wheels}}"
+  exec "$python" -B ./{applier} apply --layers ./layers.json
 done
 echo "{name}: no Python here has vllm; set VLLM_PYTHON to the one that has" >&2
 exit 6

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 43f55ce87fd2455924517b3e875de0619219de1659c4021cb906ed49e4e3ef84
+#   sha256 51aaa59ca53dbb2ea635f2762b9e0e5bd577cec4e2bd81ea92b5de17a1f8f989
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py
@@ -13,8 +13,7 @@ for python in "${VLLM_PYTHON:-}" "${VIRTUAL_ENV:-/nonexistent}/bin/python" pytho
     /opt/venv/bin/python3 /usr/local/bin/python3 /usr/bin/python3; do
   command -v "$python" >/dev/null 2>&1 || continue
   "$python" -c 'import importlib.metadata as m; m.version("vllm")' >/dev/null 2>&1 || continue
-  exec "$python" -B ./spark_apply.pyz apply --layers ./layers.json \
-    --cache "${SPARK_BUILD_CACHE:-${TMPDIR:-/tmp}/spark-build-wheels}"
+  exec "$python" -B ./spark_apply.pyz apply --layers ./layers.json
 done
 echo "sm121-marlin: no Python here has vllm; set VLLM_PYTHON to the one that has" >&2
 exit 6

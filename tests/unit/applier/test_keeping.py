@@ -1,0 +1,227 @@
+"""Where a mod keeps the wheels that it fetches, and how it finds them again."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import pytest
+
+from builder.applier.digests import sha256_hex
+from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError
+from builder.applier.index import IndexSources, extra_indexes
+from builder.applier.keeping import Keeper, cache_folders
+from builder.applier.layers import WheelPin
+from tests.unit.fakes import make_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME, DATA = "a-1-py3-none-any.whl", b"the wheel"
+SHA256 = sha256_hex(DATA)
+WHEEL = make_wheel("a", "1", {"a/__init__.py": "N = 1\n"})
+PIN = WheelPin(**WHEEL.pin)
+
+
+class Network:
+    """What is fetched, and how often."""
+
+    def __init__(self, data: bytes = DATA) -> None:
+        self.data, self.fetches = data, 0
+
+    def __call__(self, stream: BinaryIO) -> None:
+        self.fetches += 1
+        stream.write(self.data)
+
+
+def read(keeper: Keeper, network: Network) -> bytes:
+    with keeper.open(NAME, SHA256, network) as stream:
+        return stream.read()
+
+
+def unusable(path: Path) -> Path:
+    """A folder that takes no file: the tests may run as root, whom no mode stops."""
+    path.write_text("not a folder\n")
+    return path / "cache"
+
+
+def test_a_second_container_fetches_nothing(tmp_path: Path) -> None:
+    network = Network()
+    assert read(Keeper([tmp_path / "cache"]), network) == DATA
+    assert read(Keeper([tmp_path / "cache"]), network) == DATA
+    assert network.fetches == 1
+    kept = tmp_path / "cache" / NAME
+    assert kept.stat().st_mode & 0o777 == 0o644
+    assert not list(kept.parent.glob("*.part"))
+
+
+def test_a_damaged_file_is_fetched_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / NAME).write_bytes(DATA[:-1])
+    network = Network()
+    assert read(Keeper([tmp_path]), network) == DATA
+    assert network.fetches == 1
+    assert (tmp_path / NAME).read_bytes() == DATA
+    assert f"{tmp_path / NAME} is damaged" in capsys.readouterr().err
+
+
+def test_a_folder_that_takes_no_file_is_passed_over(tmp_path: Path) -> None:
+    network = Network()
+    folders = [unusable(tmp_path / "file"), tmp_path / "next"]
+    assert read(Keeper(folders), network) == DATA
+    assert (tmp_path / "next" / NAME).read_bytes() == DATA
+
+
+def test_a_full_disk_is_passed_over(tmp_path: Path) -> None:
+    class Full(Network):
+        def __call__(self, stream: BinaryIO) -> None:
+            super().__call__(stream)
+            if self.fetches == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert read(Keeper([tmp_path / "full", tmp_path / "next"]), Full()) == DATA
+    assert (tmp_path / "next" / NAME).is_file()
+    assert not [p for p in (tmp_path / "full").iterdir() if p.suffix != ".lock"]
+
+
+def test_a_file_of_a_later_folder_is_used_before_anything_is_fetched(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(DATA)
+    network = Network()
+    assert read(Keeper([tmp_path / "empty", tmp_path]), network) == DATA
+    assert network.fetches == 0
+
+
+def test_a_vendored_file_comes_first_and_is_checked(tmp_path: Path) -> None:
+    vendored = tmp_path / "wheels"
+    vendored.mkdir()
+    (vendored / NAME).write_bytes(DATA)
+    network = Network()
+    assert read(Keeper([unusable(tmp_path / "file")], vendored), network) == DATA
+    assert network.fetches == 0
+    (vendored / NAME).write_bytes(b"another")
+    assert read(Keeper([tmp_path / "cache"], vendored), network) == DATA
+    assert network.fetches == 1
+    assert (vendored / NAME).read_bytes() == b"another"
+
+
+def test_no_folder_takes_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ApplyError, match=r"cannot be kept anywhere: .*file/cache") as caught:
+        read(Keeper([unusable(tmp_path / "file")]), Network())
+    assert caught.value.code == EXIT_MISSING
+    assert "SPARK_BUILD_CACHE" in (caught.value.hint or "")
+
+
+def test_another_file_of_that_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ApplyError, match="another sha256") as caught:
+        read(Keeper([tmp_path]), Network(b"evil"))
+    assert caught.value.code == EXIT_REMOTE
+    assert [p.suffix for p in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_network_failure_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    def down(stream: BinaryIO) -> None:
+        stream.write(DATA[:2])
+        raise ConnectionResetError("reset")
+
+    with pytest.raises(ConnectionResetError):
+        Keeper([tmp_path / "a", tmp_path / "b"]).open(NAME, SHA256, down)
+    assert not (tmp_path / "b").exists()
+    assert [p.suffix for p in (tmp_path / "a").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_container_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.abc.part").write_bytes(b"half")
+    read(Keeper([tmp_path]), Network())
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_two_containers_that_start_at_once_fetch_once(tmp_path: Path) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    class Slow(Network):
+        def __call__(self, stream: BinaryIO) -> None:
+            started.set()
+            assert go.wait(20)
+            super().__call__(stream)
+
+    network, got = Slow(), []
+    first = threading.Thread(target=lambda: got.append(read(Keeper([tmp_path]), network)))
+    second = threading.Thread(target=lambda: got.append(read(Keeper([tmp_path]), network)))
+    first.start()
+    assert started.wait(20)
+    second.start()
+    go.set()
+    first.join(20)
+    second.join(20)
+    assert got == [DATA, DATA]
+    assert network.fetches == 1
+
+
+def test_order_of_the_caches(tmp_path: Path) -> None:
+    env = {"SPARK_BUILD_CACHE": "/mine", "SPARKRUN_RUNTIME_CACHE_DIR": "/cache/runtime"}
+    assert cache_folders(env, tmp_path) == [
+        Path("/mine"), Path("/cache/runtime/spark-build"), tmp_path / "spark-build",
+        Path("/tmp/spark-build-wheels"),
+    ]  # fmt: skip
+    off = {"SPARKRUN_RUNTIME_CACHE_DIR": "", "TMPDIR": "/large"}
+    assert cache_folders(off, tmp_path / "gone") == [Path("/large/spark-build-wheels")]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """A package index with one wheel; what it was asked for."""
+    page = tmp_path / "index" / "a"
+    page.mkdir(parents=True)
+    (page / "index.html").write_text(f'<a href="{WHEEL.filename}#sha256=0">w</a>')
+    (page / WHEEL.filename).write_bytes(WHEEL.data)
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            del code, size
+            asked.append(self.path)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "index"))
+    )
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_wheels_of_an_index_are_kept(tmp_path: Path, index: tuple[str, list[str]]) -> None:
+    url, asked = index
+    first = IndexSources(url, Keeper([tmp_path / "cache"]))
+    assert first.member(PIN, "a/__init__.py") == b"N = 1\n"
+    assert asked == ["/a/", f"/a/{WHEEL.filename}"]
+    again = IndexSources("http://127.0.0.1:9", Keeper([tmp_path / "cache"]))
+    assert again.member(PIN, "a/__init__.py") == b"N = 1\n"
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("name", ["PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"])
+def test_further_indexes_are_asked(
+    tmp_path: Path, index: tuple[str, list[str]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has no such project; without the variable, that is the error."""
+    url, _ = index
+    for variable in ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{url}/nothing")
+    with pytest.raises(ApplyError, match="404") as caught:
+        IndexSources(None, Keeper([tmp_path])).members(PIN)
+    assert caught.value.code == EXIT_REMOTE
+    monkeypatch.setenv(name, f"{url}/none {'mine=' if name == 'UV_INDEX' else ''}{url}")
+    assert len(extra_indexes()) == 2
+    assert IndexSources(None, Keeper([tmp_path])).member(PIN, "a/__init__.py") == b"N = 1\n"
