@@ -56,7 +56,7 @@ _Size = Annotated[int, Meta(ge=0)]
 class _Entry(msgspec.Struct, frozen=True):
     """A tensor as a header describes it."""
 
-    dtype: Annotated[str, Meta(min_length=1, max_length=32)]
+    dtype: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}$(?!\n)")]
     shape: list[_Size]
     data_offsets: tuple[_Size, _Size]
 
@@ -95,7 +95,7 @@ def checkpoint_tensors(folder: Path) -> list[Tensor]:
     for path in _files(folder):
         for tensor in read_header(path):
             if tensor.name in found:
-                raise UsageError(f"{path}: tensor {tensor.name} is in another file too")
+                raise UsageError(f"{path}: tensor {tensor.name[:200]!r} is in another file too")
             found[tensor.name] = tensor
     return list(found.values())
 
@@ -128,7 +128,7 @@ def _files(folder: Path) -> list[Path]:
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
         raise UsageError(
-            f"{folder} lacks {len(missing)} of {len(named)} files of {INDEX}: {missing[0]}",
+            f"{folder} lacks {len(missing)} of {len(named)} files of {INDEX}: {missing[0]!r}",
             hint="download the checkpoint again: hf download ID",
         )
     return [folder / name for name in named]

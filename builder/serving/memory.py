@@ -136,16 +136,15 @@ def _joined(
         least = math.ceil((fixed + (cache.reserved if cache else 0)) * 100 / TOTAL.bytes) / 100
         if least > most:
             fits = "no"
-        elif cache and not found.weights.at_least:
+        elif cache:  # of a folder, so the weights are exact
             fits = "yes"
-    elif cache and cache.reserved + overhead > most * TOTAL.bytes:
-        fits = "no"
-    known = cache is not None and found.weights is not None and not found.weights.at_least
-    flags, refused = _flags(cache, least if known else None, most, fits, interface)
+    if cache is None:
+        least = None
+    flags, refused = _flags(cache, least, most, fits, interface)
     return MemoryEstimate(
         model=request.subject, total=TOTAL, weights=found.weights, kv_cache=cache,
         activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
-        utilization=Utilization(least=least if known else None, most=most),
+        utilization=Utilization(least=least, most=most),
         room_for_kv_cache=room, flags=flags, ceiling=found.ceiling, held=found.held,
         unknown=(*found.unknown, *refused), not_counted=tuple(found.not_counted),
     )  # fmt: skip

@@ -258,5 +258,5 @@ def _dtype(config: ModelConfig, chosen: str) -> tuple[str, int, str]:
     text = config.text
     name = text.dtype or text.torch_dtype or config.dtype or config.torch_dtype
     if name not in _MODEL_DTYPES:
-        raise Unknown(f"{CONFIG} does not say the dtype of the model ({name})")
+        raise Unknown(f"{CONFIG} does not say the dtype of the model ({name!r})")
     return name, _MODEL_DTYPES[name], f"dtype in {CONFIG}"

@@ -42,6 +42,7 @@ def test_a_dtype_of_a_newer_format_is_counted_by_its_offsets(tmp_path: Path) -> 
         ({"b": {"shape": [-3]}}, "tensor 'b': Expected `int` >= 0"),
         ({"b": {"shape": [4], "data_offsets": [16, 20]}}, "is truncated: its tensors have 20"),
         ({"b": {"shape": [2], "data_offsets": [16, 18]}}, "1 bytes after the last tensor"),
+        ({"b": {"dtype": "\x1b[2J"}}, "tensor 'b': Expected `str` matching regex"),
         ({"b": {"dtype": 3}}, "tensor 'b': Expected `str`, got `int`"),
     ],
 )
@@ -94,7 +95,7 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "m-1.safetensors"}}))
     assert [tensor.name for tensor in checkpoint_tensors(tmp_path)] == ["a"]
     index.unlink()
-    with pytest.raises(UsageError, match="tensor a is in another file too"):
+    with pytest.raises(UsageError, match="tensor 'a' is in another file too"):
         checkpoint_tensors(tmp_path)
 
 

@@ -214,6 +214,10 @@ def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path)
     assert result.json["error"]["code"] == 5
     assert "--kv-cache-dtype fp8" in result.json["error"]["hint"]
     assert result.json["flags"] == []
+    wanted = result.json["kv_cache"]["bytes"]
+    fitting = call("memory", folder, "--sequences", "70", "--json").json
+    given = int(fitting["flags"][fitting["flags"].index("--kv-cache-memory-bytes") + 1])
+    assert given - (256 << 20) - wanted / 2 * 1.05 == pytest.approx(0, abs=1 << 20)
     options = ("--sequences", "140", "--kv-cache-dtype", "fp8")
     result = call("memory", folder, *options, "--context", "2000")
     assert (result.code, "--context 1024" in result.err) == (5, True)
