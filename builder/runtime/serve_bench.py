@@ -7,11 +7,8 @@ rounds after a warm-up the median counts.  Over HTTP, streamed, tokens from the 
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import re
-import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import serve_client  # type: ignore[import-not-found]
@@ -21,56 +18,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LEVEL = "serve"
-CONCURRENCY = (1, 2, 4, 8, 16)
-TOKENS, ROUNDS = 200, 3
+CONCURRENCY, PROMPT = serve_client.CONCURRENCY, serve_client.PROMPT
+TOKENS, ROUNDS = serve_client.TOKENS, serve_client.ROUNDS
 #: Below this one is called slower, above its inverse faster: rounds of one server differ by a few
 #: per cent.
 NOTABLE = 0.97
-PROMPT = "Explain how a heat pump moves heat from a cold place to a warm one, step by step."
 
 Json = dict[str, Any]
-
-
-def request_of(model: str, tiny: bool, number: int, tokens: int) -> tuple[str, Json]:
-    """Path and body of one request; each prompt starts differently, so that no cache serves it."""
-    body: Json = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    if tiny:
-        body["prompt"] = [1, *((number * 37 + i * 11) % 2000 + 10 for i in range(64))]
-        return "/v1/completions", body
-    body["messages"] = [{"role": "user", "content": f"({number}) {PROMPT}"}]
-    return "/v1/chat/completions", body
 
 
 def measure(
     url: str, model: str, tiny: bool, options: Json, concurrency: Sequence[int] = CONCURRENCY
 ) -> Iterator[Json]:
-    """One row for each concurrency; the first request of all is the warm-up.
+    """One row for each concurrency.
 
     Raises:
         ServeError: a request fails.
     """
     tokens, rounds = int(options.get("tokens", TOKENS)), int(options.get("rounds", ROUNDS))
-    numbers = iter(range(1 << 30))
 
     def one(number: int) -> Any:
-        path, body = request_of(model, tiny, number, tokens)
+        path, body = serve_client.request_of(model, tiny, number, tokens)
         return serve_client.stream(url, path, body, options["answer"])
 
-    for count in concurrency:
-        speeds, firsts = [], []
-        with concurrent.futures.ThreadPoolExecutor(count) as pool:
-            list(pool.map(one, [next(numbers) for _ in range(count)]))
-            for _ in range(rounds):
-                start = time.monotonic()
-                timings = list(pool.map(one, [next(numbers) for _ in range(count)]))
-                took = time.monotonic() - start
-                speeds.append(sum(t.tokens for t in timings) / took)
-                firsts += [t.first for t in timings]
-        yield {
-            "concurrency": count,
-            "tokens_per_second": round(statistics.median(speeds), 2),
-            "first_token_ms": round(statistics.median(firsts) * 1000, 2),
-        }
+    for row in serve_client.measure(one, concurrency, rounds):
+        if row["failures"]:
+            raise serve_client.ServeError(row["failures"][0])
+        yield row
 
 
 #: The two things measured: how a check of it is named, and its place in a row.

@@ -1,19 +1,26 @@
-"""Talks to a vLLM server on this machine over HTTP.  Standard library only."""
+"""Talks to a vLLM server over HTTP, and measures it.  Standard library only."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import socket
+import statistics
+import threading
 import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-#: No proxy: the server is here.
+#: What is measured: requests at once, tokens of each, rounds of which the median counts.
+CONCURRENCY = (1, 2, 4, 8, 16)
+TOKENS, ROUNDS = 200, 3
+PROMPT = "Explain how a heat pump moves heat from a cold place to a warm one, step by step."
+#: No proxy: the server is here, or near.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Json = dict[str, Any]
 
@@ -28,6 +35,7 @@ class Timing(NamedTuple):
     tokens: int
     first: float
     total: float
+    prompt: int = 0
 
 
 def free_port() -> int:
@@ -60,7 +68,7 @@ def post(url: str, path: str, body: Json, timeout: float) -> Any:
     except urllib.error.HTTPError as error:
         words = error.read(2000).decode("utf-8", "replace")
         raise ServeError(f"{path} answered {error.code}: {' '.join(words.split())[:300]}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServeError(f"{path} did not answer: {error}") from None
 
 
@@ -111,7 +119,7 @@ def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
     """
     start = time.monotonic()
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    first, tokens = None, 0
+    first, tokens, prompt = None, 0, 0
     try:
         with post(url, path, body, timeout) as answer:
             for event in events(answer):
@@ -119,11 +127,16 @@ def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
                     first = time.monotonic() - start
                 if event.get("usage"):
                     tokens = int(event["usage"]["completion_tokens"])
-    except (OSError, ValueError) as error:
+                    prompt = int(event["usage"].get("prompt_tokens") or 0)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServeError(f"the stream was cut off: {error}") from None
-    if first is None or not tokens:
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ServeError(f"the stream is not one of chat completions: {error!r}") from None
+    if first is None:
         raise ServeError("the stream had no token")
-    return Timing(tokens, first, time.monotonic() - start)
+    if not tokens:
+        raise ServeError("the stream had no usage.completion_tokens: tokens cannot be counted")
+    return Timing(tokens, first, time.monotonic() - start, prompt)
 
 
 def events(answer: Any) -> Iterator[Json]:
@@ -132,3 +145,68 @@ def events(answer: Any) -> Iterator[Json]:
         line = raw.decode("utf-8", "replace").strip()
         if line.startswith("data:") and line != "data: [DONE]":
             yield json.loads(line[5:])
+
+
+def request_of(model: str, tiny: bool, number: int, tokens: int) -> tuple[str, Json]:
+    """Path and body of one request; each prompt starts differently, so that no cache serves it."""
+    body: Json = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    if tiny:
+        body["prompt"] = [1, *((number * 37 + i * 11) % 2000 + 10 for i in range(64))]
+        return "/v1/completions", body
+    body["messages"] = [{"role": "user", "content": f"({number}) {PROMPT}"}]
+    return "/v1/chat/completions", body
+
+
+def at_once(one: Callable[[int], Timing], numbers: Sequence[int]) -> tuple[list[Timing], list[str]]:
+    """Send requests at the same time: what was answered, and why others failed.
+
+    An interruption does not wait for them.
+    """
+    timings: list[Timing] = []
+    failures: list[str] = []
+
+    def ask(number: int) -> None:
+        try:
+            timings.append(one(number))
+        except ServeError as error:
+            failures.append(str(error))
+        except Exception as error:
+            failures.append(repr(error))
+
+    threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return timings, failures
+
+
+def measure(
+    one: Callable[[int], Timing], concurrency: Sequence[int], rounds: int
+) -> Iterator[Json]:
+    """One row for each concurrency; the first round of each is the warm-up and does not count.
+
+    Raises:
+        ServeError: no request of a warm-up, or of the rounds after it, was answered.
+    """
+    numbers = iter(range(1 << 30))
+    for count in concurrency:
+        speeds: list[float] = []
+        firsts: list[float] = []
+        failures: list[str] = []
+        for turn in range(rounds + 1):
+            start = time.monotonic()
+            timings, failed = at_once(one, [next(numbers) for _ in range(count)])
+            took = time.monotonic() - start
+            if not timings and (not turn or not firsts):
+                raise ServeError(failed[0])
+            failures += failed
+            if turn:
+                speeds.append(sum(t.tokens for t in timings) / took)
+                firsts += [t.first for t in timings]
+        yield {
+            "concurrency": count,
+            "tokens_per_second": round(statistics.median(speeds), 2),
+            "first_token_ms": round(statistics.median(firsts) * 1000, 2),
+            "failures": failures,
+        }
