@@ -32,6 +32,8 @@ COMMANDS = (
           "Check serve commands in scripts, compose files, recipes and manifests."),
     Entry("memory", "servingapp", "memory_app", SERVE,
           "Estimate whether a model fits into a GB10's memory, before it starts."),
+    Entry("bench", "servingapp", "bench_app", SERVE,
+          "Measure a running server: tokens/s at several loads, and prefill."),
     Entry("verify", "mainapp", "main_app", INSPECT,
           "Check an image's contents and the kernels it selects."),
     Entry("diagnose", "mainapp", "main_app", INSPECT,

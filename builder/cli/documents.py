@@ -20,6 +20,9 @@ DOCUMENTS = {
         "`apply --json`: a plan, and whether it was applied",
         ("builder.documents.plan:AppliedPlan",),
     ),
+    "bench": Entry(
+        "`bench --json`: what a running server does", ("builder.serving.benchdocument:Bench",)
+    ),
     "cache-clean": Entry(
         "`cache clean --json`: what was removed; with --dry-run, what would be removed",
         ("builder.cache.documents:Removal",),

@@ -279,3 +279,66 @@ def memory(
         ),
         json=json,
     )
+
+
+bench_app = App()
+
+
+@bench_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build bench http://localhost:8000",
+        "spark-build bench http://spark:8000 --log server.log -o marlin.json",
+        "spark-build bench http://spark:8000 --against marlin.json --plot bench.svg",
+    ),
+)
+def bench(
+    url: Annotated[
+        str, typer.Argument(help="The server, such as http://localhost:8000.", metavar="URL")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Its name for the model, if it has several.", metavar="NAME")
+    ] = "",
+    tokens: Annotated[
+        int, typer.Option(help="Tokens of each answer.", metavar="TOKENS", min=1)
+    ] = 200,
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at once, one load after another.", metavar="N[,N...]")
+    ] = "1,2,4,8,16",
+    prefill: Annotated[
+        int,
+        typer.Option(
+            help="Length of the long prompt, in words: about as many tokens; 0 for none.",
+            metavar="TOKENS",
+            min=0,
+        ),
+    ] = 4096,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Log of the server: the kernels that it selected.", metavar="FILE"),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="An earlier bench of the same model and settings to divide by.", metavar="FILE"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Keep the bench there, as JSON.", metavar="FILE"),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it there, as SVG.", metavar="FILE")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure a running server: tokens/s at several loads, and prefill.
+
+    Chat completions at temperature 0; a warm-up, then three rounds of which the median counts.
+    """
+    from builder.cli.bench import bench_command
+    from builder.serving.bench import BenchRequest, settings_of
+
+    settings = settings_of(tokens, concurrency, prefill)
+    request = BenchRequest(url=url, model=model, settings=settings, log=log, against=against)
+    bench_command(request, output=output, picture=plot, json=json)

@@ -1,0 +1,51 @@
+"""``spark-build bench``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from builder.errors import RemoteError, UsageError
+from builder.pypi.index import write_atomically
+from builder.serving.bench import bench, lines
+from builder.serving.benchdocument import read_bench
+from builder.serving.benchplot import plot
+from builder.util.console import counted, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.serving.bench import BenchRequest
+
+
+def bench_command(
+    request: BenchRequest, *, output: Path | None, picture: Path | None, json: bool
+) -> None:
+    """Measure a server, then print and keep what it does.
+
+    Raises:
+        RemoteError: requests failed; the others are printed.
+    """
+    for option, path in (("-o", output), ("--plot", picture)):
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            problem = "a folder" if path.is_dir() else "in a folder that does not exist"
+            raise UsageError(
+                f"{option} {path} is {problem}", hint=f"{option} {path.name or 'FILE'}"
+            )
+    other = read_bench(request.against) if request.against and picture else None
+    made, failures = bench(request)
+    if output:
+        write_atomically(output, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    if picture:
+        write_atomically(picture, plot(made, other).encode())
+    if json:
+        print_json(made)
+    else:
+        print("\n".join(lines(made)))
+    if failures:
+        reason = max(failures, key=lambda one: failures[one])
+        raise RemoteError(
+            f"{made.url}: {counted(sum(failures.values()), 'request')} failed: {reason}",
+            hint="look at the server's log; the figures are those of the other requests",
+        )

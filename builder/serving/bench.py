@@ -1,0 +1,262 @@
+"""Measures a running server that speaks the API of OpenAI: decode at several loads, and prefill."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from builder.diagnose.judging import diagnose
+from builder.errors import RemoteError, UsageError, did_you_mean
+from builder.runtime import serve_client
+from builder.runtime.serve_client import ServeError
+from builder.serving.benchdocument import (
+    Bench,
+    BenchRow,
+    BenchSettings,
+    PrefillRow,
+    compared,
+    read_bench,
+    refuse_unlike,
+)
+from builder.util.console import console
+from builder.util.hints import os_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from builder.diagnose.findings import Diagnosis
+    from builder.runtime.serve_client import Timing
+
+#: Seconds for a question about the server, and for each read of an answer: a long prompt takes
+#: minutes before its first token.
+ASK, ANSWER = 10.0, 600.0
+#: A thread for each request: more than vLLM's default of 256 sequences is no use.
+_MOST = 1024
+_CHAT = "/v1/chat/completions"
+
+
+class BenchRequest(NamedTuple):
+    """What to measure, and what to put beside it."""
+
+    url: str
+    model: str
+    settings: BenchSettings
+    log: Path | None = None
+    against: Path | None = None
+
+
+class Measured(NamedTuple):
+    """A bench, and why requests of it failed, with how often."""
+
+    bench: Bench
+    failures: dict[str, int]
+
+
+def settings_of(tokens: int, concurrency: str, prefill: int) -> BenchSettings:
+    """What is asked of a server.
+
+    Raises:
+        UsageError: ``concurrency`` is no list of numbers of requests at once.
+    """
+    words = [word.strip() for word in concurrency.split(",")]
+    if not all(w.isascii() and w.isdigit() and 1 <= int(w) <= _MOST for w in words):
+        raise UsageError(
+            f"--concurrency {concurrency!r} is not a list of numbers from 1 to {_MOST}",
+            hint="--concurrency 1,2,4,8,16",
+        )
+    counts = tuple(dict.fromkeys(map(int, words)))
+    rounds = serve_client.ROUNDS
+    return BenchSettings(tokens=tokens, rounds=rounds, concurrency=counts, prefill=prefill)
+
+
+def bench(request: BenchRequest) -> Measured:
+    """Measure a server.
+
+    Raises:
+        UsageError: what was given cannot be read, or does not fit this server.
+        RemoteError: the server does not answer, or not as it must.
+    """
+    url = _root(request.url)
+    log = _read_log(request.log) if request.log else None
+    other = read_bench(request.against) if request.against else None
+    try:
+        model = _model(url, request.model)
+        vllm = _release(url)
+        if log and vllm and log.vllm and log.vllm != vllm:
+            raise UsageError(
+                f"--log {request.log} is of vLLM {log.vllm}, the server at {url} is {vllm}",
+                hint="docker logs NAME > server.log 2>&1, of the container that serves",
+            )
+        if other and request.against:
+            refuse_unlike(other, request.against, model, request.settings)
+        prefill = _prefill(url, model, request.settings.prefill)
+        rows, failures = _rows(url, model, request.settings)
+        made = Bench(
+            url=url,
+            model=model,
+            vllm=vllm,
+            settings=request.settings,
+            kernels=log.dispatch if log else (),
+            rows=rows,
+            prefill=prefill,
+        )
+    except ServeError as error:
+        raise RemoteError(
+            f"{url}: {error}", hint=f"look at the server's log; curl {url}/v1/models"
+        ) from None
+    if other and request.against:
+        made = replace(made, against=compared(made, other, request.against))
+    return Measured(made, failures)
+
+
+def _root(url: str) -> str:
+    """The address without the version of the API."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        good = good and not (parts.username or parts.query or parts.fragment)
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{url!r} is not the address of a server", hint="http://localhost:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _read_log(path: Path) -> Diagnosis:
+    try:
+        with path.open("rb") as stream:
+            found = diagnose(stream)
+    except OSError as error:
+        hint = os_hint(error, "docker logs NAME > server.log 2>&1")
+        raise UsageError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
+    if not found.dispatch:
+        raise UsageError(
+            f"no line of {path} says which kernels were selected",
+            hint=f"give the log from its start; spark-build diagnose {path}",
+        )
+    return found
+
+
+def _get(url: str, path: str) -> Any:
+    """A JSON answer.
+
+    Raises:
+        ServeError: there is none.
+    """
+    try:
+        with serve_client.OPENER.open(f"{url}{path}", timeout=ASK) as answer:
+            return json.load(answer)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ServeError(f"{path} gave no JSON: {error}") from None
+
+
+def _model(url: str, wanted: str) -> str:
+    """The name that the server knows a model by."""
+    answer = _get(url, "/v1/models")
+    try:
+        names = [str(one["id"]) for one in answer["data"]]
+    except (LookupError, TypeError):
+        names = []
+    if not names:
+        raise ServeError("/v1/models names no model")
+    if not wanted and len(names) == 1:
+        return names[0]
+    if wanted in names:
+        return wanted
+    said = f"no model {wanted!r}{did_you_mean(wanted, names)}" if wanted else "several models"
+    raise UsageError(f"{url} has {said}", hint=f"--model {names[0]}; it has {', '.join(names)}")
+
+
+def _release(url: str) -> str:
+    """The vLLM that answers; other servers do not say."""
+    try:
+        answer = _get(url, "/version")
+    except ServeError:
+        return ""
+    return str(answer.get("version", "")) if isinstance(answer, dict) else ""
+
+
+def _rows(
+    url: str, model: str, settings: BenchSettings
+) -> tuple[tuple[BenchRow, ...], dict[str, int]]:
+    """Decode at each load."""
+    rows: list[BenchRow] = []
+    failures: dict[str, int] = {}
+
+    first = time.time_ns()
+
+    def one(number: int) -> Timing:
+        path, body = serve_client.request_of(model, False, first + number, settings.tokens)
+        return serve_client.stream(url, path, body, ANSWER)
+
+    for found in serve_client.measure(one, settings.concurrency, settings.rounds):
+        for reason in found["failures"]:
+            failures[reason] = failures.get(reason, 0) + 1
+        row = BenchRow(
+            concurrency=found["concurrency"],
+            tokens_per_second=found["tokens_per_second"],
+            first_token_ms=found["first_token_ms"],
+            failed=len(found["failures"]),
+        )
+        console.say(f"{row.concurrency} at once: {row.tokens_per_second:.1f} tokens/s")
+        rows.append(row)
+    return tuple(rows), failures
+
+
+def _prefill(url: str, model: str, length: int) -> PrefillRow | None:
+    """One long prompt after another that warms up; no two of any bench begin the same."""
+    if not length:
+        return None
+
+    def one(number: int) -> Timing:
+        words = serve_client.PROMPT.split()
+        content = f"({number} long) " + " ".join(words[i % len(words)] for i in range(length))
+        body = {"model": model, "max_tokens": 1, "temperature": 0}
+        body["messages"] = [{"role": "user", "content": content}]
+        return serve_client.stream(url, _CHAT, body, ANSWER)
+
+    def timed() -> Timing:
+        timings, failed = serve_client.at_once(one, [time.time_ns()])
+        if failed:
+            raise ServeError(f"a prompt of {length} words (--prefill): {failed[0]}")
+        if not timings[0].prompt:
+            raise ServeError("the stream had no usage.prompt_tokens: prefill cannot be measured")
+        return timings[0]
+
+    timed()
+    last = timed()
+    row = PrefillRow(
+        prompt_tokens=last.prompt,
+        tokens_per_second=round(last.prompt / last.first, 2),
+        first_token_ms=round(last.first * 1000, 2),
+    )
+    console.say(f"prefill of {row.prompt_tokens} tokens: {row.tokens_per_second:.1f} tokens/s")
+    return row
+
+
+def lines(made: Bench) -> Iterator[str]:
+    """A bench for people."""
+    yield f"{made.model} at {made.url}" + (f", vLLM {made.vllm}" if made.vllm else "")
+    if made.kernels:
+        yield f"selected: {', '.join(made.names())}"
+    yield ""
+    ratios = {one.what: one for one in made.against.ratios} if made.against else {}
+    yield f"{'at once':>8}  {'tokens/s':>9}  {'first token':>11}" + ("  ratio" if ratios else "")
+    for what, row in made.figures():
+        ratio = f"  {ratios[what].tokens_per_second:.2f}x" if what in ratios else ""
+        failed = f"  {row.failed} failed" if isinstance(row, BenchRow) and row.failed else ""
+        long = f"  {row.prompt_tokens} tokens" if isinstance(row, PrefillRow) else ""
+        yield (
+            f"{what:>8}  {row.tokens_per_second:>9.1f}  {row.first_token_ms:>8.0f} ms"
+            f"{ratio}{failed}{long}"
+        )
+    if made.against:
+        known = ", ".join(made.against.kernels) or "unknown kernels"
+        release = f"vLLM {made.against.vllm}" if made.against.vllm else "unknown release"
+        yield f"\nratio: tokens/s divided by those of {made.against.file} ({release}, {known})"

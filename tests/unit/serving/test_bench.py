@@ -1,0 +1,259 @@
+"""``bench`` against a small server that behaves well, or badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.loopback import LoopbackHandler, LoopbackServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.caller import Call
+
+LOG = """(APIServer pid=1) INFO 11-20 10:00:00 [utils.py:1] vLLM server version 0.33.0
+(EngineCore pid=2) INFO 11-20 10:00:01 [x.py:1] Using MarlinNvFp4LinearKernel for NVFP4 GEMM
+"""
+SMALL = ("--concurrency", "1,3", "--tokens", 5, "--prefill", 40)
+
+
+class Server(LoopbackServer):
+    """A chat server under orders."""
+
+    def __init__(self) -> None:
+        self.models = ["me/mine"]
+        self.version: str | None = "0.33.0"
+        self.usage: dict[str, int] | None = {"completion_tokens": 5, "prompt_tokens": 44}
+        self.asked: list[dict[str, Any]] = []
+        #: which requests fail, by their number from 1 on
+        self.failing: range | set[int] = set()
+        self.stream = True
+        self.hangs = threading.Event()
+        self.release = threading.Event()
+        self.listen(_Handler)
+
+
+class _Handler(LoopbackHandler):
+    owner: Server
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._json({"data": [{"id": name} for name in self.owner.models]})
+        elif self.path == "/version" and self.owner.version:
+            self._json({"version": self.owner.version})
+        else:
+            self.send_error(404)
+
+    def do_POST(self) -> None:
+        owner = self.owner
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        owner.asked.append(body)
+        if owner.hangs.is_set():
+            owner.release.wait(30)
+            return
+        if len(owner.asked) in owner.failing:
+            self.send_error(500, "engine is dead")
+            return
+        self.send_response(200)
+        self.end_headers()
+        if not owner.stream:
+            self.wfile.write(b"data: [1]\n\n")
+            return
+        events: list[dict[str, Any]] = [{"choices": [{"delta": {"content": "x"}}]}]
+        events += [{"choices": [], "usage": owner.usage}] if owner.usage else []
+        for event in events:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _json(self, value: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        yield made
+        made.release.set()
+
+
+def test_what_a_server_does(server: Server, call: Call) -> None:
+    Path("server.log").write_text(LOG, "utf-8")
+    result = call("bench", f"{server.url}/v1/", *SMALL, "--log", "server.log", "--json")
+    assert result.code == 0, result.err
+    made = result.json
+    assert (made["url"], made["model"], made["vllm"]) == (server.url, "me/mine", "0.33.0")
+    assert made["kernels"][0]["kernel"] == "MarlinNvFp4LinearKernel"
+    assert [row["concurrency"] for row in made["rows"]] == [1, 3]
+    assert all(row["tokens_per_second"] > 0 and row["failed"] == 0 for row in made["rows"])
+    assert made["prefill"]["prompt_tokens"] == 44
+    assert len(server.asked) == (1 + 3) * 4 + 2, "prefill twice; a warm-up and three rounds"
+    assert {body["temperature"] for body in server.asked} == {0}
+    assert [body["max_tokens"] for body in server.asked] == [1, 1] + [5] * 16
+    prompts = {body["messages"][0]["content"] for body in server.asked}
+    assert len(prompts) == len(server.asked), "no prompt is in a cache"
+    assert call("bench", server.url, *SMALL).code == 0
+    prompts = {body["messages"][0]["content"] for body in server.asked}
+    assert len(prompts) == len(server.asked), "nor that of an earlier bench"
+
+
+def test_it_is_kept_drawn_and_compared(server: Server, call: Call) -> None:
+    assert call("bench", server.url, *SMALL, "-o", "a.json").code == 0
+    kept = json.loads(Path("a.json").read_text("utf-8"))
+    for row in [*kept["rows"], kept["prefill"]]:
+        row.update(tokens_per_second=1.0, first_token_ms=1.0)
+    Path("a.json").write_text(json.dumps(kept), "utf-8")
+    words = ("bench", server.url, *SMALL, "--against", "a.json")
+    result = call(*words, "--plot", "a.svg", "--json")
+    assert result.code == 0, result.err
+    ratios = {one["what"]: one["tokens_per_second"] for one in result.json["against"]["ratios"]}
+    figures = {str(r["concurrency"]): r["tokens_per_second"] for r in result.json["rows"]}
+    figures["prefill"] = result.json["prefill"]["tokens_per_second"]
+    assert ratios == pytest.approx(figures, rel=1e-3), "divided by 1"
+    drawing = ElementTree.fromstring(Path("a.svg").read_text("utf-8"))
+    kinds = [one.get("class") for one in drawing.iter("{http://www.w3.org/2000/svg}rect")]
+    assert kinds == ["paper", "own", "other", "own", "other"]
+    assert "ratio: tokens/s divided by those of a.json (vLLM 0.33.0" in call(*words).out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tokens", 6), "tokens 5, not 6"),
+        (("--concurrency", "1,2"), "concurrency 1,3, not 1,2"),
+        (("--prefill", 0), "prefill 40, not 0"),
+        (("--model", "other"), "model me/mine, not other"),
+    ],
+)
+def test_unlike_benches_are_refused_before_anything_is_asked(
+    server: Server, call: Call, words: tuple[object, ...], said: str
+) -> None:
+    assert call("bench", server.url, *SMALL, "-o", "a.json").code == 0
+    server.models.append("other")
+    server.asked.clear()
+    own = ("--model", "me/mine", *SMALL, *words)
+    result = call("bench", server.url, *own, "--against", "a.json")
+    assert result.code == 2
+    assert said in result.err
+    assert not server.asked
+
+
+def test_a_server_that_is_down(server: Server, call: Call) -> None:
+    server.__exit__()
+    result = call("bench", server.url, "-o", "a.json")
+    assert result.code == 8
+    assert server.url in result.err
+    assert not Path("a.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("usage", "said"),
+    [
+        (None, "usage.completion_tokens"),
+        ({"completion_tokens": 5}, "usage.prompt_tokens"),
+    ],
+)
+def test_an_answer_without_usage(
+    server: Server, call: Call, usage: dict[str, int] | None, said: str
+) -> None:
+    server.usage = usage
+    result = call("bench", server.url, *SMALL)
+    assert result.code == 8
+    assert said in result.err
+
+
+def test_failed_requests_are_counted_and_said(server: Server, call: Call) -> None:
+    server.failing = {8, 12, 13}  # of three at once: one in the warm-up, two in rounds
+    result = call("bench", server.url, *SMALL, "--json")
+    assert result.code == 8
+    assert [row["failed"] for row in result.json["rows"]] == [0, 3]
+    assert "3 requests failed" in result.json["error"]["message"]
+    assert "engine is dead" in result.json["error"]["message"]
+
+
+@pytest.mark.parametrize("failing", [range(1, 99), range(3, 99), range(10, 99)])
+def test_a_load_that_nothing_answers(server: Server, call: Call, failing: range) -> None:
+    server.failing = failing
+    result = call("bench", server.url, *SMALL)
+    assert result.code == 8
+    assert "answered 500" in result.err
+
+
+def test_a_stream_of_something_else(server: Server, call: Call) -> None:
+    server.stream = False
+    result = call("bench", server.url, *SMALL)
+    assert result.code == 8
+    assert "not one of chat completions" in result.err
+
+
+def test_a_server_that_hangs(server: Server, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.serving.bench.ANSWER", 0.05)
+    server.hangs.set()
+    result = call("bench", server.url, *SMALL)
+    assert result.code == 8
+    assert "timed out" in result.err
+
+
+def test_an_interruption_does_not_wait_for_answers(
+    server: Server, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.hangs.set()
+    pid = os.getpid()
+
+    class Answered(list[Any]):
+        def append(self, value: Any) -> None:
+            super().append(value)
+            os.kill(pid, signal.SIGINT)
+
+    server.asked = Answered()
+    result = call("bench", server.url, *SMALL, "-o", "a.json")
+    assert result.code == 130
+    assert not server.release.is_set(), "the server still hangs"
+    left = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    assert all(one.daemon for one in left), "the end of the process does not wait either"
+    assert not Path("a.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("localhost:8000",), "is not the address of a server"),
+        (("http://localhost:port",), "is not the address of a server"),
+        (("http://me:secret@localhost",), "is not the address of a server"),
+        (("URL", "--concurrency", "1,0"), "is not a list of numbers"),
+        (("URL", "--concurrency", "x"), "is not a list of numbers"),
+        (("URL", "--model", "me/mina"), "did you mean 'me/mine'"),
+        (("URL", "--log", "none.log"), "cannot read none.log"),
+        (("URL", "--log", "empty.log"), "which kernels were selected"),
+        (("URL", "--log", "old.log"), "is of vLLM 0.30.0"),
+        (("URL", "--against", "none.json"), "is not a bench"),
+        (("URL", "--against", "empty.log"), "is not a bench"),
+        (("URL", "-o", "none/a.json"), "a folder that does not exist"),
+        (("URL", "--plot", "."), "is a folder"),
+    ],
+)
+def test_bad_input(server: Server, call: Call, words: tuple[str, ...], said: str) -> None:
+    Path("empty.log").write_text("{}\n", "utf-8")
+    Path("old.log").write_text(LOG.replace("0.33.0", "0.30.0"), "utf-8")
+    result = call("bench", *(server.url if word == "URL" else word for word in words))
+    assert result.code == 2
+    assert said in " ".join(result.err.split())
+    assert not server.asked
+
+
+def test_several_models_and_another_server_than_vllm(server: Server, call: Call) -> None:
+    server.models, server.version = ["a", "b"], None
+    assert "several models" in call("bench", server.url, *SMALL).err
+    result = call("bench", server.url, "--model", "b", *SMALL, "--json")
+    assert (result.json["model"], result.json["vllm"]) == ("b", "")
+    server.models = []
+    assert call("bench", server.url).code == 8
