@@ -69,6 +69,7 @@ def matrix(
         "spark-build mods export",
         "spark-build mods export --check",
         "spark-build mods export my-mod --layers b12x-full,my-fix --in mods",
+        "spark-build mods export my-mod -l b12x-full --vendor 0.22.1 --in out",
     ),
 )
 def mods_export(
@@ -88,6 +89,16 @@ def mods_export(
     with_pr: opt.WithPr = None,
     patches: opt.Patches = None,
     forge_clone: opt.ForgeClone = None,
+    vendor: Annotated[
+        str | None,
+        typer.Option(
+            help="Put in what these vLLM releases need on arm64, to start without network.",
+            metavar="VERSION[,...]",
+        ),
+    ] = None,
+    zipped: Annotated[
+        bool, typer.Option("--zip", help="Write NAME.zip, for spark-vllm-docker.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only check whether they are up to date (exit 9 if not)."),
@@ -104,6 +115,8 @@ def mods_export(
         with_pr or (),
         forge_clone or (),
         patches,
+        vendor=vendor,
+        zipped=zipped,
         check=check,
         json=json,
     )

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.documents import ExportedMods
-from builder.layers.mods import mod_files, stale_files, write_mod
+from builder.layers.mods import export, mod_files, outdated
 from builder.lock.file import lock_path, read_lock
 from builder.pipeline.select import without_pulls
+from builder.pipeline.vendored import vendored_files
+from builder.pypi.index import PackageIndex
 from builder.util.console import console, print_json
 from builder.util.paths import data_dir, in_checkout
 
@@ -26,48 +28,73 @@ def export_command(
     forge_clone: Sequence[str],
     patches: list[Path] | None,
     *,
+    vendor: str | None,
+    zipped: bool,
     check: bool,
     json: bool,
 ) -> None:
     """Write mods, or with ``check`` only compare.
 
     Raises:
-        UsageError: a mod is unknown, or ``--layers`` comes without one name.
+        UsageError: a mod is unknown, ``--layers`` comes without one name, or ``--vendor`` or
+            ``--zip`` without a directory: those of the checkout are folders without wheels.
         SparkBuildError: ``check`` found stale files (exit 9).
     """
+    if (vendor is not None or zipped) and directory is None:
+        raise UsageError("--vendor and --zip need a directory to write to", hint="--in DIR")
     catalog = Catalog.discover(patches or ())
-    if layers or with_pr:
-        if len(names) != 1:
-            raise UsageError(
-                "--layers exports one mod and needs its name", hint="mods export NAME --layers L"
-            )
-        wanted = {names[0]: layers or []}
-    else:
-        ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
-        for name in names:
-            if name not in ours:
-                raise UsageError(
-                    f"unknown mod {name!r}{did_you_mean(name, ours)}",
-                    hint="spark-build mods export NAME --layers L[,L...]",
-                )
-        wanted = {name: ours[name] for name in names or ours}
+    wanted = _wanted(catalog, names, layers, with_pr)
     root = directory or (data_dir("mods") if check or in_checkout() else Path("mods"))
+    index = PackageIndex()
     stale: list[str] = []
     for name, selected in wanted.items():
-        files = mod_files(name, _selection(catalog, selected, with_pr, forge_clone))
+        selection = _selection(catalog, selected, with_pr, forge_clone)
+        files = mod_files(name, selection)
+        if vendor is not None:
+            files |= vendored_files(selection, vendor, index)
+        target = root / (f"{name}.zip" if zipped else name)
         if check:
-            stale += [f"{name}/{file}" for file in stale_files(root / name, files)]
+            stale += outdated(target, files)
         else:
-            write_mod(root / name, files)
-            console.say(f"  wrote {root / name}")
+            export(target, files)
+            console.say(f"  wrote {target}")
     if stale:
         raise SparkBuildError(
-            f"stale below {root}: {', '.join(stale)}", Exit.STALE, hint="spark-build mods export"
+            f"stale below {root}: {', '.join(stale)}",
+            Exit.STALE,
+            hint=_again(vendor, zipped, directory),
         )
     if json:
         print_json(ExportedMods(directory=str(root), mods=tuple(wanted), written=not check))
         return
     print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")
+
+
+def _wanted(
+    catalog: Catalog, names: list[str], layers: list[str] | None, with_pr: Sequence[str]
+) -> dict[str, list[str]]:
+    """Mods, and the profiles or layers that each is made of."""
+    if layers or with_pr:
+        if len(names) != 1:
+            raise UsageError(
+                "--layers exports one mod and needs its name", hint="mods export NAME --layers L"
+            )
+        return {names[0]: layers or []}
+    ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
+    for name in names:
+        if name not in ours:
+            raise UsageError(
+                f"unknown mod {name!r}{did_you_mean(name, ours)}",
+                hint="spark-build mods export NAME --layers L[,L...]",
+            )
+    return {name: ours[name] for name in names or ours}
+
+
+def _again(vendor: str | None, zipped: bool, directory: Path | None) -> str:
+    words = [f"--vendor {vendor}"] if vendor is not None else []
+    words += ["--zip"] if zipped else []
+    words += [f"--in {directory}"] if words else []
+    return " ".join(["spark-build mods export", *words])
 
 
 def _selection(

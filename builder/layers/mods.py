@@ -4,18 +4,22 @@ A mod is one folder with a ``run.sh`` that is called without arguments in its ow
 holds the applier and the rendered layers and needs nothing else: no git, no dotfile, no package of
 ours.  ``run.sh`` says which applier that is and how to read its source.  What the layers pin is
 fetched from the package index that the container's pip is set up with, into a cache that outlives
-the container where there is one (``builder/applier/keeping.py``).
+the container where there is one (``builder/applier/keeping.py``), or comes with the mod
+(``builder/pipeline/vendored.py``).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import zipfile
 from typing import TYPE_CHECKING
 
 from builder import __version__
 from builder.applier.digests import sha256_hex
 from builder.engines.toolfiles import APPLIER, applier_bundle
+from builder.pypi.index import write_atomically
 from builder.runtime import TERMS
 from builder.util.paths import project_file
 
@@ -46,8 +50,12 @@ exit 6
 """
 
 
-def mod_files(name: str, selection: Selection) -> dict[str, tuple[bytes, int]]:
-    """The files of a mod: name -> bytes and mode."""
+#: The files of a mod: path in it -> bytes and mode.
+ModFiles = dict[str, tuple[bytes, int]]
+
+
+def mod_files(name: str, selection: Selection) -> ModFiles:
+    """The files of a mod that fetches what its layers pin."""
     profile = selection.profiles[0] if selection.profiles else None
     bundle = {
         "schema": 1,
@@ -73,7 +81,22 @@ def mod_files(name: str, selection: Selection) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def stale_files(folder: Path, files: dict[str, tuple[bytes, int]]) -> list[str]:
+def mod_zip(files: ModFiles) -> bytes:
+    """A mod as one file with ``run.sh`` at its root, the same bytes every time.
+
+    Nothing is compressed, as releases of zlib compress differently and wheels are compressed.
+    """
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            data, mode = files[name]
+            member = zipfile.ZipInfo(name)  # of 1980, the earliest that the format has
+            member.create_system, member.external_attr = 3, (0o100000 | mode) << 16
+            archive.writestr(member, data)
+    return stream.getvalue()
+
+
+def stale_files(folder: Path, files: ModFiles) -> list[str]:
     """Files of a mod that are missing, differ, or should not be there."""
     wrong = []
     for name, (data, mode) in files.items():
@@ -84,18 +107,48 @@ def stale_files(folder: Path, files: dict[str, tuple[bytes, int]]) -> list[str]:
             or bool(path.stat().st_mode & 0o111) != bool(mode & 0o111)
         ):
             wrong.append(name)
-    present = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    return sorted([*wrong, *(present - set(files) - {"__pycache__"})])
+    return sorted([*wrong, *_extra(folder, files)])
 
 
-def write_mod(folder: Path, files: dict[str, tuple[bytes, int]]) -> None:
+def _extra(folder: Path, files: ModFiles) -> set[str]:
+    """What should not be there; a folder with nothing of a mod in it is named as a whole."""
+    within = {name.partition("/")[0] for name in files if "/" in name}
+    extra = _names(folder) - set(files) - within - {"__pycache__"}
+    for name in within:
+        if (folder / name).is_dir():
+            extra |= {f"{name}/{file}" for file in _names(folder / name)} - set(files)
+        elif (folder / name).exists():
+            extra.add(name)
+    return extra
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def write_mod(folder: Path, files: ModFiles) -> None:
     """Write a mod's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in stale_files(folder, files):
-        if name not in files:
-            extra = folder / name
-            shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
+    for name in _extra(folder, files):
+        extra = folder / name
+        shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
     for name, (data, mode) in files.items():
         path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         path.chmod(mode)
+
+
+def outdated(target: Path, files: ModFiles) -> list[str]:
+    """What is not up to date of a mod's folder or zip file, by its path beside that."""
+    if target.suffix == ".zip":
+        same = target.is_file() and target.read_bytes() == mod_zip(files)
+        return [] if same else [target.name]
+    return [f"{target.name}/{file}" for file in stale_files(target, files)]
+
+
+def export(target: Path, files: ModFiles) -> None:
+    """Write a mod as a folder, or as a zip file if that is its name."""
+    if target.suffix == ".zip":
+        write_atomically(target, mod_zip(files))
+    else:
+        write_mod(target, files)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import threading
+import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,9 +15,9 @@ import pytest
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError
-from builder.applier.index import IndexSources, extra_indexes
+from builder.applier.index import IndexSources, donor_name, extra_indexes
 from builder.applier.keeping import Keeper, cache_folders
-from builder.applier.layers import WheelPin
+from builder.applier.layers import DonorPin, WheelPin
 from tests.unit.fakes import make_wheel
 
 if TYPE_CHECKING:
@@ -225,3 +227,18 @@ def test_further_indexes_are_asked(
     monkeypatch.setenv(name, f"{url}/none {'mine=' if name == 'UV_INDEX' else ''}{url}")
     assert len(extra_indexes()) == 2
     assert IndexSources(None, Keeper([tmp_path])).member(PIN, "a/__init__.py") == b"N = 1\n"
+
+
+def test_a_file_of_a_wheel_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second container asks no index, and the applier of a mod that brings the file none."""
+    row = WHEEL.donor_pin("a/__init__.py")
+    pin = DonorPin(**{key.replace("-", "_"): value for key, value in row.items()})
+    monkeypatch.setattr(IndexSources, "_remote", lambda *_: zipfile.ZipFile(io.BytesIO(WHEEL.data)))
+    assert IndexSources("http://127.0.0.1:9", Keeper([tmp_path])).donor(pin) == b"N = 1\n"
+    monkeypatch.undo()
+    assert (tmp_path / donor_name(pin)).read_bytes() == b"N = 1\n"
+    again = IndexSources("http://127.0.0.1:9", Keeper([unusable(tmp_path / "file")], tmp_path))
+    assert again.donor(pin) == b"N = 1\n"
+    (tmp_path / donor_name(pin)).unlink()
+    with pytest.raises(ApplyError, match="cannot fetch"):
+        IndexSources("http://127.0.0.1:9", Keeper([tmp_path])).donor(pin)

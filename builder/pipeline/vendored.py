@@ -1,0 +1,82 @@
+"""What a mod needs from the package index on some releases, to bring it along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.applier.index import donor_name
+from builder.applier.keeping import VENDORED
+from builder.applier.layers import DonorPin
+from builder.applier.states import AMBIGUOUS, DRIFT
+from builder.applier.versions import all_match
+from builder.errors import Exit, SparkBuildError, UsageError
+from builder.pipeline.bases import identify_base
+from builder.plan.planner import make_plan
+from builder.plan.sources import IndexSources
+
+if TYPE_CHECKING:
+    from builder.applier.layers import InputPin
+    from builder.applier.sources import Member
+    from builder.layers.catalog import Selection
+    from builder.layers.mods import ModFiles
+    from builder.pypi.index import PackageIndex
+
+#: A DGX Spark's.
+_PLATFORM = "linux/arm64"
+
+
+class _Asking(IndexSources):
+    """Notes what is asked for, by the names that the applier keeps it by.
+
+    A plan's inputs are fewer: the applier also reads a wheel to see that it is installed already.
+    """
+
+    def __init__(self, index: PackageIndex) -> None:
+        super().__init__(index)
+        self.asked: dict[str, InputPin] = {}
+
+    def donor(self, pin: DonorPin) -> bytes:
+        self.asked[donor_name(pin)] = pin
+        return super().donor(pin)
+
+    def members(self, pin: InputPin) -> list[Member]:
+        self.asked[pin.filename] = pin
+        return super().members(pin)
+
+    def content(self, name: str) -> bytes:
+        """The bytes of what was asked for, checked against its pin."""
+        pin = self.asked[name]
+        return (
+            self.donor(pin)
+            if isinstance(pin, DonorPin)
+            else self._wheel(pin).download().read_bytes()
+        )
+
+
+def vendored_files(selection: Selection, named: str, index: PackageIndex) -> ModFiles:
+    """What layers take from the package index on the named releases of vLLM, for arm64.
+
+    Raises:
+        UsageError: no release is named, or the profile does not support one.
+        SparkBuildError: a layer drifted on one (exit 4).
+    """
+    releases = [word.strip() for word in named.split(",") if word.strip()]
+    if not releases:
+        raise UsageError("no vLLM release named", hint="--vendor 0.22.1")
+    sources = _Asking(index)
+    for release in releases:
+        base = identify_base(f"pypi:vllm=={release}", selection, index, platform=_PLATFORM)
+        for profile in selection.profiles:
+            if not all_match(profile.needs, base.identity.packages):
+                raise UsageError(
+                    f"{profile.name} does not support vllm {release}: {profile.needs_reason}",
+                    hint="spark-build matrix -l " + profile.name,
+                )
+        for decision in make_plan(base, selection, sources).decisions:
+            if decision.outcome.state in (DRIFT, AMBIGUOUS):
+                raise SparkBuildError(
+                    f"{decision.name} on vllm {release}: {decision.outcome.reason}",
+                    Exit.DRIFT,
+                    hint=f"spark-build layers show {decision.name}",
+                )
+    return {f"{VENDORED}/{name}": (sources.content(name), 0o644) for name in sorted(sources.asked)}
