@@ -131,3 +131,16 @@ def test_index_out_of_reach(mod_container: Modded) -> None:
     assert "error: cannot fetch" in done.err
     after = support.stamps(mod_container.engine, mod_container.held)
     assert not support.differences(after, before)
+
+
+def test_a_cache_that_the_client_mounts_saves_the_download(
+    modded: Modded, mod_container: Modded
+) -> None:
+    """spark-vllm-docker mounts vLLM's cache; the mod that ran before has filled the other one."""
+    assert modded.first.code == 0
+    fill = "mkdir -p /root/.cache/vllm && cp -r /var/cache/wheels /root/.cache/vllm/spark-build"
+    mod_container.engine.run("exec", mod_container.held, "sh", "-c", fill)
+    dead = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "SPARK_BUILD_CACHE": ""}
+    done = mod_container.run(MOD, env=dead).ok()
+    assert "needed         cutlass-dsl-cu13:" in done.err
+    assert "downloading" not in done.err
