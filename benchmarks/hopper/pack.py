@@ -5,8 +5,9 @@ the kernel, compiled for ``sm_90a``, its memory, its parameters, and what the ex
 ``run.py`` goes beside them; it needs only numpy and the driver there.
 
 ``--late odd`` (``even``, ``high``, ``low``) lets these of the four MMA warps of a MoE kernel wait
-before they store a part of the output, and ``--rolled`` slows the MMA down: other schedules of the
-same kernel.  ``--without`` takes out lines of the PTX, such as a barrier.
+before they store a part of the output, ``--late copy`` the warp that copies an output tile to
+global memory, and ``--rolled`` slows the MMA down: other schedules of the same kernel.
+``--without`` takes out lines of the PTX, such as a barrier.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ _WAIT = (
     "{{ .reg .pred late; .reg .b32 thread; mov.u32 thread, %tid.x; and.b32 thread, thread, {bit}; "
     "setp.{test}.u32 late, thread, 0; @late nanosleep.u32 20000; }}"
 )
+COPY = "copy"
 _STORE = "st.shared.b32"
+#: The copy of an output tile to global memory, and the wait before it.
+_COPY = re.compile(r"(?m)^(?=[^/\n]*cp\.async\.bulk\.tensor\.\dd\.global\.shared::cta)")
+_COPY_WAIT = "nanosleep.u32 20000;\n"
 #: The end of the stores of one part of the output.
 _FENCE = "fence.proxy.async.shared::cta;"
 
@@ -73,6 +78,18 @@ def late(ptx: str, warps: str) -> str:
     for at in reversed(first):
         lines.insert(at, _WAIT.format(bit=bit, test=test))
     return "\n".join(lines)
+
+
+def late_copy(ptx: str) -> str:
+    """The kernel with a wait before each copy of an output tile to global memory.
+
+    Raises:
+        ValueError: it has no such copy.
+    """
+    text, count = _COPY.subn(_COPY_WAIT, ptx)
+    if not count:
+        raise ValueError("it does not copy its output by cp.async.bulk.tensor")
+    return text
 
 
 def without(ptx: str, pattern: str) -> str:
@@ -161,24 +178,28 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("into", type=Path)
     parser.add_argument("--nvcc", default="nvcc", help="of CUDA 13.0 or later")
-    parser.add_argument("--late", choices=_LATE, default="", help="warps that wait")
+    parser.add_argument("--late", choices=(*_LATE, COPY), default="", help="warps that wait")
     parser.add_argument("--rolled", action="store_true", help="a slower MMA")
     parser.add_argument("--without", default="", help="a regular expression for lines to take out")
     parser.add_argument("--only", default="", help="a regular expression for the launches' names")
     given = parser.parse_args()
     functions = software(given.nvcc, rolled=given.rolled)
-    of_several = False
-    for path in sorted(given.source.glob("*/*/launch.json")):
+    of_several, packed = False, 0
+    for path in sorted(given.source.rglob("launch.json")):
         file = read_launch(path)
-        name = f"{path.parent.parent.name}-{path.parent.name}"
+        name = "-".join(path.parent.relative_to(given.source).parts)
         if file.expected is None or of_several:
             print(f"{name}: {file.name}: not packed, one of several launches of a call", flush=True)
         elif re.search(given.only, file.name):
-            ptx = late(file.ptx, given.late) if given.late else file.ptx
+            ptx = late_copy(file.ptx) if given.late == COPY else file.ptx
+            ptx = late(ptx, given.late) if given.late in _LATE else ptx
             ptx = without(ptx, given.without) if given.without else ptx
             pack(file, path, given.into / name, given.nvcc, functions, ptx)
             print(f"{name}: {file.name}", flush=True)
+            packed += 1
         of_several = file.expected is None
+    if not packed:
+        raise SystemExit(f"error: no launch below {given.source} was packed")
     shutil.copy(Path(__file__).with_name("run.py"), given.into)
 
 

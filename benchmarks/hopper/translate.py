@@ -4,7 +4,8 @@ Hopper has all that these kernels do but a few things, which become calls of ``s
 functions or other arithmetic:
 
 * the block-scaled MMA of FP4 codes;
-* the conversion of two floats to FP4 codes, and the product of two pairs of floats;
+* the conversion of two floats to FP4 codes and of two codes to f16, and the product of two pairs of
+  floats;
 * tensor maps of FP4 codes: the same bytes are copied as a tensor of bytes, so the first coordinate
   is halved.
 """
@@ -27,6 +28,7 @@ _MMA = re.compile(
     rf"\s*{_ONE},\s*{_GROUP},\s*{_ONE},\s*{_GROUP};"
 )
 _TO_FP4 = re.compile(r"cvt\.rn\.satfinite\.e2m1x2\.f32\s+(%?\w+),\s*(%\w+),\s*(%\w+);")
+_FROM_FP4 = re.compile(r"cvt\.rn\.f16x2\.e2m1x2\s+(%\w+),\s*(%?\w+);")
 _PAIRS = re.compile(r"mul((?:\.rn)?(?:\.ftz)?)\.f32x2\s+(%\w+),\s*(%\w+),\s*(%\w+);")
 _COPY = re.compile(r"cp\.async\.bulk\.tensor\.\dd\.\S+ \[[^\]]*\], \[(%rd\d+), \{(%r\d+)[^;]*;")
 _MAP = re.compile(r"(?:mov\.b64|cvta\.param\.u64)\s+(%rd\d+), (?:\w+_param_(\d+)|(%rd\d+));")
@@ -42,7 +44,7 @@ def for_hopper(ptx: str, functions: str, fp4_maps: Collection[int]) -> str:
     """
     maps = _maps(ptx)
     ptx = _TO_FP4.sub(_to_fp4, _MMA.sub(_mma, ptx))
-    ptx = _PAIRS.sub(_product, ptx)
+    ptx = _PAIRS.sub(_product, _FROM_FP4.sub(_from_fp4, ptx))
     ptx = _COPY.sub(lambda copy: _copy(copy, maps, fp4_maps), ptx)
     ptx = re.sub(r"(?m)^\.version .*$", ".version 9.0", ptx, count=1)
     ptx = re.sub(r"(?m)^\.target .*$", ".target sm_90a", ptx, count=1)
@@ -97,6 +99,17 @@ def _to_fp4(match: re.Match[str]) -> str:
         f".param .b32 p0; st.param.b32 [p0], {high}; .param .b32 p1; st.param.b32 [p1], {low}; "
         "call.uni (d), software_codes, (p0, p1); ld.param.b32 codes, [d]; "
         f"cvt.u8.u32 {out}, codes; }}"
+    )
+
+
+def _from_fp4(match: re.Match[str]) -> str:
+    """Exponent and fraction of E2M1 as those of f16, whose bias is 14 more; then the signs."""
+    out, codes = match.groups()
+    return (
+        f"{{ .reg .b32 c, t, s, u; cvt.u32.u8 c, {codes}; "
+        "and.b32 t, c, 7; shl.b32 t, t, 9; and.b32 u, c, 0x70; shl.b32 u, u, 21; or.b32 t, t, u; "
+        "and.b32 s, c, 8; shl.b32 s, s, 12; and.b32 u, c, 0x80; shl.b32 u, u, 24; or.b32 s, s, u; "
+        f"mov.b32 u, 0x74007400; mul.rn.f16x2 t, t, u; or.b32 {out}, t, s; }}"
     )
 
 

@@ -152,7 +152,7 @@ def test_a_missing_kernel_is_named(kernels: Path, tmp_path: Path) -> None:
     other = compiled(tmp_path, arch="120a")
     proof = prove_kernels(linked(tmp_path, [kernels], runtime=True).data, [FOUND], [other])
     assert proof.faults
-    assert all(fault.endswith("for sm_120a is lost") for fault in proof.faults)
+    assert all(fault.endswith("for sm_120a is missing") for fault in proof.faults)
 
 
 def test_kernels_for_another_chip_are_named(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_release_that_does_not_exist(tmp_path: Path, release: str, near: str) 
     [
         (("--layers", "b12x-ful", "--base", "pypi:vllm==0.20.1"), 2, "did you mean 'b12x-full'"),
         (("--layers", "b12x-full", "--base", "pypi:vllm>=0.20.1"), 2, "is not NAME==VERSION"),
-        (("--layers", "b12x-full", "--base", "pypi:flashinfer-python==0.6.9"), 2, "no vllm"),
+        (("--layers", "b12x-full", "--base", "pypi:flashinfer-python==0.6.9"), 2, "needs vllm=="),
         (("--layers", "b12x-full", "--base", "pypy:vllm==0.20.1"), 2, "did you mean 'pypi'"),
         (("--layers", "b12x-full", "--base", "pypi:vllm==0.17.1"), 2, "marlin"),
         (("--layers", "vllm-b12x-backend", "--base", "pypi:vllm==0.19.1"), 3, "nothing to do"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from benchmarks.hopper.pack import late, without
+from benchmarks.hopper.pack import late, late_copy, without
 from benchmarks.hopper.translate import for_hopper
+from tests.unit.ptxworld import run
 
 HEAD = ".version 9.1\n.target sm_121a\n.address_size 64\n.visible .entry k_e2m1(\n)\n{\n"
 MMA = (
@@ -76,7 +78,7 @@ def test_only_copies_of_codes_are_halved() -> None:
     [
         MMA.replace("mxf4nvf4", "mxf4"),
         MMA.replace("m16n8k64", "m16n8k128"),
-        "cvt.rn.f16x2.e2m1x2 %r1, byte0;",
+        "cvt.rn.bf16x2.e2m1x2 %r1, byte0;",
         "add.f32x2 %rd1, %rd2, %rd3;",
     ],
 )
@@ -102,3 +104,23 @@ def test_lines_are_removed() -> None:
     assert without("a;\nbar.sync 2, 256;\nb;", "bar.sync 2") == "a;\n\nb;"
     with pytest.raises(ValueError, match="no line matches"):
         without("a;", "bar.sync 2")
+
+
+def test_the_conversion_from_codes_gives_the_same_bits() -> None:
+    """All 256 pairs of codes, through the executor."""
+    words = np.zeros((256, 4), np.uint32)
+    words[:, 0] = np.arange(256)
+    given = "{ .reg .b8 a, b, c, d; mov.b32 {a, b, c, d}, %r1; cvt.rn.f16x2.e2m1x2 %r5, a; }"
+    body = translated(given).rpartition("}")[0]
+    assert "e2m1" not in body
+    for part in (given, body):
+        assert len(np.unique(run(part, words, threads=256).out[:, 0])) == 256
+    same = run(given, words, threads=256).out[:, 0] == run(body, words, threads=256).out[:, 0]
+    assert same.all()
+
+
+def test_a_late_copy_waits_before_each_copy_to_global_memory() -> None:
+    copy = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd1, {%r1, %r2}], [%r3];"
+    assert late_copy(f"a;\n\t{copy}\nb;\n") == f"a;\nnanosleep.u32 20000;\n\t{copy}\nb;\n"
+    with pytest.raises(ValueError, match="does not copy its output"):
+        late_copy("a;\n" + COPY.format("%rd1"))
