@@ -162,7 +162,7 @@ def _ask(
 ) -> DispatchReply:
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
     if target.ask is None:
-        raise SparkBuildError(f"{target.name} cannot run the dispatch probe:  {target.cannot_ask}")
+        raise SparkBuildError(f"{target.name} cannot run the dispatch probe: {target.cannot_ask}")
     reply = target.ask(request)
     if reply.fatal:
         raise SparkBuildError(
