@@ -14,7 +14,7 @@ from builder.engines import docker, metadata
 from builder.engines.builders import ENGINE, cache_words, engine_environment, reached
 from builder.engines.client import LINK_SINCE, Cli, find_cli
 from builder.engines.contents import added_bytes, image_layers
-from builder.engines.context import context_of, folder_of
+from builder.engines.context import context_of, fill_context, folder_of
 from builder.engines.deliver import in_layout, new_layout
 from builder.engines.dockerfile import render
 from builder.engines.model import BuildRequest, BuiltImage, refuses_base
@@ -76,35 +76,13 @@ class BuildkitEngine:
         return int(version.split(".", 1)[0]) >= LINK_SINCE
 
     def render(self, plan: BuildPlan) -> str:
-        names = [name for name, _ in image_layers(plan)]
-        return self._render(plan, self._base_name(plan), names, links=self._links)
+        return _dockerfile(plan, self._base_name(plan), links=self._links)
 
     def _base_name(self, plan: BuildPlan) -> str:
         if plan.base.is_wheels:
             return "scratch"
         name = plan.base.ref.split("@")[0]
-        return f"{name}@{plan.base.digest}" if "/" in name or self.builder else name
-
-    def _render(self, plan: BuildPlan, base: str, names: list[str], *, links: bool) -> str:
-        folders = [{"title": n, "folder": folder_of(n)} for n in names]
-        finish = None
-        gone = any(content is None for content in plan.changes.values())
-        owners = ["--owners", metadata.OWNERS] if metadata.restored(plan) else []
-        if (gone or owners) and plan.base.is_image:
-            finish = metadata.finish_command(
-                plan.base.interpreter, plan.base.site_packages, *owners
-            )
-        return render(
-            "image.Dockerfile.j2",
-            base=base,
-            user=plan.base.user,
-            copy_flags="--link " if links else "",
-            run_flags="--network=none " if links else "",
-            layers=folders,
-            finish=finish,
-            env=sorted(plan.env.items()),
-            labels=sorted(metadata.labels(plan).items()),
-        )
+        return _pinned_name(plan) if "/" in name or self.builder else name
 
     def needs(self, request: BuildRequest) -> list[Need]:
         added = added_bytes(request.plan)
@@ -129,7 +107,7 @@ class BuildkitEngine:
         if plan.base.is_wheels:
             words += ["--platform", plan.base.platform.oci]
         with context_of(plan) as (context, added), self._pinned_base(plan) as base:
-            self._write(context, plan, base, links=self._links)
+            _write_dockerfile(context, plan, base, links=self._links)
             words += ["-t", request.tag]
             cached = self._run(context, request, words, {**self._cli.env, **engine_environment()})
         client = docker.connect()
@@ -155,7 +133,7 @@ class BuildkitEngine:
             context_of(plan) as (context, added),
         ):
             console.say(f"  on builder {builder.said} (driver {builder.driver})")
-            self._write(context, plan, self._base_name(plan), links=builder.links)
+            _write_dockerfile(context, plan, self._base_name(plan), links=builder.links)
             with contextlib.ExitStack() as stack:
                 layout: Path | None = None
                 if output is not None:
@@ -194,10 +172,6 @@ class BuildkitEngine:
             cached = self._run(context, request, words, env)
             digest = json.loads(told.read_bytes()).get("containerimage.digest", "")
         return cached, str(digest)
-
-    def _write(self, context: Path, plan: BuildPlan, base: str, *, links: bool) -> None:
-        names = [name for name, _ in image_layers(plan)]
-        (context / "Dockerfile").write_text(self._render(plan, base, names, links=links))
 
     @staticmethod
     def _pinned_base(plan: BuildPlan) -> contextlib.AbstractContextManager[str]:
@@ -244,3 +218,41 @@ class BuildkitEngine:
                 "docker://HOST/NAME:TAG",
             )
         return BuildFailed(f"docker build exited {status}{where}:\n  {tail}")
+
+
+def write_pinned_context(folder: Path, plan: BuildPlan) -> int:
+    """Write what any builder of buildx makes the image of a plan of; gives the layers' bytes.
+
+    The base is an image that is named by its digest, in its registry.
+    """
+    added = fill_context(folder, plan)
+    _write_dockerfile(folder, plan, _pinned_name(plan), links=True)
+    return added
+
+
+def _write_dockerfile(context: Path, plan: BuildPlan, base: str, *, links: bool) -> None:
+    (context / "Dockerfile").write_text(_dockerfile(plan, base, links=links))
+
+
+def _pinned_name(plan: BuildPlan) -> str:
+    return f"{plan.base.ref.split('@')[0]}@{plan.base.digest}"
+
+
+def _dockerfile(plan: BuildPlan, base: str, *, links: bool) -> str:
+    folders = [{"title": name, "folder": folder_of(name)} for name, _ in image_layers(plan)]
+    finish = None
+    gone = any(content is None for content in plan.changes.values())
+    owners = ["--owners", metadata.OWNERS] if metadata.restored(plan) else []
+    if (gone or owners) and plan.base.is_image:
+        finish = metadata.finish_command(plan.base.interpreter, plan.base.site_packages, *owners)
+    return render(
+        "image.Dockerfile.j2",
+        base=base,
+        user=plan.base.user,
+        copy_flags="--link " if links else "",
+        run_flags="--network=none " if links else "",
+        layers=folders,
+        finish=finish,
+        env=sorted(plan.env.items()),
+        labels=sorted(metadata.labels(plan).items()),
+    )

@@ -30,14 +30,19 @@ def folder_of(name: str) -> str:
 def context_of(plan: BuildPlan) -> Iterator[tuple[Path, int]]:
     """A build context with every layer's files, and their bytes."""
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
-        added = 0
-        for name, files in image_layers(plan):
-            target = Path(folder) / folder_of(name)
-            with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
-                size = write_context(target, files, plan.epoch, bar.advance)
-            console.say(f"  {name:<28}{len(files):>5} files {megabytes(size):>10}")
-            added += size
-        yield Path(folder), added
+        yield Path(folder), fill_context(Path(folder), plan)
+
+
+def fill_context(folder: Path, plan: BuildPlan) -> int:
+    """Write every layer's files into a build context; gives their bytes."""
+    added = 0
+    for name, files in image_layers(plan):
+        target = folder / folder_of(name)
+        with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
+            size = write_context(target, files, plan.epoch, bar.advance)
+        console.say(f"  {name:<28}{len(files):>5} files {megabytes(size):>10}")
+        added += size
+    return added
 
 
 def write_context(
