@@ -26,6 +26,8 @@ COMMANDS = (
     Entry("plan", "mainapp", "main_app", BUILD,
           "Show what each layer would do to a base."),
     Entry("image", "mainapp", "main_app", BUILD, "Build a patched image and verify it."),
+    Entry("bake", "bakeapp", "bake_app", BUILD,
+          "Write what docker buildx bake builds: every profile on every base."),
     Entry("recipe", "servingapp", "recipe_app", SERVE,
           "Print what serves a model: flags checked against the release."),
     Entry("lint", "servingapp", "lint_app", SERVE,

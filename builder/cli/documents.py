@@ -20,6 +20,10 @@ DOCUMENTS = {
         "`apply --json`: a plan, and whether it was applied",
         ("builder.documents.plan:AppliedPlan",),
     ),
+    "bake": Entry(
+        "`bake --json`: what docker buildx bake can build; with --matrix, the list of images",
+        ("builder.pipeline.bake:Bake", "builder.pipeline.bake:Jobs"),
+    ),
     "bench": Entry(
         "`bench --json`: what a running server does", ("builder.serving.benchdocument:Bench",)
     ),

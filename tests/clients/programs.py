@@ -66,14 +66,19 @@ def _install(python: str, packages: tuple[str, ...], folder: Path) -> None:
 
 def compose() -> Path:
     """``docker-compose`` of Debian 13; ``config`` needs no engine."""
-    folder = cache.entry(
-        "client/compose-trixie", lambda to: unpack("trixie", ["docker-compose"], to)
-    )
-    found = [
-        path
-        for path in folder.rglob("docker-compose")
-        if path.is_file() and os.access(path, os.X_OK)
-    ]
+    return _of_debian("docker-compose")
+
+
+def buildx() -> Path:
+    """``docker-buildx`` of Debian 13; ``bake --print`` needs no engine."""
+    return _of_debian("docker-buildx")
+
+
+def _of_debian(name: str) -> Path:
+    """The program of that name in the package of that name."""
+    short = name.removeprefix("docker-")
+    folder = cache.entry(f"client/{short}-trixie", lambda to: unpack("trixie", [name], to))
+    found = [path for path in folder.rglob(name) if path.is_file() and os.access(path, os.X_OK)]
     if not found:
-        raise cache.MachineError(f"no docker-compose in {folder}")
+        raise cache.MachineError(f"no {name} in {folder}")
     return found[0]

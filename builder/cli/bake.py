@@ -1,0 +1,34 @@
+"""``spark-build bake``: contexts and targets for ``docker buildx bake``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+from builder.pipeline.bake import bake_jobs, write_bake
+from builder.util.console import console, print_json
+from builder.util.documents import plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.pipeline.bake import BakeOptions
+
+
+def bake_command(options: BakeOptions, output: Path | None, *, matrix: bool, as_json: bool) -> None:
+    """Write the folder, whose name is the last line of stdout; or with ``matrix`` list images."""
+    if matrix:
+        if output is not None:
+            raise UsageError(f"--matrix writes nothing, so --output {output} has no effect")
+        jobs = bake_jobs(options)
+        print_json(jobs) if as_json else print(json.dumps(plain(jobs)["include"]))
+        return
+    if output is None:
+        raise UsageError("no folder to write to", hint="--output DIR; or --matrix")
+    baked = write_bake(options, output)
+    if as_json:
+        print_json(baked)
+        return
+    console.say(f"\nBuild {len(baked.targets)} images:\n    {baked.command}\n")
+    print(baked.file)

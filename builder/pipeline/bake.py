@@ -1,0 +1,275 @@
+"""What ``docker buildx bake`` builds: a context for each profile and base, and one file of targets.
+
+The contexts are those of the buildkit engine; buildx only takes the base by its digest and puts the
+layers on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, ValidationError
+
+from builder.engines.buildkit import write_pinned_context
+from builder.errors import BuildFailed, Exit, SparkBuildError, UsageError, did_you_mean
+from builder.layers.catalog import Catalog
+from builder.model.base import kind_of
+from builder.pipeline.inputs import Inputs
+from builder.pipeline.show import show_plan
+from builder.plan.planner import refuse_nothing, refuse_plan
+from builder.registry.layoutwriter import work_folder
+from builder.registry.reference import parse_reference
+from builder.util.console import console
+from builder.util.documents import Count, Digest, Document, Part, Text, plain, read
+from builder.util.hints import ELSEWHERE, os_hint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.model.plan import BuildPlan
+    from builder.pipeline.options import PlanOptions
+
+#: The name under which ``docker buildx bake`` finds the file by itself.
+BAKE_FILE = "docker-bake.json"
+#: What target names may not hold (buildx: 'Invalid name; only "[a-zA-Z0-9_-]+" are allowed').
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_NOT_IN_TAGS = re.compile(r"[^A-Za-z0-9.]+")
+
+Tags = Annotated[tuple[Text, ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BakeOptions:
+    """Which profiles on which bases, and what the images are called."""
+
+    #: all that is not of one image
+    plan: PlanOptions
+    #: each is one selection, which may be several layers with commas
+    layers: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    #: a file with both lists; an option replaces its list
+    images: Path | None = None
+    #: only these of all images; the others still count for names and tags
+    targets: tuple[str, ...] = ()
+    tag_prefix: str
+
+
+class ImageLists(Part, frozen=True, kw_only=True):
+    """The lists in a file such as ``.github/images.json``; other keys are for others."""
+
+    profiles: tuple[Text, ...]
+    bases: tuple[Text, ...]
+
+
+class Job(Part, frozen=True, kw_only=True):
+    """One image: an entry of a matrix of GitHub Actions."""
+
+    target: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]
+    profile: Text
+    base: Text
+    tags: Tags
+
+
+class Jobs(Document, frozen=True, kw_only=True):
+    """Every profile on every base."""
+
+    include: tuple[Job, ...]
+
+
+class BakedTarget(Part, frozen=True, kw_only=True):
+    """What was written for one image."""
+
+    target: Text
+    profile: Text
+    base: Annotated[str, Meta(min_length=1, description="with the digest that it has")]
+    plan_digest: Digest
+    tags: Tags
+    added_bytes: Count
+
+
+class Bake(Document, frozen=True, kw_only=True):
+    """What ``docker buildx bake`` can build now."""
+
+    folder: Text
+    file: Text
+    targets: tuple[BakedTarget, ...]
+
+    @property
+    def command(self) -> str:
+        """What builds all of it; buildx takes contexts from the current directory."""
+        import shlex
+
+        return f"cd {shlex.quote(self.folder)} && docker buildx bake"
+
+
+class _Group(Part, frozen=True, kw_only=True):
+    targets: tuple[str, ...]
+
+
+class _Target(Part, frozen=True, kw_only=True):
+    context: str
+    dockerfile: str
+    platforms: tuple[str, ...]
+    tags: tuple[str, ...]
+    args: dict[str, str]
+    attest: tuple[str, ...]
+
+
+class _BakeFile(Part, frozen=True, kw_only=True):
+    group: dict[str, _Group]
+    target: dict[str, _Target]
+
+
+def bake_jobs(options: BakeOptions) -> Jobs:
+    """Every profile on every base, with its names; nothing is read of the bases.
+
+    Raises:
+        UsageError: a list is missing, a name is unknown, or two images have one name.
+    """
+    listed = _lists(options)
+    catalog = Catalog.discover(options.plan.patches)
+    for profile in listed.profiles:
+        catalog.select([profile])
+    for base in listed.bases:
+        _check_base(base)
+    jobs: dict[str, Job] = {}
+    owners: dict[str, Job] = {}
+    for profile, base in itertools.product(listed.profiles, listed.bases):
+        job = _job(profile, base, options.tag_prefix, last=base == listed.bases[-1])
+        for name in (job.target, *job.tags):
+            other = owners.setdefault(name, job)
+            if other is not job:
+                raise UsageError(
+                    f"two images would have the name {name}: {other.profile} on {other.base}, and "
+                    f"{profile} on {base}",
+                    hint="bake them one after the other, each with its own --tag-prefix and -o",
+                )
+        jobs[job.target] = job
+    for name in options.targets:
+        if name not in jobs:
+            raise UsageError(
+                f"no target {name!r}{did_you_mean(name, jobs)}", hint=f"targets: {', '.join(jobs)}"
+            )
+    chosen = (job for job in jobs.values() if not options.targets or job.target in options.targets)
+    return Jobs(include=tuple(chosen))
+
+
+def _lists(options: BakeOptions) -> ImageLists:
+    listed = ImageLists(profiles=(), bases=())
+    if options.images is not None:
+        try:
+            listed = read(json.loads(options.images.read_bytes()), ImageLists)
+        except OSError as error:
+            raise UsageError(f"cannot read {options.images}: {error.strerror}") from None
+        except (ValueError, ValidationError) as error:
+            raise UsageError(
+                f'{options.images}: {error}; expected {{"profiles": [...], "bases": [...]}}'
+            ) from None
+    listed = ImageLists(
+        profiles=options.layers or listed.profiles, bases=options.bases or listed.bases
+    )
+    for name, values, hint in (
+        ("profile", listed.profiles, "--layers b12x-full"),
+        ("base", listed.bases, "--base docker://vllm/vllm-openai:v0.33.0"),
+    ):
+        if not values:
+            raise UsageError(f"no {name} is named", hint=f"{hint}, or --images FILE")
+    return listed
+
+
+def _check_base(base: str) -> None:
+    if not kind_of(base).is_image or base.startswith("oci:"):
+        raise UsageError(
+            f"{base} is not an image in a registry, so buildx cannot take it by its digest",
+            hint="--base docker://vllm/vllm-openai:v0.33.0",
+        )
+    parse_reference(base)
+
+
+def _job(profile: str, base: str, prefix: str, *, last: bool) -> Job:
+    """The names of one image; those of the images workflow, so that both lists are one."""
+    image = base.rpartition("/")[2]
+    name = _NOT_IN_TAGS.sub("-", profile)
+    release = _NOT_IN_TAGS.sub("-", image.rpartition(":")[2]).removeprefix("v")
+    tags = [f"{prefix}:{tag}" for tag in (f"{release}-{name}", *([name] if last else []))]
+    for tag in tags:
+        parse_reference(tag)
+    target = _NOT_IN_NAMES.sub("-", f"{profile}-{image}")
+    return Job(target=target, profile=profile, base=base, tags=tuple(tags))
+
+
+def write_bake(options: BakeOptions, folder: Path) -> Bake:
+    """Plan every image, and write contexts and the file of targets into a new folder.
+
+    Raises:
+        UsageError: the folder is there, or a profile does not support a base.
+        SparkBuildError: a plan cannot be built; nothing is left in the folder.
+        BuildFailed: the disk does not take it.
+    """
+    jobs = bake_jobs(options).include
+    target = folder.absolute()
+    if target.exists():
+        raise UsageError(f"{target} is there already", hint="name a new folder with --output")
+    try:
+        with work_folder(target) as work:
+            made = work / "bake"
+            made.mkdir()
+            baked, targets = [], {}
+            for job in jobs:
+                with console.step(f"{job.profile} on {job.base}"):
+                    one, targets[job.target] = _bake(job, options.plan, made / job.target)
+                    baked.append(one)
+            group = {"default": _Group(targets=tuple(targets))}
+            text = json.dumps(plain(_BakeFile(group=group, target=targets)), indent=2)
+            (made / BAKE_FILE).write_text(text + "\n", "utf-8")
+            made.rename(target)
+    except OSError as error:
+        raise BuildFailed(
+            f"cannot write {target}: {error.strerror}; nothing was left there",
+            hint=os_hint(error, ELSEWHERE),
+        ) from error
+    return Bake(folder=str(folder), file=str(folder / BAKE_FILE), targets=tuple(baked))
+
+
+def _bake(job: Job, options: PlanOptions, folder: Path) -> tuple[BakedTarget, _Target]:
+    """Write the context of one image."""
+    try:
+        plan, added = _written(job, options, folder)
+    except SparkBuildError as error:
+        message = f"{job.profile} on {job.base}: {error}"
+        raise SparkBuildError(message, Exit(error.code), error.hint) from error
+    target = _Target(
+        context=job.target,
+        dockerfile="Dockerfile",
+        platforms=(plan.base.platform.oci,),
+        tags=job.tags,
+        args={"SOURCE_DATE_EPOCH": str(plan.epoch)},
+        attest=("type=provenance,disabled=true",),
+    )
+    baked = BakedTarget(
+        target=job.target,
+        profile=job.profile,
+        base=f"{plan.base.ref.split('@')[0]}@{plan.base.digest}",
+        plan_digest=plan.digest,
+        tags=job.tags,
+        added_bytes=added,
+    )
+    return baked, target
+
+
+def _written(job: Job, options: PlanOptions, folder: Path) -> tuple[BuildPlan, int]:
+    inputs = Inputs(replace(options, layers=(job.profile,), base=job.base))
+    base = inputs.identify(job.base, engine="oci")
+    try:
+        plan = inputs.plan(base)
+        show_plan(plan)
+        refuse_nothing(plan, inputs.selection, building=True)
+        refuse_plan(plan, inputs.rebuild_command("image", job.base))
+        folder.mkdir()
+        return plan, write_pinned_context(folder, plan)
+    finally:
+        base.close()
