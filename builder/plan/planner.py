@@ -163,12 +163,11 @@ def _where_to_compile(plan: BuildPlan, command: str) -> str:
     return f"{command}   ({where})" if where else command
 
 
-def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:
-    """Raise if a profile does not support this base, or no layer applies to it.
+def refuse_unserved(plan: BuildPlan, selection: Selection) -> None:
+    """Raise if a profile does not support this base.
 
     Raises:
-        NotServed: a profile does not support this base (exit 2).
-        SparkBuildError: there is nothing to do (exit 3).
+        NotServed: it does not (exit 2).
     """
     for profile in selection.profiles:
         if profile.needs and not all_match(profile.needs, plan.base.packages):
@@ -178,6 +177,16 @@ def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = Fa
                 f"{plan.base.packages.get('vllm')}: {profile.needs_reason}",
                 hint=f"spark-build plan --layers {profile.name} --base {profile.pypi}",
             )
+
+
+def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = False) -> None:
+    """Raise if a profile does not support this base, or no layer applies to it.
+
+    Raises:
+        NotServed: a profile does not support this base (exit 2).
+        SparkBuildError: there is nothing to do (exit 3).
+    """
+    refuse_unserved(plan, selection)
     idle = all(d.outcome.state == NOT_APPLICABLE for d in plan.decisions)
     done = all(d.outcome.state in (APPLIED, UPSTREAM, NOT_APPLICABLE) for d in plan.decisions)
     if idle or (building and done):

@@ -13,7 +13,7 @@ from builder.errors import UsageError
 from builder.pipeline.destination import default_tag
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.options import PlanOptions
-from builder.plan.planner import refuse_plan
+from builder.plan.planner import refuse_plan, refuse_unserved
 from builder.serving.interface import ServeInterface, read_interface
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def served_profile(
     base = inputs.identify(ref)
     try:
         plan = inputs.plan(base)
+        refuse_unserved(plan, inputs.selection)
         refuse_plan(plan, inputs.rebuild_command("image", ref))
         vllm = plan.base.packages["vllm"]
         patched = OverlayTree(base.tree)  # a layer may add what a variable takes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.errors import UsageError
+from builder.errors import NotServed, UsageError
 from builder.serving.models import Models
 from builder.serving.profile import ServedProfile, served_profile
 from builder.serving.recipe import RecipeRequest, recipe_of
@@ -46,6 +46,11 @@ def recipes(served: ServedProfile) -> Iterator[Recipe | str]:
                     )
                 except UsageError as error:
                     yield str(error)
+
+
+def test_a_profile_that_does_not_support_the_release_is_refused() -> None:
+    with pytest.raises(NotServed, match="no FlashInfer that vLLM before"):
+        served_profile("b12x-full", "0.17.1", None)
 
 
 @pytest.mark.parametrize("release", RELEASES)
