@@ -64,6 +64,8 @@ COMMANDS = (
 
 GROUPS = (
     Entry("models", "servingapp", "models_app", SERVE, "Show models that recipes exist for."),
+    Entry("recipes", "servingapp", "recipes_app", SERVE,
+          "Make a registry of recipes for sparkrun and spark-vllm-docker."),
     Entry("layers", "layersapp", "layers_app", DEVELOP,
           "List, check and create layers."),
     Entry("dispatch", "dispatch", "app", DEVELOP, "Record the kernels that vLLM releases select."),

@@ -168,6 +168,10 @@ DOCUMENTS = {
         "`rebuild --json`: an image rebuilt from its own metadata, and the differences",
         ("builder.rebuild.run:Rebuild",),
     ),
+    "recipes-export": Entry(
+        "`recipes export --json`: the recipes that were written or are up to date",
+        ("builder.serving.registry:ExportedRecipes",),
+    ),
     "revert": Entry(
         "`revert --json`: the layers that were removed, last applied first",
         ("builder.cli.apply:Reverted",),

@@ -166,6 +166,57 @@ def recipe(
     )
 
 
+recipes_app = App(
+    help="Make a registry of recipes for sparkrun and spark-vllm-docker.",
+    epilog=examples("spark-build recipes export"),
+)
+
+
+@recipes_app.command(
+    "export",
+    epilog=examples(
+        "spark-build recipes export",
+        "spark-build recipes export --check",
+        "spark-build recipes export --in my-registry --tags tags.json",
+    ),
+)
+def recipes_export(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--in",
+            help="The registry's folder (default: the checkout, or the current directory).",
+            metavar="DIR",
+        ),
+    ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(help="A released vLLM (default: the newest recorded).", metavar="VERSION"),
+    ] = None,
+    tags: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `tags --json` printed: your images by digest, instead of mods.",
+            metavar="FILE",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with 9 if files are stale.")
+    ] = False,
+    models: ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Write a recipe for each model, and sparkrun's registry file.
+
+    Each model gets b12x-full where that serves it, else marlin, on one Spark.
+    """
+    from builder.cli.recipes import export_command
+
+    export_command(
+        directory, release=release, tags=tags, check=check, models=models or (), json=json
+    )
+
+
 lint_app = App()
 
 

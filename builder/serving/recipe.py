@@ -100,6 +100,12 @@ class _Draft:
         self.left_out.append(LeftOut(name=name, value=value, origin=origin, reason=reason))
 
 
+def selects_for(model: Model) -> bool:
+    """Whether a model has layers whose kernels a profile selects; it may, if they are unknown."""
+    kinds = model.kinds()
+    return not kinds or bool(kinds & (_EXPERTS | _LINEAR))
+
+
 def recipe_of(request: RecipeRequest) -> Recipe:
     """Make a recipe.
 

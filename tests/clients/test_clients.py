@@ -5,8 +5,12 @@ Each is seen to refuse a broken file too.  A client that cannot be had is an err
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +22,10 @@ from .programs import compose, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from builder.serving.documents import Recipe
 
+ROOT = Path(__file__).resolve().parents[2]
 SPARKRUN = "sparkrun==0.4.2"
 LITELLM = "litellm[proxy]==1.106.2"
 KUBERNETES = "kubernetes-validate==1.33.1"
@@ -92,6 +96,95 @@ def test_sparkrun_takes_every_recipe(recipes: list[Recipe], tmp_path: Path) -> N
     assert "vlm-distributed" in run(
         programs / "python", "-c", _VALIDATE, broken, home=tmp_path
     ).stdout  # fmt: skip
+
+
+_ADD = """
+import json, sys
+from pathlib import Path
+from click.testing import CliRunner
+from sparkrun.cli import main
+from sparkrun.core.config import SparkrunConfig
+from sparkrun.core.mods import resolve_and_inject_mods
+from sparkrun.core.recipe import Recipe, find_recipe
+
+def call(*words):
+    done = CliRunner().invoke(main, words)
+    print(done.output, file=sys.stderr)
+    if done.exit_code:
+        raise SystemExit(done.output)
+    return done.stdout
+
+call("registry", "add", sys.argv[1])
+listed = json.loads(call("recipe", "list", "--registry", "spark-build", "--json"))
+found = {}
+for name in sys.argv[2:]:
+    scoped = f"@spark-build/{name}"
+    call("recipe", "validate", "--strict", scoped)
+    registries = SparkrunConfig().get_registry_manager()
+    recipe = Recipe.load(find_recipe(scoped, registry_manager=registries))
+    resolve_and_inject_mods(recipe, registries)
+    copied = [item["copy"] for item in recipe.pre_exec if isinstance(item, dict)]
+    found[name] = [sorted(path.name for path in Path(copy).iterdir()) for copy in copied]
+print(json.dumps({"listed": listed, "mods": found}))
+"""
+
+
+def committed(folder: Path) -> Path:
+    """What a user of this repository clones, as far as sparkrun reads it."""
+    for name in (".sparkrun", "recipes", "mods"):
+        shutil.copytree(ROOT / name, folder / name)
+    git = ("git", "-C", folder, "-c", "user.name=x", "-c", "user.email=x@localhost")
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "registry")):
+        done = run(*git, *words, home=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def add(folder: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """Add a repository as a registry; git reaches no other one, so sparkrun's own are absent."""
+    names = sorted(path.stem for path in (ROOT / "recipes" / "sparkrun").iterdir())
+    python = environment(SPARKRUN, minor=12) / "python"
+    home.mkdir()
+    return run(python, "-c", _ADD, f"file://{folder}", *names, home=home, GIT_ALLOW_PROTOCOL="file")
+
+
+def test_sparkrun_takes_the_registry(tmp_path: Path) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    done = add(committed(folder), tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    files = {path.stem: path.read_text() for path in (ROOT / "recipes" / "sparkrun").iterdir()}
+    assert len(said["listed"]) == len(files), "the recipes of the other form are not listed"
+    for name, text in files.items():
+        mod = re.search(r'"@spark-build/(.*)"', text)
+        wanted = [sorted(path.name for path in (ROOT / "mods" / mod[1]).iterdir())] if mod else []
+        assert said["mods"][name] == wanted
+    assert any(said["mods"].values())
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        (".sparkrun/registry.yaml", '"spark-build"', '"sparkrun-build"', "sparkrun-build"),
+        ("recipes/sparkrun/nemotron-3-super.yaml", "vllm-distributed", "vlm", "vlm"),
+        (".sparkrun/registry.yaml", 'mods: "mods"', 'mods: "modes"', "sm121-b12x-full-enable"),
+    ],
+)
+def test_sparkrun_refuses_a_broken_registry(
+    tmp_path: Path, file: str, old: str, new: str, says: str
+) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    committed(folder)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+    git = ("git", "-C", folder, "-c", "user.name=x", "-c", "user.email=x@localhost")
+    assert run(*git, "commit", "-qam", "broken", home=folder).returncode == 0
+    done = add(folder, tmp_path / "home")
+    assert done.returncode != 0
+    assert says in done.stderr
 
 
 _BALANCE = """

@@ -38,7 +38,10 @@ def missing_from_wheel(names: set[str]) -> set[str]:
 def missing_from_sdist(names: set[str]) -> set[str]:
     """What a source archive lacks of the same, and of what a maintainer needs."""
     pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", *TERMS}
-    wanted = pages | data_files("builder", "patches", "dockerfiles", "mods", "docs", "tests")
+    wanted = pages | data_files(
+        "builder", "patches", "dockerfiles", "mods", "docs", "tests", "recipes"
+    )
+    wanted |= data_files(".sparkrun")
     return {f"spark_build-{__version__}/{file}" for file in wanted} - names
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.errors import NotServed, UsageError
+from builder.__main__ import run
+from builder.errors import Exit, NotServed, UsageError
 from builder.serving.models import Models
 from builder.serving.profile import ServedProfile, served_profile
 from builder.serving.recipe import RecipeRequest, recipe_of
+from builder.serving.registry import newest_release
 from builder.serving.topology import Place
+from tests.documents import validated
 from tests.wheels.support import PROFILES
 
 from .sandboxed import release_of
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
     from .support import Planner
 
+ROOT = Path(__file__).resolve().parents[2]
 TWO = ("10.0.0.1", "10.0.0.2")
 PLACES = (
     Place(topology="solo"),
@@ -46,6 +53,27 @@ def recipes(served: ServedProfile) -> Iterator[Recipe | str]:
                     )
                 except UsageError as error:
                     yield str(error)
+
+
+def test_the_committed_registry_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "export", "--check", "--json"]) == 0
+    said = validated("recipes-export", json.loads(capsys.readouterr().out))
+    assert (said["vllm"], said["written"]) == (newest_release(), False)
+    assert {one["model"] for one in said["recipes"]} == set(Models.discover().files)
+    assert {one["profile"] for one in said["recipes"]} == {"b12x-full", "marlin"}
+
+
+def test_a_stale_registry_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (".sparkrun", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    older = ["recipes", "export", "--release", "0.32.0", "--in", str(tmp_path)]
+    assert run([*older, "--check"]) == Exit.STALE
+    said = capsys.readouterr().err
+    assert "recipes/sparkrun/nemotron-3-super.yaml" in said
+    assert f"try: spark-build {' '.join(older)}\n" in said
+    assert run(older) == 0
+    assert run([*older, "--check"]) == 0
+    assert "6 recipes up to date" in capsys.readouterr().out
 
 
 def test_a_profile_that_does_not_support_the_release_is_refused() -> None:

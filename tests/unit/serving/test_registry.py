@@ -1,0 +1,205 @@
+"""The registry of recipes: the profile of each model, stale files, images by digest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.serving import registry
+from builder.serving.models import Models
+from builder.serving.registry import (
+    FOLDERS,
+    MANIFEST,
+    MARK,
+    Export,
+    ExportedRecipes,
+    export_recipes,
+    images_of,
+    make_export,
+    newest_release,
+)
+from tests.documents import validated
+
+from .served import served
+
+if TYPE_CHECKING:
+    from builder.serving.profile import ServedProfile
+
+ROOT = Path(__file__).resolve().parents[3]
+SUPER = "recipes/sparkrun/nemotron-3-super.yaml"
+DIGEST = "sha256:" + "ab" * 32
+
+
+def profile(name: str, release: str = "0.33.0", image: str | None = None) -> ServedProfile:
+    """A profile as it is served: marlin needs no change of the official image."""
+    known: dict[str, Any] = {"name": name, "vllm": release}
+    if name == "marlin":
+        known |= {
+            "env": {}, "flags": ("--linear-backend", "marlin"),
+            "moe_flags": ("--moe-backend", "marlin"), "build": "", "mod": "",
+            "image": f"vllm/vllm-openai:v{release}",
+        }  # fmt: skip
+    if image is not None:
+        known |= {"image": image, "build": "", "named_image": True}
+    return served(**known)
+
+
+def made(**changed: Any) -> Export:
+    """A registry of our models."""
+    b12x = served(**changed)
+    return make_export(Models.discover(), "0.33.0", [b12x, profile("marlin")])
+
+
+def export(folder: Path, **changed: Any) -> ExportedRecipes:
+    """Export with profiles that are not planned."""
+    known: dict[str, Any] = {
+        "release": "0.33.0", "directory": folder, "tags": None, "check": False, "served": profile,
+    }  # fmt: skip
+    return export_recipes(Models.discover(), **{**known, **changed})
+
+
+def test_every_model_has_both_forms() -> None:
+    files = made().files
+    wanted = {f"{f}/{name}.yaml" for f in FOLDERS.values() for name in Models.discover().files}
+    assert set(files) == {MANIFEST, *wanted}
+    assert all(data.startswith(MARK.encode()) for data in files.values())
+    assert made().files == files
+
+
+def test_a_model_gets_the_first_profile_that_serves_it() -> None:
+    chosen = {one.model: (one.profile, one.mod) for one in made().recipes}
+    assert chosen.pop("gpt-oss-120b") == ("marlin", ""), "no layer that a profile is about"
+    assert set(chosen.values()) == {("b12x-full", "sm121-b12x-full-enable")}
+    refusing = made(refused={"fp8-linear": "no kernel"})
+    assert {one.model: one.profile for one in refusing.recipes}["nemotron-3-super"] == "marlin"
+
+
+def test_a_model_that_nothing_serves_is_named() -> None:
+    old = [profile(name, "0.18.0") for name in registry.PROFILES]
+    found = make_export(Models.discover(), "0.18.0", old)
+    assert [one.model for one in found.without] == ["gemma-4-31b"]
+    assert "needs vLLM" in found.without[0].reason
+    with pytest.raises(UsageError, match="no model has a recipe"):
+        make_export(Models.discover(), "0.18.0", [])
+
+
+def test_stale_files_are_named_and_mended(tmp_path: Path) -> None:
+    assert export(tmp_path).written
+    assert not export(tmp_path, check=True).written
+    own = tmp_path / "recipes" / "sparkrun" / "own.yaml"
+    own.write_text("model: mine\n")
+    gone = own.with_name("gone.yaml")
+    gone.write_text(f"{MARK}model: a model that is no longer known\n")
+    (tmp_path / SUPER).write_text(f"{MARK}edited\n")
+    (tmp_path / MANIFEST).unlink()
+    with pytest.raises(SparkBuildError) as failed:
+        export(tmp_path, check=True)
+    assert failed.value.code == Exit.STALE
+    assert str(failed.value).endswith(f"{MANIFEST}, recipes/sparkrun/gone.yaml, {SUPER}")
+    assert failed.value.hint == (f"spark-build recipes export --release 0.33.0 --in {tmp_path}")
+    export(tmp_path)
+    assert not export(tmp_path, check=True).written
+    assert own.is_file()
+    assert not gone.exists()
+
+
+def test_a_profile_that_the_release_does_not_have_is_passed_over(tmp_path: Path) -> None:
+    def only_marlin(name: str, release: str, image: str | None) -> ServedProfile:
+        if name != "marlin":
+            raise NotServed(f"{name} needs a newer one")
+        return profile(name, release, image)
+
+    def nothing(name: str, _release: str, _image: str | None) -> ServedProfile:
+        raise NotServed(f"{name} needs a newer one")
+
+    assert {one.profile for one in export(tmp_path, served=only_marlin).recipes} == {"marlin"}
+    with pytest.raises(NotServed, match="marlin needs a newer one"):
+        export(tmp_path, served=nothing)
+
+
+@pytest.mark.parametrize("place", ["file/below", "n" * 300])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_bad_folder_is_named(tmp_path: Path, place: str, check: bool) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SparkBuildError, match=str(tmp_path)) as failed:
+        export(tmp_path / place, check=check)
+    assert failed.value.code in (Exit.USAGE, Exit.STALE)
+
+
+def row(**changed: Any) -> dict[str, Any]:
+    """An image as ``tags --json`` lists it."""
+    return {
+        "digest": DIGEST, "tags": [{"tag": "a", "kind": "immutable"}], "plan_digest": None,
+        "plans": {"linux/arm64": None}, "version": "0.33.0", "profiles": ["b12x-full"],
+        "layers": [], "base": "", "created": None, "published": None, "verified": True,
+        "levels": [], "signed": False, "overlay": False, "added_bytes": None, **changed,
+    }  # fmt: skip
+
+
+def listed(folder: Path, *rows: dict[str, Any]) -> Path:
+    """What ``tags --json`` printed."""
+    document = {"schema": 1, "repository": "ghcr.io/me/vllm", "images": list(rows)}
+    path = folder / "tags.json"
+    path.write_text(json.dumps(validated("tags", document)))
+    return path
+
+
+def test_published_images_are_named_by_digest(tmp_path: Path) -> None:
+    tags = listed(tmp_path, row(), row(digest="sha256:" + "cd" * 32))
+    ref = f"ghcr.io/me/vllm@{DIGEST}"
+    assert images_of(tags, "0.33.0") == {"b12x-full": ref}
+    found = {one.model: one for one in export(tmp_path, tags=tags).recipes}
+    assert (found["nemotron-3-super"].container, found["nemotron-3-super"].mod) == (ref, "")
+    assert found["gpt-oss-120b"].container == "vllm/vllm-openai:v0.33.0"
+    text = (tmp_path / SUPER).read_text()
+    assert f'container: "{ref}"' in text
+    assert "mods:" not in text
+    with pytest.raises(SparkBuildError) as failed:
+        export(tmp_path, check=True)
+    assert failed.value.code == Exit.STALE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"verified": False},
+        {"verified": None},
+        {"overlay": True},
+        {"version": "0.32.0"},
+        {"profiles": ["b12x-full", "marlin"]},
+        {"profiles": ["cutlass-sm12x"]},
+        {"plans": {"linux/amd64": None}},
+        {"tags": [{"tag": "a-previous", "kind": "previous"}]},
+    ],
+)
+def test_other_images_are_not_taken(tmp_path: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="none of the 1 images"):
+        images_of(listed(tmp_path, row(**changed)), "0.33.0")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\xff", '{"images": 3}'])
+def test_what_is_no_list_of_tags_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tags.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match="is not what `tags --json` prints"):
+        images_of(path, "0.33.0")
+    with pytest.raises(UsageError, match="cannot read"):
+        images_of(tmp_path / "absent", "0.33.0")
+
+
+def test_the_newest_recorded_release_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = (ROOT / SUPER).read_text()
+    assert f"vLLM {newest_release()}" in committed
+    monkeypatch.setattr(registry, "in_checkout", lambda: False)
+    with pytest.raises(UsageError, match="name a release"):
+        newest_release()
+
+
+def test_every_model_is_in_the_committed_registry() -> None:
+    for folder in FOLDERS.values():
+        names = {path.stem for path in (ROOT / folder).iterdir()}
+        assert names == set(Models.discover().files)
