@@ -66,6 +66,7 @@ def test_plan_json_is_in_order_of_application(plans: tuple[Ran, Ran]) -> None:
         "flashinfer-sm121",
         "flashinfer-b12x-moe-barrier",
         "flashinfer-b12x-store-wait",
+        "flashinfer-w4a16-store-wait",
         "vllm-b12x-backend",
         "vllm-b12x-reachable",
         "b12x-env",
@@ -90,6 +91,7 @@ def test_plan_has_nothing_local(plans: tuple[Ran, Ran]) -> None:
 
 
 BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
+W4A16 = "flashinfer-w4a16-store-wait"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,8 @@ BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
     [
         ("0.28.0", {BARRIER: [f"moe_{one}_kernel.py" for one in ("dynamic", "micro", "static")],
                     WAIT: ["dense_blockscaled_gemm_sm120_b12x.py"]}),
-        ("0.33.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"]}),
+        ("0.33.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"],
+                    W4A16: ["dense_gemm_bf16_fp4_sm12x.py"]}),
     ],
 )  # fmt: skip
 def test_a_recent_release_needs_only_kernel_fixes(

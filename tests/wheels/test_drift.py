@@ -47,6 +47,7 @@ BASES = {
     ("flashinfer-b12x-store-wait", "fi-0.6.9"): ("pypi:vllm==0.20.1",),
     ("flashinfer-b12x-store-wait", "fi-0.6.10"): ("pypi:vllm==0.22.1",),
     ("flashinfer-b12x-store-wait", "fi-0.6.14"): ("pypi:vllm==0.28.0",),
+    ("flashinfer-w4a16-store-wait", "fi-0.6.18"): ("pypi:vllm==0.33.0",),
     ("vllm-b12x-backend", "vllm-0.20"): ("pypi:vllm==0.20.1",),
     ("vllm-b12x-reachable", "vllm-0.24"): ("pypi:vllm==0.25.1",),
     ("vllm-marlin-fp8", "vllm-0.19"): ("pypi:vllm==0.20.1",),

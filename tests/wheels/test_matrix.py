@@ -154,4 +154,4 @@ def test_the_cu13_extra_counts_only_while_its_files_win(planned: Planner) -> Non
     for release in ("0.22.0", "0.25.1"):
         decision = planned(f"pypi:vllm=={release}").decision("cutlass-dsl-cu13")
         assert decision.outcome.state == APPLIED
-        assert "already there" in decision.outcome.reason
+        assert "already applied" in decision.outcome.reason

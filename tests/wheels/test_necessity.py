@@ -42,6 +42,7 @@ PROOFS = {
     "flashinfer-sm121": None,
     "flashinfer-b12x-moe-barrier": None,
     "flashinfer-b12x-store-wait": None,
+    "flashinfer-w4a16-store-wait": None,
     "vllm-b12x-backend": ("static", "layer b12x-env", "is not a choice of vllm 0.20.1"),
     "vllm-b12x-reachable": None,
     "b12x-env": ("dispatch", "nvfp4-linear", "Using FlashInferCutlassNvFp4LinearKernel"),

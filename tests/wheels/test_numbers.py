@@ -76,6 +76,13 @@ SCATTER = {
     MANY: "moe_dynamic_kernel",
 }
 WARP = r"line \d+ \(warp \d, flashinfer/fused_moe/[a-z0-9_/]+/{}\.py:\d+\)"
+A16 = "flashinfer/gemm/kernels/cute_dsl/dense_gemm_bf16_fp4_sm12x.py"
+A16_SEVERAL = "W4A16 GEMM, several tiles a block"
+A16_RACE = (
+    rf"race, write while a copy may still read: line \d+ \(warp \d, {re.escape(A16)}:\d+\) and "
+    rf"line \d+ \(asynchronous copy, {re.escape(A16)}:\d+\)"
+)
+NEWEST = "pypi:vllm==0.33.0"
 #: layer -> kernel -> in which schedules its values are wrong without the layer, and the race
 DEFECTS = {
     "flashinfer-b12x-moe-barrier": {
@@ -92,19 +99,22 @@ DEFECTS = {
             f"race, write while a copy may still read: {STORE} and {COPY}",
         )
     },
+    "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy, random 1)", A16_RACE)},
 }
+#: The release whose FlashInfer has the defect, where that is not the one of 0.20.1.
+AFFECTED = {"flashinfer-w4a16-store-wait": NEWEST}
 
 
 @pytest.mark.parametrize("layer", DEFECTS)
 def test_without_the_layer_the_values_are_wrong(
     layer: str, planned: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof that a layer is necessary: FlashInfer 0.6.9 with all the others."""
+    """The proof that a layer is necessary: a FlashInfer with all the others."""
     assert set(SCATTER) == MOE
     defects = DEFECTS[layer]
     affected = tuple(one for one in LAUNCHED if one.name in defects)
     monkeypatch.setattr(launches, "LAUNCHED", affected)
-    made = planned("pypi:vllm==0.20.1")
+    made = planned(AFFECTED.get(layer, "pypi:vllm==0.20.1"))
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     parts = Parts(
         base=made.base, sources=planned.sources, asking=in_sandbox(made.base, TrustedSources())
@@ -112,7 +122,7 @@ def test_without_the_layer_the_values_are_wrong(
     rest = [other for other in target.layers if other.name != layer]
     assert len(rest) == len(target.layers) - 1
     checks = {one.name: one for one in check_numbers(parts.put_together(target, rest, layer))}
-    assert set(checks) == set(defects)
+    assert {one.name for one in checks.values() if one.status != "not-run"} == set(defects)
     for name, (schedules, race) in defects.items():
         assert checks[name].status == "fail"
         assert schedules in checks[name].seen
@@ -162,40 +172,18 @@ NARROW_MUTANTS = {
     "atom": (_nothing, "deadlock"),
 }
 
-A16 = "flashinfer/gemm/kernels/cute_dsl/dense_gemm_bf16_fp4_sm12x.py"
-A16_SEVERAL = "W4A16 GEMM, several tiles a block"
-A16_RACE = (
-    rf"race, write while a copy may still read: line \d+ \(warp \d, {re.escape(A16)}:\d+\) and "
-    rf"line \d+ \(asynchronous copy, {re.escape(A16)}:\d+\)"
-)
-TAIL = "                    tma_store_pipeline.producer_tail()\n"
-MEET = "                    self.epilog_sync_barrier.arrive_and_wait()\n"
 
-
-def test_the_w4a16_gemm_and_what_cures_its_race(
+def test_the_w4a16_gemm_is_right_with_its_layer(
     planned: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FlashInfer 0.7.2.post1: only the warp that issued a store waits for it."""
+    """FlashInfer 0.7.2.post1 with all layers of the profile."""
     kernels = tuple(one for one in LAUNCHED if one.serves == "w4a16-linear")
     monkeypatch.setattr(launches, "LAUNCHED", kernels)
-    made = planned("pypi:vllm==0.33.0")
+    made = planned(NEWEST)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
-    checks = {check.name: check for check in check_numbers(target)}
-    states = {name: check.status for name, check in checks.items()}
-    right = {one.name: "pass" for one in kernels if one.name != A16_SEVERAL}
-    assert states == {**right, A16_SEVERAL: "fail", "W4A16 MoE layers": "not-run"}, states
-    assert "(lazy, random 1)" in checks[A16_SEVERAL].seen
-    assert re.search(A16_RACE, checks[A16_SEVERAL].seen)
-    tree = OverlayTree(made.base.tree)
-    tree.update(made.plan.changes)
-    text = (tree.read(A16) or b"").decode()
-    assert text.count(TAIL) == 1
-    tree.update({A16: Content.of(text.replace(TAIL, TAIL + MEET).encode())})
-    launch = sandbox_launcher(tree, made.base.identity.packages, TrustedSources(everything=True))
-    (several,) = (one for one in kernels if one.name == A16_SEVERAL)
-    (reply,) = launch(launch_request(made.plan.env, "sm_121a", [several])).replies
-    runs = [run for ran in reply.ran for run in ran.runs]
-    assert [(run.wrong, run.races, run.fault) for run in runs] == [(0, (), "")] * 6
+    states = {check.name: check.status for check in check_numbers(target)}
+    right = {one.name: "pass" for one in kernels}
+    assert states == {**right, "W4A16 MoE layers": "not-run"}, states
 
 
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"

@@ -41,6 +41,7 @@ TEXT_LAYERS = (
     "flashinfer-sm121",
     "flashinfer-b12x-moe-barrier",
     "flashinfer-b12x-store-wait",
+    "flashinfer-w4a16-store-wait",
     "vllm-b12x-backend",
     "vllm-b12x-reachable",
 )
