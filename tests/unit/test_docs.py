@@ -111,7 +111,7 @@ def test_the_table_of_releases_matches_the_evidence() -> None:
         asked = record.profiles.get("b12x-full")
         layers = (asked and asked.layers) or {}
         needed = {name for name, state in layers.items() if state == "needed"} - IDLE
-        mended = "only for the barrier" if needed & CURES else "no, settings are enough"
+        mended = "only for kernel defects" if needed & CURES else "no, settings are enough"
         wanted = "**needed**" if needed - CURES else mended if layers else "does not help"
         assert verdict.startswith(wanted), record.vllm
 
