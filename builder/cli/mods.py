@@ -10,10 +10,11 @@ from builder.layers.catalog import Catalog, Selection
 from builder.layers.documents import ExportedMods
 from builder.layers.mods import export, mod_files, outdated
 from builder.lock.file import lock_path, read_lock
+from builder.pipeline.layercheck import check_layer, check_name
 from builder.pipeline.select import without_pulls
 from builder.pipeline.vendored import vendored_files
 from builder.pypi.index import PackageIndex
-from builder.util.console import console, print_json
+from builder.util.console import console, counted, print_json
 from builder.util.paths import data_dir, in_checkout
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def export_command(
     stale: list[str] = []
     for name, selected in wanted.items():
         selection = _selection(catalog, selected, with_pr, forge_clone)
+        for layer in selection.layers:
+            check_layer(layer)
         files = mod_files(name, selection)
         if vendor is not None:
             files |= vendored_files(selection, vendor, index)
@@ -67,7 +70,7 @@ def export_command(
     if json:
         print_json(ExportedMods(directory=str(root), mods=tuple(wanted), written=not check))
         return
-    print(f"{len(wanted)} mods {'are up to date' if check else 'written'} in {root}")
+    print(f"{counted(len(wanted), 'mod')} {'up to date' if check else 'written'} in {root}")
 
 
 def _wanted(
@@ -79,6 +82,7 @@ def _wanted(
             raise UsageError(
                 "--layers exports one mod and needs its name", hint="mods export NAME --layers L"
             )
+        check_name(names[0], {})
         return {names[0]: layers or []}
     ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
     for name in names:

@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 from builder.lint.commands import UNKNOWN, GivenFlag, ServeCommand
 from builder.lint.rules import RULES, Finding
 from builder.serving.interface import PLUGINS, VARIABLES, canonical
+from builder.serving.memorydocuments import LARGEST_FRACTION
 from builder.serving.profile import CUDA_13
 from builder.serving.replaced import replaced
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model
 
-#: More of the unified memory than this leaves the system too little (rule memory-fraction).
-_LARGEST_FRACTION = 0.9
 #: vLLM's metadata requires Ray before this release.
 _NO_RAY = Version("0.18.0rc0")
 #: Releases whose ``--linear-backend`` knows flashinfer_b12x and whose kernel list does not.
@@ -183,7 +182,10 @@ def _memory(checked: Checked) -> Iterator[Finding]:
         checked.last("--gpu-memory-utilization"),
         checked.value("--gpu-memory-utilization"),
     )
-    if flag and re.fullmatch(r"\d*\.?\d+", value) and float(value) > _LARGEST_FRACTION:
+    if flag and re.fullmatch(r"\d*\.?\d+", value) and float(value) > 1:
+        message = f"--gpu-memory-utilization takes a fraction of 1, not {value}"
+        yield checked.finding("bad-value", flag.line, message)
+    elif flag and re.fullmatch(r"\d*\.?\d+", value) and float(value) > LARGEST_FRACTION:
         message = f"{value} of 128 GB that the CPU uses too"
         advice = "0.85, or --kv-cache-memory-bytes"
         yield checked.finding("memory-fraction", flag.line, message, advice)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,9 +77,9 @@ class ServeCommand:
 
     def flags(self, interface: ServeInterface) -> Iterator[GivenFlag]:
         """Its flags, with the values that a release's parser would give to each."""
-        words = [*self.words]
+        words = deque(self.words)
         while words:
-            word = words.pop(0)
+            word = words.popleft()
             if not word.text.startswith("-") or word.text in ("-", "--"):
                 continue
             name, equals, value = word.text.partition("=")
@@ -85,24 +87,24 @@ class ServeCommand:
                 yield GivenFlag(name=name, value=value, line=word.line)
                 continue
             known = interface.flag(canonical(name).partition(".")[0])
-            count = _words_after(known.takes if known else "optional", words)
-            given = " ".join(w.text for w in words[:count]) if count else None
-            del words[:count]
-            yield GivenFlag(name=name, value=given, line=word.line)
+            free = _words_after(known.takes if known else "optional")
+            given: list[str] = []
+            while words and len(given) < free and not _is_flag(words[0].text):
+                given.append(words.popleft().text)
+            yield GivenFlag(name=name, value=" ".join(given) or None, line=word.line)
 
 
-def _words_after(takes: object, words: Sequence[Word]) -> int:
-    """How many of the words that follow belong to a flag."""
-    free = 0
-    for word in words:
-        if word.text.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word.text):
-            break
-        free += 1
+def _is_flag(text: str) -> bool:
+    return text.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", text)
+
+
+def _words_after(takes: object) -> int:
+    """How many of the words that follow may belong to a flag."""
     if takes == "nothing":
         return 0
     if takes == "many":
-        return free
-    return min(free, takes if isinstance(takes, int) else 1)
+        return sys.maxsize
+    return takes if isinstance(takes, int) else 1
 
 
 @dataclass

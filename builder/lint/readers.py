@@ -172,24 +172,28 @@ def _yaml(name: str, text: str) -> Iterator[ServeCommand]:
 
     try:
         for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            for mapping in _mappings(document):
+            for mapping in _mappings(document, set()):
                 yield from _container(name, mapping)
+    except RecursionError:
+        raise UsageError(f"{name}: not valid YAML: it is nested too deeply") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: not valid YAML: {error}") from None
 
 
-def _mappings(node: Node | None, depth: int = 0) -> Iterator[MappingNode]:
+def _mappings(node: Node | None, seen: set[int]) -> Iterator[MappingNode]:
+    """Every mapping once: aliases name the same node again."""
     from yaml.nodes import MappingNode, SequenceNode
 
-    if depth > 100:
+    if node is None or id(node) in seen:
         return
+    seen.add(id(node))
     if isinstance(node, MappingNode):
         yield node
         for _, value in node.value:
-            yield from _mappings(value, depth + 1)
+            yield from _mappings(value, seen)
     elif isinstance(node, SequenceNode):
         for item in node.value:
-            yield from _mappings(item, depth + 1)
+            yield from _mappings(item, seen)
 
 
 def _container(name: str, mapping: MappingNode) -> Iterator[ServeCommand]:

@@ -74,7 +74,7 @@ RULES = {
               "write-up of one GB10, 2026-03"),
         _rule("short-context", "warning", "a context that the model's users found too short",
               "the model's file: spark-build models show"),
-        _rule("memory-fraction", "warning", "more than 0.9 of a memory that the system shares",
+        _rule("memory-fraction", "warning", "more than 0.92 of a memory that the system shares",
               "vllm-project/vllm#56824 and NVIDIA/dgx-spark-playbooks#97: the machine freezes"),
         _rule("no-ray", "error", "Ray is asked for, and the image has none",
               "metadata of vLLM's wheels: 0.17.x requires Ray, 0.18.0 and later do not"),

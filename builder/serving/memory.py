@@ -27,6 +27,7 @@ from builder.serving.interface import read_interface
 from builder.serving.memorydocuments import (
     ACTIVATIONS,
     GRAPHS,
+    LARGEST_FRACTION,
     SYSTEM,
     TOTAL,
     Ceiling,
@@ -126,7 +127,7 @@ def _joined(
             state_bytes=found.need.state, bytes_per_token=found.need.bytes_per_token,
             bytes=found.need.bytes * request.sequences,
         )  # fmt: skip
-    most = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
+    most = LARGEST_FRACTION
     overhead = ACTIVATIONS.bytes + GRAPHS.bytes
     least = room = None
     fits: Literal["yes", "no", "unknown"] = "unknown"
@@ -226,7 +227,13 @@ def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
     if config is None:
         found.unknown.append(f"KV cache: {folder} has no {CONFIG}")
         return found
-    context = request.context or config.text.max_position_embeddings
+    longest = config.text.max_position_embeddings
+    if request.context and longest and request.context > longest:
+        raise UsageError(
+            f"--context {request.context}: the model's own maximum is {longest} ({CONFIG})",
+            hint=f"--context {longest}",
+        )
+    context = request.context or longest
     _add_cache(found, config, request, context)
     return found
 

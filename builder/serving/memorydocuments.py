@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -38,6 +39,8 @@ SYSTEM = MemoryFigure(
     bytes=10 * 10**9,
     source="reports of frozen GB10s: leave 10 GB or more (spark-build diagnose show out-of-memory)",
 )
+#: More of the memory than this leaves the system less.
+LARGEST_FRACTION = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
 
 
 class WeightsHeld(Part, frozen=True, kw_only=True):

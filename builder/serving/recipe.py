@@ -42,6 +42,12 @@ _B12X_COMPUTES = (
     (">=0.28.0rc0", {"silu", "relu2", "gelu_tanh"}),
 )
 _SET = "--set"
+#: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
+_OWN_OPTIONS = {
+    "--port": "--port N",
+    "--host": "edit the file: containers publish the port of 0.0.0.0",
+    "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
+}
 #: vLLM's own.
 DEFAULT_PORT = 8000
 
@@ -337,6 +343,10 @@ def _choose(draft: _Draft, text: str) -> None:
         draft.variable(name, value, _SET)
         return
     flag = canonical(name if name.startswith("-") else f"--{name}")
+    if flag in _OWN_OPTIONS:
+        raise UsageError(
+            f"--set {text}: other parts of the recipe need it", hint=_OWN_OPTIONS[flag]
+        )
     known = draft.request.served.interface.flag(flag.partition(".")[0])
     key = known.names[0] if known is not None and "." not in flag else flag
     if equals and not value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -29,6 +30,12 @@ class Place:
     addresses: tuple[str, ...] = ()
     #: the network interface between the nodes
     interface: str = ""
+
+
+#: IPv4, IPv6 and host names (RFC 1123), without the brackets of a URL.
+_ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:-]*")
+#: Linux allows 15 characters (IFNAMSIZ), but no slash and no space.
+_INTERFACE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:@-]{0,14}")
 
 
 def topology_named(name: str) -> Topology:
@@ -63,6 +70,7 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
             f"{len(place.addresses)}",
             hint="--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
         )
+    _refuse_names(place)
     if place.addresses[0] == place.addresses[1]:
         raise UsageError(f"both nodes have the address {place.addresses[0]}")
     if place.topology == "two-solos":
@@ -78,6 +86,25 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
             hint="--topology tp2 needs none; or --image with one that has Ray",
         )
     return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
+
+
+def _refuse_names(place: Place) -> None:
+    """Refuse what would not be one word of a script.
+
+    Raises:
+        UsageError: an address or the interface has another form.
+    """
+    for address in place.addresses:
+        if not _ADDRESS.fullmatch(address):
+            raise UsageError(
+                f"{address!r} is not an IP address or host name",
+                hint="--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
+            )
+    if place.interface and not _INTERFACE.fullmatch(place.interface):
+        raise UsageError(
+            f"{place.interface!r} is not a network interface",
+            hint="--interface NAME, as `ip -br link` shows it on both (such as enp1s0f0np0)",
+        )
 
 
 def _rank(place: Place, rank: int, address: str) -> RecipeNode:

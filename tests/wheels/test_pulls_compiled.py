@@ -100,7 +100,7 @@ def test_combined_changes_are_compiled_once(planned: Any) -> None:
     ("number", "code", "said"),
     [
         (ROCM_ONLY, 3, f"comes from {ROCM}: no effect on SM121"),
-        (OPERATOR, 10, "new are fresh"),
+        (OPERATOR, 10, "fresh are new"),
         (REVISION, 10, "fetches other sources that are not in the release's archive"),
     ],
     ids=["other-chips", "a-new-operator", "another-cutlass"],

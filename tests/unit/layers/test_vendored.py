@@ -174,3 +174,23 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     assert stale_files(tmp_path, files) == []
     (tmp_path / "wheels" / "old").write_text("")
     assert stale_files(tmp_path, files) == ["wheels/old"]
+
+
+@pytest.mark.parametrize("name", ["../esc", "", "Bad Name", "/tmp/x"])
+def test_name_of_a_mod_is_that_of_a_folder(spark_build: Call, tmp_path: Path, name: str) -> None:
+    result = spark_build("mods", "export", name, "-l", "b12x-env", "--in", tmp_path / "out")
+    assert result.code == 2
+    assert "is not a layer name" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_unpinned_layer_is_not_exported(spark_build: Call, tmp_path: Path) -> None:
+    mod = tmp_path / "mod"
+    mod.mkdir()
+    (mod / "run.sh").write_text("pip install foo==1.0\n")
+    assert spark_build("layers", "new", "m", "--from-mod", mod, "--in", tmp_path / "L").code == 0
+    words = ("-l", "m", "--patches", tmp_path / "L", "--in", tmp_path / "out")
+    result = spark_build("mods", "export", "my-mod", *words)
+    assert result.code == 2
+    assert "is not pinned" in result.err
+    assert not (tmp_path / "out").exists()

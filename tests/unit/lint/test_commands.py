@@ -150,3 +150,14 @@ CMD ["--model", "m"]
 def test_yaml_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"x\.yaml: not valid YAML"):
         read_commands("x.yaml", "a: [1\nb")
+
+
+def test_yaml_that_is_nested_too_deeply_is_an_error() -> None:
+    with pytest.raises(UsageError, match="nested too deeply"):
+        read_commands("x.yaml", "[" * 5000)
+
+
+def test_aliases_of_yaml_are_read_once() -> None:
+    text = "a0: &a0 {image: x}\n"
+    text += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 13))
+    assert read_commands("x.yaml", text) == []

@@ -207,3 +207,12 @@ def test_command_prints_findings_and_exits_5(
     assert call("lint", "x.sh", "--release", "0.33.0", "--strict").code == 5  # type: ignore[operator]
     assert call("lint").code == 2  # type: ignore[operator]
     assert "least-busy" in call("lint", "--rules").out  # type: ignore[operator]
+
+
+def test_fraction_above_1_is_a_bad_value() -> None:
+    (finding,) = found("vllm serve m --gpu-memory-utilization 5")
+    assert finding.rule == "bad-value"
+
+
+def test_many_words_take_no_square_of_time() -> None:
+    assert len(found("vllm serve m " + "--x " * 20000)) == 20000

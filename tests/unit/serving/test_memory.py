@@ -219,10 +219,18 @@ def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path)
     given = int(fitting["flags"][fitting["flags"].index("--kv-cache-memory-bytes") + 1])
     assert given - (256 << 20) - wanted / 2 * 1.05 == pytest.approx(0, abs=1 << 20)
     options = ("--sequences", "140", "--kv-cache-dtype", "fp8")
+    folder = checkpoint(tmp_path / "long", SMALL, config | {"max_position_embeddings": 4096})
     result = call("memory", folder, *options, "--context", "2000")
     assert (result.code, "--context 1024" in result.err) == (5, True)
     assert "  fits              no\n" in result.out
     assert call("memory", folder, *options, "--context", "1024").code == 0
+
+
+def test_context_beyond_the_maximum_of_the_model_is_refused(call: Call, tmp_path: Path) -> None:
+    config = EXPERTS | {"max_position_embeddings": 4096}
+    result = call("memory", checkpoint(tmp_path / "ck", SMALL, config), "--context", "4097")
+    assert result.code == 2
+    assert "the model's own maximum is 4096" in result.err
 
 
 def test_weights_alone_may_be_too_large(call: Call, tmp_path: Path) -> None:

@@ -221,6 +221,9 @@ def test_ray_only_where_there_is_ray() -> None:
         (Place(topology="tp2", addresses=("a", "a"), interface="x"), "both nodes have"),
         (Place(topology="two-solos", addresses=("a",)), "not 1"),
         (Place(topology="solo", addresses=("a",)), "are for two nodes"),
+        (Place(topology="two-solos", addresses=("a", "b\nrm -rf /")), "not an IP address"),
+        (Place(topology="tp2", addresses=("a", "b; c"), interface="x"), "not an IP address"),
+        (Place(topology="tp2", addresses=("a", "b"), interface="eth 0"), "not a network interface"),
     ],
 )
 def test_addresses_are_asked_for_and_not_guessed(place: Place, message: str) -> None:
@@ -257,3 +260,9 @@ def test_the_command_that_makes_it_again() -> None:
 def test_every_replacement_names_its_source() -> None:
     assert "VLLM_NVFP4_GEMM_BACKEND" in replaced()
     assert all(one.source.startswith("vllm/envs.py") for one in replaced().values())
+
+
+@pytest.mark.parametrize("text", ["port=99", "host=127.0.0.1", "served-model-name=x"])
+def test_flags_that_the_recipe_repeats_elsewhere_are_not_set(text: str) -> None:
+    with pytest.raises(UsageError, match="other parts of the recipe need it"):
+        recipe_of(request(chosen=(text,)))
