@@ -310,6 +310,26 @@ def test_a_docker_engine_loads_it_under_its_digest(
         engine.run("image", "rm", "--force", "loaded:1")
 
 
+def test_buildx_bakes_what_was_written(
+    cli: Cli, engine: machine.Engine, published: Published
+) -> None:
+    with cache.scratch("bake") as folder:
+        words = ("bake", "-l", PROFILE, "-b", f"docker://{published.base}", "-o", folder / "out")
+        done = cli(*words, "--tag-prefix", "baked", "--json", env=NO_ENGINE).ok()
+        (target,) = done.json["targets"]
+        assert target["plan_digest"] == published.done.json["plan_digest"]
+        subprocess.run(
+            [engine.docker, "buildx", "bake", "--load"],
+            cwd=folder / "out", env=engine.env, check=True,
+        )  # fmt: skip
+    try:
+        cli("verify", target["tags"][0], "--level", "static").ok()
+        labels = support.inspect(engine, target["tags"][1])["Config"]["Labels"]
+        assert target["plan_digest"] in labels.values()
+    finally:
+        engine.run("image", "rm", "--force", *target["tags"])
+
+
 def test_a_full_layout_is_whole_and_verifies(
     cli: Cli, tools: machine.EngineTools, published: Published
 ) -> None:
