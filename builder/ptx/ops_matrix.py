@@ -128,6 +128,21 @@ def scaled_b(codes: Any, scales: Any) -> Any:
     return np.ascontiguousarray((values * factors[:, :, None]).reshape(8, 64).T)
 
 
+def _fragments(d: Decoder, i: Instruction) -> tuple[list[Any], ...]:
+    """The registers of D, A, B and C: 4, 4, 2 and 4, of floats but for A and B."""
+    word, real = type_named("b32"), type_named("f32")
+    assert word is not None
+    assert real is not None
+    outs = [d.out(i, one, real) for one in d.parts(i.operands[0])]
+    left, right, added = (
+        [d.source(i, one, kind) for one in d.parts(i.operands[n])]
+        for n, kind in ((1, word), (2, word), (3, real))
+    )
+    if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
+        raise d.unknown(i, "fragments of other sizes")
+    return outs, left, right, added
+
+
 def _multiply(d: Decoder, i: Instruction) -> Step:
     """``mma.m16n8k64.kind::mxf4nvf4.block_scale.scale_vec::4X``: D = (A x scales) (B x scales) + C.
 
@@ -138,15 +153,9 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
         return _multiply_halves(d, i)
     if set(i.modifiers) != _NVFP4 or i.modifiers.count("e2m1") != 2 or len(i.operands) != 8:
         raise d.unknown(i)
-    word, real = type_named("b32"), type_named("f32")
+    word = type_named("b32")
     assert word is not None
-    assert real is not None
-    outs = [d.out(i, one, real) for one in d.parts(i.operands[0])]
-    left = [d.source(i, one, word) for one in d.parts(i.operands[1])]
-    right = [d.source(i, one, word) for one in d.parts(i.operands[2])]
-    added = [d.source(i, one, real) for one in d.parts(i.operands[3])]
-    if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
-        raise d.unknown(i, "fragments of other sizes")
+    outs, left, right, added = _fragments(d, i)
     scale_a, scale_b = (d.source(i, d.parts(i.operands[n])[0], word) for n in (4, 6))
     chosen_a, chosen_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
     fragments_a, fragments_b = Fragments(), Fragments()
@@ -191,15 +200,7 @@ def _multiply_halves(d: Decoder, i: Instruction) -> Step:
     decode = _HALVES.get(i.modifiers[-2])
     if i.modifiers != (*form, "f32") or decode is None or len(i.operands) != 4:
         raise d.unknown(i)
-    word, real = type_named("b32"), type_named("f32")
-    assert word is not None
-    assert real is not None
-    outs = [d.out(i, one, real) for one in d.parts(i.operands[0])]
-    left = [d.source(i, one, word) for one in d.parts(i.operands[1])]
-    right = [d.source(i, one, word) for one in d.parts(i.operands[2])]
-    added = [d.source(i, one, real) for one in d.parts(i.operands[3])]
-    if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
-        raise d.unknown(i, "fragments of other sizes")
+    outs, left, right, added = _fragments(d, i)
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, m)
