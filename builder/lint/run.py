@@ -11,19 +11,16 @@ from builder.errors import UsageError
 from builder.lint.checks import Checked, check
 from builder.lint.readers import read_commands
 from builder.lint.rules import RULES, Finding, LintReport
-from builder.pipeline.inputs import Inputs
-from builder.pipeline.options import PlanOptions
-from builder.serving.interface import ServeInterface, read_interface
+from builder.serving.interface import interface_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from builder.lint.commands import ServeCommand
+    from builder.serving.interface import ServeInterface
     from builder.serving.models import Model, Models
 
-#: A selection is needed to identify a base; nothing of it is applied.
-_ANY = "marlin"
 _IGNORE = re.compile(r"#\s*spark-build:\s*ignore(?:\[([\w, -]+)\])?")
 _RELEASE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
 _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?\s*[:=\s]\s*['\"]?least-busy")
@@ -56,16 +53,8 @@ class Linter:
                 )
             ref = f"pypi:vllm=={match[1]}"
         if ref not in self._interfaces:
-            self._interfaces[ref] = _read(ref)
+            self._interfaces[ref] = interface_of(ref)
         return self._interfaces[ref]
-
-
-def _read(ref: str) -> ServeInterface:
-    base = Inputs(PlanOptions.selecting([_ANY], None, None, ())).identify(ref)
-    try:
-        return read_interface(base.tree, base.identity.packages["vllm"])
-    finally:
-        base.close()
 
 
 def read_file(path: Path) -> str:

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.applier.environment import read_envs
+from builder.bases.identify import identify
+from builder.bases.model import BaseRequest
 from builder.errors import UsageError, did_you_mean
 from builder.plan.sources import preload
+from builder.pypi.index import PackageIndex
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Kind, Takes
 from builder.serving.modules import Modules
@@ -183,6 +186,20 @@ def read_interface(tree: Tree, vllm: str) -> ServeInterface:
         reasoning_parsers=_registered(modules, *_REASONING),
         tool_parsers=_registered(modules, *_TOOLS),
     )
+
+
+def interface_of(ref: str) -> ServeInterface:
+    """What the vLLM of a base understands: ``pypi:vllm==0.33.0``, an image, a layout.
+
+    Raises:
+        SparkBuildError: it is not a base with vLLM, or cannot be read.
+    """
+    index = PackageIndex()
+    base = identify(BaseRequest(ref=ref, pins={}, tracked=("vllm",), index=index))
+    try:
+        return read_interface(base.tree, base.identity.packages["vllm"])
+    finally:
+        base.close()
 
 
 def _registered(modules: Modules, module: str, table: str) -> tuple[str, ...]:

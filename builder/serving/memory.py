@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
 from builder.errors import UsageError, did_you_mean
-from builder.pypi.index import PackageIndex
 from builder.serving.checkpoint import (
     DRAFT,
     EMBEDDING,
@@ -23,7 +20,7 @@ from builder.serving.checkpoint import (
     checkpoint_tensors,
     rows,
 )
-from builder.serving.interface import read_interface
+from builder.serving.interface import interface_of
 from builder.serving.memorydocuments import (
     ACTIVATIONS,
     GRAPHS,
@@ -111,7 +108,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
         raise UsageError(f"{request.subject} is not a folder", hint="name a folder or a model")
     else:
         found = _from_model(Models.discover(request.models).model(request.subject))
-    interface = _interface(request.release) if request.release else None
+    interface = interface_of(f"pypi:vllm=={request.release}") if request.release else None
     return _joined(request, found, interface)
 
 
@@ -193,16 +190,6 @@ def _flags(
         else:
             words += (name, value)
     return tuple(words), refused
-
-
-def _interface(release: str) -> ServeInterface:
-    base = identify(
-        BaseRequest(ref=f"pypi:vllm=={release}", pins={}, tracked=("vllm",), index=PackageIndex())
-    )
-    try:
-        return read_interface(base.tree, release)
-    finally:
-        base.close()
 
 
 def _from_folder(folder: Path, request: MemoryRequest) -> _Found:

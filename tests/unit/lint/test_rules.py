@@ -173,7 +173,7 @@ def test_release_comes_from_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(ref)
         return FakeLinter().interface(None)
 
-    monkeypatch.setattr(lint_run, "_read", read)
+    monkeypatch.setattr(lint_run, "interface_of", read)
     texts = ["docker run vllm/vllm-openai:v0.22.1-cu130 --model m"] * 2
     lint([("a.sh", texts[0]), ("b.sh", texts[1])], Linter(), Models.discover())
     assert asked == ["pypi:vllm==0.22.1"]
@@ -195,7 +195,7 @@ def test_file_that_cannot_be_judged_is_refused(text: str, why: str) -> None:
 def test_command_prints_findings_and_exits_5(
     spark_build: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lint_run, "_read", lambda _: FakeLinter().interface(None))
+    monkeypatch.setattr(lint_run, "interface_of", lambda _: FakeLinter().interface(None))
     (tmp_path / "work/x.sh").write_text("vllm serve m --ports 1\n")
     call = spark_build
     result = call("lint", "x.sh", "--release", "0.33.0")  # type: ignore[operator]

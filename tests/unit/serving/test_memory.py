@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from builder.errors import UsageError
+from builder.serving import interface as interface_module
 from builder.serving import memory
 from builder.serving.memory import MemoryRequest, memory_estimate
 from builder.serving.modelconfig import ModelConfig, Unknown, kv_need, read_config
@@ -185,9 +186,13 @@ def test_a_releases_flags_are_read_from_its_wheel(monkeypatch: pytest.MonkeyPatc
 
     def identified(request: BaseRequest) -> SimpleNamespace:
         asked.append(request.ref)
-        return SimpleNamespace(tree=Files(files({})), close=lambda: closed.append(request.ref))
+        identity = SimpleNamespace(packages={"vllm": "1.2.3"})
+        tree = Files(files({}))
+        return SimpleNamespace(
+            identity=identity, tree=tree, close=lambda: closed.append(request.ref)
+        )
 
-    monkeypatch.setattr(memory, "identify", identified)
+    monkeypatch.setattr(interface_module, "identify", identified)
     made = memory_estimate(MemoryRequest(subject="nemotron-3-super", release="1.2.3"))
     assert asked == closed == ["pypi:vllm==1.2.3"]
     assert made.flags == ()
@@ -197,7 +202,7 @@ def test_a_releases_flags_are_read_from_its_wheel(monkeypatch: pytest.MonkeyPatc
 def test_a_release_gets_only_flags_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_interface", interface)
+    monkeypatch.setattr(memory, "interface_of", lambda ref: interface(ref.partition("==")[2]))
     made = estimate(checkpoint(tmp_path, SMALL, EXPERTS), release="0.17.0")
     assert "--max-model-len" in made.flags
     assert "--kv-cache-memory-bytes" not in made.flags
