@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Pull
+from builder.conversion.draft import toml_value
 from builder.documents.pulls import PinnedPull
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
@@ -48,37 +48,32 @@ def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str
 def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
     origin = provenance(pin)
     lines = [
-        f"summary = {_string(pin.title or pin.request)}",
+        f"summary = {toml_value(pin.title or pin.request)}",
         f'description = """{_DESCRIPTION}"""',
         f"order = {ORDER}",
-        f"package = {_string(parts.project.package)}",
+        f"package = {toml_value(parts.project.package)}",
         "",
         "[provenance]",
-        f"origin = {_string(origin['origin'])}",
+        f"origin = {toml_value(origin['origin'])}",
     ]
     if "bug" in origin:
-        lines.append(f"bug = [{_string(origin['bug'][0])}]")
-    lines += [f"{key} = {_string(origin[key])}" for key in ("forwarded", "applied-upstream")]
+        lines.append(f"bug = [{toml_value(origin['bug'][0])}]")
+    lines += [f"{key} = {toml_value(origin[key])}" for key in ("forwarded", "applied-upstream")]
     lines += [f"last-update = {pin.date}", "", "[[variant]]"]
-    lines += [f"name = {_string(f'pr-{pin.number}' if pin.number else pin.short)}"]
+    lines += [f"name = {toml_value(f'pr-{pin.number}' if pin.number else pin.short)}"]
     lines += [
         "# Every release in this range is searched for the text; narrow it to leave releases out."
     ]
-    lines += [f'when = {{ {_string(parts.project.package)} = ">=0" }}', ""]
+    lines += [f'when = {{ {toml_value(parts.project.package)} = ">=0" }}', ""]
     if pin.release:
         package = parts.project.package
         lines.append(f"# {package} {pin.release} has it; from there on it counts as upstream.")
     lines += [f"# not installed, so dropped: {path} ({why})" for path, why in parts.dropped]
     lines += [f"# compiled into the wheel: {section.path}" for section in parts.compiled]
-    lines += ["[[variant.op]]", 'op = "pull"', f"pull = {_string(pin.request)}"]
+    lines += ["[[variant.op]]", 'op = "pull"', f"pull = {toml_value(pin.request)}"]
     if project:
-        lines.append(f"project = {_string(project)}")
+        lines.append(f"project = {toml_value(project)}")
     return "\n".join([*lines, ""])
-
-
-def _string(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's, but for surrogate pairs."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:

@@ -45,21 +45,21 @@ def layer_text(draft: Draft, today: datetime.date) -> str:
     """The ``layer.toml`` of a draft."""
     lines = [f"# NOT CONVERTED, add it or leave it out: {text}" for text in draft.unconverted]
     lines += [
-        f"summary = {_toml(draft.summary)}",
+        f"summary = {toml_value(draft.summary)}",
         'description = """',
         "Why it exists, and what goes wrong without it.",
         '"""',
         f"order = {ORDER}",
     ]
     if draft.after:
-        lines.append(f"after = {_toml(draft.after)}")
+        lines.append(f"after = {toml_value(draft.after)}")
     if draft.series:
-        lines.append(f"series = {_toml(draft.series)}")
+        lines.append(f"series = {toml_value(draft.series)}")
     lines += [
-        f"package = {_toml(draft.package)}",
+        f"package = {toml_value(draft.package)}",
         "",
         "[provenance]",
-        f"origin = {_toml(draft.origin)}",
+        f"origin = {toml_value(draft.origin)}",
         'forwarded = "no"',
         'applied-upstream = "no"',
         f"last-update = {today.isoformat()}",
@@ -67,19 +67,21 @@ def layer_text(draft: Draft, today: datetime.date) -> str:
         "[[variant]]",
         'name = "every-release"',
         "# Every release in this range is searched for the text; narrow it to leave releases out.",
-        f'when = {{ {_toml(draft.package)} = ">=0" }}',
+        f'when = {{ {toml_value(draft.package)} = ">=0" }}',
     ]
     lines += [f"# left out: {text}" for text in draft.dropped]
     for op in draft.ops:
         lines += ["", *(f"# {text}" for text in op.comments), "[[variant.op]]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in op.keys.items()]
+        lines += [f"{key} = {toml_value(value)}" for key, value in op.keys.items()]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: str | int | Sequence[str] | Mapping[str, str]) -> str:
+def toml_value(value: str | int | Sequence[str] | Mapping[str, str]) -> str:
     """A TOML value; JSON's strings are TOML's basic strings, except for surrogate pairs."""
     if isinstance(value, (str, int)):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
-    return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return (
+            "{ " + ", ".join(f"{toml_value(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
+        )
+    return "[" + ", ".join(toml_value(item) for item in value) + "]"

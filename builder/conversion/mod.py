@@ -57,10 +57,10 @@ class ModOps:
 
 
 def mod_files(path: Path) -> dict[str, bytes]:
-    """The files of a mod, by their path in it.
+    """The files of a mod, by their path in it; large ones, which no op holds, are left out.
 
     Raises:
-        UsageError: it is neither a folder nor a zip file with ``run.sh``, or a file is too large.
+        UsageError: it is neither a folder nor a zip file with ``run.sh``.
     """
     files: dict[str, bytes] = {}
     if path.is_dir():

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-#: Stands in a word for what only running the script would tell.
-UNKNOWN = "\0"
+#: Stands in a word for what only running the script would tell: a character for private use, which
+#: shells and YAML take for a letter.
+UNKNOWN = "\ue000"
 #: Nodes whose commands run only sometimes, and what messages call them.
 _SOMETIMES = {
     "if_statement": "if",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from builder.lint.commands import UNKNOWN, GivenFlag, ServeCommand
+from builder.conversion.shell import UNKNOWN
 from builder.lint.rules import RULES, Finding
 from builder.serving.interface import PLUGINS, VARIABLES, canonical
 from builder.serving.memorydocuments import LARGEST_FRACTION
@@ -18,6 +18,7 @@ from builder.serving.replaced import replaced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from builder.lint.commands import GivenFlag, ServeCommand
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model
 

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from builder.conversion.shell import UNKNOWN
 from builder.serving.interface import canonical
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
     from builder.serving.interface import ServeInterface
 
-#: Stands for a value that only running the script, or the tool that reads the file, would give: a
-#: character for private use, which shells and YAML take for a letter.
-UNKNOWN = "\ue000"
 #: Options of ``docker run`` and ``podman run`` that take no value (docker run --help, Docker 26).
 _DOCKER_SWITCHES = frozenset(
     ("--detach", "--disable-content-trust", "--help", "--init", "--interactive", "--no-healthcheck",

@@ -7,11 +7,9 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from builder.conversion.shell import UNKNOWN as UNREAD
-from builder.conversion.shell import read_script
+from builder.conversion.shell import UNKNOWN, read_script
 from builder.errors import UsageError
 from builder.lint.commands import (
-    UNKNOWN,
     GivenVariable,
     ServeCommand,
     Word,
@@ -55,8 +53,7 @@ def _shell(name: str, text: str) -> Iterator[ServeCommand]:
     exported: dict[str, GivenVariable] = {}
     for command in read_script(text.encode()):
         for key, value in command.exports:
-            known = value.replace(UNREAD, UNKNOWN)
-            exported[key] = GivenVariable(name=key, value=known, line=command.line)
+            exported[key] = GivenVariable(name=key, value=value, line=command.line)
         found = _of_shell(name, command, exported)
         if found is not None:
             yield found
@@ -65,12 +62,8 @@ def _shell(name: str, text: str) -> Iterator[ServeCommand]:
 def _of_shell(
     name: str, command: Command, exported: dict[str, GivenVariable]
 ) -> ServeCommand | None:
-    pairs = zip(command.words, command.lines, strict=False)
-    words = [Word(text.replace(UNREAD, UNKNOWN), line) for text, line in pairs]
-    own = [
-        GivenVariable(name=name_, value=value.replace(UNREAD, UNKNOWN), line=command.line)
-        for name_, value in command.assigned
-    ]
+    words = [Word(*pair) for pair in zip(command.words, command.lines, strict=False)]
+    own = [GivenVariable(name=k, value=v, line=command.line) for k, v in command.assigned]
     while words and (words[0].text in _PREFIXES or "=" in words[0].text):
         key, equals, value = words.pop(0).text.partition("=")
         own += [GivenVariable(name=key, value=value, line=command.line)] if equals else []
@@ -232,7 +225,7 @@ def _words(node: Node, values: dict[str, str] | None = None) -> list[Word]:
         first = _line(node) + 1
         script = read_script(_filled(node.value, values).encode())
         found = [
-            Word(text.replace(UNREAD, UNKNOWN), first + line - 1)
+            Word(text, first + line - 1)
             for command in script
             for text, line in zip(command.words, command.lines, strict=False)
         ]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from builder.conversion.shell import UNKNOWN
 from builder.errors import UsageError
-from builder.lint.commands import UNKNOWN, ServeCommand
+from builder.lint.commands import ServeCommand
 from builder.lint.readers import read_commands
 
 
