@@ -208,6 +208,7 @@ def test_an_interruption_does_not_wait_for_answers(
 ) -> None:
     server.hangs.set()
     pid = os.getpid()
+    before = set(threading.enumerate())
 
     class Answered(list[Any]):
         def append(self, value: Any) -> None:
@@ -218,7 +219,7 @@ def test_an_interruption_does_not_wait_for_answers(
     result = call("bench", server.url, *SMALL, "-o", "a.json")
     assert result.code == 130
     assert not server.release.is_set(), "the server still hangs"
-    left = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    left = set(threading.enumerate()) - before
     assert all(one.daemon for one in left), "the end of the process does not wait either"
     assert not Path("a.json").exists()
 
