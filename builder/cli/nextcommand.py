@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Options of the user's command that a hinted one needs too.
 _CARRIED = ("--patches", "--forge-clone", "--plain-http", "--platform", "--python")
-_OPTION = re.compile(r"(--[a-z][a-z-]*)(?:[ =]([^\s,;]+))?(.*)", re.DOTALL)
+_OPTION = re.compile(r"(--[a-z][a-z-]*)(?:[ =]((?:[^\s,;]|,(?=\S))+))?(.*)", re.DOTALL)
 
 
 def next_command(hint: str, code: int) -> str:

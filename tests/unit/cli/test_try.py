@@ -40,6 +40,11 @@ def test_an_option_completes_the_user_s_own_command(spark_build: SparkBuild, own
     assert tried(result).endswith("-b pypi:vllm==0.20.1 --push --tag HOST/NAME:TAG")
 
 
+def test_value_of_an_option_keeps_its_commas(spark_build: SparkBuild) -> None:
+    result = spark_build("bench", "http://localhost:1", "--concurrency", "0")
+    assert tried(result) == "spark-build bench http://localhost:1 --concurrency 1,2,4,8,16"
+
+
 def test_another_command_has_the_user_s_layers(spark_build: SparkBuild, own: Path) -> None:
     result = spark_build("layers", "show", "nope", "--patches", own)
     assert tried(result) == f"spark-build layers list --patches '{own}'"
