@@ -31,7 +31,7 @@ def _lines(recipe: Recipe) -> Iterator[str]:
             yield f"      {one.origin}"
             yield f"      {one.reason}"
     if recipe.unknown:
-        yield f"nobody says of the model: {', '.join(recipe.unknown)}"
+        yield f"not known of the model: {', '.join(recipe.unknown)}"
     for note in recipe.notes:
         yield f"note: {note}"
     for failure in recipe.failures:

@@ -183,7 +183,7 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     failures: tuple[KnownFailure, ...] = ()
 
     def kinds(self) -> set[str]:
-        """The kinds of layers that it holds; empty where nobody says."""
+        """The kinds of layers that it holds; empty where no source says."""
         return {held.kind for held in self.holds}
 
     def unknown(self) -> list[str]:

@@ -253,7 +253,7 @@ def _speculate(draft: _Draft) -> None:
     model, vllm = draft.request.model, draft.request.served.vllm
     draft_tokens = model.speculation
     if draft_tokens is None:
-        raise UsageError(f"nobody says that {model.name} can draft tokens", hint="drop --speculate")
+        raise UsageError(f"{model.name} is not known to draft tokens", hint="leave --speculate out")
     if not draft_tokens.holds_for(vllm):
         raise UsageError(
             f"{model.name} drafts tokens with vLLM {draft_tokens.vllm}, and this is {vllm} "
@@ -306,7 +306,7 @@ def _no_experts(draft: _Draft, value: str | None) -> str:
     if value != _B12X:
         return ""
     if model.experts is None:
-        return f"unknown: nobody says what the model's experts compute, and {_B12X} has not all"
+        return f"the activation of the model's experts is unknown, and {_B12X} does not support all"
     computes: set[str] = set()
     for versions, known in _B12X_COMPUTES:
         if SpecifierSet(versions).contains(vllm, prereleases=True):

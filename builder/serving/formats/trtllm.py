@@ -54,12 +54,13 @@ def trtllm(model: Model, port: int) -> dict[str, str]:
     """A script with ``docker run``, and the file of options.
 
     Raises:
-        UsageError: nobody says how TensorRT-LLM serves the model.
+        UsageError: the model's file does not say how TensorRT-LLM serves it.
     """
     known = model.tensorrt_llm
     if known is None:
         raise UsageError(
-            f"nobody says how TensorRT-LLM serves {model.name}", hint="--format docker: vLLM"
+            f"the file of {model.name} does not say how TensorRT-LLM serves it",
+            hint="--format docker",
         )
     head = f"# {model.id.value} on TensorRT-LLM, {known.image}\n# source: {known.source}\n"
     words = ["docker", "run", "--rm", "--name", f"{model.name}-trtllm", "--gpus", "all"]

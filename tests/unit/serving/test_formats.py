@@ -275,7 +275,9 @@ def test_tensorrt_llm_has_what_the_models_file_says() -> None:
     options = yaml.safe_load(files["trtllm-options.yaml"])
     assert options["kv_cache_config"]["mamba_ssm_philox_rounds"] == 5
     assert options["enable_attention_dp"] is False
-    with pytest.raises(UsageError, match="nobody says how TensorRT-LLM serves gpt-oss-120b"):
+    with pytest.raises(
+        UsageError, match="the file of gpt-oss-120b does not say how TensorRT-LLM serves it"
+    ):
         trtllm(Models.discover().model("gpt-oss-120b"), 8000)
 
 

@@ -98,7 +98,9 @@ def test_experts_of_which_nobody_knows_are_left_to_vllm(tmp_path: Any) -> None:
         'summary = "x"\n[id]\nvalue = "me/x"\nsource = "me"\n', "utf-8"
     )
     made = recipe_of(request(Models.discover([tmp_path]).model("mine")))
-    assert left_out(made)["--moe-backend"].startswith("unknown: nobody says")
+    assert left_out(made)["--moe-backend"].startswith(
+        "the activation of the model's experts is unknown"
+    )
     assert flags(made)["--linear-backend"] == "flashinfer_b12x"
     assert len([note for note in made.notes if "unknown" in note]) == 3
 
@@ -178,7 +180,7 @@ def test_draft_tokens_are_for_those_who_ask() -> None:
     assert json.loads(value or "") == {
         "method": "mtp", "num_speculative_tokens": 3, "moe_backend": "triton",
     }  # fmt: skip
-    with pytest.raises(UsageError, match="nobody says that nemotron-3-nano can draft"):
+    with pytest.raises(UsageError, match="nemotron-3-nano is not known to draft tokens"):
         recipe_of(request("nemotron-3-nano", speculate=True))
     with pytest.raises(UsageError, match=r"with vLLM >=0.19.0, and this is 0.17.1"):
         recipe_of(request(served=served("0.17.1"), speculate=True))
