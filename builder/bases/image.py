@@ -68,7 +68,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     facts = ImageFacts(
         ref=ref,
         digest=engine.digest_of(image.attrs, ref),
-        config=image.attrs.get("Config") or {},
+        config=engine.config_of(image),
         created=str(image.attrs.get("Created") or ""),
     )
     holder = engine.created(client, image.id or ref)

@@ -15,12 +15,13 @@ from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
-from builder.registry.config import env_of_config
 from builder.util.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
+    from builder.registry.config import ImageConfig
 
 
 class ImageFiles(Protocol):
@@ -127,7 +128,7 @@ class ImageFacts:
 
     ref: str
     digest: str
-    config: Mapping[str, Any]
+    config: ImageConfig
     created: str
 
 
@@ -149,7 +150,7 @@ def image_base(
         raise UsageError(
             f"{facts.ref}: vllm is in {site}, but {listed}; layers patch one directory"
         )
-    env = env_of_config(facts.config)
+    env = facts.config.env
     tree = ImageTree(site, answer["files"], source)
     if tree.read(ENV_PTH) is not None:  # a mod ran here: its settings reach every Python
         env = {**env_of(tree), **env}
@@ -165,7 +166,7 @@ def image_base(
         folders=answer["folders"],
         links=answer["links"],
         owners=answer["owners"],
-        user=str(facts.config.get("User") or ""),
+        user=facts.config.user,
         created=facts.created,
     )
     return Base(identity, tree, close)

@@ -18,7 +18,6 @@ from builder.bases.records import recorded
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
 from builder.model.platform import Platform
-from builder.registry.config import env_of_config
 from builder.rootfs.facts import RecordedFiles
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
@@ -80,9 +79,8 @@ def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[st
     gives ``[size, mode, sha256]`` by path, in a few megabytes of JSON.
     """
     image, view = opened.image, opened.view
-    env = env_of_config(image.settings)
-    workdir = str(image.settings.get("WorkingDir") or "/")
-    for python in interpreters(view, env, workdir):
+    config = image.config
+    for python in interpreters(view, config.env, config.working_directory):
         found = _distributions(view, python, request.tracked)
         if "vllm" in found:
             break
@@ -96,7 +94,7 @@ def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[st
     return {
         "interpreter": python.command,
         "python": python.version,
-        "machine": str(image.config.get("architecture") or ""),
+        "machine": config.architecture,
         "site_packages": site,
         "packages": {name: version for name, (_, version, _) in found.items()},
         "roots": {name: root for name, (root, _, _) in found.items()},
@@ -114,8 +112,8 @@ def known_base(request: BaseRequest, opened: OpenedImage, ref: str, answer: dict
     facts = ImageFacts(
         ref=ref,
         digest=image.top.digest,
-        config=image.settings,
-        created=str(image.config.get("created") or ""),
+        config=image.config,
+        created=image.config.created,
     )
 
     source = ReleasedFiles(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.registry.model import RawManifest, sha256_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from builder.publish.subject import Image
 
@@ -35,25 +35,23 @@ class Part:
         return sha256_digest(self.config)
 
 
-def parts_of(
-    image: Image, config: Mapping[str, Any], present: Collection[str], limit: int = PART_BYTES
-) -> Iterator[Part]:
+def parts_of(image: Image, present: Collection[str], limit: int = PART_BYTES) -> Iterator[Part]:
     """Parts that each bring about ``limit`` bytes which are not ``present`` (by diff_id).
 
     The last layers make no part: they come with the image itself.
     """
-    diff_ids = config["rootfs"]["diff_ids"]
+    diff_ids = image.settings.diff_ids or ()
     waiting = 0
     for number, (layer, diff_id) in enumerate(zip(image.layers, diff_ids, strict=True), start=1):
         waiting += 0 if diff_id in present else layer.size
         if waiting >= limit and number < len(diff_ids):
             waiting = 0
-            yield _part(image, config, diff_ids[:number])
+            yield _part(image, diff_ids[:number])
 
 
-def _part(image: Image, config: Mapping[str, Any], diff_ids: Sequence[str]) -> Part:
-    kept = {k: config[k] for k in ("architecture", "os", "variant") if k in config}
-    small = {**kept, "config": {}, "rootfs": {"type": "layers", "diff_ids": list(diff_ids)}}
+def _part(image: Image, diff_ids: Sequence[str]) -> Part:
+    platform = image.settings.platform
+    small = {**platform, "config": {}, "rootfs": {"type": "layers", "diff_ids": list(diff_ids)}}
     data = json.dumps(small, sort_keys=True, separators=(",", ":")).encode()
     layers = image.manifest.json()["layers"][: len(diff_ids)]
     document = {

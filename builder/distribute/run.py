@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from builder.distribute.endpoint import Endpoint
 from builder.distribute.parts import parts_of
 from builder.errors import RemoteError, SparkBuildError
-from builder.publish.subject import read_json
 from builder.util.console import console, counted, megabytes
 from builder.util.documents import (
     Count,
@@ -26,7 +25,7 @@ from builder.util.documents import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from builder.distribute.node import Node, NodeFacts
     from builder.publish.sources import StoredImage
@@ -63,9 +62,6 @@ class Distribution:
 
     def __init__(self, stored: StoredImage, name: str, *, dry_run: bool) -> None:
         self._stored, self._name, self._dry_run = stored, name, dry_run
-        self._configs = {
-            image.digest: read_json(stored.source, image.config) for image in stored.subject.images
-        }
 
     def image_for(self, survey: NodeFacts) -> Image:
         """The image that a node's engine will choose.
@@ -85,7 +81,7 @@ class Distribution:
 
     def missing(self, image: Image, survey: NodeFacts) -> list[int]:
         """Bytes of each layer that a node lacks."""
-        ids = diff_ids(self._configs[image.digest])
+        ids = image.settings.diff_ids or ()
         if len(ids) != len(image.layers):
             raise RemoteError(f"{image.digest}: {len(image.layers)} layers and {len(ids)} diff_ids")
         pairs = zip(image.layers, ids, strict=True)
@@ -123,7 +119,7 @@ class Distribution:
                 return Delivery(
                     host=node.host, status="dry run", missing_layers=number, missing_bytes=size
                 )
-            parts = parts_of(image, self._configs[image.digest], survey.layers)
+            parts = parts_of(image, survey.layers)
             self._fetch(node, endpoint, repository, [endpoint.add_part(part) for part in parts])
         except SparkBuildError as error:
             sent = endpoint.counted(repository)
@@ -162,13 +158,6 @@ class Distribution:
 
 def _since(began: float) -> float:
     return round(time.monotonic() - began, 3)
-
-
-def diff_ids(config: Mapping[str, Any]) -> list[str]:
-    """The digests of an image's uncompressed layers, which is how engines know them."""
-    rootfs = config.get("rootfs")
-    ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    return [str(value) for value in ids] if isinstance(ids, list) else []
 
 
 def _with_problems(error: SparkBuildError, endpoint: Endpoint) -> SparkBuildError:

@@ -156,7 +156,7 @@ class Containers:
         except OtherPlatform as error:
             raise EngineError(str(error), hint="name another image with --toolkit") from None
         with contextlib.closing(image):
-            return ref, image.top.digest, f"linux/{image.config.get('architecture')}"
+            return ref, image.top.digest, f"linux/{image.config.architecture}"
 
     def render(self, image: str, tasks: Sequence[Task], mounts: Sequence[str]) -> str:
         """The Dockerfile of a run."""

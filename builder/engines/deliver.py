@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.engines import docker
 from builder.engines.model import BuiltImage
@@ -39,7 +39,7 @@ class Delivery:
     #: connections to the base's registry, where there is one
     locations: Locations | None = None
     thin: bool = False
-    platform: Mapping[str, Any] = field(default_factory=dict)
+    platform: Mapping[str, str] = field(default_factory=dict)
 
 
 def deliver(delivery: Delivery) -> BuiltImage:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
+    from builder.registry.config import ImageConfig
     from builder.util.progress import Bar
 
 
@@ -213,17 +214,11 @@ class _IterStream(io.RawIOBase):
         return data
 
 
-def env_of_image(image: Image) -> dict[str, str]:
-    """The variables of an image's configuration."""
-    from builder.registry.config import env_of_config
+def config_of(image: Image) -> ImageConfig:
+    """What the engine says of an image's configuration: its settings."""
+    from builder.registry.config import ImageConfig
 
-    return env_of_config(image.attrs.get("Config") or {})
-
-
-def labels_of_image(image: Image) -> dict[str, str]:
-    """The labels of an image's configuration."""
-    config = image.attrs.get("Config") or {}
-    return dict(config.get("Labels") or {})
+    return ImageConfig({"config": image.attrs.get("Config")})
 
 
 def digests_of(image: Image) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def load_image(source: ImageSource, manifest: RawManifest, tag: str) -> str:
 
     client = docker.connect()
     try:
-        diff_ids = read_config(source, manifest)["rootfs"]["diff_ids"]
+        diff_ids = read_config(source, manifest).diff_ids or ()
         known = _known_layers(client, diff_ids)
         if known:
             with contextlib.suppress(DockerException, requests.RequestException):

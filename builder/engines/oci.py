@@ -7,7 +7,7 @@ Docker Engine, and its bytes depend on the plan alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.engines import docker, metadata
 from builder.engines.contents import added_bytes, image_layers
@@ -21,8 +21,6 @@ from builder.registry.layout import LayoutDirectory
 from builder.util.diskspace import Need
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from builder.bases.model import OpenedImage
     from builder.engines.model import BuildRequest, BuiltImage
     from builder.model.plan import BuildPlan
@@ -87,7 +85,7 @@ class OciEngine:
                 base=opened.image.source,
                 locations=opened.image.locations,
                 thin=request.thin,
-                platform=_platform(opened.image.config),
+                platform=opened.image.config.platform,
             )
         )
 
@@ -127,7 +125,3 @@ def load_needs(size: int) -> list[Need]:
         return engine_needs(client, 2 * size, "the new layers, and unpacked")
     finally:
         client.close()
-
-
-def _platform(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: config[key] for key in ("architecture", "os", "variant") if config.get(key)}

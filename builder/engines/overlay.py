@@ -13,7 +13,7 @@ import shlex
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.engines import metadata
 from builder.engines.contents import image_layers
@@ -22,7 +22,7 @@ from builder.engines.layertar import WHITEOUT
 from builder.engines.scratch import say_layer
 from builder.errors import RemoteError, UsageError
 from builder.pypi.index import write_atomically
-from builder.registry.config import parse_config
+from builder.registry.config import ImageConfig, parse_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs, check_manifest, is_index
@@ -201,14 +201,13 @@ def _blob(layout: Path, digest: str) -> bytes:
     return data
 
 
-def _manifest_and_settings(layout: Path, reference: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _manifest_and_config(layout: Path, reference: str) -> tuple[RawManifest, ImageConfig]:
     digest = layout_digest(layout, reference)
     data = _blob(layout, digest)
     raw = check_manifest(data, content_type="", digest=digest, where=f"{layout}: {digest}")
     if is_index(raw):  # which no overlay is
-        return raw.json(), {}
-    config = parse_config(_blob(layout, blobs(raw)[0].digest), str(layout))
-    return raw.json(), config.get("config") or {}
+        return raw, ImageConfig()
+    return raw, parse_config(_blob(layout, blobs(raw)[0].digest), str(layout))
 
 
 def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
@@ -217,8 +216,7 @@ def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
     Raises:
         UsageError: no single image is meant, or a blob is damaged.
     """
-    _, settings = _manifest_and_settings(layout, reference)
-    return dict(settings.get("Labels") or {})
+    return _manifest_and_config(layout, reference)[1].labels
 
 
 def read_layout(
@@ -231,10 +229,10 @@ def read_layout(
     Raises:
         UsageError: it is not a layout of spark-build, or a blob is damaged.
     """
-    manifest, settings = _manifest_and_settings(layout, reference)
+    manifest, config = _manifest_and_config(layout, reference)
     files: dict[str, bytes | None] = {}
-    for descriptor in manifest["layers"]:
-        data = io.BytesIO(_blob(layout, descriptor["digest"]))
+    for descriptor in blobs(manifest)[1:]:
+        data = io.BytesIO(_blob(layout, descriptor.digest))
         with tarfile.open(fileobj=data, mode="r:gz") as tar:
             for member in tar:
                 if not member.isfile():
@@ -249,5 +247,4 @@ def read_layout(
     plan_bytes = files.get(f"{metadata.SHARE}/plan.json")
     if plan_bytes is None:
         raise UsageError(f"{layout} was not made by spark-build: it has no plan")
-    env = dict(item.split("=", 1) for item in settings.get("Env") or [] if "=" in item)
-    return metadata.read_plan(plan_bytes, str(layout)), files, env
+    return metadata.read_plan(plan_bytes, str(layout)), files, config.env

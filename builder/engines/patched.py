@@ -5,7 +5,6 @@ The base's layers keep their descriptors, byte for byte, whatever their media ty
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 from builder.engines import metadata
@@ -16,6 +15,7 @@ from builder.engines.model import BuildRequest
 from builder.engines.removal import removed_paths
 from builder.engines.scratch import say_layer
 from builder.errors import BuildFailed, UsageError
+from builder.registry.config import ImageConfig
 from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
 from builder.rootfs import limits
 from builder.rootfs.tar import DIR
@@ -155,25 +155,27 @@ def _check_places(files: Files, view: Rootfs) -> None:
 
 
 def _config(
-    base: Mapping[str, Any],
+    base: ImageConfig,
     plan: BuildPlan,
     blobs: Sequence[Blob],
     names: Sequence[str],
-) -> dict[str, Any]:
+) -> ImageConfig:
     """The base's configuration with our layers, variables and labels; all else as it was."""
-    config: dict[str, Any] = copy.deepcopy(dict(base))
-    settings = config["config"] = dict(config.get("config") or {})
-    settings["Env"] = merged_env(settings.get("Env") or [], plan.env)
-    settings["Labels"] = {**(settings.get("Labels") or {}), **metadata.labels(plan)}
-    created = config["created"] = metadata.created(plan)
-    rootfs = config["rootfs"]
-    steps = [step for step in config.get("history") or [] if not step.get("empty_layer")]
-    if len(steps) == len(rootfs["diff_ids"]):  # else it is no history of these layers
-        config["history"] += [
-            {"created": created, "created_by": f"spark-build layer {name}"} for name in names
-        ]
-    rootfs["diff_ids"] = [*rootfs["diff_ids"], *(blob.diff_id for blob in blobs)]
-    return config
+    document, diff_ids, created = base.document, base.diff_ids or (), metadata.created(plan)
+    changed: dict[str, object] = {
+        "created": created,
+        "config": {
+            **base.settings,
+            "Env": merged_env(base.env_lines, plan.env),
+            "Labels": {**base.labels, **metadata.labels(plan)},
+        },
+        "rootfs": {**document["rootfs"], "diff_ids": [*diff_ids, *(b.diff_id for b in blobs)]},
+    }
+    made_layers = [step for step in base.history if not step.empty_layer]
+    if len(made_layers) == len(diff_ids):  # else it is no history of these layers
+        steps = [{"created": created, "created_by": f"spark-build layer {name}"} for name in names]
+        changed["history"] = [*(document.get("history") or []), *steps]
+    return ImageConfig({**document, **changed})
 
 
 def merged_env(env: Sequence[str], new: Mapping[str, str]) -> list[str]:
@@ -191,17 +193,17 @@ def _manifest(
     base: RawManifest,
     plan: BuildPlan,
     blobs: Sequence[Blob],
-    config: Mapping[str, Any],
+    config: ImageConfig,
 ) -> RawManifest:
     """The base's manifest in its own family, Docker's or OCI's, with our layers after its own."""
     was = base.json()
     docker = base.media_type == DOCKER_MANIFEST
     layer_type = DOCKER_LAYER_GZIP if docker else OCI_LAYER_GZIP
-    held = scratch.add_json(config, str(was["config"]["mediaType"]))
+    added = scratch.add_json(config.document, str(was["config"]["mediaType"]))
     value: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": base.media_type,
-        "config": held.descriptor(),
+        "config": added.descriptor(),
         "layers": [
             *was["layers"],
             *({**blob.descriptor(), "mediaType": layer_type} for blob in blobs),

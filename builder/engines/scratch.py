@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.engines.contents import content_bytes
 from builder.engines.layercache import (
@@ -37,7 +37,7 @@ class Blob:
     #: whether it was taken from the cache as it was
     cached: bool = False
 
-    def descriptor(self) -> dict[str, Any]:
+    def descriptor(self) -> dict[str, str | int]:
         """The OCI content descriptor."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
@@ -96,7 +96,7 @@ class Scratch:
         blob = self.add_json(value, media_type)
         return RawManifest(data=self._path(blob.digest).read_bytes(), media_type=media_type)
 
-    def finish(self, manifest: RawManifest, platform: Mapping[str, Any], name: str) -> None:
+    def finish(self, manifest: RawManifest, platform: Mapping[str, str], name: str) -> None:
         """Write ``index.json`` and ``oci-layout``; an index has no ``platform`` of its own."""
         entry = {
             **manifest.descriptor.as_json(),

@@ -168,7 +168,7 @@ def _words(label: dict[str, str], name: str) -> tuple[str, ...]:
 
 def added_bytes(image: Image) -> int | None:
     """Compressed bytes of the layers that the image's history calls ours."""
-    notes = [str(h.get("created_by", "")) for h in image.history if not h.get("empty_layer")]
+    notes = [step.created_by for step in image.settings.history if not step.empty_layer]
     if len(notes) != len(image.layers):
         return None
     ours = [d.size for d, note in zip(image.layers, notes, strict=True) if our_layer(note)]

@@ -103,7 +103,7 @@ class EngineImage:
         """Labels of its configuration."""
         from builder.engines import docker
 
-        return docker.labels_of_image(self.image)
+        return docker.config_of(self.image).labels
 
     @property
     def name(self) -> Name:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from builder.engines.metadata import LABEL_PREFIX, PLAN_LABEL, is_overlay
 from builder.errors import RemoteError
 from builder.publish.name import Name, name_of
-from builder.registry.config import parse_config
+from builder.registry.config import ImageConfig, parse_config
 from builder.registry.model import (
     DOCKER_CONFIG,
     INDEX_TYPES,
@@ -16,7 +16,6 @@ from builder.registry.model import (
     MANIFEST_TYPES,
     OCI_CONFIG,
     Descriptor,
-    parse_json,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +36,13 @@ class Image:
     config: Descriptor
     layers: tuple[Descriptor, ...]
     labels: Mapping[str, str]
-    created: str
-    history: tuple[Mapping[str, Any], ...] = ()
+    #: empty for an artifact, whose configuration may be anything
+    settings: ImageConfig
+
+    @property
+    def created(self) -> str:
+        """When it was made, in RFC 3339 format, or ``""``."""
+        return self.settings.created
 
     @property
     def digest(self) -> str:
@@ -156,45 +160,23 @@ def _image(
     if config.media_type in (OCI_CONFIG, DOCKER_CONFIG):
         settings = parse_config(read_blob(source, config), where)
     else:  # an artifact's, which may be anything
-        settings = read_json(source, config)
-    inner = settings.get("config")
-    labels = inner.get("Labels") if isinstance(inner, dict) else None
+        settings = ImageConfig()
     annotations = document.get("annotations")
     layers = document.get("layers")
-    history = settings.get("history")
     return Image(
         manifest=manifest,
-        platform=platform or platform_name(settings),
+        platform=platform or platform_name(settings.platform),
         config=config,
         layers=tuple(
             Descriptor.parse(item, where) for item in (layers if isinstance(layers, list) else ())
         ),
-        labels={**_texts(annotations), **_texts(labels)},
-        created=str(settings.get("created") or ""),
-        history=tuple(h for h in history if isinstance(h, dict))
-        if isinstance(history, list)
-        else (),
+        labels={**_texts(annotations), **settings.labels},
+        settings=settings,
     )
 
 
 def _texts(value: object) -> dict[str, str]:
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
-
-
-def read_json(source: ImageSource, blob: Descriptor) -> dict[str, Any]:
-    """A small JSON blob, such as a configuration.
-
-    Raises:
-        RemoteError: it is larger than a manifest may be, or not a JSON object.
-    """
-    data = read_blob(source, blob)
-    try:
-        value = parse_json(data)
-    except ValueError as error:
-        raise RemoteError(f"{source.name}: {blob.digest} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RemoteError(f"{source.name}: {blob.digest} is not a JSON object")
-    return value
 
 
 def read_blob(source: ImageSource, blob: Descriptor, limit: int = MANIFEST_LIMIT) -> bytes:

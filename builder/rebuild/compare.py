@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.publish.subject import read_json
 from builder.rootfs.tar import FILE, LayerTar
 from builder.rootfs.unpack import Unpacked
 from builder.util.documents import Part
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from builder.publish.subject import Image
+    from builder.registry.config import ImageConfig
     from builder.registry.model import Descriptor, ImageSource
 
 #: Files of which the differing bytes are looked for, and how large they may be (bytes).
@@ -58,8 +58,8 @@ def compare_images(published: ComparedImage, rebuilt: ComparedImage) -> list[Dif
     ]
     if published.image.config.digest != rebuilt.image.config.digest:
         found += compare_documents(
-            _without_layers(published),
-            _without_layers(rebuilt),
+            _without_layers(published.image.settings),
+            _without_layers(rebuilt.image.settings),
             f"config {published.image.config.digest}",
         )
     return found + compare_layers(published, rebuilt)
@@ -69,12 +69,9 @@ def _without_blobs(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key not in ("config", "layers")}
 
 
-def _without_layers(side: ComparedImage) -> dict[str, Any]:
+def _without_layers(config: ImageConfig) -> dict[str, Any]:
     """The configuration; its list of layers is compared by comparing the layers."""
-    config = read_json(side.source, side.image.config)
-    inner = config.get("config")
-    settings = by_variable(inner) if isinstance(inner, dict) else inner
-    return {**config, "config": settings, "rootfs": None}
+    return {**config.document, "config": by_variable(config.settings), "rootfs": None}
 
 
 def by_variable(settings: Mapping[str, Any]) -> dict[str, Any]:

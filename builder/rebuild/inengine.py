@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from builder.engines import docker
 from builder.engines.metadata import SHARE, read_layers
 from builder.publish.baked import Baked, version_in
-from builder.publish.subject import read_json
 from builder.rebuild.compare import Difference, by_variable, byte_range, compare_documents
-from builder.rebuild.run import OUR_STEP, steps_of
+from builder.rebuild.run import OUR_STEP
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.tar import FILE
 from builder.rootfs.view import Rootfs
@@ -62,7 +61,7 @@ class EngineOriginal:
         if set(self._opened.digests) & set(rebuilt.image.digests):
             return []
         found = self._settings(rebuilt)
-        added = sum(step.startswith(OUR_STEP) for step in steps_of(rebuilt.image.history))
+        added = sum(step.created_by.startswith(OUR_STEP) for step in rebuilt.image.settings.history)
         view = Rootfs(rebuilt.image.layers[-added:], LayerCache(rebuilt.source))
         try:
             with self._container() as container:
@@ -77,7 +76,7 @@ class EngineOriginal:
         return found
 
     def _settings(self, rebuilt: ComparedImage) -> list[Difference]:
-        new = read_json(rebuilt.source, rebuilt.image.config).get("config") or {}
+        new = rebuilt.image.settings.settings
         old = self._opened.image.attrs.get("Config") or {}
         return compare_documents(_plain(old), _plain(new), f"config {self.digest}")
 

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from msgspec import Meta
 
@@ -22,7 +22,7 @@ from builder.util.diskspace import check_room
 from builder.util.documents import Digest, Document, Part, Text, always
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     from builder.bases.model import Base
     from builder.model.plan import BuildPlan
@@ -67,11 +67,6 @@ class StoredOriginal:
     def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:  # noqa: ARG002
         """Layer by layer and key by key."""
         return compare_images(ComparedImage(self.source, self.image), rebuilt)
-
-
-def steps_of(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The notes of an image's history."""
-    return [str(step.get("created_by", "")) for step in history]
 
 
 class Rebuilt(Part, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Parses image configurations, and checks the type of every field.
+"""Image configurations: parsed from untrusted bytes, with the type of every field checked.
 
 The types are those of the OCI image specification ("Image Configuration"); Docker's agree.
 """
@@ -6,6 +6,7 @@ The types are those of the OCI image specification ("Image Configuration"); Dock
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError
@@ -78,7 +79,89 @@ _STEP: dict[str, _Kind] = {
 }
 
 
-def parse_config(data: bytes, where: str) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class HistoryStep:
+    """One entry of an image's ``history``."""
+
+    created_by: str
+    empty_layer: bool
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """An image's configuration.
+
+    ``document`` is the whole of it, for whoever writes a changed copy: fields that spark-build
+    does not know must stay as they are.
+    """
+
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def platform(self) -> dict[str, str]:
+        """``os``, ``architecture`` and ``variant``, as an index lists them; only those present."""
+        names = ("architecture", "os", "variant")
+        return {name: self.document[name] for name in names if self.document.get(name)}
+
+    @property
+    def architecture(self) -> str:
+        """``arm64``."""
+        return self.platform.get("architecture", "")
+
+    @property
+    def created(self) -> str:
+        """A time in RFC 3339 format, or ``""``."""
+        return self.document.get("created") or ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """``Env``, ``User`` and so on, as a container runtime takes them."""
+        return self.document.get("config") or {}
+
+    @property
+    def env_lines(self) -> tuple[str, ...]:
+        """Environment variables as ``NAME=value``, in their order."""
+        return tuple(self.settings.get("Env") or ())
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment variables by name."""
+        return dict(line.split("=", 1) for line in self.env_lines if "=" in line)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels by name."""
+        return dict(self.settings.get("Labels") or {})
+
+    @property
+    def user(self) -> str:
+        """The user that a container's process runs as, or ``""``."""
+        return self.settings.get("User") or ""
+
+    @property
+    def working_directory(self) -> str:
+        """Where a container's process starts."""
+        return self.settings.get("WorkingDir") or "/"
+
+    @property
+    def diff_ids(self) -> tuple[str, ...] | None:
+        """Digests of the uncompressed layers; None where the configuration has no such list."""
+        ids = (self.document.get("rootfs") or {}).get("diff_ids")
+        return None if ids is None else tuple(ids)
+
+    @property
+    def history(self) -> tuple[HistoryStep, ...]:
+        """What made the layers, bottom first."""
+        return tuple(
+            HistoryStep(
+                created_by=step.get("created_by") or "", empty_layer=bool(step.get("empty_layer"))
+            )
+            for step in self.document.get("history") or ()
+            if step is not None
+        )
+
+
+def parse_config(data: bytes, where: str) -> ImageConfig:
     """An image's configuration from untrusted bytes; a field may be missing or null.
 
     Raises:
@@ -97,7 +180,7 @@ def parse_config(data: bytes, where: str) -> dict[str, Any]:
         name = f"history[{number}]"
         _one(name, step, _OBJECT, where)
         _check(step or {}, _STEP, f"{name}.", where)
-    return value
+    return ImageConfig(value)
 
 
 def _check(value: Mapping[str, Any], kinds: Mapping[str, _Kind], path: str, where: str) -> None:
@@ -114,8 +197,3 @@ def _one(name: str, value: object, kind: _Kind, where: str) -> None:
             f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
             hint="use another image; this one is malformed, and some runtimes cannot start it",
         )
-
-
-def env_of_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of an image's configuration."""
-    return dict(item.split("=", 1) for item in config.get("Env") or [] if "=" in item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError, UsageError
 from builder.model.platform import Platform
@@ -15,8 +15,9 @@ from builder.registry.platforms import platform_name
 from builder.rootfs import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from builder.registry.config import ImageConfig
     from builder.registry.locations import Locations
     from builder.registry.model import Descriptor, ImageSource, RawManifest
 
@@ -39,7 +40,7 @@ class Image:
     source: ImageSource
     top: RawManifest
     manifest: RawManifest
-    config: Mapping[str, Any]
+    config: ImageConfig
     #: the connections that it was found over, which more can be done over
     locations: Locations | None = None
     close: Callable[[], None] = lambda: None
@@ -52,14 +53,8 @@ class Image:
     @property
     def diff_ids(self) -> dict[str, str]:
         """What the configuration says that each layer unpacks to, by the layer's digest."""
-        ids = self.config["rootfs"]["diff_ids"]
+        ids = self.config.diff_ids or ()
         return {layer.digest: said for layer, said in zip(self.layers, ids, strict=True)}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """``Env``, ``User`` and so on, as a runtime takes them."""
-        settings = self.config.get("config")
-        return settings if isinstance(settings, dict) else {}
 
 
 def open_image(ref: str, platform: str | None = None) -> Image:
@@ -91,13 +86,12 @@ def _with_base(image: Image, locations: Locations) -> Image:
     from builder.registry.layout import LayoutDirectory
 
     layout = image.source
-    labels = image.settings.get("Labels")
-    name = labels.get(BASE_NAME) if isinstance(labels, dict) else None
+    name = image.config.labels.get(BASE_NAME)
     if not isinstance(layout, LayoutDirectory) or not name:
         return image
     if all(layout.has(layer.digest) for layer in image.layers):
         return image
-    return replace(image, source=FallbackSource(layout, locations.open(str(name)).image))
+    return replace(image, source=FallbackSource(layout, locations.open(name).image))
 
 
 def find_image(source: ImageSource, identifier: str, platform: str | None) -> Image:
@@ -129,10 +123,10 @@ def image_entries(index: RawManifest) -> list[Descriptor]:
 
 
 def _check_platform(
-    source: ImageSource, identifier: str, config: Mapping[str, Any], platform: str | None
+    source: ImageSource, identifier: str, config: ImageConfig, platform: str | None
 ) -> None:
     """Refuse an image that is for another platform than the one that is asked for."""
-    has = platform_name({**config, "os": config.get("os") or "linux"})
+    has = platform_name({"os": "linux", **config.platform})
     if platform is not None and has != Platform.parse(platform).oci:
         raise OtherPlatform(
             f"{source.name}: {identifier} is for {has}, not for {platform}",
@@ -165,7 +159,7 @@ def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> De
     return fitting[0]
 
 
-def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:
+def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
     """The configuration of an image, with as many diff_ids as it has layers.
 
     Raises:
@@ -181,7 +175,7 @@ def read_config(source: ImageSource, manifest: RawManifest) -> dict[str, Any]:
         raise RemoteError(f"{where}: {len(layers)} layers")
     with source.open(descriptor) as stream:
         config = parse_config(stream.read(), where)
-    ids = (config.get("rootfs") or {}).get("diff_ids")
+    ids = config.diff_ids
     if ids is None:
         raise RemoteError(f"{where}: its configuration is not that of an image: no rootfs.diff_ids")
     if len(ids) != len(layers):

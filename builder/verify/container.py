@@ -31,15 +31,15 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
     client = docker.connect()
     try:
         image = docker.find_image(client, ref, opening.platform)
+        config = docker.config_of(image)
         with docker.created(client, image.id or ref) as container:
             baked = docker.read_file(container, f"{metadata.SHARE}/plan.json")
             layers = docker.read_file(container, f"{metadata.SHARE}/layers.json")
             plan = metadata.read_plan(baked, ref) if baked else None
-            label = str(docker.labels_of_image(image).get(metadata.PLAN_LABEL, ""))
+            label = config.labels.get(metadata.PLAN_LABEL, "")
             if plan and _stands_alone(plan.document, container):
                 files: dict[str, bytes | None] = dict(docker.export_files(container))
-                env = docker.env_of_image(image)
-                opened = open_overlay(ref, plan, files, env, opening, label)
+                opened = open_overlay(ref, plan, files, config.env, opening, label)
                 return dataclasses.replace(opened, digests=docker.digests_of(image))
     finally:
         client.close()

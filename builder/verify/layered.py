@@ -13,7 +13,6 @@ from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
 from builder.model.base import base_kind
-from builder.registry.config import env_of_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
 from builder.registry.presence import refuse_missing
@@ -82,16 +81,14 @@ def _needed(image: Image) -> list[Descriptor]:
 def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     image, view = opened.image, opened.view
     data = view.read(f"{metadata.SHARE}/plan.json")
-    labels = image.settings.get("Labels") or {}
     baked = EmbeddedMetadata(
         plan=metadata.read_plan(data, text) if data else None,
         layers=metadata.read_layers(view.read(f"{metadata.SHARE}/layers.json"), text),
-        label=str(labels.get(metadata.PLAN_LABEL, "")),
+        label=image.config.labels.get(metadata.PLAN_LABEL, ""),
     )
     if baked.plan is not None and _stands_alone(baked.plan.document, view):
         files: dict[str, bytes | None] = _all_files(view)
-        env = env_of_config(image.settings)
-        target = open_overlay(text, baked.plan, files, env, opening, baked.label)
+        target = open_overlay(text, baked.plan, files, image.config.env, opening, baked.label)
         opened.close()
         return target
     pins = opening.selection.pins() if opening.selection else {}

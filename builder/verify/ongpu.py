@@ -154,7 +154,7 @@ def run_in_container(
     files = archive(verifier_files(plan, image, options), INSIDE)
     client = docker.connect()
     try:
-        own = docker.env_of_image(docker.find_image(client, image, None))
+        own = docker.config_of(docker.find_image(client, image, None)).env
         container = client.containers.create(
             image,
             entrypoint=command[:1],

@@ -471,7 +471,7 @@ def test_a_single_image_for_another_platform(
     layout.put_manifest(RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST), "y")
     with pytest.raises(UsageError, match=f"y is for {has}, not for {asked}"):
         find_image(layout, "y", asked)
-    assert find_image(layout, "y", None).config["architecture"]
+    assert find_image(layout, "y", None).config.architecture
 
 
 def test_docker_schema_2(tmp_path: Path) -> None:

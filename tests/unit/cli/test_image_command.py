@@ -114,7 +114,7 @@ def test_a_patched_layout_verifies_and_a_damaged_one_does_not(call: Call, tmp_pa
         with layer as stream:
             blobs.append(stream.read())
     spoiled = packed(tar_of(Item(f"{SITE}/vllm/core.py", b"BACKEND = 'other'\n")))
-    config = dict(image.settings)
+    config = dict(image.config.settings)
     put_image(tmp_path / "spoiled", *blobs, spoiled, config=config)
     bad = call("verify", f"oci:{tmp_path}/spoiled", "--level", "static", "--json")
     assert bad.code == 5
