@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.agreement import Agreement
 from builder.applier.judging import judge
 from builder.applier.receipts import make_receipt, receipt_bytes, receipt_path, receipts_of
 from builder.applier.recording import settled_records
@@ -45,7 +45,8 @@ def judge_in_order(
     brings what all of them make.
 
     Raises:
-        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+        ApplyError: an input is not pinned, cannot be fetched, or has another digest; or two layers
+            contradict each other.
     """
     ordered = list(layers)
     counted = SharedStage()
@@ -66,7 +67,7 @@ def _judged_once(
 ) -> Iterator[Step]:
     overlay = OverlayTree(tree)
     current = dict(env)
-    setters: dict[str, str] = {}
+    agreement = Agreement()
     sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
     for number, layer in enumerate(ordered, 1):
         outcome = judge(layer, overlay, sources, target, current, ordered[number:], together)
@@ -82,14 +83,7 @@ def _judged_once(
             changes = {**outcome.changes, **records}
             changes[receipt_path(layer.name)] = Content.of(receipt_bytes(receipt))
             overlay.update(changes)
-        for variable, value in outcome.env.items():
-            if variable in setters and current[variable] != value:
-                raise ApplyError(
-                    f"layers {setters[variable]} and {layer.name} set {variable} to "
-                    f"{current[variable]} and to {value}",
-                    EXIT_USAGE,
-                    "choose one of them",
-                )
-            setters[variable] = layer.name
+        flags = [*outcome.serve_flags, *outcome.moe_serve_flags]
+        agreement.add(layer.name, outcome.env, flags)
         current.update(outcome.env)
         yield Step(layer, outcome, receipt, changes)

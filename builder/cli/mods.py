@@ -10,11 +10,12 @@ from builder.layers.catalog import Catalog, Selection
 from builder.layers.documents import ExportedMods
 from builder.layers.mods import export, mod_files, outdated
 from builder.lock.file import lock_path, read_lock
-from builder.pipeline.layercheck import check_layer, check_name
+from builder.pipeline.layercheck import check_layer, check_name, check_together
 from builder.pipeline.select import without_pulls
 from builder.pipeline.vendored import vendored_files
 from builder.pypi.index import PackageIndex
 from builder.util.console import console, counted, print_json
+from builder.util.hints import again
 from builder.util.paths import data_dir, in_checkout
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def export_command(
         selection = _selection(catalog, selected, with_pr, forge_clone)
         for layer in selection.layers:
             check_layer(layer)
+        check_together(selection.layers)
         files = mod_files(name, selection)
         if vendor is not None:
             files |= vendored_files(selection, vendor, index)
@@ -65,7 +67,7 @@ def export_command(
         raise SparkBuildError(
             f"stale below {root}: {', '.join(stale)}",
             Exit.STALE,
-            hint=_again(vendor, zipped, directory),
+            hint=again(without=("--check",)),
         )
     if json:
         print_json(ExportedMods(directory=str(root), mods=tuple(wanted), written=not check))
@@ -92,13 +94,6 @@ def _wanted(
                 hint="spark-build mods export NAME --layers L[,L...]",
             )
     return {name: ours[name] for name in names or ours}
-
-
-def _again(vendor: str | None, zipped: bool, directory: Path | None) -> str:
-    words = [f"--vendor {vendor}"] if vendor is not None else []
-    words += ["--zip"] if zipped else []
-    words += [f"--in {directory}"] if words else []
-    return " ".join(["spark-build mods export", *words])
 
 
 def _selection(

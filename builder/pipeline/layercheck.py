@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.opkinds import Graft, Wheel
+from builder.applier.agreement import Agreement
+from builder.applier.opkinds import Env, Graft, Wheel
 from builder.applier.versions import normalize
 from builder.errors import UsageError
 from builder.pulls.pinning import refuse_unpinned
@@ -17,7 +18,7 @@ from builder.pulls.pinning import refuse_unpinned
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.applier.layers import InputPin, Layer, Pins
+    from builder.applier.layers import InputPin, Layer, Pins, Variant
     from builder.applier.opkinds import Op
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9.]+)*")
@@ -50,10 +51,9 @@ def check_layer(layer: Layer) -> None:
     for one, other in itertools.combinations(layer.variants, 2):
         both = _both(one.when, other.when)
         if both:
-            base = ", ".join(f"{name} {version}" for name, version in both.items())
             raise UsageError(
                 f"layer {layer.name}: variants {one.name!r} and {other.name!r} overlap: "
-                f"both match a base with {base}",
+                f"both match a base with {_packages(both)}",
                 hint="narrow one range in layer.toml, for example with <VERSIONrc0",
             )
     refuse_unpinned(layer)
@@ -64,6 +64,32 @@ def check_layer(layer: Layer) -> None:
                 f"layer {layer.name}: {wanted} is not pinned",
                 hint=f"spark-build layers pin {layer.name}",
             )
+
+
+def check_together(layers: Sequence[Layer]) -> None:
+    """Refuse layers that no release could take together.
+
+    Raises:
+        ApplyError: on a base that both match, two of them set the same to different values.
+    """
+    for one, other in itertools.combinations(layers, 2):
+        for mine, theirs in itertools.product(one.variants, other.variants):
+            both = _both(mine.when, theirs.when)
+            if both:
+                agreement = Agreement()
+                for layer, variant in ((one, mine), (other, theirs)):
+                    flags = [*variant.serve_flags, *variant.moe_serve_flags]
+                    where = f" on a base with {_packages(both)}"
+                    agreement.add(layer.name, _variables(variant), flags, where)
+
+
+def _variables(variant: Variant) -> dict[str, str]:
+    """Variables that a variant sets on every base that it matches."""
+    return {op.name: op.value for op in variant.ops if isinstance(op, Env) and not op.when}
+
+
+def _packages(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _without_pin(op: Op, pins: Pins) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from builder.applier.agreement import flag_values
 from builder.errors import UsageError
 from builder.serving.documents import (
     LeftOut,
@@ -273,25 +274,17 @@ def _from_profile(draft: _Draft) -> None:
     origin = f"profile {served.name} on vLLM {served.vllm}"
     for variable, setting in served.env.items():
         draft.variable(variable, setting, origin)
-    for name, value in _pairs(served.flags):
+    for name, value in flag_values(served.flags):
         if kinds and not kinds & _LINEAR:
             draft.leave_out(name, value, origin, "the model has no linear layers of these kinds")
         else:
             draft.flag(name, value, origin)
-    for name, value in _pairs(served.moe_flags):
+    for name, value in flag_values(served.moe_flags):
         why = _no_experts(draft, value)
         if why:
             draft.leave_out(name, value, origin, why)
         else:
             draft.flag(name, value, origin)
-
-
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Flags of a profile, each with its value."""
-    for place, word in enumerate(words):
-        if word.startswith("--"):
-            after = words[place + 1] if place + 1 < len(words) else "--"
-            yield word, None if after.startswith("--") else after
 
 
 def _no_experts(draft: _Draft, value: str | None) -> str:

@@ -271,6 +271,48 @@ def test_variables_of_one_layer_are_visible_to_the_next() -> None:
     assert states == [NEEDED, APPLIED]
 
 
+MARLIN = env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")
+CUTLASS = env_op("VLLM_NVFP4_GEMM_BACKEND", "cutlass")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (
+            (MARLIN,),
+            (CUTLASS,),
+            "a sets VLLM_NVFP4_GEMM_BACKEND=marlin, b sets VLLM_NVFP4_GEMM_BACKEND=cutlass",
+        ),
+        (
+            ("--linear-backend", "marlin"),
+            ("--linear-backend=cutlass",),
+            "a sets --linear-backend marlin, b sets --linear-backend cutlass",
+        ),
+        (("--x",), ("--x", "1"), "a sets --x, b sets --x 1"),
+        (("--x", "1", "--y"), ("--y", "--x=1"), None),
+        ((MARLIN,), (MARLIN,), None),
+    ],
+)
+def test_layers_that_set_the_same_to_different_values(
+    one: tuple[Any, ...], other: tuple[Any, ...], said: str | None
+) -> None:
+    layers = [
+        make_layer(
+            name,
+            *(setting for setting in settings if not isinstance(setting, str)),
+            variant={"moe-serve-flags": [x for x in settings if isinstance(x, str)]},
+        )
+        for name, settings in zip("ab", (one, other), strict=True)
+    ]
+    if said is None:
+        assert len(steps_of(layers, MemoryTree(BASE))) == 2
+        return
+    with pytest.raises(ApplyError, match="layers a and b contradict each other: ") as caught:
+        steps_of(layers, MemoryTree(BASE))
+    assert str(caught.value).endswith(said)
+    assert caught.value.code == 2
+
+
 def test_a_damaged_receipt_is_named() -> None:
     tree = committed([FIX], MemoryTree(BASE))
     tree.files[f"{RECEIPTS}/fix.json"] = b"{"

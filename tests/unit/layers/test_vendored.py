@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -110,7 +111,8 @@ def test_a_check_compares_the_wheels_too(
     checked = spark_build(*VENDOR, "--check")
     assert checked.code == 9
     assert f"mine/wheels/{wheel.name}" in checked.err
-    assert "spark-build mods export --vendor 0.20.1 --in out" in checked.err
+    again = shlex.join(["spark-build", *VENDOR])
+    assert f"try: {again}\n" in checked.err
     spark_build(*WORDS)
     assert not wheel.parent.exists()
     assert spark_build(*VENDOR, "--check").code == 9
@@ -194,3 +196,19 @@ def test_unpinned_layer_is_not_exported(spark_build: Call, tmp_path: Path) -> No
     assert result.code == 2
     assert "is not pinned" in result.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("selected", "said"),
+    [
+        ("b12x-full,marlin", "b12x-env and marlin-env contradict each other on a base with vllm"),
+        ("cutlass-env,marlin-env", "marlin-env sets VLLM_NVFP4_GEMM_BACKEND=marlin"),
+        ("b12x-full,vllm-marlin-fp8", ""),
+    ],
+)
+def test_layers_that_contradict_each_other_are_no_mod(
+    spark_build: Call, tmp_path: Path, selected: str, said: str
+) -> None:
+    result = spark_build("mods", "export", "my-mod", "-l", selected, "--in", tmp_path / "out")
+    assert (result.code, said in result.err) == (2 if said else 0, True)
+    assert (tmp_path / "out").exists() == (not said)
