@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from builder.registry.credentials import Credential
     from builder.registry.transport import Transport
 
-#: What the token specification says a token lasts when its server does not say, in seconds.
+#: Lifetime of a token in seconds if the server does not give one (token specification).
 _DEFAULT_LIFE = 60.0
-#: A token is not used for the last part of its life: a request takes a while to arrive.
+#: A token is not used shortly before it expires, because a request takes time to arrive.
 _SAFE_PART = 0.9
 _ANSWER_LIMIT = 1 << 20
 #: RFC 6750, b64token: what may stand in a header; anything else would end the header line.
@@ -38,7 +38,7 @@ _FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 class AccessDenied(RemoteError):
-    """The registry or its token server knows us, or does not, and says no."""
+    """The registry or its token server refuses access, with or without a credential."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,24 +81,24 @@ class _Token:
 
 
 def _atoms(scopes: frozenset[str]) -> frozenset[tuple[str, str]]:
-    """Scopes taken apart, one action each, so that they can be compared."""
+    """Scopes split into single actions, for comparison."""
     pairs = ((name, actions) for name, _, actions in (scope.rpartition(":") for scope in scopes))
     return frozenset((name, action) for name, actions in pairs for action in actions.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScopedAuthorization:
-    """Leave to do something: the scopes that it needs, and who can get a token for them."""
+    """An authorization for some scopes, and the authenticator that gets tokens for them."""
 
     authenticator: Authenticator
     scopes: frozenset[str]
 
     def header(self) -> str | None:
-        """The ``Authorization`` to send, as far as it is known."""
+        """The ``Authorization`` header to send; None if the registry has not asked for one."""
         return self.authenticator.header(self.scopes)
 
     def answer(self, response: requests.Response) -> None:
-        """Get what the registry asks for in a 401, or raise a RemoteError."""
+        """Get a token or header after a 401, or raise a RemoteError."""
         self.authenticator.answer(response, self.scopes)
 
 
@@ -118,7 +118,7 @@ class Authenticator:
 
     @property
     def credential(self) -> Credential | None:
-        """Who we are there; looked up once, when the registry first asks."""
+        """The credential for this registry; looked up once, on its first request for one."""
         with self._lock:
             if not self._looked_up:
                 self._credential = find_credential(self._host, self._repository)
@@ -126,11 +126,11 @@ class Authenticator:
             return self._credential
 
     def permit(self, *scopes: str) -> ScopedAuthorization:
-        """What requests that need these scopes carry."""
+        """The authorization for requests that need these scopes."""
         return ScopedAuthorization(authenticator=self, scopes=frozenset(scopes))
 
     def header(self, scopes: frozenset[str]) -> str | None:
-        """The ``Authorization`` to send; None before the registry has asked for any.
+        """The ``Authorization`` header to send; None before the registry has asked for one.
 
         Raises:
             RemoteError: a token is needed, and its server does not give one.
@@ -148,10 +148,10 @@ class Authenticator:
         return next((token.header for token in self._tokens if token.serves(scopes)), None)
 
     def answer(self, response: requests.Response, scopes: frozenset[str]) -> None:
-        """Get a header for what was refused with this 401.
+        """Get a header for the request that was refused with this 401.
 
         Raises:
-            RemoteError: there is no way to, or the credential is refused.
+            RemoteError: no known scheme is offered, or the credential is refused.
         """
         challenge = parse_challenge(response.headers.get("WWW-Authenticate", ""))
         refused = response.request.headers.get("Authorization")
@@ -190,10 +190,10 @@ class Authenticator:
         self._tokens.append(_Token(f"Bearer {token}", time.monotonic() + life * _SAFE_PART, scopes))
 
     def _realm(self, challenge: Challenge) -> str:
-        """Where to get a token.  A credential goes there, so the rules are those of redirects.
+        """Where to get a token.  The credential is sent there, so the rules for redirects apply.
 
-        Over plain http only for a registry that is spoken to so: to its own host, from this
-        machine to this machine, or where the user allows it.
+        Plain HTTP is allowed only for a registry that is used over plain HTTP: to its own host,
+        from this machine to this machine, or where the user allows it.
         """
         realm = resolved(
             "", challenge.parameters.get("realm", ""), f"the token realm of {self._host}"

@@ -39,32 +39,32 @@ if TYPE_CHECKING:
     from builder.registry.auth import ScopedAuthorization
     from builder.registry.model import ImageSource
 
-#: What a registry answers that fails at something, and not for want of a right or a name.
+#: Statuses of a registry that failed for a reason other than permissions or a missing name.
 _FAILS = frozenset({500, 502, 503, 504})
 ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
 
 
 class Registry:
-    """One registry: its connections, and how many bytes went over them."""
+    """One registry: its connections and byte counts."""
 
     def __init__(
         self, host: str, options: Options | None = None, traffic: Traffic | None = None
     ) -> None:
-        """``host`` is as references write it; Docker Hub's API is found behind ``docker.io``."""
+        """``host`` is as in references; ``docker.io`` means Docker Hub's API."""
         self.host = host
         api_host = Reference(host=host, repository="").api_host
         options = options or Options.from_environment()
         self.transport = Transport(api_host, options, traffic)
-        #: Bytes sent at once; less after the registry has refused so much.
+        #: Bytes per request; reduced after the registry refuses a size.
         self.piece = options.chunk
 
     @property
     def traffic(self) -> Traffic:
-        """What was sent and received so far."""
+        """The bytes sent and received so far."""
         return self.transport.traffic
 
     def repository(self, name: str) -> Repository:
-        """A repository on it; nothing is asked yet."""
+        """A repository on this registry; sends no request."""
         return Repository(self, name)
 
     def close(self) -> None:
@@ -86,22 +86,22 @@ class Repository:
         self._lock = threading.Lock()
         self._sessions: dict[str, str] = {}
         self._absent: set[str] = set()
-        #: Repositories of which blobs could not be mounted, so that they are uploaded.
+        #: Repositories whose blobs could not be mounted, so they are uploaded.
         self._no_mounts: set[str] = set()
         self._tidied = False
-        #: Ask for leave to write at once, so that one token serves, and so that a registry which
-        #: shows a new repository only to those who may make it answers at all.
+        #: Ask for write access first, so that one token serves, and because a registry that
+        #: hides new repositories from readers would not answer otherwise.
         self.writes = False
 
     def url(self, tail: str) -> str:
-        """The address of something in this repository."""
+        """The URL of a resource in this repository."""
         return f"{self.transport.root}/v2/{self.path}/{tail}"
 
     def manifest_url(self, reference: str) -> str:
-        """The address of a manifest by its tag or digest.
+        """The URL of a manifest by tag or digest.
 
         Raises:
-            RemoteError: it is neither, and would lead elsewhere.
+            RemoteError: it is neither a tag nor a digest.
         """
         if not (is_digest(reference) or is_tag(reference)):
             raise RemoteError(f"{self.name}: {reference[:200]!r} is neither a tag nor a digest")
@@ -111,14 +111,14 @@ class Repository:
 
     @property
     def reading(self) -> ScopedAuthorization:
-        """Leave to read."""
+        """The authorization to read."""
         if self.writes:
             return self.writing
         return self.authenticator.permit(scope_of(self.path, "pull"))
 
     @property
     def writing(self) -> ScopedAuthorization:
-        """Leave to write, and to look whether it is needed."""
+        """The authorization to write, and to check what exists."""
         return self.authenticator.permit(scope_of(self.path, "pull", "push"))
 
     def manifest(self, reference: str) -> RawManifest:
@@ -180,9 +180,9 @@ class Repository:
         return there
 
     def gives(self, blob: Descriptor) -> bool:
-        """Whether the last byte of a blob can be read, and is where it should be.
+        """Whether the last byte of a blob can be read at its expected offset.
 
-        ``has`` believes the registry; some say that they have what their storage has lost.
+        ``has`` trusts the registry; some report blobs that their storage has lost.
         """
         there = gives(self, blob)
         if not there:
@@ -209,10 +209,10 @@ class Repository:
     # -- writing
 
     def mount(self, blob: Descriptor, source: ImageSource) -> bool:
-        """Make a blob of another repository of this registry appear here, if the registry does it.
+        """Mount a blob from another repository of this registry, if the registry supports it.
 
-        One that does not opens an upload session instead, which ``put_blob`` then uses.  One that
-        fails at it time and again is not asked for the other blobs: they are uploaded.
+        A registry without mounts opens an upload session instead, which ``put_blob`` then uses.
+        After repeated failures the other blobs are uploaded without asking.
 
         Raises:
             RemoteError: the registry does not answer.
@@ -254,16 +254,16 @@ class Repository:
         return response.status_code == 201
 
     def waiting_session(self, digest: str) -> str | None:
-        """The upload session that a refused mount has left; it is given out once."""
+        """The upload session that a refused mount opened; returned once."""
         with self._lock:
             return self._sessions.pop(digest, None)
 
     def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
-        """Send a blob unless it is there; nothing is stored when its bytes do not match its digest.
+        """Upload a blob unless it exists; nothing is stored if its bytes do not match its digest.
 
         Raises:
-            UploadLost: it must be sent again from its start, and ``content`` cannot go back there.
-            RemoteError: the registry does not take it, or the bytes are wrong.
+            UploadLost: it must be sent again from the start, and ``content`` cannot seek.
+            RemoteError: the registry rejects it, or the bytes do not match.
         """
         with self._lock:
             asked = blob.digest in self._absent
@@ -273,14 +273,14 @@ class Repository:
             upload(self, blob, content)
 
     def _tidy(self) -> None:
-        """Once, before anything is uploaded."""
+        """Clean up old upload sessions once, before the first upload."""
         with self._lock:
             tidied, self._tidied = self._tidied, True
         if not tidied:
             end_abandoned(self)
 
     def put_manifest(self, manifest: RawManifest, reference: str) -> None:
-        """Write a manifest under a tag or its own digest; this is the last step of a push.
+        """Push a manifest under a tag or its own digest; this is the last step of a push.
 
         Raises:
             RemoteError: the registry does not take it.
@@ -288,7 +288,7 @@ class Repository:
         self.send_manifest(manifest, reference)
 
     def send_manifest(self, manifest: RawManifest, reference: str) -> requests.Response:
-        """``put_manifest``, with the registry's answer."""
+        """Like ``put_manifest``; returns the registry's response."""
         subject = f"push of {self.path}{separator(reference)}{reference}"
         retries = self.transport.retries(subject, small=True)
         while True:
@@ -306,16 +306,16 @@ class Repository:
             stored = _named_digest(response)
             if stored in ("", manifest.digest):
                 return response
-            # damaged on the way, or changed by the registry: a tag must not be left on that
+            # damaged in transit, or changed by the registry: a tag must not point to it
             retries.failed(f"{manifest.digest} was stored as {stored}")
 
 
 def separator(reference: str) -> str:
-    """What stands between a name and a tag or digest."""
+    """``@`` before a digest, ``:`` before a tag."""
     return "@" if is_digest(reference) else ":"
 
 
 def _named_digest(response: requests.Response) -> str:
-    """The digest that the registry names, where it is one that we can check."""
+    """The digest in the registry's response, if it is a sha256 digest."""
     digest: str = response.headers.get("Docker-Content-Digest", "")
     return digest if is_digest(digest) else ""

@@ -1,4 +1,4 @@
-"""An image made of new manifests and blobs on top of another image."""
+"""Reads an image whose base layers are in another place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FallbackSource:
-    """Reads from a layout what it has, and from the base's place everything else."""
+    """Reads from a layout, and what the layout lacks from the base's location."""
 
     def __init__(self, own: LayoutDirectory, base: ImageSource) -> None:
         self.own, self.base = own, base
@@ -22,7 +22,7 @@ class FallbackSource:
         """The manifest of a digest.
 
         Raises:
-            RemoteError: neither has it.
+            RemoteError: neither location has it.
         """
         return (self.own if self.own.has(reference) else self.base).manifest(reference)
 
@@ -31,9 +31,9 @@ class FallbackSource:
         return self.origin(blob).open(blob)
 
     def gives(self, blob: Descriptor) -> bool:
-        """Whether a blob can be read where it is."""
+        """Whether a blob can be read from its location."""
         return self.origin(blob).gives(blob)
 
     def origin(self, blob: Descriptor) -> ImageSource:
-        """Where a blob is, so that its registry can mount it."""
+        """The location of a blob, so that its registry can mount it."""
         return self.own if self.own.has(blob.digest) else self.base

@@ -21,7 +21,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\
 
 
 def _is_text(value: object) -> bool:
-    """A text that may stand in a process's environment: one with a NUL starts no container."""
+    """A string without NUL, which no process environment can hold."""
     return isinstance(value, str) and "\0" not in value
 
 
@@ -43,7 +43,7 @@ def _is_digests(value: object) -> bool:
     )
 
 
-#: What a value must be, and how to say so.
+#: A check for a value, and its description in messages.
 _Kind = tuple["Callable[[object], bool]", str]
 _TEXT: _Kind = (_is_text, "a text")
 _TEXTS: _Kind = (_is_texts, "a list of texts")
@@ -165,7 +165,7 @@ def parse_config(data: bytes, where: str) -> ImageConfig:
     """An image's configuration from untrusted bytes; a field may be missing or null.
 
     Raises:
-        RemoteError: it is no JSON object, or a field in it is of another type; names the field.
+        RemoteError: it is not a JSON object, or a field has the wrong type; names the field.
     """
     try:
         value = parse_json(data)

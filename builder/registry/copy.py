@@ -1,8 +1,8 @@
 """Copies an image between registries and layouts: only missing blobs, the tag last.
 
 Blobs first, in parallel: skipped where the target has them, mounted where it can take them from
-its neighbour, streamed otherwise.  Then the manifests, by digest, children before their index; then
-the tag.  A copy that breaks leaves the tag as it was.
+a neighbouring repository, streamed otherwise.  Then the manifests, by digest, children before their
+index; then the tag.  A failed copy leaves the tag unchanged.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
     from builder.registry.model import Descriptor, ImageSource, ImageTarget, RawManifest
 
-#: Transfers at once.  Each holds one piece of an upload in memory.
+#: Parallel transfers.  Each holds one chunk of an upload in memory.
 JOBS = 3
-#: Times that a blob is read from its start again after the registry has lost its upload.
+#: Restarts of a blob whose upload the registry lost.
 _BEGINNINGS = 5
-#: Manifests in one image, indexes of indexes included, and how deep those may go.
+#: Limits: manifests in one image, nested indexes included, and their depth.
 _MANIFEST_LIMIT = 1000
 _DEPTH_LIMIT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """What a copy came to.  Numbers of blobs; ``streamed_bytes`` counts those of ``streamed``."""
+    """The result of a copy: numbers of blobs, and the bytes that were streamed."""
 
     manifest: RawManifest
     present: int = 0
@@ -67,8 +67,8 @@ def copy_image(
     ``""``, for an image without a name.
 
     Raises:
-        UsageError: there is no such platform, or a layout cannot be written.
-        RemoteError: one of the two ends failed, or the image is malformed.
+        UsageError: the platform does not exist, or the layout cannot be written.
+        RemoteError: reading or writing failed, or the image is malformed.
     """
     root = restrict(source, source.manifest(reference), platforms)
     if is_digest(target_reference) and target_reference != root.digest:
@@ -116,7 +116,7 @@ def _manifests(source: ImageSource, root: RawManifest) -> list[RawManifest]:
 
 
 def _listed(source: ImageSource, entry: Descriptor) -> RawManifest:
-    """What an index lists, when it is as the index says."""
+    """A listed manifest, checked against the index's entry."""
     manifest = source.manifest(entry.digest)
     if len(manifest.data) != entry.size or entry.media_type not in ("", manifest.media_type):
         raise RemoteError(
@@ -127,7 +127,7 @@ def _listed(source: ImageSource, entry: Descriptor) -> RawManifest:
 
 
 def _all_blobs(manifests: Sequence[RawManifest]) -> list[Descriptor]:
-    """Every blob once, the largest first; layers that may not be distributed are left out."""
+    """Every blob once, largest first, without nondistributable layers."""
     found: dict[str, Descriptor] = {}
     for manifest in manifests:
         if is_index(manifest):
@@ -143,7 +143,7 @@ def _all_blobs(manifests: Sequence[RawManifest]) -> list[Descriptor]:
 
 
 class _Work:
-    """The transfer of blobs, in a few threads that all stop when one fails."""
+    """The transfer of blobs in several threads, which all stop when one fails."""
 
     def __init__(
         self, source: ImageSource, target: ImageTarget, blobs_: Sequence[Descriptor]
@@ -156,7 +156,7 @@ class _Work:
         self._bar = Bar("", None, "bytes")
 
     def run(self, jobs: int) -> None:
-        """Transfer all, or raise what the first failure raised."""
+        """Transfer all blobs, or raise the first failure."""
         title, total = f"copying to {self._target.name}", sum(blob.size for blob in self.blobs)
         with console.progress(title, total, said=False) as self._bar:
             self._run(jobs)
@@ -221,7 +221,7 @@ class _Work:
         self._bar.advance(size)
 
     def moved(self, size: int) -> None:
-        """Bytes of a blob have travelled."""
+        """Count transferred bytes of a blob."""
         if self._stop.is_set():
             raise _Stopped
         with self._lock:
@@ -230,7 +230,7 @@ class _Work:
 
 
 def origin(source: ImageSource, blob: Descriptor) -> ImageSource:
-    """The one place that a blob comes from."""
+    """Where a blob comes from."""
     return source.origin(blob) if isinstance(source, FallbackSource) else source
 
 
@@ -239,7 +239,7 @@ class _Stopped(Exception):
 
 
 class _Watched(io.BufferedIOBase):
-    """A stream that reports what is read from it."""
+    """A stream that reports the bytes read."""
 
     def __init__(self, stream: IO[bytes], work: _Work) -> None:
         super().__init__()

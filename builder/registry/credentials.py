@@ -1,6 +1,6 @@
-"""Registry credentials: Docker's and Podman's files, and their helper programs.
+"""Registry credentials from Docker's and Podman's files and credential helpers.
 
-Nothing here prints a secret: it is in no message, no ``repr`` and no command line.
+No secret appears in a message, a ``repr`` or a command line.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: The name under which ``docker login`` keeps what belongs to Docker Hub.
+#: The key that ``docker login`` uses for Docker Hub.
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
-#: Helpers may ask a key chain or a cloud; one that asks a person on a terminal must not hang us.
+#: Timeout in seconds: helpers may query a key chain or a cloud, but must not wait for user input.
 HELPER_TIMEOUT = 30.0
 _HELPER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: Helpers return this user name with a token that is to be exchanged, not sent.
+#: The user name that helpers return with an identity token, which is exchanged and never sent.
 _TOKEN_USER = "<token>"  # noqa: S105 - a name of the helpers' protocol, not a secret
 _VARIABLES = (settings.REGISTRY, settings.REGISTRY_USER, settings.REGISTRY_PASSWORD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credential:
-    """What proves who we are.
+    """A registry credential.
 
-    ``kind`` says how: ``basic`` (user and password), ``identity`` (a refresh token that the token
+    ``kind`` is ``basic`` (user and password), ``identity`` (a refresh token that the token
     server exchanges) or ``bearer`` (a registry token, sent as it is).
     """
 
@@ -55,7 +55,7 @@ class Credential:
 
 
 def find_credential(host: str, repository: str = "") -> Credential | None:
-    """The credential for a repository, or None for an anonymous visit.
+    """The credential for a repository, or None for anonymous access.
 
     In this order: our own three variables, where they name this host; ``REGISTRY_AUTH_FILE`` if it
     is set, else Docker's ``config.json``, then Podman's ``auth.json``.

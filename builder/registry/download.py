@@ -21,7 +21,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]+|\*)")
 
 
 class Body:
-    """The body of an answer, counted."""
+    """The body of a response, with its bytes counted."""
 
     def __init__(self, response: Response, transport: Transport, retries: Retries) -> None:
         self._response, self._transport, self._retries = response, transport, retries
@@ -34,7 +34,7 @@ class Body:
         return data
 
     def skip(self, count: int) -> None:
-        """Read and forget."""
+        """Read and discard."""
         while count:
             data = self.read(min(count, 1 << 20))
             if not data:
@@ -42,16 +42,16 @@ class Body:
             count -= len(data)
 
     def close(self) -> None:
-        """No more is wanted."""
+        """Close the response."""
         self._response.close()
 
 
 def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Body:
-    """A blob from an offset on; a registry that gives no part of it sends all, and we skip.
+    """A blob from an offset; if the registry ignores ranges, the first bytes are skipped.
 
     Raises:
         RequestFailed: the connection broke.
-        RemoteError: the registry does not have it, or it has another size there.
+        RemoteError: the registry does not have it, or has it with another size.
     """
     response = _get(repository, blob, offset, retries)
     if response.status_code == 416:
@@ -70,7 +70,7 @@ def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Re
 
 
 def gives(repository: Repository, blob: Descriptor) -> bool:
-    """Ask for the last byte; a registry that gives no part sends all, of which we read one."""
+    """Request the last byte; if the registry ignores ranges, read one byte of the whole."""
     last = max(blob.size - 1, 0)
     retries = repository.transport.retries(f"blob {blob.digest}", small=True)
     while True:
@@ -99,7 +99,7 @@ def gives(repository: Repository, blob: Descriptor) -> bool:
 
 
 def _get(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Response:
-    """Ask for it with both ends of the range: there are registries that know no open one."""
+    """Request a range with both ends, because some registries reject open ranges."""
     return repository.transport.request(
         "GET",
         repository.url(f"blobs/{blob.digest}"),

@@ -34,7 +34,7 @@ _BLOCK = 1 << 20
 
 
 class LayoutDirectory:
-    """One layout.  A layout that is being written has no ``index.json`` before its first image."""
+    """One layout.  It has no ``index.json`` until its first image is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,21 +44,21 @@ class LayoutDirectory:
     # -- reading
 
     def references(self) -> tuple[str, ...]:
-        """The names that its index gives to images."""
+        """The names of images in its index."""
         names = (entry.annotations.get(REF_NAME, "") for entry in self._entries())
         return tuple(dict.fromkeys(name for name in names if name))
 
     def name_of(self, digest: str) -> str:
-        """The first name that the index gives to an image; empty for one without a name."""
+        """The first name of an image in the index; empty if it has none."""
         names = (e.annotations.get(REF_NAME, "") for e in self._entries() if e.digest == digest)
         return next(filter(None, names), "")
 
     def manifest(self, reference: str) -> RawManifest:
-        """The manifest or index with this name or digest; ``""`` is the only one there is.
+        """The manifest or index with this name or digest; ``""`` means the only one.
 
         Raises:
-            UsageError: no single image is meant by that.
-            RemoteError: it does not exist, or is not what its digest says.
+            UsageError: the name does not identify a single image.
+            RemoteError: it does not exist, or does not match its digest.
         """
         digest = self.resolve(reference)
         with self._blob(digest) as file:
@@ -68,10 +68,10 @@ class LayoutDirectory:
         )
 
     def resolve(self, reference: str) -> str:
-        """The digest that a name, ``""`` for the only image, or a digest means.
+        """The digest for a name, a digest, or ``""`` for the only image.
 
         Raises:
-            UsageError: no single image is meant by that.
+            UsageError: the name does not identify a single image.
             RemoteError: the index is damaged.
         """
         if is_digest(reference):
@@ -94,7 +94,7 @@ class LayoutDirectory:
         return tuple(Descriptor.parse(item, self.name) for item in self.index()["manifests"])
 
     def index(self) -> dict[str, Any]:
-        """``index.json``, which has a list of ``manifests``.
+        """The parsed ``index.json``.
 
         Raises:
             RemoteError: it does not exist, or is not an index.
@@ -119,7 +119,7 @@ class LayoutDirectory:
 
     @staticmethod
     def blob_path(digest: str) -> str:
-        """Where in a layout the blob of a digest is."""
+        """The path of a blob in a layout."""
         return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
     def _blob(self, digest: str) -> IO[bytes]:
@@ -147,7 +147,7 @@ class LayoutDirectory:
     # -- writing
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there; it was checked when it was written."""
+        """Whether the blob exists; it was checked when it was written."""
         try:
             return stat.S_ISREG(self._place(digest).lstat().st_mode)
         except FileNotFoundError:
@@ -156,11 +156,11 @@ class LayoutDirectory:
             raise UsageError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def gives(self, blob: Descriptor) -> bool:
-        """Whether the blob is there, with the size that it should have."""
+        """Whether the blob exists with its expected size."""
         return self.has(blob.digest) and self._place(blob.digest).lstat().st_size == blob.size
 
     def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
-        """Write a blob; nothing is left when its bytes do not match its digest.
+        """Write a blob; nothing remains if its bytes do not match its digest.
 
         Raises:
             RemoteError: they do not.
@@ -182,13 +182,13 @@ class LayoutDirectory:
                 )
 
     def mount(self, blob: Descriptor, source: ImageSource) -> bool:  # noqa: ARG002
-        """Never: a layout has its own copy of everything."""
+        """Always False: a layout has its own copy of every blob."""
         return False
 
     def put_manifest(self, manifest: RawManifest, reference: str) -> None:
         """Write a manifest, and unless ``reference`` is its digest, name it in the index.
 
-        ``""`` lists it without a name.  An image that had the name before loses it.
+        ``""`` lists it without a name.  An image that had the name loses it.
 
         Raises:
             UsageError: the disk does not take it.
@@ -209,11 +209,11 @@ class LayoutDirectory:
                     out.write(data)
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Held by the run that changes the index."""
+        """The lock for changes to the index."""
         return locked(str(self.path.resolve()))
 
     def with_entry(self, entry: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-        """The index with one more entry, and the entries whose name or place that takes."""
+        """The index with one more entry, and the entries that it replaces."""
         index = self.index() if (self.path / "index.json").exists() else _EMPTY_INDEX
         name, digest = _name_of(entry), entry["digest"]
         replaced = [
@@ -226,7 +226,7 @@ class LayoutDirectory:
 
     @contextlib.contextmanager
     def _writing(self, target: Path) -> Iterator[IO[bytes]]:
-        """A new file that takes the place of ``target`` at the end of the block, or goes away."""
+        """A new file that replaces ``target`` at the end of the block; removed on an error."""
         with self._told(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         with making(target) as partial:
@@ -244,7 +244,7 @@ class LayoutDirectory:
 
     @contextlib.contextmanager
     def _told(self, path: Path) -> Iterator[None]:
-        """Say which file the disk does not take."""
+        """Name the file that cannot be written."""
         try:
             yield
         except OSError as error:
@@ -255,7 +255,7 @@ class LayoutDirectory:
 
 
 def _regular(path: Path) -> IO[bytes]:
-    """Open a file that is one: a pipe would wait for ever, a device has no end."""
+    """Open a regular file; a pipe would block forever, and a device has no end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

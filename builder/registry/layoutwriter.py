@@ -1,6 +1,6 @@
 """Adds an image to an OCI layout, and keeps other images and files in it.
 
-Blobs first, ``index.json`` last and at once: a run that is killed leaves the layout as it was.
+Blobs first, ``index.json`` last and atomically: a killed run leaves the layout unchanged.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _ELSEWHERE = "choose another place with --output oci:DIR"
-#: Folders that a run works in.
+#: Prefix of temporary folders.
 _WORK = ".spark-build-"
 _BLOBS = Path("blobs") / "sha256"
 _DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
 def check_layout_target(target: Path) -> None:
-    """Refuse what can hold no image: it is neither free nor an OCI layout.
+    """Refuse a target that is neither new nor an OCI layout.
 
     Raises:
         UsageError: that.
-        RemoteError: it is a layout, and its index is damaged.
+        RemoteError: it is a layout with a damaged index.
     """
     if not os.path.lexists(target):
         return
@@ -58,7 +58,7 @@ def check_layout_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def work_folder(target: Path) -> Iterator[Path]:
-    """A folder on the disk of ``target``; it goes away, with those of runs that were killed."""
+    """A temporary folder on the disk of ``target``; also removes those of killed runs."""
     parent, prefix, stack = target, _WORK, contextlib.ExitStack()
     if not target.is_dir():
         parent, prefix = target.parent, f".{target.name}{_WORK}"
@@ -82,14 +82,14 @@ def work_folder(target: Path) -> Iterator[Path]:
 
 
 class LayoutWriter(LayoutDirectory):
-    """A layout that is being written: blobs that ``near`` has are taken from there."""
+    """A layout being written; blobs are linked from ``near`` if it has them."""
 
     def __init__(self, path: Path, near: Path) -> None:
         super().__init__(path)
         self._near = near
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there; a link to it keeps it from going away meanwhile."""
+        """Whether the blob exists; a hard link keeps it from being removed meanwhile."""
         if super().has(digest):
             return True
         with contextlib.suppress(OSError):
@@ -98,9 +98,9 @@ class LayoutWriter(LayoutDirectory):
 
 
 def add_image(made: Path, target: Path, name: str) -> None:
-    """Move the one image of a new layout into ``target``, where it takes the name.
+    """Move the only image of a new layout into ``target`` under a name.
 
-    An image that had the name goes, with the blobs that nothing else in the index needs.
+    An image that had the name is removed, with the blobs that only it needs.
 
     Raises:
         UsageError, RemoteError: see ``check_layout_target``.
@@ -159,7 +159,7 @@ def _take_back(new: Iterable[Path], folders: Iterable[Path]) -> None:
 def _sweep(
     layout: LayoutDirectory, replaced: Iterable[Mapping[str, Any]], kept: Sequence[Any]
 ) -> None:
-    """Take away what the replaced images alone needed; what cannot be read keeps all."""
+    """Remove blobs that only the replaced images needed; nothing if one cannot be read."""
     gone: set[str] = set()
     try:
         for entry in replaced:
@@ -175,7 +175,7 @@ def _sweep(
 
 
 def _parts(layout: LayoutDirectory, digest: str) -> set[str]:
-    """A manifest and what it is made of; of an index also what it lists, where that is here."""
+    """The digests of a manifest and its blobs; for an index also those of listed manifests here."""
     found = {digest}
     manifest = layout.manifest(digest)
     if not is_index(manifest):
@@ -187,9 +187,9 @@ def _parts(layout: LayoutDirectory, digest: str) -> set[str]:
 
 
 def _mentioned(layout: LayoutDirectory, text: bytes) -> set[str]:
-    """Every digest that a text names, that the documents of those names name, and so on.
+    """Every digest that a document mentions, directly or through the documents it mentions.
 
-    More than is needed, so that no kind of document, whoever made it, loses a part.
+    This can keep too much, but no document of an unknown kind loses a part.
     """
     found: set[str] = set()
     texts = [text]

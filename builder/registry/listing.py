@@ -1,7 +1,7 @@
 """Lists the tags of a repository, and the referrers of a manifest.
 
-Referrers come from the registry where it knows them, else from the tag ``sha256-<hex>``, an index
-that clients keep up themselves (OCI distribution specification 1.1, "referrers tag schema").
+Referrers come from the registry's API, or else from the tag ``sha256-<hex>``, an index
+that clients maintain (OCI distribution specification 1.1, "referrers tag schema").
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
     from builder.registry.client import Repository
 
-#: A page of tags, and how many pages: a repository with more tags than this is not listed.
+#: Tags per page, and the most pages read; a larger repository is an error.
 _PAGE = 1000
 _PAGE_LIMIT = 200
 
 
 def tags(repository: Repository) -> list[str]:
-    """All tags, as the registry sorts them; none when there is no such repository.
+    """All tags in the registry's order; none if the repository does not exist.
 
     Raises:
-        RemoteError: the registry's answer is not a list of tags, or does not end.
+        RemoteError: the response is not a list of tags, or has too many pages.
     """
     found: dict[str, None] = {}
     for _, data in _pages(repository, f"tags/list?n={_PAGE}", "list of tags", {}):
@@ -89,7 +89,7 @@ def attach(repository: Repository, manifest: RawManifest) -> None:
     """Push a manifest that names a ``subject``, so that ``referrers`` finds it there.
 
     Raises:
-        RemoteError: it names none, or the registry does not take it.
+        RemoteError: it names none, or the registry rejects it.
     """
     value = manifest.json()
     subject = Descriptor.parse(value.get("subject"), f"subject of {manifest.digest}")
@@ -107,7 +107,7 @@ def attach(repository: Repository, manifest: RawManifest) -> None:
 
 
 def _referrer(manifest: RawManifest, value: dict[str, Any]) -> Descriptor:
-    """How an index of referrers lists it: with its type and its annotations."""
+    """Its entry in an index of referrers, with its artifact type and annotations."""
     config = value.get("config")
     of_config = config.get("mediaType") if isinstance(config, dict) else ""
     entry = {
@@ -135,7 +135,7 @@ def _by_tag(repository: Repository, digest: str) -> RawManifest | None:
 def _pages(
     repository: Repository, tail: str, subject: str, headers: dict[str, str]
 ) -> Iterator[tuple[requests.Response, bytes]]:
-    """A list of several answers, each with a ``Link`` to the next; none where there is no list."""
+    """The pages of a list, each with a ``Link`` to the next; none if there is no list."""
     url, seen = repository.url(tail), set[str]()
     subject = f"{subject} of {repository.path}"
     while url:

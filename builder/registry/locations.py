@@ -28,7 +28,7 @@ class Location:
 
 
 class Locations:
-    """Opens locations; those on one registry share its connections.  All bytes are counted."""
+    """Opens locations, sharing connections per registry, and counts all bytes."""
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or Options.from_environment()
@@ -36,7 +36,7 @@ class Locations:
         self.traffic = Traffic()
 
     def open(self, text: str) -> Location:
-        """The place that a user names; nothing is asked of it yet.
+        """The location that a user names; sends no request.
 
         Raises:
             UsageError: it is not a place.
@@ -52,7 +52,7 @@ class Locations:
         )
 
     def registry(self, host: str) -> Registry:
-        """A registry, as references name it."""
+        """A registry by the host name used in references."""
         if host not in self._registries:
             self._registries[host] = Registry(host, self._options, self.traffic)
         return self._registries[host]

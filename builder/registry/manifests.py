@@ -16,17 +16,17 @@ from builder.registry.model import (
     sha256_digest,
 )
 
-#: More parts than this are no image: overlayfs takes 128 layers, the largest indexes have some 20.
+#: Limit of layers or entries: overlayfs supports 128 layers, and the largest indexes have about 20.
 PART_LIMIT = 1000
 
 
 def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -> RawManifest:
-    """Bytes as a manifest of a type that we know; ``digest`` is checked unless it is ``""``.
+    """Bytes as a manifest of a known type; ``digest`` is checked unless it is ``""``.
 
-    ``content_type`` is the registry's word, or ``""`` in a layout, which has none.
+    ``content_type`` is the response header, or ``""`` for a layout.
 
     Raises:
-        RemoteError: they are not that.
+        RemoteError: they are not a valid manifest.
     """
     if len(data) > MANIFEST_LIMIT:
         raise RemoteError(f"{where} is larger than the limit of {MANIFEST_LIMIT} bytes")
@@ -52,7 +52,7 @@ def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -
 
 
 def is_index(manifest: RawManifest) -> bool:
-    """Whether it lists manifests and not layers."""
+    """Whether it is an index."""
     return manifest.media_type in INDEX_TYPES
 
 
@@ -66,7 +66,7 @@ def entries(index: RawManifest) -> tuple[Descriptor, ...]:
 
 
 def blobs(manifest: RawManifest) -> tuple[Descriptor, ...]:
-    """Config first, then the layers from the bottom up.
+    """The config descriptor, then the layers, bottom first.
 
     Raises:
         RemoteError: it is malformed.

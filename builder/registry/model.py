@@ -1,4 +1,4 @@
-"""What registries and layouts share: descriptors, manifests, and the reading interface.
+"""Descriptors, manifests, and the interfaces that registries and layouts share.
 
 Names and limits are those of the OCI image and distribution specifications.
 """
@@ -29,7 +29,7 @@ DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 INDEX_TYPES = (OCI_INDEX, DOCKER_INDEX)
 MANIFEST_TYPES = (OCI_MANIFEST, DOCKER_MANIFEST)
-#: A manifest larger than this is refused; the distribution specification names the same 4 MiB.
+#: Limit of a manifest's size; the distribution specification suggests the same 4 MiB.
 MANIFEST_LIMIT = 4 * 1024 * 1024
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -41,7 +41,7 @@ def sha256_digest(data: bytes) -> str:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Untrusted JSON; ValueError for everything wrong with it, depth included."""
+    """Parse untrusted JSON; raises ValueError for all errors, excessive nesting included."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -58,12 +58,12 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict)
     platform: Mapping[str, Any] = field(default_factory=dict)
     artifact_type: str = ""
-    #: where the content of a layer that may not be distributed is
+    #: where the content of a nondistributable layer is
     urls: tuple[str, ...] = ()
 
     @property
     def foreign(self) -> bool:
-        """Whether the layer may not be distributed, so that registries need not have it."""
+        """Whether the layer is nondistributable, so that registries need not have it."""
         return ".foreign." in self.media_type or ".nondistributable." in self.media_type
 
     @classmethod
@@ -114,7 +114,7 @@ def _strings(value: object) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RawManifest:
-    """A manifest or index: the exact bytes, whose sha256 is its digest."""
+    """The exact bytes of a manifest or index."""
 
     data: bytes
     media_type: str
@@ -126,7 +126,7 @@ class RawManifest:
 
     @property
     def descriptor(self) -> Descriptor:
-        """What names this manifest in an index."""
+        """The descriptor of this manifest for an index."""
         return Descriptor(media_type=self.media_type, digest=self.digest, size=len(self.data))
 
     def json(self) -> dict[str, Any]:
@@ -162,8 +162,8 @@ class ImageSource(Protocol):
     def open(self, blob: Descriptor) -> AbstractContextManager[IO[bytes]]:
         """A blob as a stream, in constant memory.
 
-        Size and digest are checked while it is read: a reader that reaches the end of a blob that
-        lies gets a RemoteError, never wrong bytes followed by a clean end.
+        Size and digest are checked during reading: at the end of a blob with wrong content
+        the reader gets a RemoteError, never a clean end.
         """
 
 
@@ -174,10 +174,10 @@ class ImageTarget(ImageSource, Protocol):
         """Whether the blob is there."""
 
     def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
-        """Write a blob; nothing is left when its bytes do not match its digest."""
+        """Write a blob; nothing remains if its bytes do not match its digest."""
 
     def mount(self, blob: Descriptor, source: ImageSource) -> bool:
-        """Make the blob of another repository of the same registry appear here, if it can be."""
+        """Mount a blob from another repository of the same registry, if possible."""
 
     def put_manifest(self, manifest: RawManifest, reference: str) -> None:
-        """Write a manifest under a tag or its own digest; this is the last step of a push."""
+        """Push a manifest under a tag or its own digest; this is the last step of a push."""

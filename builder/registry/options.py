@@ -13,12 +13,12 @@ from builder.net.retry import RetryPolicy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: The hosts that this run's command line lists.
+#: Hosts given on this run's command line.
 _asked_for: frozenset[str] = frozenset()
 
 
 def ask_for_plain_http(hosts: Iterable[str]) -> None:
-    """Let this run speak to these hosts without TLS, and to no others that an earlier run named.
+    """Allow plain HTTP to these hosts in this run, replacing hosts of an earlier call.
 
     Raises:
         UsageError: one is not ``HOST[:PORT]``.
@@ -44,10 +44,10 @@ def _check_host(host: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RetryPolicy):
-    """How patient to be, in seconds, and what to send at once, in bytes.
+    """Timeouts in seconds, and chunk sizes in bytes.
 
-    ``read_timeout`` is the window of ``net.sockets``; ``deadline`` is of a task that moves a blob,
-    with all its tries.
+    ``read_timeout`` is the window of ``net.sockets``; ``deadline`` limits the transfer of a blob,
+    including all retries.
     """
 
     plain_http: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class Options(RetryPolicy):
 
 @dataclass
 class Traffic:
-    """What went over HTTP, headers included; TLS and TCP are not counted."""
+    """Bytes sent and received over HTTP, headers included, without TLS and TCP overhead."""
 
     requests: int = 0
     sent: int = 0
@@ -77,7 +77,7 @@ class Traffic:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, requests: int = 0, sent: int = 0, received: int = 0) -> None:
-        """Count more; safe from several threads."""
+        """Add to the counts; thread-safe."""
         with self._lock:
             self.requests += requests
             self.sent += sent

@@ -1,8 +1,8 @@
 """Matches the entries of an index with platforms, like containerd.
 
 ``arm64`` is ``arm64/v8`` and ``amd64`` is ``amd64/v1`` (containerd, ``platforms.Normalize``).  An
-entry for a later variant is for another platform.  Linux calls every 64-bit Arm processor v8, those
-of the DGX Spark too, so no runtime there takes an entry for ``arm64/v9`` out of an index.
+entry for a later variant is for another platform.  Linux reports every 64-bit Arm processor as v8,
+including those of the DGX Spark, so no runtime there selects an entry for ``arm64/v9``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from builder.registry.model import ImageSource
 
-#: BuildKit marks what attests to an image, and is none, with this annotation.
+#: BuildKit's annotation on attestation manifests.
 _ATTESTS = "vnd.docker.reference.digest"
-#: An image configuration larger than this is none; the largest known have some 50 kB.
+#: Limit of an image configuration's size; the largest known have about 50 kB.
 _CONFIG_LIMIT = 8 << 20
 
 
 def platform_name(value: Mapping[str, Any]) -> str:
-    """``linux/arm64``, or with the variant where there is one that says more than the default."""
+    """``linux/arm64``, with the variant if it is not the default."""
     variant = str(value.get("variant") or "").lower()
     names = [str(value.get("os") or "unknown"), str(value.get("architecture") or "unknown")]
     if variant and not is_default(names[1], variant):
@@ -38,7 +38,7 @@ def platform_name(value: Mapping[str, Any]) -> str:
 def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) -> RawManifest:
     """An index with the entries for some platforms only, or a manifest if it is for one of them.
 
-    What attests to a kept entry is kept.
+    Attestations of kept entries are kept.
 
     Raises:
         UsageError: a platform is missing.

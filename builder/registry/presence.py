@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def missing_blobs(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]:
-    """Blobs that cannot be read there; a few are asked for at once.
+    """Blobs that cannot be read; several are checked in parallel.
 
-    Layers that may not be distributed are not expected.
+    Nondistributable layers are not expected.
 
     Raises:
         RemoteError: the registry does not answer.
@@ -29,10 +29,10 @@ def missing_blobs(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Desc
 
 
 def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
-    """Name what cannot be read.
+    """Raise an error that names the missing blobs.
 
     Raises:
-        RemoteError: something cannot.
+        RemoteError: a blob cannot be read.
     """
     if gone := missing_blobs(source, blobs):
         rows = "".join(f"\n  {blob.digest} ({blob.size} bytes)" for blob in gone)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from builder.errors import UsageError
 
 DOCKER_HUB = "docker.io"
-#: The host that answers for Docker Hub's registry API.
+#: The host of Docker Hub's registry API.
 _DOCKER_HUB_API = "registry-1.docker.io"
 _DEFAULT_TAG = "latest"
 _NAME_LIMIT = 255
@@ -39,7 +39,7 @@ class Reference:
 
     @property
     def api_host(self) -> str:
-        """Host and port that speak the registry API."""
+        """Host and port of the registry's API."""
         return _DOCKER_HUB_API if self.host == DOCKER_HUB else self.host
 
     @property
@@ -49,15 +49,15 @@ class Reference:
 
     @property
     def identifier(self) -> str:
-        """What a manifest is asked for by: the digest where there is one, else the tag."""
+        """What identifies the manifest in requests: the digest if there is one, else the tag."""
         return self.digest or self.tag
 
     def at(self, digest: str) -> Reference:
-        """The same name and tag, pinned to a digest."""
+        """The same reference, pinned to a digest."""
         return replace(self, digest=digest)
 
     def tagged(self, tag: str) -> Reference:
-        """The same repository, another tag and no digest.
+        """The same repository with another tag and no digest.
 
         Raises:
             UsageError: it is not a tag.
@@ -71,10 +71,10 @@ class Reference:
 
 
 def check_tag(tag: str) -> str:
-    """The tag itself.
+    """Check a tag and return it.
 
     Raises:
-        UsageError: a registry would refuse it.
+        UsageError: it is not a valid tag.
     """
     if not is_tag(tag):
         raise UsageError(
@@ -85,7 +85,7 @@ def check_tag(tag: str) -> str:
 
 
 def wrong_host(text: str) -> str:
-    """Why this is not ``HOST[:PORT]``, as references begin; nothing where it is."""
+    """Why this is not a valid ``HOST[:PORT]``; ``""`` if it is."""
     if not _HOST.fullmatch(text):
         return f"{text!r} is not a host with an optional port"
     port = text.rpartition("]")[2].partition(":")[2]
@@ -93,25 +93,25 @@ def wrong_host(text: str) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether this is a sha256 digest and not a tag."""
+    """Whether this is a sha256 digest."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def is_tag(text: str) -> bool:
-    """Whether this can be the name of a tag."""
+    """Whether this is a valid tag."""
     return _TAG.fullmatch(text) is not None
 
 
 def is_repository(text: str) -> bool:
-    """Whether this can be the name of a repository, less its host."""
+    """Whether this is a valid repository name without a host."""
     return len(text) <= _NAME_LIMIT and all(map(_COMPONENT.fullmatch, text.split("/")))
 
 
 def parse_reference(text: str) -> Reference:
-    """What an image reference means; ``docker://`` before it is allowed.
+    """Parse an image reference, with or without ``docker://``.
 
     Raises:
-        UsageError: it is not one.
+        UsageError: it is not a valid reference.
     """
     rest = text.removeprefix("docker://")
     if not rest or rest != rest.strip() or "://" in rest:
@@ -134,7 +134,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def _split_host(text: str, rest: str) -> tuple[str, str]:
-    """A first component is a host when it could not be a name: it has a dot, a colon, a capital."""
+    """The first component is a host if it has a dot, a colon or a capital letter."""
     first, slash, others = rest.partition("/")
     is_host = slash and (
         "." in first or ":" in first or first == "localhost" or first != first.lower()
@@ -165,7 +165,7 @@ def _wrong(text: str, why: str) -> UsageError:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``HOST[:PORT]`` is this machine, where plain http is no risk."""
+    """Whether ``HOST[:PORT]`` is this machine, where plain HTTP is safe."""
     host = host.rpartition("@")[2]  # "localhost:x@evil.example" is evil.example
     name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
     if name == "localhost":

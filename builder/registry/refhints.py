@@ -27,10 +27,10 @@ def intended_reference(ref: str) -> str:
 
 
 def refuse_wrong_kind(ref: str) -> None:
-    """Refuse what reads as an image reference and is a release or a folder.
+    """Refuse an image reference that is really a release or a folder.
 
     Raises:
-        UsageError: says what was probably meant.
+        UsageError: it is one; the hint says what was probably meant.
     """
     probably = intended_reference(ref) if not ref.startswith(_SCHEMES) else ""
     if not probably:

@@ -15,17 +15,17 @@ from builder.registry.model import parse_json
 if TYPE_CHECKING:
     import requests
 
-#: More than this of an error page is of no use to anybody.
+#: Bytes of an error response that are read.
 _ERROR_LIMIT = 64 << 10
 _BLOCK = 64 << 10
 
 
 class NotFound(RemoteError):
-    """The answer was 404: the registry has no such thing, or does not show it."""
+    """Status 404: it does not exist, or access is not allowed."""
 
 
 def number(text: str) -> int | None:
-    """A number of bytes in a header, None where it is none; 18 digits are an exabyte."""
+    """A byte count from a header, or None if invalid; 18 digits are an exabyte."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
@@ -47,7 +47,7 @@ def read_all(response: requests.Response, limit: int, subject: str) -> bytes:
 
     Raises:
         RequestFailed: the connection broke, or the body is shorter than announced.
-        RemoteError: there are more than ``limit`` bytes.
+        RemoteError: the body is larger than ``limit`` bytes.
     """
     too_large = RemoteError(f"{subject} is larger than the limit of {limit} bytes")
     try:
@@ -68,7 +68,7 @@ def read_all(response: requests.Response, limit: int, subject: str) -> bytes:
 
 
 def drain(response: requests.Response) -> None:
-    """Be done with an answer: read what is left of a short body, so that the connection is kept."""
+    """Finish a response: read the rest of a short body, so that the connection can be reused."""
     left = _ERROR_LIMIT
     with contextlib.suppress(RequestFailed):
         while left > 0 and (data := read_block(response, left)):
@@ -77,7 +77,7 @@ def drain(response: requests.Response) -> None:
 
 
 def answered(response: requests.Response) -> str:
-    """The status, and what the registry says itself."""
+    """The status and the registry's own message."""
     try:
         message = _registry_words(read_all(response, _ERROR_LIMIT, "the error"))
     except (RequestFailed, RemoteError):
@@ -86,7 +86,7 @@ def answered(response: requests.Response) -> str:
 
 
 def problem(response: requests.Response, host: str, subject: str) -> RemoteError:
-    """The error for an answer that was not expected."""
+    """The error for an unexpected response."""
     hint = ""
     if response.status_code in (401, 403):
         hint = f"docker login {host}, with an account that has access"
@@ -97,7 +97,7 @@ def problem(response: requests.Response, host: str, subject: str) -> RemoteError
 
 
 def _registry_words(data: bytes) -> str:
-    """Code and message of the errors in a registry's answer; anything else is left out."""
+    """Codes and messages of the errors in a registry's response; nothing else."""
     try:
         errors: Any = parse_json(data)["errors"]
         words = [f"{error['code']}: {error.get('message', '')}" for error in errors[:3]]

@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
     from builder.registry.model import Descriptor
 
-#: What a reader gets at once; a layer of a gigabyte takes a few thousand of these.
+#: Largest size of one read.
 _BUFFER = 256 << 10
 
 
 class Part(Protocol):
-    """The bytes of a blob from some offset on."""
+    """The bytes of a blob from an offset."""
 
     def read(self, size: int, /) -> bytes:
         """Some bytes, ``b""`` at the end; ``RequestFailed`` when the connection broke."""
 
     def close(self) -> None:
-        """No more is wanted."""
+        """Close the response."""
 
 
 class _Verified(io.RawIOBase):
-    """Reads a blob once.  Its last bytes are handed out only when size and digest are right."""
+    """Reads a blob once.  The last bytes are returned only if size and digest match."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class _Verified(io.RawIOBase):
             return data
 
     def _check(self) -> None:
-        """At the end: nothing may follow, and the digest must be the one that was asked for."""
+        """At the end: check that nothing follows and that the digest matches."""
         if self._part is not None and self._more():
             raise RemoteError(f"{self._where}: {self._blob.digest} is longer than expected")
         digest = f"sha256:{self._sha.hexdigest()}"
@@ -111,11 +111,11 @@ def verified(
     lost: Callable[[RequestFailed], None],
     moved: Callable[[int], None],
 ) -> IO[bytes]:
-    """A blob as a stream that never ends well with wrong bytes.
+    """A blob as a stream that raises if its content does not match.
 
-    ``open_at`` gives the bytes from an offset on; after a cut it is called again with the offset
-    that was reached, unless ``lost`` raises.  ``moved`` hears of every read.  Reading raises a
-    RemoteError when size or digest are wrong.
+    ``open_at`` gives the bytes from an offset; after a broken connection it is called again with
+    the offset that was reached, unless ``lost`` raises.  ``moved`` is called for every read.
+     Reading raises a RemoteError when size or digest are wrong.
     """
     raw = _Verified(blob, where, open_at, lost, moved)
     return cast("IO[bytes]", io.BufferedReader(raw, _BUFFER))

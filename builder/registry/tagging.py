@@ -1,9 +1,9 @@
-"""Sets a tag, and detects other clients that write the same tag at the same time.
+"""Sets a tag, and detects concurrent writes to the same tag.
 
-Registries need not know conditional requests, so a tag is also looked at: right before each try of
-the request that writes it, and after it.  On a registry that does heed ``If-None-Match`` and
-``If-Match`` (RFC 9110, 13.1) nobody's tag is overwritten; on another, whoever was overwritten is
-told.
+Registries need not support conditional requests, so the tag is also read: right before each attempt
+of the request that writes it, and after it.  On a registry that supports ``If-None-Match`` and
+``If-Match`` (RFC 9110, 13.1) no other client's tag is overwritten; on others, an overwritten client
+is told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TagTaken(RemoteError):
-    """The tag names something else than it was to: ``seen``, or nothing (None)."""
+    """The tag points to an unexpected digest ``seen``, or does not exist (None)."""
 
     def __init__(self, message: str, seen: str | None) -> None:
         super().__init__(message)
@@ -28,11 +28,11 @@ class TagTaken(RemoteError):
 
 
 class _Done(Exception):
-    """The tag names what it should."""
+    """The tag already points to the new image."""
 
 
 class _Looking(Retries):
-    """Looks at the tag before each try."""
+    """Reads the tag before each attempt."""
 
     def __init__(self, repository: Repository, tag: str, new: str, was: str | None) -> None:
         transport = repository.transport
@@ -46,11 +46,11 @@ class _Looking(Retries):
         self.look()
 
     def look(self) -> None:
-        """Go on, if the tag is as it was.
+        """Continue if the tag is unchanged.
 
         Raises:
-            TagTaken: it names something else.
-            _Done: it names the new image: an earlier try came through.
+            TagTaken: it points to something else.
+            _Done: it points to the new image: an earlier attempt succeeded.
         """
         seen = self._repository.digest_of(self._tag)
         if seen == self._new:
@@ -61,10 +61,10 @@ class _Looking(Retries):
 
 
 def set_tag(repository: Repository, manifest: RawManifest, tag: str, was: str | None) -> None:
-    """Give a tag that names ``was`` (None: nothing) to a manifest.
+    """Move a tag from digest ``was`` (None: a new tag) to a manifest.
 
     Raises:
-        TagTaken: it names something else, before or after.
+        TagTaken: it points to something else, before or after.
         RemoteError: the registry does not take it.
     """
     tries = _Looking(repository, tag, manifest.digest, was)

@@ -1,6 +1,6 @@
 """HTTP requests to one registry: retries, redirects, deadlines and byte counts.
 
-Nothing of an exception's own text reaches a message: it may carry an address with a signature.
+No exception's own text appears in a message, because it can contain a signed URL.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from builder.registry.options import Options
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-#: Docker's client follows ten; a blob store needs one or two.
+#: Limit of redirects, as in Docker's client; a blob store needs one or two.
 _REDIRECT_LIMIT = 10
 
 
 class Authorization(Protocol):
-    """Leave to do something at the registry."""
+    """An authorization for requests to the registry."""
 
     def header(self) -> str | None:
-        """The ``Authorization`` to send, as far as it is known."""
+        """The ``Authorization`` header to send; None if the registry has not asked for one."""
 
     def answer(self, response: requests.Response) -> None:
-        """Get what the registry asks for in a 401, or raise a RemoteError."""
+        """Get a token or header after a 401, or raise a RemoteError."""
 
 
 class Transport:
-    """Requests to one registry and to the places that it sends us to."""
+    """Requests to one registry and to the hosts that it redirects to."""
 
     def __init__(self, host: str, options: Options, traffic: Traffic | None = None) -> None:
         self.host = host
@@ -61,7 +61,7 @@ class Transport:
         self._session.close()
 
     def say_once(self, message: str) -> None:
-        """Talk about trouble, once for each kind of it."""
+        """Print a message about a problem once for each kind."""
         kind = re.sub(r"\d+", "", message.partition(";")[0])
         with self._lock:
             if kind in self._said:
@@ -70,9 +70,9 @@ class Transport:
         console.say(message)
 
     def retries(self, subject: str, *, small: bool = False) -> Retries:
-        """The tries of one task: a manifest, or a blob with all that is needed to move it.
+        """The retry policy of one task: a manifest, or the transfer of a blob.
 
-        ``small`` is a task that moves no blob, which is over soon or never.
+        ``small`` means a task without a blob, with a short deadline.
         """
         return Retries(
             self.host,
@@ -86,21 +86,21 @@ class Transport:
 
     @property
     def root(self) -> str:
-        """``https://HOST``, or ``http://HOST`` where that was asked for or is harmless."""
+        """``https://HOST``, or ``http://HOST`` if the user allowed it or it is this machine."""
         with self._lock:
             if self._scheme is None:
                 self._scheme = self._find_scheme()
             return f"{self._scheme}://{self.host}"
 
     def _find_scheme(self) -> str:
-        """A registry on this machine may speak either."""
+        """A registry on this machine may use either scheme."""
         if self.host in self.options.plain_http:
             return "http"
         if is_loopback(self.host) and not speaks_tls(self.host):
             return "http"
         return "https"
 
-    # -- one exchange
+    # -- one request
 
     def send(
         self,
@@ -112,14 +112,14 @@ class Transport:
         authorization: str | None = None,
         retries: Retries | None = None,
     ) -> requests.Response:
-        """Send once, follow redirects of reads, and give the answer with its body unread.
+        """Send once, follow redirects of reads, and return the response with its body unread.
 
         ``authorization`` goes to this address only: a redirect to another host is followed
         without it, and none leads from https to http.
 
         Raises:
-            RequestFailed: there was no answer.
-            RemoteError: the redirects do not end, or lead to a place that is refused.
+            RequestFailed: there was no response.
+            RemoteError: there are too many redirects, or one leads to a refused location.
         """
         seen = {url}
         allowed = dict(headers or {})
@@ -182,7 +182,7 @@ class Transport:
         )
         return response
 
-    # -- with patience
+    # -- with retries
 
     def request(
         self,
@@ -198,13 +198,13 @@ class Transport:
         retries: Retries | None = None,
         settle: frozenset[int] = frozenset(),
     ) -> requests.Response:
-        """Send until there is a final answer, authenticating when the registry asks for it.
+        """Send with retries until a final response, authenticating if the registry asks.
 
-        Only for what may be sent twice.  The body of the answer is unread.  A status of ``settle``
-        is tried again, too, and is the answer if it does not change.
+        Only for idempotent requests.  The body of the response is unread.  A status in ``settle``
+        is retried too, and returned if it does not change.
 
         Raises:
-            RemoteError: no answer in time, or an unexpected status.
+            RemoteError: no response in time, or an unexpected status.
         """
         retries = retries or self.retries(subject, small=True)
         challenged = False
@@ -245,7 +245,7 @@ class Transport:
         authorization: str | None = None,
         permit: Authorization | None = None,
     ) -> tuple[requests.Response, bytes]:
-        """A small document whole: the answer, and its body of at most ``limit`` bytes.
+        """A small document: the response, and its body of at most ``limit`` bytes.
 
         Raises:
             RemoteError: as for ``request``, or the body is too large.
@@ -273,17 +273,17 @@ class Transport:
 
 
 def place(url: str) -> str:
-    """An address without what may be secret in it."""
+    """A URL without parts that may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
 def origin(url: str) -> tuple[str, str]:
-    """Scheme, host and port: what a secret is bound to."""
+    """Scheme, host and port, which a credential is bound to."""
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
 
 
 def _head(headers: Mapping[str, str]) -> int:
-    """Bytes of a request's or answer's head: its first line, less the path, and its headers."""
+    """Size of a request's or response's head: its first line without the path, and its headers."""
     return 20 + sum(len(name) + len(value) + 4 for name, value in headers.items())

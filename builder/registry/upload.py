@@ -1,7 +1,7 @@
 """Uploads blobs to a registry, in one piece or several, and resumes.
 
-What is sent is held in memory until the registry has it, one piece at a time; so any stream can be
-uploaded, and a piece can be sent again.
+Each chunk is held in memory until the registry has stored it, so any stream can be
+uploaded, and a chunk can be sent again.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from builder.registry.client import Repository
     from builder.registry.model import Descriptor
 
-#: Registries that take no large pieces get smaller ones, half as large each time, down to this.
-#: (GHCR is known to refuse pieces over 4 MiB; ECR, all but the last under 5 MiB.)
+#: Smallest chunk: a registry that refuses a chunk gets half the size next, down to this.
+#: (GHCR refuses chunks over 4 MiB; ECR refuses chunks under 5 MiB, except the last.)
 SMALLEST_PIECE = 1 << 20
-#: A registry may ask for pieces of some size at least; one that asks for more is refused, because
-#: pieces are held in memory.
+#: Largest minimum chunk size that a registry may ask for; more is refused, because
+#: chunks are held in memory.
 _LARGEST_PIECE = 64 << 20
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
 _TOO_LARGE = (413, 416)
 _STORED = (200, 201, 202, 204)
-#: What registries answer when a session is ended, or is there no more, or is not for us to end.
+#: Statuses of a cancelled session: done, already gone, or not allowed.
 _ENDED = frozenset({200, 202, 204, 400, 401, 403, 404, 405, 416, 501})
 _BYTES = {"Content-Type": "application/octet-stream"}
 
 
 class UploadFailed(RemoteError):
-    """The registry has forgotten the upload, and the stream cannot be read again from its start."""
+    """The registry lost the upload, and the stream cannot be read again from its start."""
 
 
 class _SessionLost(Exception):
-    """The registry has forgotten what it got so far."""
+    """The registry lost the upload session."""
 
 
 def start(repository: Repository, retries: Retries) -> tuple[str, int]:
-    """Open an upload session: its address, and the smallest piece that it takes."""
+    """Open an upload session: its URL, and the smallest chunk that it accepts."""
     url = repository.url("blobs/uploads/")
     response = repository.transport.request(
         "POST",
@@ -70,7 +70,7 @@ def start(repository: Repository, retries: Retries) -> tuple[str, int]:
 
 
 def session_address(repository: Repository, url: str, response: requests.Response) -> str:
-    """The ``Location`` of an answer, relative or absolute; never a step down from https.
+    """The ``Location`` of a response, relative or absolute; https never becomes http.
 
     Raises:
         RemoteError: it does not exist.
@@ -93,8 +93,8 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
     """Send a blob that the repository does not have.
 
     Raises:
-        UploadFailed: it has to be sent again from the start, and ``content`` cannot go back.
-        RemoteError: the registry does not take it, or its bytes do not match its digest.
+        UploadFailed: it must be sent again from the start, and ``content`` cannot seek.
+        RemoteError: the registry rejects it, or its bytes do not match its digest.
     """
     retries = repository.transport.retries(f"upload of {blob.digest}")
     if blob.size <= repository.registry.piece and not content.seekable():
@@ -122,13 +122,13 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
 
 
 def note_session(repository: Repository, address: str) -> None:
-    """For the next run, should this one be killed; an address elsewhere may hold a credential."""
+    """Record the session for the next run, unless another host's URL may hold a credential."""
     if origin(address) == origin(repository.transport.root):
         note_upload(repository.name, address)
 
 
 def end_abandoned(repository: Repository) -> None:
-    """End the upload sessions that earlier runs have left in a repository, as far as it does so."""
+    """Cancel upload sessions that earlier runs left in a repository, if it supports that."""
     for address in abandoned_uploads(repository.name):
         if origin(address) != origin(repository.transport.root):
             continue
@@ -168,7 +168,7 @@ class _Upload:
         self._stored = 0  # bytes that the registry has
 
     def run(self) -> None:
-        """Send everything; the last piece closes the session."""
+        """Send everything; the last chunk closes the session."""
         read = 0
         while True:
             data = _read(self._content, max(self._repository.registry.piece, self._least))
@@ -182,7 +182,7 @@ class _Upload:
                 return
 
     def _check(self, read: int) -> None:
-        """Before the session is closed: is it what it should be?"""
+        """Check size and digest before the session is closed."""
         digest = f"sha256:{self._sha.hexdigest()}"
         more = len(self._content.read(1))
         if read == self._blob.size and not more and digest == self._blob.digest:
@@ -197,12 +197,12 @@ class _Upload:
 
     @property
     def _permit(self) -> ScopedAuthorization | None:
-        """Credentials are sent to no other host than the registry."""
+        """The authorization: credentials are sent only to the registry's host."""
         same = origin(self._address) == origin(self._transport.root)
         return self._repository.writing if same else None
 
     def _send(self, data: bytes, *, last: bool) -> None:
-        """Until the registry has it all; after a failure it is asked how much it has."""
+        """Send until the registry has everything; after a failure, ask how much it has."""
         begin = self._stored
         while True:
             rest = data[self._stored - begin :]
@@ -220,7 +220,7 @@ class _Upload:
                 self._stored = self._ask(begin, len(data))
 
     def _exchange(self, piece: bytes, *, final: bool) -> bool:
-        """Send a piece once: whether it was stored; False when the registry has to be asked."""
+        """Send a chunk once: True if stored, False if the registry must be asked."""
         headers = dict(_BYTES)
         if piece and not (final and self._stored == 0):
             headers["Content-Range"] = f"{self._stored}-{self._stored + len(piece) - 1}"
@@ -278,7 +278,7 @@ class _Upload:
         return f"{self._address}{mark}{urlencode({'digest': self._blob.digest})}"
 
     def _ask(self, begin: int, size: int) -> int:
-        """How many bytes the registry has: some of those that are in memory now, or all is lost."""
+        """Ask how many bytes the registry has; those before the current chunk must be there."""
         response = self._transport.request(
             "GET",
             self._address,
@@ -291,7 +291,7 @@ class _Upload:
         match = _RANGE.fullmatch(response.headers.get("Range", ""))
         if response.status_code not in _STORED or match is None:
             raise _SessionLost("the registry no longer knows the upload")
-        # "0-0" is also how registries write that they have nothing
+        # "0-0" is also how registries report that they have nothing
         stored = int(match[1]) + 1 if match[1] != "0" else 0
         if not begin <= stored <= begin + size:
             raise _SessionLost("the registry lost data of the upload")
@@ -299,7 +299,7 @@ class _Upload:
         return stored
 
     def _moved(self, response: requests.Response) -> None:
-        """Each answer may say where to go on."""
+        """Each response may give a new session URL."""
         if response.headers.get("Location"):
             self._address = session_address(self._repository, self._address, response)
 
