@@ -1,1 +1,1 @@
-"""Identify what is patched: ``pypi:``, ``dir:``, ``oci:``, or an image reference."""
+"""Identify bases: ``pypi:``, ``dir:``, ``oci:``, or an image reference."""

@@ -43,7 +43,7 @@ def _platform(root: Path, request: BaseRequest) -> Platform:
 def identify_dir(request: BaseRequest, text: str) -> Base:
     """Identify an installed environment by the RECORD of each tracked distribution.
 
-    That is the one from before our layers, which keep it true.
+    The RECORD from before spark-build's layers is used.
 
     Raises:
         UsageError: the directory does not hold vLLM.

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def identify(request: BaseRequest) -> Base:
-    """Find out what the base is, without changing it.
+    """Identify a base without changing it.
 
     Raises:
         UsageError: the reference is malformed or names something that does not exist.
-        RemoteError: the package index or the registry does not answer.
-        EngineError: a Docker Engine was asked for and none answers.
+        RemoteError: the package index or the registry does not respond.
+        EngineError: a Docker Engine is required and none responds.
     """
     refuse_wrong_kind(request.ref)
     scheme, rest = scheme_of(request.ref)
@@ -65,7 +65,7 @@ def _image(request: BaseRequest, rest: str) -> Base:
         ) from None
 
 
-#: What identifies a base, by the scheme of its reference.
+#: Identifiers of bases by the scheme of the reference.
 IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Base]] = {
     "pypi": _pypi,
     "dir": _directory,
@@ -75,7 +75,7 @@ IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Base]] = {
 
 
 def asks_engine(ref: str, engine: str) -> bool:
-    """Whether an image is looked up in a Docker Engine: ``docker://`` means its registry."""
+    """Whether an image is looked up in a Docker Engine; ``docker://`` means its registry."""
     if (kind := named(engine)) is not None:
         return kind.through_docker
     if ref.startswith("docker://"):

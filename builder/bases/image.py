@@ -1,6 +1,6 @@
-"""A base that is an image: asked through a Docker Engine, inside the image itself.
+"""A base that is an image in a Docker Engine, identified by code that runs in the image.
 
-Interpreter, site-packages path, versions and hashes are the image's own answers; nothing is
+Interpreter, site-packages path, versions and hashes come from the image; nothing is
 assumed about Python 3.12 or /usr/local.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from builder.bases.model import Base, BaseRequest
 
-#: Interpreters to try, in order, until one has vLLM; a shell is all this needs of the image.
+#: Interpreters to try, in order, until one has vLLM; needs only a shell in the image.
 _FIND_PYTHON = """
 for python in "${VIRTUAL_ENV:-/nonexistent}/bin/python" python3 python /opt/venv/bin/python3 \
     /usr/local/bin/python3 /usr/bin/python3; do
@@ -36,7 +36,7 @@ exit 97
 
 
 class _ContainerFiles:
-    """Files of a container that is never started."""
+    """Files of a container that was created but not started."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -45,7 +45,7 @@ class _ContainerFiles:
         return engine.read_file(self._container, path)
 
     def fetch(self, paths: Iterable[str]) -> None:
-        """Nothing: each file is a request of its own."""
+        """Does nothing: each file needs its own request."""
 
     def copy(self, path: str, out: IO[bytes]) -> bool:
         with engine.open_file(self._container, path) as stream:
@@ -55,12 +55,12 @@ class _ContainerFiles:
 
 
 def identify_image(request: BaseRequest, ref: str) -> Base:
-    """Identify an image by asking its own interpreter.
+    """Identify an image with its own interpreter.
 
     Raises:
-        EngineError: no Docker Engine answers.
+        EngineError: no Docker Engine responds.
         RemoteError: the image does not exist and cannot be pulled.
-        UsageError: the image holds no vLLM.
+        UsageError: the image has no vLLM.
     """
     client = engine.connect()
     image = engine.find_image(client, ref, request.platform)

@@ -1,4 +1,4 @@
-"""What all image bases share: a tree of files, and what identifies them."""
+"""Shared code of image bases: their file tree and identification."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ImageFiles(Protocol):
         """Prepare for reading many files."""
 
     def copy(self, path: str, out: IO[bytes]) -> bool:
-        """Write a file's bytes without holding them; whether there is such a file."""
+        """Stream a file to ``out``; returns whether it exists."""
 
 
 class ImageTree:
-    """Site-packages of an image, with a list of its files made beforehand.
+    """Site-packages of an image, with a known list of files.
 
     ``files`` gives ``[size, mode, sha256 or None]`` by path.
     """
@@ -59,10 +59,10 @@ class ImageTree:
         self._source.fetch(f"{self._site}/{path}" for path in paths if path in self._files)
 
     def extract(self, path: str, target: Path) -> None:
-        """Write one large file to disk without holding it.
+        """Stream one large file to disk.
 
         Raises:
-            UsageError: it cannot be written, or is gone.
+            UsageError: it cannot be written, or no longer exists.
         """
         try:
             with target.open("wb") as out:
@@ -111,7 +111,7 @@ class ImageTree:
 
 
 class _Hasher(io.BytesIO):
-    """Takes bytes for their sha256 alone."""
+    """Computes the sha256 of written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Hasher(io.BytesIO):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """An image as whoever holds it describes it."""
+    """An image as its engine or registry describes it."""
 
     ref: str
     digest: str
@@ -138,10 +138,10 @@ def image_base(
     source: ImageFiles,
     close: Callable[[], None],
 ) -> Base:
-    """A base from what was found in the image (see ``runtime/identify_probe.py``).
+    """A base from the probe's reply (see ``runtime/identify_probe.py``).
 
     Raises:
-        UsageError: its packages are not all in one directory.
+        UsageError: its packages are in several directories.
     """
     site = str(answer["site_packages"])
     scattered = {name: root for name, root in answer["roots"].items() if root != site}

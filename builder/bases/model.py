@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     FactsOf = Callable[[Sequence[Descriptor]], RecordedFiles | None]
 
-#: Distributions that layers look at; what user layers name is added to it.
+#: Distributions that layers use; those of user layers are added.
 TRACKED = (
     "vllm",
     "flashinfer-python",
@@ -37,13 +37,13 @@ TRACKED = (
 
 
 def no_facts(_layers: Sequence[Descriptor]) -> RecordedFiles | None:
-    """Nothing is known of any image: its layers are read."""
+    """No known facts of layers: they are read."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRequest:
-    """How to identify a base: what the command line and the profile say."""
+    """How to identify a base, from the command line and the profile."""
 
     ref: str
     platform: str | None = None
@@ -52,22 +52,22 @@ class BaseRequest:
     pins: Mapping[str, str]
     tracked: tuple[str, ...] = TRACKED
     index: PackageIndex
-    #: one that goes through a Docker Engine asks it, another asks none, ``auto`` one that answers
+    #: the engine decides where an image is looked up; ``auto`` uses a Docker Engine if one responds
     engine: str = "auto"
-    #: what is known of the lowest layers of an image, which is given by all of them, bottom first
+    #: known facts of an image's lowest layers, given all its layers, bottom first
     facts_of: FactsOf = no_facts
-    #: whether what is asked of an image in a registry or layout is noted (``Rootfs.notes``)
+    #: whether reads of an image in a registry or layout are recorded (``Rootfs.notes``)
     noting: bool = False
 
 
 @dataclass(frozen=True)
 class Base:
-    """An identified base, its files, and what to do when they are no longer needed."""
+    """An identified base and its files; ``close`` releases them."""
 
     identity: BaseIdentity
     tree: Tree
     close: Callable[[], None] = lambda: None
-    #: where it is read from, when that is a registry or a layout
+    #: the image, if it is in a registry or layout
     opened: OpenedImage | None = None
 
 
@@ -79,7 +79,7 @@ class OpenedImage:
     view: Rootfs
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both."""
         self.view.close()
         self.image.close()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from builder.pypi.index import PackageIndex
 
-#: Where the official vLLM images keep their packages; an overlay for another place says so with
+#: Site-packages of the official vLLM images; for another path, an overlay needs
 #: --site-packages.
 DEFAULT_SITE_PACKAGES = "/usr/local/lib/python{major}.{minor}/dist-packages"
 
@@ -52,7 +52,7 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def requirements_of(metadata: bytes) -> Iterator[Requirement]:
-    """What a distribution's METADATA requires, whatever the markers say."""
+    """Requirements in a distribution's METADATA, ignoring markers."""
     text = metadata.decode("utf-8", "replace")
     lines = email.parser.Parser().parsestr(text, headersonly=True).get_all("Requires-Dist", [])
     yield from map(Requirement, lines)
@@ -81,7 +81,7 @@ class _Resolver:
         }
 
     def add(self, name: str, version: str, extras: frozenset[str]) -> None:
-        """Take a release, then what it requires; dependencies are laid out first, as pip does."""
+        """Add a release, then its requirements; dependencies come first, as with pip."""
         if name not in self.found:
             file = self.index.choose(name, version, self.platform)
             self.found[name] = RemoteWheel(file, self.index)
@@ -125,18 +125,18 @@ class _Resolver:
         return fitting[-1], frozenset()
 
     def wheels(self) -> list[RemoteWheel]:
-        """All wheels in the order in which an installer lays them out."""
+        """All wheels in installation order."""
         for name, (version, extras) in self.named.items():
             self.add(name, version, extras)
         return [self.found[name] for name in self.order]
 
 
 def identify_pypi(request: BaseRequest, text: str) -> Base:
-    """Identify a base of released wheels, reading kilobytes.
+    """Identify a base of released wheels by reading a few kilobytes.
 
     Raises:
         UsageError: the reference is malformed, or a release does not exist for the platform.
-        RemoteError: the package index does not answer.
+        RemoteError: the package index does not respond.
     """
     platform = Platform.parse(request.platform or "linux/arm64", request.python or "3.12")
     wheels = _Resolver(request, platform, text).wheels()

@@ -1,6 +1,6 @@
-"""Checks whether the RECORD of an installed distribution can be trusted.
+"""Checks whether the RECORD of an installed distribution is complete.
 
-All that is known of which files a package has comes from there: with a damaged one a package would
+RECORD is the only list of a package's files: with a damaged one a package would
 look empty, and a base as if there were nothing to patch.
 """
 
@@ -24,7 +24,7 @@ def recorded(data: bytes | None, where: str) -> list[str]:
     """The paths in the RECORD of a distribution whose ``.dist-info`` is at ``where``.
 
     Raises:
-        UsageError: it is damaged; or it is vLLM's, and is missing or not whole.
+        UsageError: it is damaged; or it is vLLM's, and is missing or incomplete.
     """
     info = where.rpartition("/")[2]
     dist = distribution_of(info)
@@ -51,7 +51,7 @@ def recorded(data: bytes | None, where: str) -> list[str]:
 
 
 def check_vllm(tree: Tree, where: str) -> None:
-    """Refuse site-packages whose vLLM has a RECORD that cannot be believed.
+    """Refuse site-packages whose vLLM has an incomplete RECORD.
 
     Raises:
         UsageError: that.

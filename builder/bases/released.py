@@ -1,7 +1,7 @@
-"""Reads files of an image from the released wheel they come from, where that is cheaper.
+"""Reads files of an image from the released wheel they come from, if that is cheaper.
 
-The layers say what every file's sha256 is.  A wheel on the package index whose RECORD has the same
-one holds the same bytes, and gives a file for kilobytes where a layer has to be read through.
+The sha256 of every file is known.  A wheel on the package index whose RECORD has the same
+one has the same bytes, and reading a file from it costs kilobytes instead of a whole layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReleasedFiles:
-    """Reads what is kept, then released wheels, then layers.
+    """Reads from the cache, then from released wheels, then from layers.
 
     ``files`` gives ``[size, mode, sha256]`` by path below ``site``.
     """
@@ -60,12 +60,12 @@ class ReleasedFiles:
         self._fetch([path for path in missing if path not in found])
 
     def _fetch(self, paths: Sequence[str]) -> None:
-        """Out of the layers; those that are read for it also give what else may be asked for."""
+        """Read files from the layers, and cache others that may be needed from the same layers."""
         if any(self._kept(path) is None for path in paths):
             self._view.fetch(paths, self._texts())
 
     def _texts(self) -> Iterator[str]:
-        """Files of any package that are worth a place in the cache, and have none."""
+        """Files that should be cached and are not."""
         for path, (size, _, digest) in self._files.items():
             if is_text(path, size) and digest and self._view.content(digest) is None:
                 yield f"{self._site}/{path}"
@@ -82,7 +82,7 @@ class ReleasedFiles:
         return None if entry is None else entry[2]
 
     def _released(self, paths: Iterable[str]) -> dict[str, bytes]:
-        """Those of the files that a released wheel has with the same bytes."""
+        """Files that a released wheel has with the same bytes."""
         wanted: dict[str, list[str]] = {}
         for path in paths:
             owner = self._owner(path)
@@ -123,7 +123,7 @@ class ReleasedFiles:
         return owners
 
     def _wheel(self, name: str) -> RemoteWheel | None:
-        """The release on the package index; None where there is none, or no index."""
+        """The release on the package index, or None."""
         if name not in self._wheels:
             try:
                 file = self._index.choose(name, self._packages[name], self._platform)

@@ -1,8 +1,8 @@
-"""An image in a registry or an OCI layout as a base, identified by reading its layers.
+"""A base that is an image in a registry or OCI layout, identified by reading its layers.
 
-It is not pulled: the layers are streamed once, newest first, as far as they can answer, and what
-they hold is kept by layer digest.  The answer is the one that the image itself gives when a Docker
-Engine runs it (``runtime/identify_probe.py``).
+It is not pulled: the layers are streamed once, newest first, as far as needed, and the results
+are cached by layer digest.  The result is the same as that of the probe that runs in the image in a
+Docker Engine (``runtime/identify_probe.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def identify_remote(request: BaseRequest, ref: str) -> Base:
 
     Raises:
         RemoteError: the image does not exist, or a layer cannot be read or is malformed.
-        UsageError: the image holds no vLLM that can be patched.
+        UsageError: the image has no vLLM that can be patched.
     """
     opened = with_files(open_image(ref, request.platform), request.facts_of, noting=request.noting)
     try:
@@ -51,11 +51,11 @@ def identify_remote(request: BaseRequest, ref: str) -> Base:
 
 
 def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> OpenedImage:
-    """An open image with its files; it is closed where that fails.
+    """An open image with its files; closed on failure.
 
     Raises:
         RemoteError: it has too many layers.
-        SparkBuildError: what the lock holds of it cannot be used (exit 9).
+        SparkBuildError: the lock's data for it cannot be used (exit 9).
     """
     try:
         notes = RecordedFiles([layer.digest for layer in image.layers]) if noting else None
@@ -68,14 +68,14 @@ def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> Open
 
 
 def identify_opened(request: BaseRequest, opened: OpenedImage, ref: str) -> Base:
-    """The same for an image that is open; closing the base closes it."""
+    """Identify an open image; closing the base closes it."""
     return known_base(request, opened, ref, survey_image(request, opened, ref))
 
 
 def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[str, Any]:
-    """What an image is, as JSON values: all that :func:`known_base` needs beside the image itself.
+    """The facts of an image as JSON values, for :func:`known_base`.
 
-    It holds for the image's digest and for the distributions that the request tracks.  ``files``
+    Valid for the image's digest and the tracked distributions.  ``files``
     gives ``[size, mode, sha256]`` by path, in a few megabytes of JSON.
     """
     image, view = opened.image, opened.view
@@ -103,10 +103,10 @@ def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[st
 
 
 def known_base(request: BaseRequest, opened: OpenedImage, ref: str, answer: dict[str, Any]) -> Base:
-    """A base from an earlier survey of the same image: no layer is read.
+    """A base from an earlier survey of the same image, without reading layers.
 
-    A file whose content is asked for comes out of the cache, else out of the released wheel that
-    has the same bytes, else out of its layer.
+    A requested file comes from the cache, else from the released wheel that
+    has the same bytes, else from its layer.
     """
     image = opened.image
     facts = ImageFacts(
@@ -131,7 +131,7 @@ def known_base(request: BaseRequest, opened: OpenedImage, ref: str, answer: dict
 def _distributions(
     view: Rootfs, python: Interpreter, tracked: Iterable[str]
 ) -> dict[str, tuple[str, str, set[str]]]:
-    """Of each tracked distribution that an interpreter finds: root, version, top-level names."""
+    """For each tracked distribution that an interpreter finds: root, version, top-level names."""
     wanted, found = set(tracked), {}
     for folder in python.path:
         root = view.realpath(folder)
@@ -158,7 +158,7 @@ def _version_in(metadata: bytes, where: str) -> str:
 
 
 class _LayerDisk:
-    """The file system of an image, for the survey that the probe makes."""
+    """The file system of an image, for the probe's survey."""
 
     def __init__(self, view: Rootfs) -> None:
         self._view = view

@@ -1,8 +1,8 @@
 """Builders: BuildKit outside the local Docker Engine.
 
-A builder is one that ``docker buildx ls`` knows (drivers docker-container, kubernetes, remote), or
-the address of a BuildKit daemon.  An address becomes a builder in a configuration of its own, so
-that nothing is left of it, however a run ends.
+A builder is one that ``docker buildx ls`` lists (drivers docker-container, kubernetes, remote), or
+the address of a BuildKit daemon.  An address becomes a builder in a temporary configuration, so
+that nothing remains after a run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-#: What buildx's remote driver dials (its own documentation, "Remote driver", and the connection
-#: helpers of BuildKit's client).
+#: Addresses that buildx's remote driver dials (its documentation, "Remote driver", and the
+#: connection helpers of BuildKit's client).
 SCHEMES = ("tcp", "unix", "docker-container", "podman-container", "kube-pod", "ssh")
-#: The builder that stands for the Docker Engine that we talk to.
+#: The builder of the Docker Engine in use.
 ENGINE = "default"
-#: First BuildKit whose Dockerfile frontend takes ``COPY --link``.
+#: First BuildKit whose Dockerfile frontend supports ``COPY --link``.
 _LINK_SINCE = (0, 11)
 #: Seconds; buildx itself gives up after 20.
 _PATIENCE = 120
 _DIALLING = 10
-#: Where BuildKit reads and writes a cache, and what it must be told then (its documentation,
+#: Cache types of BuildKit, and the attributes that they need (its documentation,
 #: "Export cache").
 _CACHES = {
     "registry": "ref",
@@ -49,10 +49,10 @@ _LOCAL = {"from": "src", "to": "dest"}
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder that answered."""
+    """A builder that responded."""
 
     name: str
-    #: what the user called it
+    #: the name that the user gave
     said: str
     driver: str
     links: bool
@@ -60,15 +60,15 @@ class Builder:
 
 
 def engine_environment() -> dict[str, str]:
-    """Lets buildx and the SDK mean the same Docker Engine, whatever context is in use."""
+    """Environment in which buildx uses the same Docker Engine as the SDK, whatever the context."""
     return {} if settings.DOCKER_HOST.value else {"DOCKER_CONTEXT": ENGINE}
 
 
 def check_name(text: str) -> str:
-    """What ``--builder`` says, if it can be one.
+    """Check the value of ``--builder`` and return it.
 
     Raises:
-        UsageError: neither a name nor an address that buildx can dial.
+        UsageError: it is neither a name nor an address that buildx can dial.
     """
     scheme, colon, rest = text.partition("://")
     if not colon and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._-]*", text):
@@ -84,11 +84,11 @@ def check_name(text: str) -> str:
 
 @contextlib.contextmanager
 def reached(docker: str, said: str) -> Iterator[Builder]:
-    """The builder of that name or address, once it has answered.
+    """The builder with that name or address, after it responded.
 
     Raises:
-        EngineError: it does not exist, it does not answer, or it is another Docker Engine.
-        UsageError: it cannot be one.
+        EngineError: it does not exist, does not respond, or is another Docker Engine.
+        UsageError: it is not a valid name or address.
     """
     check_name(said)
     if "://" not in said:
@@ -165,12 +165,12 @@ def _buildx(
 
 
 def cache_words(options: Sequence[str], direction: str) -> list[str]:
-    """``--cache-from`` and ``--cache-to`` as buildx takes them.
+    """The arguments of buildx for ``--cache-from`` and ``--cache-to``.
 
-    A plain image name is a cache in a registry; written to, it holds every step.
+    A plain image name is a cache in a registry, written with ``mode=max``.
 
     Raises:
-        UsageError: neither a name nor what BuildKit calls a cache.
+        UsageError: it is neither an image name nor a BuildKit cache.
     """
     words = []
     for text in options:

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from builder.engines.builders import Builder
     from builder.model.plan import BuildPlan
 
-#: What buildx says where a builder's driver cannot bring its cache elsewhere.
+#: buildx's message if a builder's driver does not support cache export.
 _NO_CACHE = re.compile(r"cache export (feature )?is (currently )?not supported", re.IGNORECASE)
 
 
 class BuildkitEngine:
-    """Builds through a Docker Engine, or on the builder of that name or address."""
+    """Builds with a Docker Engine, or on a builder."""
 
     name = "buildkit"
 
@@ -98,7 +98,7 @@ class BuildkitEngine:
         return self._on_builder(request) if self.builder else self._on_engine(request)
 
     def _on_engine(self, request: BuildRequest) -> BuiltImage:
-        """Build in the Docker Engine beside us, on the image that it has."""
+        """Build in the local Docker Engine, on its copy of the base."""
         assert self._cli is not None
         plan = request.plan
         words: list[str] = []
@@ -122,7 +122,7 @@ class BuildkitEngine:
         )
 
     def _on_builder(self, request: BuildRequest) -> BuiltImage:
-        """Build elsewhere: the base comes out of its registry, the image to where it is wanted."""
+        """Build on a builder, with the base from its registry; deliver the image."""
         assert self._cli is not None
         plan, output = request.plan, request.output
         here = not (request.push or output)
@@ -163,7 +163,7 @@ class BuildkitEngine:
     def _there(
         self, context: Path, request: BuildRequest, builder: Builder, to: Sequence[str]
     ) -> tuple[dict[tuple[str, str], bool], str]:
-        """Run the build on a builder; gives what was cached, and the digest that it tells."""
+        """Run the build on a builder; returns which layers were cached, and the image's digest."""
         with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
             told = Path(folder) / "metadata.json"
             words = ["--builder", builder.name, "--platform", request.plan.base.platform.oci, *to]
@@ -186,7 +186,7 @@ class BuildkitEngine:
         words: Sequence[str],
         env: Mapping[str, str],
     ) -> dict[tuple[str, str], bool]:
-        """Run the build; gives for each patch layer whether it was in the builder's cache."""
+        """Run the build; returns for each patch layer whether it was cached."""
         assert self._cli is not None
         epoch = str(request.plan.epoch)
         words = [*words, *cache_words(request.cache_from, "from")]
@@ -221,9 +221,9 @@ class BuildkitEngine:
 
 
 def write_pinned_context(folder: Path, plan: BuildPlan) -> int:
-    """Write what any builder of buildx makes the image of a plan of; gives the layers' bytes.
+    """Write a build context for any buildx builder; returns the layers' size in bytes.
 
-    The base is an image that is named by its digest, in its registry.
+    The base is named by its digest in its registry.
     """
     added = fill_context(folder, plan)
     _write_dockerfile(folder, plan, _pinned_name(plan), links=True)

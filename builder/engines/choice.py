@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from builder.engines.model import Engine
     from builder.model.plan import BuildPlan
 
-#: What ``auto`` takes where a Docker Engine answers, and where none does.
+#: The engines that ``auto`` selects with and without a Docker Engine.
 _WITH_DOCKER, _ALONE = "buildkit", "oci"
 
 
 def get_engine(name: str, builder: str = "") -> Engine:
-    """The engine of that name; ``auto`` is Docker when it answers, else the embedded one.
+    """The engine with that name; ``auto`` is Docker if it responds, else the embedded engine.
 
-    ``builder`` is where BuildKit runs, if that is not inside the Docker Engine.
+    ``builder`` is where BuildKit runs, if not in the Docker Engine.
 
     Raises:
-        EngineError: the named engine is missing, or the one that ``DOCKER_HOST`` names.
+        EngineError: the named engine, or the one in ``DOCKER_HOST``, is missing.
     """
     engine = (named(name) or ENGINES[_WITH_DOCKER]).make(builder)
     reason = engine.missing()
@@ -38,13 +38,13 @@ def get_engine(name: str, builder: str = "") -> Engine:
 
 
 def wanted_engine(name: str, output: str | None) -> str:
-    """A layout is what the oci engine writes, so whoever asks for one has chosen it."""
+    """The engine implied by the output: an OCI layout means the oci engine."""
     layout = output is not None and output.startswith("oci:")
     return _ALONE if name == AUTO and layout else name
 
 
 def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
-    """Fail where the user names a Docker Engine that does not answer: make nothing else instead.
+    """Fail if ``DOCKER_HOST`` names an engine that does not respond: use no other instead.
 
     Raises:
         EngineError: that.
@@ -62,11 +62,11 @@ def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
 def engine_for(
     plan: BuildPlan, base: Base, name: str, output: str | None, builder: str
 ) -> tuple[Engine, str]:
-    """The engine for a plan, and why it is this one; ``""`` where it was named.
+    """The engine for a plan, and the reason for the choice; ``""`` if the user named it.
 
     Raises:
-        EngineError: it does not exist, or does not build this plan.
-        UsageError: no layer can be put on the base.
+        EngineError: it is missing, or cannot build this plan.
+        UsageError: no layer can be added to the base.
     """
     wanted, why = wanted_engine(name, output), ""
     if name == AUTO and wanted != AUTO:

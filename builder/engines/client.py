@@ -14,26 +14,26 @@ from builder import settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: First engine whose built-in BuildKit takes ``COPY --link`` (BuildKit 0.11); clients before it
-#: have a BuildKit of their own.
+#: First engine whose built-in BuildKit supports ``COPY --link`` (BuildKit 0.11); older clients
+#: include their own BuildKit.
 LINK_SINCE = 23
 
 
 @dataclass(frozen=True)
 class Cli:
-    """A docker client that can drive BuildKit, and how."""
+    """A docker client that can drive BuildKit, and its command."""
 
     binary: str
     command: tuple[str, ...]
     env: Mapping[str, str]
-    #: version of buildx; None for an older client that builds without it
+    #: version of buildx; None for an older client that does not use it
     buildx: tuple[int, int] | None = None
 
 
 def find_cli() -> Cli | None:
     """The first ``docker`` on PATH that can build with BuildKit.
 
-    Several clients may be installed, and the first need not have buildx; each is asked.
+    Several clients may be installed, and the first may lack buildx, so each is tried.
     """
     named = settings.DOCKER.value
     places = os.environ.get("PATH", "").split(os.pathsep)

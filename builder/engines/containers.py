@@ -1,8 +1,8 @@
 """Runs scripts in containers of an image: files in, files out, no network.
 
-Each run is one build of ``dockerfiles/compile.Dockerfile.j2``, so it happens where builds happen
-(the Docker Engine beside us, or a builder elsewhere), and a script that ended well is taken from
-the builder's cache when everything that it reads is the same again.
+Each run is one build of ``dockerfiles/compile.Dockerfile.j2``, so it runs where builds run
+(the local Docker Engine, or a remote builder), and the result of a successful script comes from
+the builder's cache if its inputs are unchanged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from builder.rootfs.image import OtherPlatform, open_image
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-#: Where mounts and results are in a container.
+#: The folder of mounts and results in a container.
 ROOT = Path("/spark-build")
 _TEMPLATE = "compile.Dockerfile.j2"
-#: How BuildKit says that a script itself failed, and with which status.
+#: BuildKit's message for a failed script, with its exit status.
 _STATUS = re.compile(r"did not complete successfully: exit code: (\d+)")
-#: How runc says that a program is missing, and BuildKit that an image has no file at all.
+#: Messages of runc for a missing program, and of BuildKit for an empty image.
 _NO_SHELL = re.compile(r"/bin/sh\S*: (stat .*)?no such file|`/bin/sh` not found in|find user 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PinnedImage:
-    """An image for one platform (``linux/arm64``): what finds it, and its digest."""
+    """An image for one platform (``linux/arm64``): its reference and its digest."""
 
     ref: str
     digest: str
@@ -46,20 +46,20 @@ class PinnedImage:
 
     @property
     def name(self) -> str:
-        """Its name without a digest."""
+        """The name without a digest."""
         return self.ref.partition("@")[0]
 
     @property
     def exact(self) -> str:
-        """What names it in its registry whatever its tag points to."""
+        """The reference by digest."""
         return f"{self.name}@{self.digest}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A script for ``/bin/sh``; what it leaves in ``/spark-build/out/NAME`` comes back.
+    """A script for ``/bin/sh``; its results are the files in ``/spark-build/out/NAME``.
 
-    It begins when the task ``after`` has ended, with the files that this left.
+    It starts after the task ``after``, with that task's results.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Task:
 
 
 class TaskFailed(Exception):
-    """A script ended with another status than 0; ``said`` is what the scripts printed."""
+    """A script exited non-zero; ``said`` is the scripts' output."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"exit code {status}")
@@ -77,19 +77,19 @@ class TaskFailed(Exception):
 
 
 class Containers:
-    """Containers on the Docker Engine beside us, or on the builder of a name or address."""
+    """Containers on the local Docker Engine, or on a builder."""
 
     def __init__(self, builder: str = "") -> None:
         self.builder = builder
 
     @property
     def where(self) -> str:
-        """How errors call the place."""
+        """The name of the place in messages."""
         return f"builder {self.builder}" if self.builder else "the Docker Engine"
 
     @cached_property
     def elsewhere(self) -> bool:
-        """Whether they run on another machine than this one, as far as can be known."""
+        """Whether they run on another machine, as far as is known."""
         if self.builder:
             return True
         with contextlib.closing(docker.connect()) as client:
@@ -107,10 +107,10 @@ class Containers:
         return cli
 
     def resolve(self, ref: str, platform: str) -> PinnedImage:
-        """The image that a reference means now; the Docker Engine pulls one that it lacks.
+        """Resolve a reference; the Docker Engine pulls the image if it lacks it.
 
         Raises:
-            EngineError: no engine or client is here, or the image is for another platform.
+            EngineError: no engine or client is available, or the image is for another platform.
             RemoteError: the image is not available.
             UsageError: the reference is malformed.
         """
@@ -132,7 +132,7 @@ class Containers:
 
     @staticmethod
     def _here(ref: str, platform: str) -> tuple[str, str, str]:
-        """An image of a digest may be here under its tag alone, without its registry's name."""
+        """Find a local image; one with a digest may have only a tag and no repository digest."""
         tag, _, digest = ref.partition("@")
         try:
             client = docker.connect()
@@ -166,19 +166,19 @@ class Containers:
     def run(
         self, image: PinnedImage, tasks: Sequence[Task], mounts: Mapping[str, Path], out: Path
     ) -> None:
-        """Run scripts; those that are not after one another run at the same time.
+        """Run scripts, in parallel unless one must follow another.
 
         Args:
-            image: what they run in.
+            image: the image to run them in.
             tasks: the scripts.
-            mounts: folders of this machine by the name that they have below ``/spark-build``.
-            out: where the results come, in a folder for each task.
+            mounts: local folders, by their names below ``/spark-build``.
+            out: the folder for results, with a subfolder for each task.
 
         Raises:
             TaskFailed: a script failed.
-            EngineError: the place cannot run the image.
-            RemoteError: the image is not available there.
-            BuildFailed: something else kept it from ending.
+            EngineError: the engine or builder cannot run the image.
+            RemoteError: the image is not available to it.
+            BuildFailed: it failed for another reason.
         """
         with self._reached(image) as (name, words, env), _context() as context:
             (context / "Dockerfile").write_text(self.render(name, tasks, list(mounts)))
@@ -193,7 +193,7 @@ class Containers:
 
     @contextlib.contextmanager
     def _reached(self, image: PinnedImage) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-        """The image's name there, and how the client is told where that is."""
+        """The image's name on the engine or builder, and the client's arguments to select it."""
         if self.builder:
             with reached(self._cli.binary, self.builder) as builder:
                 words = ["--builder", builder.name]

@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 def added_bytes(plan: BuildPlan) -> int:
-    """Bytes of all the files that a plan puts into an image, before they are compressed."""
+    """Uncompressed size in bytes of the files that a plan adds to an image."""
     return sum(content_bytes(files) for _, files in image_layers(plan))
 
 
 def content_bytes(files: Mapping[str, Content | None]) -> int:
-    """Bytes of some files; those that go away have none."""
+    """Size of files in bytes; removed files count as 0."""
     return sum(file.size for file in files.values() if file is not None)
 
 
 def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:
-    """The image's layers as ``(what it is, absolute path -> content)``, bottom first.
+    """The image's layers as ``(name, absolute path -> content)``, bottom first.
 
-    An overlay stands on nothing, so it holds no whiteouts (an engine cannot unpack one of a file
-    that is not below it): its receipts say what goes away, and ``spark_apply.pyz finish`` does it.
-    That sets RECORD right there, too: the image's own says more than that of the wheel.  Elsewhere
-    the last layer holds every RECORD once, as all layers leave it.
+    An overlay has no base, so it has no whiteouts (an engine cannot unpack a whiteout for a file
+    that does not exist): its receipts list removed files, and ``spark_apply.pyz finish`` removes
+    them. It also updates RECORD there, because the image's RECORD has more entries than the
+    wheel's.  For other images the last layer has every RECORD once, in its final form.
     """
     alone = plan.base.is_wheels
     records = kept_true(d.receipt for d in plan.needed if d.receipt is not None)
@@ -57,5 +57,5 @@ def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]
 
 
 def _records(decision: LayerDecision) -> set[str]:
-    """The RECORD files that a layer's changes made untrue, and that are kept true."""
+    """The RECORD files that a layer's changes affect, updated."""
     return kept_true([decision.receipt] if decision.receipt is not None else [])

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def folder_of(name: str) -> str:
-    """A layer's folder: it has no number, so that one more layer leaves the others cached."""
+    """A layer's folder; it has no number, so that adding a layer keeps the others cached."""
     return f"layer-{name}"
 
 
 @contextlib.contextmanager
 def context_of(plan: BuildPlan) -> Iterator[tuple[Path, int]]:
-    """A build context with every layer's files, and their bytes."""
+    """A build context with every layer's files, and their size in bytes."""
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         yield Path(folder), fill_context(Path(folder), plan)
 
 
 def fill_context(folder: Path, plan: BuildPlan) -> int:
-    """Write every layer's files into a build context; gives their bytes."""
+    """Write every layer's files into a build context; returns their size in bytes."""
     added = 0
     for name, files in image_layers(plan):
         target = folder / folder_of(name)
@@ -51,7 +51,7 @@ def write_context(
     epoch: int,
     moved: Callable[[int], object] = lambda _size: None,
 ) -> int:
-    """Write a layer's files below ``root`` with fixed times and modes; gives their bytes.
+    """Write a layer's files below ``root`` with fixed times and modes; returns their size in bytes.
 
     Raises:
         BuildFailed: the disk is full or not writable.

@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What to write, and where to.  ``write`` gives the manifest and the bytes of new layers."""
+    """What to write, and where.  ``write`` returns the manifest and the size of new layers."""
 
     write: Callable[[Scratch], tuple[RawManifest, int]]
     tag: str
     output: Path | None
     push: bool
-    #: where the base's manifests and blobs are; None for an image that stands on nothing
+    #: where the base's manifests and blobs are; None for an image without a base
     base: ImageSource | None = None
-    #: connections to the base's registry, where there is one
+    #: connections to the base's registry, if there is one
     locations: Locations | None = None
     thin: bool = False
     platform: Mapping[str, str] = field(default_factory=dict)
 
 
 def deliver(delivery: Delivery) -> BuiltImage:
-    """Write the image and bring it there; a failure leaves the place as it was.
+    """Write the image and deliver it; a failure leaves the destination unchanged.
 
     Raises:
-        UsageError: the place is not one that may be written.
-        BuildFailed: the disk or the Docker Engine does not take it.
+        UsageError: the destination is not writable.
+        BuildFailed: the disk is full, or the Docker Engine rejects it.
         RemoteError: a registry failed; no tag was moved.
     """
     cached: dict[tuple[str, str], bool] = {}
@@ -75,7 +75,7 @@ def _deliver(delivery: Delivery) -> BuiltImage:
 
 
 def _source(scratch: Path, delivery: Delivery) -> ImageSource:
-    """The new image as something to copy from."""
+    """The new image as a source for copies."""
     own = LayoutDirectory(scratch)
     return own if delivery.base is None else FallbackSource(own, delivery.base)
 
@@ -83,7 +83,7 @@ def _source(scratch: Path, delivery: Delivery) -> ImageSource:
 def _to_registry(
     delivery: Delivery, source: ImageSource, manifest: RawManifest, added: int
 ) -> BuiltImage:
-    """Blobs that are not there, mounted or sent, then the manifests, and the tag last."""
+    """Push missing blobs, then the manifests, and the tag last."""
     from builder.registry.copy import copy_image
     from builder.registry.locations import Locations
 
@@ -103,7 +103,7 @@ def _to_registry(
 
 
 def _remember(source: ImageSource, manifest: RawManifest) -> None:
-    """Index our own layers while they are here: verification will ask for them by digest."""
+    """Index our own layers now, because verification will look them up by digest."""
     own = source.own if isinstance(source, FallbackSource) else source
     cache = LayerCache(own)
     for layer in blobs(manifest)[1:]:
@@ -147,19 +147,19 @@ def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
 
 
 def in_layout(built: BuiltImage, output: Path) -> BuiltImage:
-    """An image that went into a layout, where it may not be the only one."""
+    """An image in a layout, which may have other images."""
     ref = f"oci:{output}"
     return replace(built, ref=ref, name=built.ref, target=f"{ref}@{built.digest}")
 
 
 @contextlib.contextmanager
 def new_layout(output: Path, name: str) -> Iterator[Path]:
-    """A place to write a layout of one image to, which is added to ``output`` if all goes well.
+    """A temporary layout for one image, which is added to ``output`` on success.
 
     Raises:
-        UsageError: something else is there.
-        RemoteError: a layout is there, and its index is damaged.
-        BuildFailed: the disk does not take it.
+        UsageError: ``output`` is something else.
+        RemoteError: ``output`` is a layout with a damaged index.
+        BuildFailed: the disk is full or not writable.
     """
     target = output.absolute()
     with _disk(target):

@@ -1,7 +1,7 @@
 """The JSON document for the in-image verifier: what it checks on a GPU.
 
-The tables behind it stay where people edit them: ``builder/data/kernels.toml`` and the catalogue of
-log lines in ``builder/data/diagnose/``.  Only what concerns the plan's own release is put in.
+The data comes from ``builder/data/kernels.toml`` and the catalogue of
+log lines in ``builder/data/diagnose/``, filtered for the plan's release.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class DeviceKernel(Part, frozen=True, kw_only=True):
-    """A kernel behind an expected line, and the layers that it is run for."""
+    """A kernel behind an expected log line, and the layers to run it with."""
 
     kind: str
     line: str
-    #: patterns for the names of the CUDA kernels that must run, and of those that must not
+    #: patterns for names of CUDA kernels that must run, and that must not run
     names: tuple[str, ...]
     never: tuple[str, ...]
     activations: str
     shapes: tuple[tuple[int, ...], ...]
-    #: how often a result is rounded
+    #: number of roundings of a result
     roundings: int = always(1)
 
 
 class Marker(Part, frozen=True, kw_only=True):
-    """An entry of the catalogue as the verifier in an image reads it: patterns as texts."""
+    """A catalogue entry for the verifier in an image, with patterns as strings."""
 
     id: str
     severity: str
@@ -56,7 +56,7 @@ class Marker(Part, frozen=True, kw_only=True):
 
 
 class DeviceData(Part, frozen=True, kw_only=True):
-    """What the verifier in an image knows of the plan's release."""
+    """The data of the in-image verifier for the plan's release."""
 
     schema: Literal[1] = always(1)
     vllm: str
@@ -69,7 +69,7 @@ class DeviceData(Part, frozen=True, kw_only=True):
 class _KnownKernel(DeviceKernel, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of ``kernels.toml``; its ``line`` is a pattern."""
 
-    #: releases of vLLM; empty: all
+    #: vLLM releases; empty means all
     when: str = ""
 
 
@@ -79,7 +79,7 @@ def _kernels() -> tuple[_KnownKernel, ...]:
     return read(table["kernel"], tuple[_KnownKernel, ...])
 
 
-#: Layers that a profile is not for: how its settings leave them is a matter of ``dispatch`` alone.
+#: Kinds of layer that a profile does not target; only level ``dispatch`` checks them.
 OTHER_LAYERS = frozenset({"fp8-block", "w4a16-linear", "w4a16-moe"})
 
 
@@ -89,7 +89,7 @@ def known_kinds() -> tuple[str, ...]:
 
 
 def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
-    """What is known of the kernel that an expected line names; ``line`` is the whole line.
+    """The known kernel for an expected log line.
 
     A kind that cannot be run has no shapes.
     """
@@ -102,7 +102,7 @@ def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
 
 
 def settings_of(plan: PlanDocument) -> dict[str, str]:
-    """Variables and flags that the plan sets, by the names that the catalogue asks for them."""
+    """Variables and flags that the plan sets, by the names that the catalogue uses."""
     settings = dict(plan.env)
     flags = [*plan.serve_flags, *plan.moe_serve_flags]
     for flag, value in itertools.pairwise([*flags, "--"]):
@@ -123,7 +123,7 @@ def _sources(condition: Condition) -> tuple[str, ...]:
 
 
 def marker(entry: Entry, vllm: str) -> Marker:
-    """An entry of the catalogue as the verifier in an image reads it."""
+    """Convert a catalogue entry for the verifier in an image."""
     skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
     return Marker(
         id=entry.id,
@@ -138,9 +138,9 @@ def marker(entry: Entry, vllm: str) -> Marker:
 
 
 def markers(plan: PlanDocument) -> list[Marker]:
-    """Lines that must not be in this release's log: entries that show by a line, notes left out.
+    """Log lines that must not appear for this release: entries with a line pattern, without notes.
 
-    What an entry asks of settings is answered here, from what the plan sets.
+    Conditions on settings are evaluated here, against what the plan sets.
     """
     vllm = plan.base.packages.get("vllm", "")
     settings = settings_of(plan)
@@ -161,7 +161,7 @@ def markers(plan: PlanDocument) -> list[Marker]:
 
 
 def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
-    """The document for a plan; ``image`` is what commands in messages name."""
+    """The document for a plan; ``image`` is the image's name in hinted commands."""
     vllm = plan.base.packages.get("vllm", "")
     return DeviceData(
         vllm=vllm,

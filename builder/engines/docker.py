@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def connect() -> docker.DockerClient:
-    """A client for the engine that ``DOCKER_HOST`` or the current context's default names.
+    """A client for the engine of ``DOCKER_HOST`` or the default socket.
 
     Raises:
-        EngineError: no engine answers.
+        EngineError: no engine responds.
     """
     import docker
     from docker.errors import DockerException
@@ -47,7 +47,7 @@ def connect() -> docker.DockerClient:
 
 
 def answers() -> bool:
-    """Whether a Docker Engine answers."""
+    """Whether a Docker Engine responds."""
     try:
         connect().close()
     except EngineError:
@@ -64,11 +64,11 @@ def _root_cause(error: BaseException) -> str:
 def find_image(
     client: docker.DockerClient, ref: str, platform: str | None, *, pull: bool = True
 ) -> Image:
-    """The image in the engine, pulled (unless told not to) when it is not there.
+    """The image in the engine, pulled if missing (unless told not to).
 
     Raises:
-        RemoteError: it does not exist and cannot be, or may not be, pulled.
-        BuildFailed: the engine's disk has no room for it.
+        RemoteError: it does not exist, and pulling failed or is not allowed.
+        BuildFailed: the engine's disk is full.
     """
     from docker.errors import APIError, ImageNotFound
 
@@ -94,7 +94,7 @@ def find_image(
 
 
 def _pull(client: docker.DockerClient, ref: str, platform: str | None, bar: Bar) -> None:
-    """Have the engine pull an image; its layers' sizes become known one after the other."""
+    """Pull an image, with progress; the layers' sizes become known one by one."""
     from docker.errors import APIError
     from docker.utils import parse_repository_tag
 
@@ -115,9 +115,9 @@ def _pull(client: docker.DockerClient, ref: str, platform: str | None, bar: Bar)
 
 @contextlib.contextmanager
 def pinned(ref: str, digest: str) -> Iterator[str]:
-    """A name for exactly the image of a digest, whatever its tag points to by now.
+    """A temporary tag for an image by digest, independent of its own tag.
 
-    It is taken off again; the image itself stays.
+    The tag is removed afterwards; the image remains.
 
     Raises:
         BuildFailed: the tag moved during the run.
@@ -143,7 +143,7 @@ def pinned(ref: str, digest: str) -> Iterator[str]:
 def created(
     client: docker.DockerClient, image: str, platform: str | None = None
 ) -> Iterator[Container]:
-    """A container that is never started, to read files out of; removed on every path."""
+    """A container that is never started, for reading files; always removed."""
     container = client.containers.create(image, entrypoint=["true"], platform=platform)
     try:
         yield container
@@ -169,7 +169,7 @@ def read_file(container: Container, path: str) -> bytes | None:
 
 @contextlib.contextmanager
 def open_file(container: Container, path: str) -> Iterator[io.BufferedReader | None]:
-    """One regular file of a container as a stream, for what is too large to hold; or None."""
+    """One regular file of a container as a stream, for large files; or None."""
     from docker.errors import NotFound
 
     try:
@@ -215,14 +215,14 @@ class _IterStream(io.RawIOBase):
 
 
 def config_of(image: Image) -> ImageConfig:
-    """What the engine says of an image's configuration: its settings."""
+    """An image's configuration as the engine reports it; only its settings."""
     from builder.registry.config import ImageConfig
 
     return ImageConfig({"config": image.attrs.get("Config")})
 
 
 def digests_of(image: Image) -> tuple[str, ...]:
-    """Digests that name an image: its ID, and those of the registries that it came from or went to.
+    """Digests of an image: its ID, and its repository digests.
 
     The ID is the manifest's digest with the containerd image store, else the configuration's.
     """
@@ -231,7 +231,7 @@ def digests_of(image: Image) -> tuple[str, ...]:
 
 
 def digest_of(attrs: dict[str, Any], ref: str) -> str:
-    """The manifest digest of the registry that the reference names, else the image ID."""
+    """The manifest digest in the reference's repository, else the image ID."""
     repository = ref.partition("@")[0]
     if ":" in repository.rsplit("/", 1)[-1]:
         repository = repository.rpartition(":")[0]
@@ -252,9 +252,9 @@ def run(
     user: str | None = None,
     files: IO[bytes] | None = None,
 ) -> str:
-    """Run a command in a new container without network and give its stdout.
+    """Run a command in a new container without network; returns its stdout.
 
-    ``files`` is a tar that is put over the container's root before it starts.
+    ``files`` is a tar that is unpacked over the container's root before it starts.
 
     Raises:
         BuildFailed: it cannot start, or exits non-zero.
@@ -304,10 +304,10 @@ def _cannot_start(image: str, program: str, words: str) -> Exception:
 
 
 def push(client: docker.DockerClient, ref: str) -> str:
-    """Push a tag and give the manifest digest.
+    """Push a tag; returns the manifest digest.
 
     Raises:
-        RemoteError: the registry refuses; the engine reports that inside the stream.
+        RemoteError: the registry refuses; the engine reports this in its stream.
     """
     digest = ""
     for item in client.images.push(ref, stream=True, decode=True):

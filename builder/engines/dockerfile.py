@@ -1,4 +1,4 @@
-"""Dockerfiles, rendered from templates that hold text only: every decision is in the values."""
+"""Dockerfiles, rendered from templates without logic: every decision is in the values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from builder.util.paths import data_dir
 
 
 def render(template: str, **values: object) -> str:
-    """A Dockerfile of a template in ``dockerfiles/``; a value that it lacks is an error."""
+    """Render a template in ``dockerfiles/``; a missing value is an error."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-#: The empty image, by what its root links to; 1 kB each.
+#: Empty images by the links in their root; 1 kB each.
 _IMAGE = "spark-build-empty"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsolatedEnvironment:
-    """What a program in such a container sees."""
+    """The environment of a program in such a container."""
 
     env: Mapping[str, str]
-    #: names in the root that are links
+    #: links in the root
     links: Mapping[str, str]
-    #: folders and files of this machine, at the same paths
+    #: folders and files of this machine, mounted at the same paths
     shown: tuple[Path, ...]
     user: int
     #: bytes of ``/tmp``
     scratch: int
     processes: int
-    #: bytes of what it prints
+    #: limit of its output in bytes
     printed: int
 
 
 def connect() -> DockerClient:
-    """A client for a Docker Engine that has this machine's files.
+    """A client for a Docker Engine on this machine.
 
     Raises:
-        EngineError: none answers, or it is another machine's.
+        EngineError: none responds, or it is on another machine.
     """
     client = docker.connect()
     if engine_root(client) is None:
@@ -55,7 +55,7 @@ def connect() -> DockerClient:
 def run(
     client: DockerClient, words: Sequence[str], around: IsolatedEnvironment, timeout: float
 ) -> str:
-    """What a program prints.
+    """Run a program; returns its output.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
@@ -100,7 +100,7 @@ def run(
 
 
 def _empty_image(client: DockerClient, links: Mapping[str, str]) -> str:
-    """An image whose root holds these links, an empty ``/tmp``, and nothing else."""
+    """An image with only these links in its root, and an empty ``/tmp``."""
     from docker.errors import ImageNotFound
 
     data = io.BytesIO()

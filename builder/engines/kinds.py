@@ -1,4 +1,4 @@
-"""What each engine can do: asked by whoever would compare its name.  No engine is imported here."""
+"""Capabilities of each engine, so that no code compares engine names.  Imports no engine."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
     from builder.engines.model import Engine
 
-#: The engine that is chosen when the base is known (``choice.py``).
+#: Means that the engine is chosen when the base is known (``choice.py``).
 AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKind:
-    """An engine, and what can be asked of it."""
+    """An engine and its capabilities."""
 
     name: str
-    #: makes it; the text is where BuildKit runs, if that is not inside the Docker Engine
+    #: creates it; the argument is where BuildKit runs, if not in the Docker Engine
     make: Callable[[str], Engine]
-    #: it reads the base through a Docker Engine, and its image goes there unless told otherwise
+    #: it reads the base through a Docker Engine, and loads its image there by default
     through_docker: bool = False
     #: it writes layers and manifests itself: into layouts, without the base's blobs, all in one
     #: layer, or for every platform of an index
     writes_manifests: bool = False
-    #: ``--builder``, ``--cache-from`` and ``--cache-to`` mean something to it
+    #: it supports ``--builder``, ``--cache-from`` and ``--cache-to``
     has_builders: bool = False
 
 
@@ -42,7 +42,7 @@ def _oci(_builder: str) -> Engine:
     return OciEngine()
 
 
-#: Every engine, by the name that ``--engine`` has for it.
+#: Every engine, by its name in ``--engine``.
 ENGINES = {
     kind.name: kind
     for kind in (
@@ -53,11 +53,11 @@ ENGINES = {
 
 
 def named(engine: str) -> EngineKind | None:
-    """The engine that was asked for; None where the choice is open."""
+    """The engine that the user named; None for ``auto``."""
     return None if engine == AUTO else ENGINES[engine]
 
 
 def may_use_docker(engine: str) -> bool:
-    """Whether a base may be looked for in a Docker Engine."""
+    """Whether a base may come from a Docker Engine."""
     kind = named(engine)
     return kind is None or kind.through_docker

@@ -1,8 +1,8 @@
 """Cached layers: a layer with the same inputs is reused.
 
-``blobs/KEY/`` holds a layer as it was compressed and a record of what it is.  The key is taken of
-all that a layer's bytes come from: what the plan says of it, every entry of the tar, the time, and
-the compression.  Nothing of another layer goes into it.
+``blobs/KEY/`` holds a compressed layer and a record of it.  The key is a digest of
+everything that decides the layer's bytes: its part of the plan, every tar entry, the timestamp, and
+the compression.  It does not depend on other layers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from builder.applier.trees import Content
     from builder.model.plan import BuildPlan, LayerDecision
 
-#: Goes up when the same entries would be written as other bytes.
+#: Increased when the same entries would give different bytes.
 RECIPE = 1
-#: Bytes of all kept layers; the longest unused go first.
+#: Size limit of all cached layers; the least recently used are removed first.
 MOST_BYTES = 2 << 30
-#: A layer is kept only where this many times its size is free: the build itself needs the rest.
+#: A layer is cached only if this many times its size is free, because the build needs space too.
 _ROOM = 4
 _CHUNK = 1 << 20
 _PLANNED = ("digest", "variant", "inputs", "files")
@@ -42,7 +42,7 @@ _PLANNED = ("digest", "variant", "inputs", "files")
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer of an image comes from: patch layers of a plan, or what is baked in."""
+    """The inputs of an image layer: patch layers of a plan, or baked-in files."""
 
     platform: str
     names: tuple[str, ...]
@@ -50,9 +50,9 @@ class LayerInputs:
 
     @classmethod
     def of(cls, plan: BuildPlan, names: Sequence[str]) -> LayerInputs:
-        """The part of a plan that concerns some of its layers.
+        """The part of a plan for some of its layers.
 
-        Of a decision those parts count that the bytes depend on: the layer's own digest, variant
+        Only what the bytes depend on is included: the layer's digest, its variant
         and pinned inputs, and the hash of each file before and after.
         """
         planned = tuple(_planned(d) for d in plan.needed if d.name in names)
@@ -66,7 +66,7 @@ def _planned(decision: LayerDecision) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """A finished layer: digest and size of the compressed tar, digest of the tar itself."""
+    """A finished layer: digest and size of the compressed tar, and its diff_id."""
 
     digest: str
     diff_id: str
@@ -76,7 +76,7 @@ class CachedLayer:
 def layer_key(
     made_of: LayerInputs, files: Mapping[str, Content | None], epoch: int, owners: Owners
 ) -> str:
-    """The key of a layer, from its entries and what the plan says of it; reads no content."""
+    """The key of a layer, from its entries and its part of the plan; reads no content."""
     rows: list[list[Any]] = []
     for name, path, content in entries(files):
         if content == "dir":
@@ -100,9 +100,9 @@ def _folder(key: str) -> Path:
 
 
 def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
-    """Copy a kept layer to ``target``, checked against its digest; None where there is none.
+    """Copy a cached layer to ``target``, checked against its digest; None if there is none.
 
-    One that is damaged is reported and removed.
+    A damaged one is reported and removed.
     """
     folder = _folder(key)
     try:
@@ -145,7 +145,7 @@ def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
 
 
 def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
-    """Keep a layer that was just made; a disk without room for it is no error."""
+    """Cache a new layer; a full disk is not an error."""
     folder = _folder(key)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
 
 
 def _make_room(parent: Path, size: int) -> None:
-    """Remove the longest unused layers until one more fits; their readers hold no lock on it."""
+    """Remove the least recently used layers until one more fits."""
     found = sorted(
         (p for p in parent.iterdir() if (p / "layer").is_file()), key=lambda p: p.stat().st_mtime
     )

@@ -1,8 +1,8 @@
 """Writes layer tars; the same files give the same bytes.
 
 Entries sorted by name, one timestamp, no user names; gzip level 6 in members of 4 MiB each, with no
-name and no time in their headers.  Another build of zlib may compress to other bytes; the tar
-inside, and so the diff_id, is the same.
+name and no time in their headers.  Other zlib builds may compress to different bytes; the tar,
+and so the diff_id, is the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WHITEOUT = ".wh."
 LEVEL = 6
 #: Bytes of the tar in one gzip member; RFC 1952 lets a file have many.
 PIECE = 4 << 20
-#: ``[mode, uid, gid]`` of what nothing else is known about.
+#: ``[mode, uid, gid]`` by default.
 FOLDER = (0o755, 0, 0)
 
 
 class _Hashed:
-    """Passes bytes on and keeps their sha256 and count."""
+    """Forwards bytes, and computes their sha256 and count."""
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write, self._sha, self.size = write, hashlib.sha256(), 0
@@ -50,7 +50,7 @@ class _Hashed:
 
 
 class _Counted(io.BytesIO):
-    """Tells how much is read of it."""
+    """Reports the bytes read."""
 
     def __init__(self, data: bytes, moved: Callable[[int], object]) -> None:
         super().__init__(data)
@@ -63,7 +63,7 @@ class _Counted(io.BytesIO):
 
 
 def _member(data: bytes) -> bytes:
-    """One gzip member; its header says nothing about the machine (RFC 1952, section 2.3)."""
+    """One gzip member; its header does not depend on the machine (RFC 1952, section 2.3)."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = packer.compress(data) + packer.flush()
     sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
@@ -71,7 +71,7 @@ def _member(data: bytes) -> bytes:
 
 
 class _Packer:
-    """Compresses in pieces of one size, side by side: what comes out is the same on any machine."""
+    """Compresses fixed-size pieces in parallel; the output is the same on any machine."""
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write, self._buffer = write, bytearray()
@@ -111,7 +111,7 @@ class Owners:
     files: Mapping[str, Sequence[int]] | None = None
 
     def of(self, path: str, content: Content | None) -> Sequence[int]:
-        """What a file's entry says; a whiteout (None) is an empty file of root's."""
+        """Mode and owner of a file's entry; a whiteout (None) is an empty file owned by root."""
         if content is None:
             return (0o644, 0, 0)
         known = (self.files or {}).get(path)
@@ -125,12 +125,12 @@ def tar_layer(
     owners: Owners | None = None,
     moved: Callable[[int], object] = lambda _size: None,
 ) -> tuple[str, str, int]:
-    """Write a gzipped layer tar: ``(digest, diff_id, compressed size)``.
+    """Write a gzipped layer tar; returns ``(digest, diff_id, compressed size)``.
 
-    ``moved`` hears of the bytes of files as they go in.
+    ``moved`` is called with the number of bytes written.
 
-    ``files`` maps absolute paths to content, or None for something that goes away (a whiteout).
-    Every folder above them has an entry, so that no runtime has to guess what it is.
+    ``files`` maps absolute paths to content, or None for a removed file (a whiteout).
+    Every parent folder has an entry, so that runtimes need not guess its mode.
     """
     owners = owners or Owners()
     compressed = _Hashed(out.write)

@@ -25,14 +25,14 @@ _CHUNK = 1 << 20
 
 
 def load_image(source: ImageSource, manifest: RawManifest, tag: str) -> str:
-    """Load an image under a tag; gives the engine's ID of it.
+    """Load an image under a tag; returns its ID in the engine.
 
-    Layers that the engine has, because the base is there, are not sent.  With the containerd image
+    Layers that the engine already has are not sent.  With the containerd image
     store the ID is the manifest's digest.
 
     Raises:
-        EngineError: no Docker Engine answers.
-        BuildFailed: the engine does not take it.
+        EngineError: no Docker Engine responds.
+        BuildFailed: the engine rejects it.
         RemoteError: a blob of the base cannot be read.
     """
     import requests
@@ -45,7 +45,7 @@ def load_image(source: ImageSource, manifest: RawManifest, tag: str) -> str:
         if known:
             with contextlib.suppress(DockerException, requests.RequestException):
                 return _load(client, archive(source, manifest, tag, skip=known), tag, diff_ids)
-            # else the engine wants them all
+            # the engine needs all of them
         return _load(client, archive(source, manifest, tag), tag, diff_ids)
     except (DockerException, requests.RequestException) as error:
         words = getattr(error, "explanation", None) or error.__class__.__name__
@@ -65,7 +65,7 @@ def _load(client: DockerClient, tar: Iterator[bytes], tag: str, diff_ids: Sequen
 
 
 def _known_layers(client: DockerClient, diff_ids: Sequence[str]) -> int:
-    """How many layers, from the bottom, some image of the engine has too."""
+    """The number of lowest layers that the engine already has in some image."""
     from docker.errors import DockerException
 
     best = 0
@@ -83,9 +83,9 @@ def _known_layers(client: DockerClient, diff_ids: Sequence[str]) -> int:
 def archive(
     source: ImageSource, manifest: RawManifest, tag: str, *, skip: int = 0
 ) -> Iterator[bytes]:
-    """The tar that ``docker load`` takes: an OCI layout, and Docker's own older list beside it.
+    """The tar for ``docker load``: an OCI layout, with Docker's older ``manifest.json``.
 
-    The bytes of the first ``skip`` layers are left out.
+    The first ``skip`` layers are left out.
     """
     config, *layers = blobs(manifest)
     named = {

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from builder.model.plan import BuildPlan
 
 SHARE = "/usr/share/spark-build"
-#: Owners and modes that a copy into an image cannot give.
+#: Owners and modes that a copy into an image cannot set.
 OWNERS = f"{SHARE}/folders.json"
-#: Labels and annotations of ours, below the standard org.opencontainers.image.* ones.
+#: Prefix of spark-build's own labels and annotations.
 LABEL_PREFIX = "io.github.spark-build"
 PLAN_LABEL = f"{LABEL_PREFIX}.plan"
 BASE_LABEL = f"{LABEL_PREFIX}.base"
-#: What the manifest of an overlay says it is: no image that runs.
+#: Artifact type of an overlay, which is not a runnable image.
 OVERLAY_TYPE = "application/vnd.spark-build.overlay.v1"
 
 _VERIFY = """#!/bin/sh
@@ -46,7 +46,7 @@ exec {interpreter} -B {share}/spark_verify.py "$@"
 
 
 def baked_files(plan: BuildPlan) -> dict[str, Content]:
-    """Absolute path -> content of everything that we add outside site-packages."""
+    """Absolute path -> content of everything that spark-build adds outside site-packages."""
     layers = [d.layer.rendered for d in plan.decisions]
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
     files = {
@@ -71,17 +71,17 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
 
 
 def _lasting(plan: BuildPlan) -> dict[str, Any]:
-    """The plan without what is said to people: that changes while the image does not."""
+    """The plan without its messages, which can change while the image does not."""
     return replace(plan, hints=(), pulls=()).as_json()
 
 
 def finish_command(interpreter: str, site: str, *more: str) -> list[str]:
-    """What completes an image in a container, after ready files were copied into it."""
+    """The command that completes an image in a container, after files were copied into it."""
     return [interpreter, "-B", f"{SHARE}/{APPLIER}", "finish", "--root", site, *more]
 
 
 def restored(plan: BuildPlan) -> dict[str, list[int]]:
-    """``[mode, uid, gid]`` that folders and replaced files have in the base, where not root's."""
+    """``[mode, uid, gid]`` of the base's folders and replaced files, if not owned by root."""
     base = plan.base
     files = {
         placed(f"{base.site_packages}/{path}", base.links): [content.mode, *base.owners[path]]
@@ -92,9 +92,9 @@ def restored(plan: BuildPlan) -> dict[str, list[int]]:
 
 
 def placed(path: str, links: Mapping[str, str]) -> str:
-    """A path as it is when the folders in it that are links in the base are followed.
+    """A path with folders resolved that are links in the base.
 
-    A folder that is put where the base has a link would take the link's place.
+    A folder entry at that path would replace the link.
     """
     above = path
     while above not in ("", "/"):
@@ -104,7 +104,7 @@ def placed(path: str, links: Mapping[str, str]) -> str:
     return path
 
 
-#: Times of images stay below this: the year 5138.
+#: Limit of an image's time: the year 5138.
 _EPOCH_LIMIT = 10**11
 
 
@@ -114,7 +114,7 @@ def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
 
 
 def read_plan(data: bytes, where: str) -> RecordedPlan:
-    """A plan as it was baked in.
+    """Read a plan that was baked into an image.
 
     Raises:
         UsageError: it is not one.
@@ -139,10 +139,10 @@ def read_plan(data: bytes, where: str) -> RecordedPlan:
 
 
 def _refuse_incomplete(plan: BakedPlan) -> None:
-    """Refuse what types let pass.
+    """Refuse errors that the types do not catch.
 
     Raises:
-        ValueError: it says what of the plan is wrong.
+        ValueError: names the wrong part of the plan.
     """
     if plan.schema > 1 and (plan.build is None or plan.build.epoch >= _EPOCH_LIMIT):
         raise ValueError(f"build is {plan.build!r:.80}")
@@ -151,10 +151,10 @@ def _refuse_incomplete(plan: BakedPlan) -> None:
 
 
 def read_layers(data: bytes | None, where: str) -> list[Layer]:
-    """The layers that were baked in; none where there is no such file.
+    """The layers that were baked in; empty if there is no such file.
 
     Raises:
-        UsageError: it is damaged, or holds something else.
+        UsageError: it is damaged, or has other content.
     """
     try:
         layers = _document(b"[]" if data is None else data)
@@ -170,10 +170,10 @@ def read_layers(data: bytes | None, where: str) -> list[Layer]:
 
 
 def _document(data: bytes) -> Any:
-    """JSON that can be written again: a lone surrogate, which no text has, is refused.
+    """Parse JSON that can be written again; lone surrogates are refused.
 
     Raises:
-        ValueError, RecursionError: it is not that.
+        ValueError, RecursionError: it is not valid.
     """
     value = json.loads(data)
     json.dumps(value, ensure_ascii=False).encode()
@@ -181,9 +181,9 @@ def _document(data: bytes) -> Any:
 
 
 def indented(value: object) -> bytes:
-    """The bytes of ``json.dumps(value, indent=1, sort_keys=True)``, in a seventh of its time.
+    """The bytes of ``json.dumps(value, indent=1, sort_keys=True)``, seven times faster.
 
-    With an indent the standard library's encoder is Python code.
+    The standard library's encoder runs in Python if an indent is given.
     """
     try:
         compact = json.dumps(value, sort_keys=True).encode()
@@ -218,9 +218,9 @@ def build_metadata(plan: BuildPlan) -> bytes:
 
 
 def quoted(value: str) -> str:
-    """A value as ENV and LABEL take it: in double quotes, with nothing expanded.
+    """A value for ENV and LABEL: in double quotes, with no expansion.
 
-    JSON would not do: a Dockerfile does not know its ``\\u`` escapes.
+    JSON is not enough, because Dockerfiles do not support ``\\u`` escapes.
     """
     return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
@@ -249,7 +249,7 @@ def labels(plan: BuildPlan) -> dict[str, str]:
 
 
 def _base_image(base: BaseIdentity) -> dict[str, str]:
-    """The standard keys, which name an image in a registry in full: wheels are none."""
+    """The standard keys for the base image; empty for wheels."""
     if not base.is_image or base.name.startswith("oci:"):
         return {}
     reference = parse_reference(base.name)
@@ -260,5 +260,5 @@ def _base_image(base: BaseIdentity) -> dict[str, str]:
 
 
 def created(plan: BuildPlan) -> str:
-    """The plan's time as images write it."""
+    """The plan's time in RFC 3339 format."""
     return moment(plan.epoch)

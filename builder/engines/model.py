@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 class BuildRequest:
     """What to build and where it should go.
 
-    ``output`` is a directory for an OCI layout; without it, and unless it is pushed, the image goes
-    into a Docker Engine.
+    ``output`` is a folder for an OCI layout; without it, and unless it is pushed, the image is
+    loaded into a Docker Engine.
     """
 
     plan: BuildPlan
     tag: str
     output: Path | None = None
     push: bool = False
-    #: the base that was planned for, still open
+    #: the base of the plan, still open
     base: Base | None = None
     #: leave the base's own blobs out of a layout
     thin: bool = False
-    #: where BuildKit looks for finished steps, and where it leaves them
+    #: caches that BuildKit imports from and exports to
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltImage:
-    """An image that exists: what to call it, its digest, and the bytes that were added."""
+    """A built image: its reference, its digest, and the size of added layers in bytes."""
 
     ref: str
     digest: str
     added_bytes: int
     engine: str
-    #: what ``verify`` is asked for, where that is not ``ref``
+    #: the target for ``verify``, if it is not ``ref``
     target: str = ""
-    #: what it is called where ``ref`` is a layout
+    #: its name, if ``ref`` is a layout
     name: str = ""
-    #: (platform, patch layer) -> whether the layer was taken as an earlier build had left it
+    #: (platform, patch layer) -> whether the layer came from the cache
     cached: Mapping[tuple[str, str], bool] = field(default_factory=dict)
 
     @property
@@ -59,14 +59,14 @@ class BuiltImage:
 
 
 def refuses_base(plan: BuildPlan) -> str | None:
-    """Why no engine builds on a plan's base; None where one may."""
+    """Why no engine can build on a plan's base, or None."""
     if base_kind(plan.base.kind).is_built:
         return None
     return f"a {plan.base.kind} base is not an image; use spark-build apply"
 
 
 class Engine(Protocol):
-    """Builds plans; five methods, so that a fake is easy to write."""
+    """Builds plans."""
 
     name: str
 
@@ -77,10 +77,10 @@ class Engine(Protocol):
         """Why this engine cannot build this plan, or None."""
 
     def render(self, plan: BuildPlan) -> str:
-        """What would be built, as text for people."""
+        """A preview of the build, as text."""
 
     def needs(self, request: BuildRequest) -> list[Need]:
-        """What a build will write on this machine, and where."""
+        """The disk space that a build needs on this machine."""
 
     def build(self, request: BuildRequest) -> BuiltImage:
-        """Build, or leave nothing behind."""
+        """Build the image; a failure leaves nothing behind."""

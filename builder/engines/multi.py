@@ -1,6 +1,6 @@
 """Images for several platforms: the patched entries of the base's index, in a new index.
 
-The other entries are kept as they are, byte for byte, or left out.
+The other entries are kept byte for byte, or left out.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from builder.engines.model import BuildRequest, BuiltImage
     from builder.engines.scratch import Scratch
 
-#: How BuildKit says which entry an attestation is about.
+#: BuildKit's annotation for the subject of an attestation.
 _ABOUT = "vnd.docker.reference.digest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRequest:
-    """What goes into a new index: one request for each entry that is patched."""
+    """A new index: one request for each patched entry."""
 
     requests: tuple[BuildRequest, ...]
     tag: str
@@ -39,14 +39,14 @@ class IndexRequest:
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """The index, and the digest of each patched manifest by the digest that it replaces."""
+    """The index, and the digests of patched manifests by the digests that they replace."""
 
     image: BuiltImage
     digests: dict[str, str]
 
 
 def build_index(request: IndexRequest) -> BuiltIndex:
-    """Build every entry and the index, and bring it where it should be.
+    """Build every entry and the index, and deliver it.
 
     Raises:
         UsageError, BuildFailed, RemoteError: see ``deliver``.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
-    """Write layers, configuration and manifest; gives the manifest and the layers' bytes."""
+    """Write layers, configuration and manifest; returns the manifest and the layers' size."""
     epoch, created = plan.epoch, metadata.created(plan)
     made, history = [], []
     for name, files in image_layers(plan):
@@ -92,14 +92,14 @@ class Overlay:
     """How an overlay goes onto the image that it is meant for."""
 
     base: str
-    #: what the image that is made of both is called
+    #: name of the image made from base and overlay
     image: str
     dockerfile: str
-    #: what builds it, less where the Dockerfile is
+    #: the build command without the Dockerfile's path
     build: str
 
     def command(self, dockerfile: Path | None = None) -> str:
-        """The build, of a Dockerfile in a file of that name."""
+        """The build command for a Dockerfile with that path."""
         return f"{self.build} - <{shlex.quote(str(dockerfile or 'Dockerfile'))}"
 
 
@@ -115,22 +115,22 @@ def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
 
 
 def name_of_both(plan: PlanDocument) -> str:
-    """What the image is called that is made of the overlay of a plan and its base."""
+    """Name of the image made from a plan's overlay and its base."""
     return f"spark-build/{plan.name}:{plan.base.packages['vllm'].replace('+', '-')}"
 
 
 def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: str) -> Overlay:
-    """How an overlay (``oci:DIR@DIGEST`` or an image name) with its plan goes onto its image.
+    """How to put an overlay (``oci:DIR@DIGEST`` or an image name) on its base image.
 
-    Plain lines: copied files, then one step that takes replaced files away and checks the others
-    against their receipts.  The labels mark it as built by spark-build, so it can be published.
+    A Dockerfile that copies files, then removes replaced files in one step and checks the others
+    against their receipts.  Its labels mark it as built by spark-build, so it can be published.
     """
     base, image = f"vllm/vllm-openai:v{plan.base.packages['vllm']}", name_of_both(plan)
     finish = metadata.finish_command(plan.base.interpreter, plan.base.site_packages)
     source, words = overlay, ["docker", "buildx", "build", "--platform", plan.base.platform]
     if overlay.startswith("oci:"):
         folder, reference = layout_place(overlay)
-        # some releases of buildx read a digest only after a tag, which nothing looks up
+        # some releases of buildx need a tag before a digest; the tag is ignored
         pinned = f":overlay@{reference}" if reference else ""
         source = "overlay"
         words += ["--build-context", f"overlay=oci-layout://{folder.absolute()}{pinned}"]
@@ -152,7 +152,7 @@ def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: str) ->
 
 
 def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
-    """Write the Dockerfile beside the overlay's layout; gives its path, if it could be written."""
+    """Write the Dockerfile beside the overlay's layout; returns its path, None on failure."""
     if not plan.base.is_wheels or not built.ref.startswith("oci:"):
         return None
     layout = Path(built.ref.removeprefix("oci:")).absolute()
@@ -169,12 +169,12 @@ def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
 
 
 def find_dockerfile(layout: Path, digest: str) -> Path | None:
-    """The Dockerfile that was written for an overlay in a layout, if it is still there."""
+    """The Dockerfile of an overlay in a layout, if it still exists."""
     ours = (path for path in _dockerfiles(layout.absolute(), digest) if _begins(path, _MADE_FOR))
     return next((path for path in ours if f"@{digest}" in path.read_text("utf-8")), None)
 
 
-#: How a Dockerfile that we wrote begins.
+#: First line of a Dockerfile written by spark-build.
 _MADE_FOR = "# spark-build: the image of the overlay"
 
 
@@ -214,7 +214,7 @@ def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
     """The labels of an image in a layout.
 
     Raises:
-        UsageError: no single image is meant, or a blob is damaged.
+        UsageError: the name does not identify a single image, or a blob is damaged.
     """
     return _manifest_and_config(layout, reference)[1].labels
 
@@ -227,7 +227,7 @@ def read_layout(
     Every blob is checked against its digest.
 
     Raises:
-        UsageError: it is not a layout of spark-build, or a blob is damaged.
+        UsageError: spark-build did not write the layout, or a blob is damaged.
     """
     manifest, config = _manifest_and_config(layout, reference)
     files: dict[str, bytes | None] = {}

@@ -1,6 +1,6 @@
 """Adds patch layers to an image: new layers, configuration and manifest.
 
-The base's layers keep their descriptors, byte for byte, whatever their media type and compression.
+The base's layers keep their descriptors byte for byte, with any media type and compression.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Files = dict[str, "Content | None"]
 #: Layers of an image in Docker's classic image store (``maxLayerDepth`` in moby's
 #: ``layer/layer_store.go``: two more make a container of it, and overlay2 stacks 127).
 _MOST_LAYERS = 125
-#: Annotations (OCI image specification, "Pre-Defined Annotation Keys") that do not pass on.
+#: Annotations (OCI image specification, "Pre-Defined Annotation Keys") that are not inherited.
 _OF_THE_BASE = ("org.opencontainers.image.base.", "org.opencontainers.image.ref.name")
 
 
 def write_patched(
     scratch: Scratch, request: BuildRequest, opened: OpenedImage
 ) -> tuple[RawManifest, int]:
-    """Write layers, configuration and manifest; gives the manifest and the layers' bytes.
+    """Write layers, configuration and manifest; returns the manifest and the layers' size in bytes.
 
     Raises:
-        UsageError: the base has as many layers as an image can have.
-        BuildFailed: the base has another file where a new folder must be.
+        UsageError: the base already has the maximum number of layers.
+        BuildFailed: the base has a file where a folder is needed.
         RemoteError: the base's layers can no longer be read.
     """
     assert request.base is not None
@@ -79,7 +79,7 @@ def write_patched(
 
 
 def check_depth(opened: OpenedImage) -> None:
-    """Refuse a base on which no layer can be put.
+    """Refuse a base to which no layer can be added.
 
     Raises:
         UsageError: that.
@@ -94,11 +94,11 @@ def check_depth(opened: OpenedImage) -> None:
 
 
 def check_writable_base(plan: BuildPlan, base: Base) -> None:
-    """Ask a base all that :func:`write_patched` will ask of it, and write nothing.
+    """Read everything that :func:`write_patched` will read of a base, and write nothing.
 
     Raises:
-        UsageError: the base has as many layers as an image can have.
-        BuildFailed: the base has another file where a new folder must be.
+        UsageError: the base already has the maximum number of layers.
+        BuildFailed: the base has a file where a folder is needed.
         RemoteError: the base's layers can no longer be read.
     """
     if base.opened is None:
@@ -114,7 +114,7 @@ def check_writable_base(plan: BuildPlan, base: Base) -> None:
 
 
 def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
-    """New files layer by layer; what goes away goes in the last one."""
+    """New files layer by layer; removals are in the last layer."""
     assert request.base is not None
     plan, site = request.plan, request.plan.base.site_packages
     layers: list[tuple[str, Files]] = []
@@ -132,7 +132,7 @@ def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
 
 
 def _folders(view: Rootfs) -> Callable[[str], Sequence[int]]:
-    """Mode and owner that the base's folders have, so that ours do not replace them."""
+    """Mode and owner of the base's folders, which new entries must keep."""
     known: dict[str, Sequence[int]] = {}
 
     def folder(path: str) -> Sequence[int]:
@@ -160,7 +160,7 @@ def _config(
     blobs: Sequence[Blob],
     names: Sequence[str],
 ) -> ImageConfig:
-    """The base's configuration with our layers, variables and labels; all else as it was."""
+    """The base's configuration with added layers, variables and labels; the rest is unchanged."""
     document, diff_ids, created = base.document, base.diff_ids or (), metadata.created(plan)
     changed: dict[str, object] = {
         "created": created,
@@ -179,7 +179,7 @@ def _config(
 
 
 def merged_env(env: Sequence[str], new: Mapping[str, str]) -> list[str]:
-    """``NAME=value`` lines with some set anew: those that are there keep their place."""
+    """``NAME=value`` lines with new values; existing variables keep their position."""
     left = dict(new)
     lines = []
     for line in env:
@@ -195,7 +195,7 @@ def _manifest(
     blobs: Sequence[Blob],
     config: ImageConfig,
 ) -> RawManifest:
-    """The base's manifest in its own family, Docker's or OCI's, with our layers after its own."""
+    """The base's manifest, in Docker's or OCI's format as before, with the new layers appended."""
     was = base.json()
     docker = base.media_type == DOCKER_MANIFEST
     layer_type = DOCKER_LAYER_GZIP if docker else OCI_LAYER_GZIP
@@ -215,9 +215,9 @@ def _manifest(
 
 
 def merged_annotations(base: RawManifest, plan: BuildPlan) -> dict[str, str]:
-    """The base's annotations with ours in their place, as for the labels of a configuration.
+    """The base's annotations, with ours added or replaced.
 
-    What names the base's own base, or the base, is true of nothing else.
+    Annotations about the base's own name and base are dropped.
     """
     held = base.json().get("annotations")
     kept = {

@@ -1,8 +1,8 @@
 """The output of ``docker buildx build``: cached steps, and errors.
 
 ``--progress=rawjson`` (buildx 0.13) is a stream of documents with ``vertexes`` and ``logs``; it
-alone tells a layer that is taken from the cache above one that was made anew.  Older clients print
-lines, in which such a layer looks as if it had been made.
+alone shows that a layer above a new one came from the cache.  Older clients print
+lines in which such a layer looks new.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-#: ``[3/9] COPY --link FOLDER/ /``; the step that puts a linked layer on top is called LINK COPY.
+#: ``[3/9] COPY --link FOLDER/ /``; BuildKit calls the step that adds a linked layer LINK COPY.
 _COPY = re.compile(r"\[(?:\S+ +)?\d+/\d+\] COPY (?:--link )?(\S+)/ /")
 _LINE = re.compile(r"#(\d+) (.*)")
 #: ``#7 0.412 what a command printed``
@@ -24,20 +24,20 @@ _PRINTED = re.compile(r"\d+\.\d+ (.*)")
 class Progress:
     """The outcome of a build."""
 
-    #: folder of a layer -> whether it was taken from the cache
+    #: folder of a layer -> whether it came from the cache
     cached: dict[str, bool] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    #: what the commands of steps printed, and nothing else
+    #: the output of the steps' commands
     logs: list[str] = field(default_factory=list)
 
     @property
     def tail(self) -> str:
-        """The last that was said, for an error."""
+        """The last lines of output, for an error message."""
         return "\n  ".join(self.lines[-40:])
 
 
 def read_progress(text: str) -> Progress:
-    """Read what was printed, in either form; text between the documents is kept."""
+    """Parse the output in either form; text between the documents is kept."""
     found = Progress()
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):

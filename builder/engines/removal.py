@@ -1,7 +1,7 @@
 """Files removed when patch layers are applied to an image: ``finish`` without a container.
 
-``spark_apply.pyz finish`` runs inside an image and deletes; here the same is decided on the image's
-files as its layers show them, and becomes whiteouts.
+``spark_apply.pyz finish`` deletes files inside an image; here the same decision is made from the
+image's layers, and the result is whiteouts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CACHE = "__pycache__"
 
 
 def removed_paths(tree: Tree, view: Rootfs, site: str, changes: Changes) -> list[str]:
-    """Paths below ``site`` of the files and whole folders of the base that go away."""
+    """Paths below ``site`` of the base's files and whole folders to remove."""
     copied = OverlayTree(_Seen(tree, view, site))
     copied.update({path: content for path, content in changes.items() if content is not None})
     final = final_digests(receipts_of(copied))
@@ -33,7 +33,7 @@ def removed_paths(tree: Tree, view: Rootfs, site: str, changes: Changes) -> list
 
 
 class _Seen:
-    """A site-packages directory with every name in it, whichever distribution it belongs to."""
+    """A site-packages directory with all names in it, of any distribution."""
 
     def __init__(self, tree: Tree, view: Rootfs, site: str) -> None:
         self._tree, self._view, self._site = tree, view, site
@@ -56,7 +56,7 @@ class _Seen:
 
 
 class _Folders:
-    """Names in the folders of site-packages while files go away."""
+    """Names in the folders of site-packages during the removal."""
 
     def __init__(self, view: Rootfs, site: str, changes: Changes) -> None:
         self._view, self._site = view, site
@@ -71,7 +71,7 @@ class _Folders:
                 path = folder
 
     def replaced(self, path: str) -> bool:
-        """Whether a new file or folder, or one above, has taken this place."""
+        """Whether a new file or folder replaces this path or a parent of it."""
         if path in self._new:
             return True
         while path:
@@ -81,14 +81,14 @@ class _Folders:
         return False
 
     def names(self, folder: str) -> set[str]:
-        """What is in a folder now."""
+        """The current names in a folder."""
         if folder not in self._names:
             found = self._view.names(f"{self._site}/{folder}".rstrip("/"))
             self._names[folder] = set(found) | self._new.get(folder, set())
         return self._names[folder]
 
     def remove(self, path: str) -> None:
-        """Take a file away, and the folders above it that hold nothing but caches then."""
+        """Remove a file, and parent folders that then have only caches."""
         self._drop(path)
         folder = path.rpartition("/")[0]
         while folder:
@@ -106,7 +106,7 @@ class _Folders:
         self._gone.add(path)
 
     def topmost(self) -> list[str]:
-        """What went away, without what went with a folder above it."""
+        """The removed paths, without those inside a removed folder."""
         return sorted(path for path in self._gone if not self._inside(path))
 
     def _inside(self, path: str) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from builder.engines.model import BuiltImage
     from builder.model.plan import BuildPlan
 
-#: The container sees the GPU, vLLM's processes share memory, and models stay on the host.
+#: Options for GPU access, shared memory for vLLM's processes, and models on the host.
 RUN = (
     "docker run --rm --gpus all --ipc host -p 8000:8000 "
     "-v ~/.cache/huggingface:/root/.cache/huggingface --entrypoint vllm"
@@ -25,7 +25,7 @@ RUN = (
 
 
 class RunBlock(Part, frozen=True, kw_only=True):
-    """What starts vLLM with what was built: ``before`` once, then ``command``."""
+    """How to start vLLM in the built image: ``before`` once, then ``command``."""
 
     before: Annotated[
         tuple[Text, ...], Meta(description="commands that make or fetch the image first")
@@ -47,13 +47,13 @@ class RunBlock(Part, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommands:
-    """What a new owner types, and what it is about."""
+    """The commands to run an image, with a title for each."""
 
     block: RunBlock
     overlay: Overlay | None = None
 
     def text(self) -> str:
-        """The block for people."""
+        """The block as text."""
         lines: list[str] = []
         block = self.block
         if self.overlay is not None:
@@ -81,7 +81,7 @@ def serve_line(plan: BuildPlan) -> str:
 
 
 def run_commands(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None) -> RunCommands:
-    """What starts vLLM with what was built; ``dockerfile`` is where the overlay's was written."""
+    """The commands that start vLLM in the built image; ``dockerfile`` builds the overlay's."""
     overlay = overlay_of(plan, built) if plan.base.is_wheels else None
     image = (built.target or built.ref).removeprefix("docker://")
     before: tuple[str, ...] = ()

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from builder.engines.client import Cli
     from builder.engines.progress import Progress
 
-#: First buildx that prints its progress as documents.
+#: First buildx that can print its progress as JSON.
 _DOCUMENTS_SINCE = (0, 13)
 
 
 @dataclass(frozen=True)
 class BuildOutput:
-    """A build that ended."""
+    """A finished build."""
 
     status: int
     said: Progress
@@ -30,7 +30,7 @@ class BuildOutput:
 
 
 def run_build(cli: Cli, words: Sequence[str], env: Mapping[str, str]) -> BuildOutput:
-    """Run one build without network; ``words`` end with its context."""
+    """Run one build without network; the last of ``words`` is its context."""
     documents = (cli.buildx or (0, 0)) >= _DOCUMENTS_SINCE
     command = [*cli.command, f"--progress={'rawjson' if documents else 'plain'}"]
     command += ["--network=none", *words]

@@ -1,4 +1,4 @@
-"""A new OCI layout while it is written: our layers, configurations and manifests."""
+"""A new OCI layout during writing: added layers, configurations and manifests."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob in the layout, and for layers the digest of the uncompressed tar."""
+    """A blob in the layout; ``diff_id`` is the digest of a layer's uncompressed tar."""
 
     digest: str
     size: int
     media_type: str
     diff_id: str = ""
-    #: whether it was taken from the cache as it was
+    #: whether it came from the cache
     cached: bool = False
 
     def descriptor(self) -> dict[str, str | int]:
@@ -43,13 +43,13 @@ class Blob:
 
 
 def say_layer(name: str, files: int, blob: Blob) -> None:
-    """One line about a layer that was added."""
+    """Print one line about an added layer."""
     kept = "  (kept from an earlier build)" if blob.cached else ""
     console.say(f"  {name:<28.28}{files:>5} files {megabytes(blob.size):>10}{kept}")
 
 
 class Scratch:
-    """A layout next to its final place, or in a temporary one."""
+    """A layout being written next to its destination, or in a temporary folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -67,7 +67,7 @@ class Scratch:
         made_of: LayerInputs,
         owners: Owners | None = None,
     ) -> Blob:
-        """Add a layer of absolute paths: the one that is kept, where it is made of the same."""
+        """Add a layer from absolute paths, or reuse the cached layer with the same inputs."""
         partial = self.root / "blobs" / "partial"
         owners = owners or Owners()
         key = layer_key(made_of, files, epoch, owners)
@@ -97,7 +97,7 @@ class Scratch:
         return RawManifest(data=self._path(blob.digest).read_bytes(), media_type=media_type)
 
     def finish(self, manifest: RawManifest, platform: Mapping[str, str], name: str) -> None:
-        """Write ``index.json`` and ``oci-layout``; an index has no ``platform`` of its own."""
+        """Write ``index.json`` and ``oci-layout``; ``platform`` is empty for an index."""
         entry = {
             **manifest.descriptor.as_json(),
             **({"platform": dict(platform)} if platform else {}),

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 _ENGINE = "docker system prune, or --engine oci, which needs no Docker Engine"
-#: Bytes of an image's layers in an engine for one byte of them in a registry, at least: measured
-#: 4.1 on a vLLM image (1202 MB packed), and an engine with the containerd store keeps both.
+#: Bytes in an engine for each byte of an image's layers in a registry, at least: measured
+#: 4.1 on a vLLM image (1202 MB compressed); an engine with the containerd store keeps both.
 _UNPACKED = 2
 
 
 def engine_root(client: DockerClient) -> Path | None:
-    """A Docker Engine's own folder, where the engine is on this machine."""
+    """A Docker Engine's data folder, if the engine is on this machine."""
     address = settings.DOCKER_HOST.value or "unix://"
     if not address.startswith("unix://"):
         return None
@@ -33,13 +33,13 @@ def engine_root(client: DockerClient) -> Path | None:
 
 
 def engine_needs(client: DockerClient, size: int, what: str) -> list[Need]:
-    """In a Docker Engine's own folder, where that is on this machine."""
+    """Space needed in a Docker Engine's data folder, if it is on this machine."""
     root = engine_root(client)
     return [Need(root, size, what, _ENGINE)] if root else []
 
 
 def pull_needs(client: DockerClient, ref: str, platform: str | None) -> list[Need]:
-    """For an image that an engine will pull; nothing where its registry does not tell the size."""
+    """Space needed for a pull; nothing if the registry does not give the size."""
     hurried = replace(Options.from_environment(), attempts=1, connect_timeout=5, read_timeout=10)
     try:
         with Locations(hurried) as locations:

@@ -17,16 +17,16 @@ from builder.util.paths import package_file, project_file
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The applier, as images and mods carry it.
+#: File name of the applier in images and mods.
 APPLIER = "spark_apply.pyz"
 _PACKAGE = b"# The applier of spark-build alone: its other packages are not in this file.\n"
 
 
 def applier_bundle() -> bytes:
-    """The package ``builder.applier`` as one file that Python runs, the same bytes every time.
+    """The package ``builder.applier`` as one file that Python runs, with reproducible bytes.
 
-    A zip archive (PEP 441) that nothing is compressed in: the interpreter reads its modules where
-    they are, nothing is unpacked, and ``unzip -p`` or ``less`` shows the source.
+    An uncompressed zip archive (PEP 441): the interpreter reads its modules in place,
+    nothing is unpacked, and ``unzip -p`` or ``less`` shows the source.
     """
     modules = {path.name: path.read_bytes() for path in package_file("applier").glob("*.py")}
     files = {f"builder/applier/{name}": data for name, data in modules.items()}
@@ -43,18 +43,18 @@ def applier_bundle() -> bytes:
 
 @cache
 def programs() -> Mapping[str, bytes]:
-    """The programs that an image carries, by file name."""
+    """The programs in every image, by file name."""
     verifier = {name: package_file("runtime", name).read_bytes() for name in IMAGE_VERIFIER}
     return MappingProxyType({APPLIER: applier_bundle(), **verifier})
 
 
 @cache
 def maker() -> Maker:
-    """This spark-build.
+    """The version of this spark-build, and the digest of what it adds to images.
 
-    The digest is over the programs and license terms that images and extension wheels carry, and
-    over the tables that the verifier's data is taken from; all else of an image is made by the
-    code of this version.
+    The digest covers the programs and licenses in images and extension wheels, and
+    the tables for the verifier's data; everything else in an image is determined by the
+    version.
     """
     paths = [package_file("runtime", "wheel_loader.py"), package_file("data", "kernels.toml")]
     paths += package_file("data", "diagnose").glob("*.toml")
