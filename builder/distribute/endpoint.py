@@ -1,8 +1,8 @@
 """A read-only registry for one image, on the loopback interface.
 
-A node's own Docker Engine pulls from it through a tunnel, so what travels, what is resumed and what
-is checked is decided by the engine that will run the image.  The repository's name is a secret made
-for this run: others on the machine who reach the port find nothing.
+A node's Docker Engine pulls from it through a tunnel, so the engine that will run the image
+decides what is transferred, resumed and checked.  The repository's name is a random secret
+of this run, so other users of the machine cannot read the image through the port.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _TLS_HANDSHAKE = b"\x16"
 
 @dataclass
 class Sent:
-    """What one node has fetched: blobs and bytes, counted while they are sent."""
+    """Blobs and bytes that one node has fetched, counted during transfer."""
 
     blobs: int = 0
     bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, count: int, *, blob: bool = False) -> None:
-        """Count more; several connections of a node may do it at once."""
+        """Add to the counts; thread-safe."""
         with self._lock:
             self.bytes += count
             self.blobs += blob
 
 
 class Endpoint:
-    """Serves an image; each node has a repository of its own, which only it is told."""
+    """Serves an image; each node has its own secret repository name."""
 
     def __init__(self, source: ImageSource, subject: Subject) -> None:
         self.source = source
@@ -73,19 +73,19 @@ class Endpoint:
         return int(self._server.server_address[1])
 
     def add_part(self, part: Part) -> str:
-        """Serve a part of the image, too; gives its digest."""
+        """Also serve a part of the image; returns its digest."""
         self.documents[part.config_digest] = part.config
         self.manifests[part.manifest.digest] = part.manifest
         return part.manifest.digest
 
     def repository(self) -> str:
-        """A new repository's name: all of them hold the image."""
+        """A new repository name for the same image."""
         name = secrets.token_hex(16)
         self.sent[name] = Sent()
         return f"{name}/image"
 
     def counted(self, repository: str) -> Sent:
-        """What was fetched from a repository so far."""
+        """The counts of a repository so far."""
         return self.sent[repository.partition("/")[0]]
 
     def __enter__(self) -> Self:
@@ -103,13 +103,13 @@ class Endpoint:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection: manifests and blobs by digest, whole or from an offset."""
+    """Handles requests for manifests and blobs by digest, whole or from an offset."""
 
     protocol_version = "HTTP/1.1"
     owner: Endpoint
 
     def handle(self) -> None:
-        """Tell an engine that tries TLS first, in the words by which it knows plain http."""
+        """Reply to a TLS handshake with the response by which engines detect plain HTTP."""
         with contextlib.suppress(OSError):  # a connection that is cut is the engine's to mend
             if self.connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
                 self.connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
@@ -117,10 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, *_words: object) -> None:
-        """The node's engine says what it does; this end counts."""
+        """No log: the node's engine reports progress, and this side counts."""
 
     def do_HEAD(self) -> None:
-        """The same as GET, without the bytes."""
+        """Like GET, without the body."""
         self._answer(send=False)
 
     def do_GET(self) -> None:
@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream(blob, start, stop, sent)
 
     def _range(self, size: int) -> tuple[int, int]:
-        """First and last byte that are asked for; first after last when there are none."""
+        """First and last requested byte; first > last for an invalid range."""
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         if match is None:
             return 0, max(size - 1, 0)
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         return int(match[1]), min(stop, size - 1)
 
     def _stream(self, blob: Descriptor, start: int, stop: int, sent: Sent) -> None:
-        """Send a part; the bytes before it are read and dropped, so that all are checked."""
+        """Send a range; preceding bytes are read and discarded, so that the digest is checked."""
         position = 0
         sent.add(0, blob=start == 0)
         try:

@@ -1,4 +1,4 @@
-"""One machine: what its Docker Engine has, and how it pulls an image, over SSH."""
+"""One machine: its Docker Engine's layers, and pulls over SSH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.errors import RemoteError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: A name or address that SSH knows, with a user where one is needed; never an option.
+#: A host name or address for SSH, with an optional user; never an option.
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]*")
 _ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward")
 _OPTIONS = (
@@ -26,13 +26,13 @@ _OPTIONS = (
     "-o", "ServerAliveInterval=15",
     "-o", "ServerAliveCountMax=4",
 )  # fmt: skip
-#: Seconds for the first answer of a node; fetching has no limit but SSH's own.
+#: Timeout in seconds for a node's first response; pulls have only SSH's limits.
 _ANSWER = 60.0
 _LINES = 6
-#: Seconds for the last words of a connection that has ended.
+#: Seconds to wait for the remaining output of a closed connection.
 _LAST_WORDS = 5.0
 
-#: What the node is and what its engine has: the diff_ids of every image's layers, one image a line.
+#: Script: print the node's facts, then each image's diff_ids on a line.
 _SURVEY = """
 docker version --format 'arch {{.Server.Arch}}' || exit 90
 df -Pk "$(docker info --format '{{.DockerRootDir}}')" 2>/dev/null | awk 'NR==2 {print "free", $4}'
@@ -40,8 +40,8 @@ docker image ls --quiet --no-trunc | sort -u | while read -r id; do
   docker image inspect --format '{{json .RootFS.Layers}}' "$id" 2>/dev/null || true
 done
 """
-#: Fetch by digest (the engine keeps what it has and checks the rest), name it, forget the tunnel.
-#: The last line says how it ended: SSH itself waits for connections that the engine keeps open.
+#: Script: pull by digest (the engine reuses and checks layers), tag, remove the tunnel's tag.
+#: The last line has the status, because SSH waits for connections that the engine keeps open.
 _FETCH = """
 from=127.0.0.1:{port}/{repository}
 pull() {{
@@ -66,14 +66,14 @@ fetch() {{
 fetch
 echo "ended $?"
 """
-#: What parts of an image are called on a node until all of it is there.
+#: Tag prefix of an image's parts on a node during a transfer.
 _PARTIAL = "spark-build-partial"
 _ENDED = re.compile(r"ended (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What a node is and has: layers by diff_id, free bytes where they are kept (0: unknown)."""
+    """A node's facts: layers by diff_id, and free bytes in the engine's folder (0: unknown)."""
 
     architecture: str
     layers: frozenset[str]
@@ -82,17 +82,17 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine that SSH reaches.  ``ssh`` is the program with options of the user's."""
+    """A machine reached over SSH.  ``ssh`` is the program with the user's options."""
 
     host: str
     ssh: tuple[str, ...] = ("ssh",)
 
     @classmethod
     def parse(cls, host: str, ssh: str) -> Node:
-        """From the command line.
+        """Parse a host from the command line.
 
         Raises:
-            UsageError: the host's name could be taken for something else.
+            UsageError: the host's name could be taken for an option.
         """
         if not _HOST.fullmatch(host):
             raise UsageError(f"{host!r} is not a host", hint="spark-1, or user@spark-1")
@@ -105,10 +105,10 @@ class Node:
         return cls(host, words)
 
     def survey(self) -> NodeFacts:
-        """Ask what the node's engine has.
+        """Query the node's engine.
 
         Raises:
-            RemoteError: the node does not answer, or has no Docker Engine that we may use.
+            RemoteError: the node does not respond, or has no usable Docker Engine.
         """
         try:
             done = subprocess.run(
@@ -129,10 +129,10 @@ class Node:
 
     @contextlib.contextmanager
     def tunnel(self, port: int) -> Iterator[Tunnel]:
-        """A shell on the node, to which our ``port`` is a port of its own.
+        """A shell on the node with ``port`` forwarded.
 
         Raises:
-            RemoteError: the node does not answer, or forwards no port.
+            RemoteError: the node does not respond, or does not allow port forwarding.
         """
         command = [*self.ssh, *_OPTIONS, "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
         command += ["-R", f"127.0.0.1:0:127.0.0.1:{port}", self.host, "sh", "-s"]
@@ -150,7 +150,7 @@ class Node:
                 process.terminate()
 
     def failed(self, status: int, said: str) -> RemoteError:
-        """Why a command on the node failed, in the node's own last words."""
+        """The error for a failed command on the node, with the end of its output."""
         lines = [line for line in said.splitlines() if line.strip() and "Allocated" not in line]
         words = "\n  ".join(lines[-_LINES:])
         hints = {
@@ -164,7 +164,7 @@ class Node:
 
 
 class Tunnel:
-    """A shell on a node that waits for its script."""
+    """A shell on a node that waits for a script."""
 
     def __init__(self, node: Node, process: subprocess.Popen[str]) -> None:
         self._node, self._process = node, process
@@ -185,12 +185,12 @@ class Tunnel:
         self._ready.set()
 
     def fetch(self, repository: str, digest: str, name: str, parts: Sequence[str]) -> str:
-        """Let the node's engine fetch an image and name it; gives the image's ID there.
+        """Let the node's engine pull and tag an image; returns its ID there.
 
-        ``parts`` are digests of images of its lowest layers, to be fetched before it.
+        ``parts`` are digests of images with its lowest layers, to pull first.
 
         Raises:
-            RemoteError: it did not succeed.
+            RemoteError: it failed.
         """
         self._ready.wait(_ANSWER)
         if self._port is None:

@@ -1,8 +1,8 @@
 """Splits a large image into parts, so that an interrupted transfer resumes.
 
-A Docker Engine forgets the layers of a pull that failed.  So a node is first given images of the
-lowest layers alone, each with some more than the one before: what such an image holds is kept, and
-the next run finds it there.  When the whole image has arrived, their names are taken away again.
+A Docker Engine discards the layers of a failed pull.  So a node first pulls images of the
+lowest layers, each with a few more than the one before: the engine keeps their layers, and
+the next run reuses them.  When the whole image has arrived, their tags are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from builder.publish.subject import Image
 
-#: Missing bytes after which a part ends: some seconds on the slowest line between two machines.
+#: Missing bytes in a part: a few seconds on a slow connection.
 PART_BYTES = 64 << 20
 
 
@@ -36,9 +36,9 @@ class Part:
 
 
 def parts_of(image: Image, present: Collection[str], limit: int = PART_BYTES) -> Iterator[Part]:
-    """Parts that each bring about ``limit`` bytes which are not ``present`` (by diff_id).
+    """Parts that each add about ``limit`` bytes that are not ``present`` (by diff_id).
 
-    The last layers make no part: they come with the image itself.
+    The last layers are not a part: they come with the image itself.
     """
     diff_ids = image.settings.diff_ids or ()
     waiting = 0

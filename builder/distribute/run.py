@@ -36,7 +36,7 @@ _EVERY = 10.0
 
 
 class Delivery(Part, frozen=True, kw_only=True):
-    """What became of one node; what is missing is what it lacked before."""
+    """The result for one node; "missing" is what it lacked before."""
 
     host: Text
     status: Literal["fetched", "up to date", "dry run", "failed"]
@@ -58,13 +58,13 @@ class Deliveries(Document, frozen=True, kw_only=True):
 
 
 class Distribution:
-    """One image, served to many."""
+    """The copy of one image to several nodes."""
 
     def __init__(self, stored: StoredImage, name: str, *, dry_run: bool) -> None:
         self._stored, self._name, self._dry_run = stored, name, dry_run
 
     def image_for(self, survey: NodeFacts) -> Image:
-        """The image that a node's engine will choose.
+        """The image that a node's engine will select.
 
         Raises:
             RemoteError: no image for its architecture.
@@ -88,7 +88,7 @@ class Distribution:
         return [layer.size for layer, known in pairs if known not in survey.layers]
 
     def run(self, nodes: Sequence[Node], jobs: int) -> Deliveries:
-        """Serve every node, at most ``jobs`` at once; one that fails stops no other."""
+        """Serve every node, at most ``jobs`` in parallel; a failure does not stop the others."""
         with Endpoint(self._stored.source, self._stored.subject) as endpoint:
             stop = threading.Event()
             watcher = threading.Thread(target=_watch, args=(endpoint, stop), daemon=True)
@@ -161,14 +161,14 @@ def _since(began: float) -> float:
 
 
 def _with_problems(error: SparkBuildError, endpoint: Endpoint) -> SparkBuildError:
-    """The error with what went wrong at our end, which the node cannot know."""
+    """The error with problems on this side, which the node cannot report."""
     if not endpoint.problems:
         return error
     return RemoteError(f"{error}\n  {endpoint.problems[-1]}", hint=error.hint)
 
 
 def _watch(endpoint: Endpoint, stop: threading.Event) -> None:
-    """Say now and then how much has travelled."""
+    """Print progress regularly."""
     last = 0
     while not stop.wait(_EVERY):
         total = sum(sent.bytes for sent in endpoint.sent.values())

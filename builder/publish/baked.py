@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 _PLAN, _LAYERS = (f"{SHARE}/{name}".lstrip("/") for name in ("plan.json", "layers.json"))
 _METADATA = "workspace/build-metadata.yaml"
 _KEPT = (_PLAN, _LAYERS, _METADATA)
-#: Our own version, as ``bake.build_metadata`` writes it.
+#: The version of spark-build, as ``build_metadata`` writes it.
 _VERSION = re.compile(rb'^spark_build:\n  version: "([^"\n]*)"$', re.MULTILINE)
-#: A plan lists every file that it changes: 100 kB today, and never this much.
+#: Limit of a plan's size; a plan lists every file that it changes, about 100 kB today.
 _FILE_LIMIT = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baked:
-    """The plan and the rendered layers of an image, and what lies in the same layer.
+    """The plan and the rendered layers of an image, and the other files of the same image layer.
 
-    ``files`` maps absolute paths to the sha256 of every regular file in it; ``version`` is that of
+    ``files`` maps absolute paths to the sha256 of every regular file; ``version`` is that of
     the spark-build that made it.
     """
 
@@ -50,10 +50,10 @@ class Baked:
 
 
 def read_baked(source: ImageSource, image: Image) -> Baked:
-    """Read plan and layers, newest layer first, and no further than needed.
+    """Read plan and layers, newest image layer first, as far as needed.
 
     Raises:
-        UsageError: the image carries no plan, or not the one that its label names.
+        UsageError: the image has no plan, or not the one that its label names.
         RemoteError: a layer cannot be read.
     """
     for blob in reversed(image.layers):
@@ -85,7 +85,7 @@ def version_in(metadata: bytes) -> str:
 
 
 def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The files to keep, where this layer holds them, and the sha256 of everything in it."""
+    """The wanted files of this layer, and the sha256 of every file in it."""
     kept: dict[str, bytes] = {}
     files: dict[str, str] = {}
     with source.open(blob) as stream:

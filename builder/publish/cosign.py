@@ -36,9 +36,9 @@ _INSTALL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Who signs, or who must have signed: a key, or an identity that an issuer vouches for.
+    """The signer, or the required signer: a key, or an identity with its issuer.
 
-    ``log`` says whether the public transparency log is used; with a key it need not be.
+    ``log`` says whether the public transparency log is used; it is optional with a key.
     """
 
     key: str = ""
@@ -55,7 +55,7 @@ class Signed(Document, frozen=True, kw_only=True):
 
 
 class SignatureCheck(Document, frozen=True, kw_only=True):
-    """An image with a signature that matches; one without is an error."""
+    """An image with a matching signature."""
 
     image: Text
     digest: Digest
@@ -83,10 +83,10 @@ def sign(reference: Reference, trust: Trust) -> Signed:
 
 
 def verify_signature(reference: Reference, trust: Trust) -> SignatureCheck:
-    """Check that a signature on this digest is theirs, and count those that are.
+    """Check that this digest has a signature of the given signer, and count them.
 
     Raises:
-        UsageError: neither a key nor an identity with its issuer is named.
+        UsageError: neither a key nor an identity with its issuer is given.
         EngineError: cosign is not installed.
         SparkBuildError: there is no such signature (exit 5).
         RemoteError: cosign failed otherwise.
@@ -115,7 +115,7 @@ def verify_signature(reference: Reference, trust: Trust) -> SignatureCheck:
 
 
 def _count(output: str, reference: Reference) -> int:
-    """Signatures whose payload names this digest: cosign says what it has checked."""
+    """Count the verified signatures whose payload names this digest."""
     try:
         payloads = json.loads(output)
         named = [p["critical"]["image"]["docker-manifest-digest"] for p in payloads]
@@ -163,10 +163,10 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 @contextlib.contextmanager
 def _login(reference: Reference) -> Iterator[dict[str, str]]:
-    """An environment in which cosign logs in as we do.
+    """An environment in which cosign has our credentials.
 
-    It reads Docker's configuration itself; only what our own variables say has to be told, in a
-    file, because a command line can be read by everyone on the machine.
+    It reads Docker's configuration itself; only credentials from our own variables are passed, in a
+    file, because other users can read command lines.
     """
     env = dict(os.environ)
     credential = find_credential(reference.host, reference.repository)

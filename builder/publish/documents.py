@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from builder.publish.proof import Proof
     from builder.publish.subject import Image
 
-#: How BuildKit and cosign say which predicate an in-toto statement holds.
+#: The annotation of BuildKit and cosign for the predicate type of an in-toto statement.
 PREDICATE_ANNOTATION = "in-toto.io/predicate-type"
 CREATED = "org.opencontainers.image.created"
 
 
 def published_at() -> str:
-    """Now, or ``SOURCE_DATE_EPOCH``: the one time in what is published (RFC 3339, UTC).
+    """The time now, or ``SOURCE_DATE_EPOCH``: the only timestamp of a publication (RFC 3339, UTC).
 
-    It stands on the evidence only, so image, provenance and bill stay the same from run to run.
+    Only the evidence has it, so image, provenance and bill of materials are reproducible.
     """
     named = settings.EPOCH.value
     seconds = int(named) if named.isdigit() else int(time.time())
@@ -32,7 +32,7 @@ def published_at() -> str:
 
 
 def documents(image: Image, baked: Baked, claim: Claim, proof: Proof) -> list[Attachment]:
-    """Everything that is attached to one image."""
+    """The documents that are attached to one image."""
     levels = ",".join(proof.evidence.levels())
     return [
         Attachment(

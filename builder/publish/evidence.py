@@ -1,7 +1,8 @@
 """Checks the evidence of an image: only verified images are published.
 
-Evidence is the document that ``verify --json`` writes.  It counts for an image only when it names
-that image's digest, and its verdict is read from its checks, not from what it says of itself.
+Evidence is the document that ``verify --json`` writes.  It is accepted for an image only if it
+names that image's digest, and its verdict is computed from its checks, not read from its own
+summary.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ MEDIA_TYPE = "application/vnd.spark-build.evidence.v1+json"
 PASSED = f"{LABEL_PREFIX}.passed"
 #: Annotation: the levels that passed, comma-separated.
 PASSED_LEVELS = f"{LABEL_PREFIX}.levels"
-#: What must have run before an image is published, where there is anything to check.
+#: Levels that must have run before an image is published, if they have something to check.
 REQUIRED: tuple[Level, ...] = ("static", "imports", "dispatch")
 _FILE_LIMIT = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What is to be proven: one image, under every digest that evidence may know it by."""
+    """An image to prove, with every digest that evidence may use for it."""
 
     digest: str
     digests: tuple[str, ...]
     plan_digest: str
-    #: whether the plan says which lines vLLM must log
+    #: whether the plan has expected log lines
     expects: bool
 
     def may_be_moot(self, level: str) -> bool:
-        """Whether a level may have had nothing to check; a line that is expected can be checked."""
+        """Whether a level may have had nothing to check; expected lines can always be checked."""
         return level != "dispatch" or not self.expects
 
 
 class CheckStatement(Part, frozen=True, kw_only=True):
-    """As much of a check as counts; a status that no spark-build writes is never a pass."""
+    """The relevant fields of a check; an unknown status is never a pass."""
 
     level: str = ""
     name: str = ""
@@ -58,7 +59,7 @@ class CheckStatement(Part, frozen=True, kw_only=True):
 
 
 class Statement(Part, frozen=True, kw_only=True):
-    """As much of evidence as counts."""
+    """The relevant fields of evidence."""
 
     digests: tuple[str, ...] = ()
     plan_digest: str = ""
@@ -67,14 +68,14 @@ class Statement(Part, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A verification report, and where it came from."""
+    """A verification report and its origin."""
 
     document: Mapping[str, Any]
     origin: str
 
     @cached_property
     def statement(self) -> Statement:
-        """What it says.
+        """The parsed statement.
 
         Raises:
             ValueError: it is not evidence; the message says where.
@@ -82,11 +83,11 @@ class Evidence:
         return read(self.document, Statement)
 
     def is_of(self, claim: Claim) -> bool:
-        """Whether it is about this image."""
+        """Whether the evidence is for this image."""
         return bool(set(self.statement.digests) & set(claim.digests))
 
     def lacks(self, claim: Claim, levels: Sequence[str]) -> list[str]:
-        """Why it does not prove the claim; empty when it does."""
+        """Why it does not prove the claim; empty if it does."""
         if not self.is_of(claim):
             named = ", ".join(self.statement.digests) or "no digest"
             return [f"{self.origin} is about {named}, not about {claim.digest}"]
@@ -111,13 +112,13 @@ class Evidence:
         return reasons
 
     def levels(self) -> list[str]:
-        """Levels of which every check passed, in the order in which they ran."""
+        """Levels whose checks all passed, in the order in which they ran."""
         checks = self.statement.checks
         named = dict.fromkeys(c.level for c in checks)
         return [n for n in named if all(c.status == "pass" for c in checks if c.level == n)]
 
     def about(self, claim: Claim) -> bytes:
-        """The document as it is attached: about the digest, without a path of this machine."""
+        """The document to attach: with the image's digest, and without local paths."""
         document = {**self.document, "target": claim.digest, "digests": [claim.digest]}
         if isinstance(verdict := document.get("verdict"), dict):
             document["verdict"] = {**verdict, "todo": []}  # commands about this machine's files
@@ -125,7 +126,7 @@ class Evidence:
 
 
 def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
-    """What ``verify --json`` or ``image --json`` wrote.
+    """Parse the output of ``verify --json`` or ``image --json``.
 
     Raises:
         UsageError: it is neither.
@@ -169,7 +170,7 @@ def read_evidence(path: Path) -> list[Evidence]:
 def best_evidence(
     claim: Claim, offered: Sequence[Evidence], levels: Sequence[str]
 ) -> tuple[Evidence | None, list[str]]:
-    """The first piece that proves the claim, or None with what every piece about it lacks."""
+    """The first evidence that proves the claim, or None with what each lacks."""
     reasons: list[str] = []
     for evidence in offered:
         lacking = evidence.lacks(claim, levels)
@@ -180,7 +181,7 @@ def best_evidence(
 
 
 def refuse_unproven(claim: Claim, reasons: Sequence[str]) -> SparkBuildError:
-    """The error for an image that nothing proves (exit 5)."""
+    """The error for an unproven image (exit 5)."""
     listed = "\n  ".join(reasons[:8]) or "it was never verified"
     return SparkBuildError(
         f"{claim.digest} is not published, because it is not verified:\n  {listed}",
@@ -190,7 +191,7 @@ def refuse_unproven(claim: Claim, reasons: Sequence[str]) -> SparkBuildError:
 
 
 def failed_evidence(claim: Claim, offered: Sequence[Evidence], reasons: Sequence[str]) -> Evidence:
-    """What is attached to a forced image: the evidence, and what it lacks."""
+    """The evidence attached to a forced image, with what it lacks."""
     mine = [e for e in offered if e.is_of(claim)]
     document = dict(mine[0].document) if mine else {"schema": 1, "checks": []}
     document |= {

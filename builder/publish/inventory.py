@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from builder.publish.subject import Image, Subject
     from builder.registry.model import Descriptor
 
-#: Small requests at once.
+#: Parallel small requests.
 _JOBS = 8
-#: How our engines say in an image's history that a layer is ours.
+#: Matches history entries written by spark-build's engines.
 _OUR_LAYER = re.compile(
     r"spark-build layer |COPY (--link )?(\d\d|layer)-[\w.-]+/ / |RUN .*spark_apply\.pyz?.*finish"
 )
@@ -40,8 +40,8 @@ TagKind = Literal["immutable", "moving", "previous", "base", "other"]
 class StoredManifest:
     """One manifest of a repository, and the tags on it.
 
-    ``verified`` is None where nothing says so or otherwise; ``added`` is in bytes, None where the
-    history does not say which layers are ours.
+    ``verified`` is None if unknown; ``added`` is in bytes, None if the
+    history does not tell which layers spark-build added.
     """
 
     digest: str
@@ -65,19 +65,19 @@ class StoredManifest:
 
     @property
     def added(self) -> int | None:
-        """Compressed bytes of our layers."""
+        """Compressed size of the layers that spark-build added."""
         sizes = [added_bytes(image) for image in self.images]
         known = [size for size in sizes if size is not None]
         return sum(known) if known and len(known) == len(sizes) else None
 
     @property
     def overlay(self) -> bool:
-        """Whether it is a mere overlay, and no image that runs."""
+        """Whether it is an overlay, which cannot run alone."""
         return self.subject is not None and self.subject.overlay
 
     @property
     def own_tags(self) -> tuple[str, ...]:
-        """The tags that ``publish`` makes of its labels; none where it is not ours."""
+        """The tags that ``publish`` derives from its labels; empty for a foreign image."""
         if self.subject is None:
             return ()
         try:
@@ -87,11 +87,11 @@ class StoredManifest:
 
     @property
     def profile(self) -> str:
-        """The profile in its own tags, ``""`` where it has none."""
+        """The profile in its own tags, or ``""``."""
         return self.subject.name.profile if self.subject is not None and self.own_tags else ""
 
     def kind(self, tag: str) -> TagKind:
-        """What a tag is for."""
+        """The kind of a tag."""
         if tag == mirror_tag(self.digest):
             return "base"
         if not self.images:
@@ -102,14 +102,14 @@ class StoredManifest:
 
 
 class Tag(Part, frozen=True, kw_only=True):
-    """A tag, and what it is for."""
+    """A tag and its kind."""
 
     tag: Text
     kind: TagKind
 
 
 class HeldRow(Part, frozen=True, kw_only=True):
-    """A manifest of a repository, with its tags and what is known of it."""
+    """A manifest of a repository, with its tags and evidence."""
 
     digest: Digest
     tags: tuple[Tag, ...]
@@ -129,7 +129,7 @@ class HeldRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, held: StoredManifest) -> HeldRow:
-        """The row of a manifest."""
+        """The row for a manifest."""
         label, images = held.label, held.images
         return cls(
             digest=held.digest,
@@ -151,7 +151,7 @@ class HeldRow(Part, frozen=True, kw_only=True):
 
 
 class Listing(Document, frozen=True, kw_only=True):
-    """What a repository holds."""
+    """The contents of a repository."""
 
     repository: Text
     images: tuple[HeldRow, ...]
@@ -167,7 +167,7 @@ def _words(label: dict[str, str], name: str) -> tuple[str, ...]:
 
 
 def added_bytes(image: Image) -> int | None:
-    """Compressed bytes of the layers that the image's history calls ours."""
+    """Compressed size of the layers that spark-build added, from the image's history."""
     notes = [step.created_by for step in image.settings.history if not step.empty_layer]
     if len(notes) != len(image.layers):
         return None
@@ -176,13 +176,13 @@ def added_bytes(image: Image) -> int | None:
 
 
 def our_layer(step: str) -> bool:
-    """Whether a step of an image's history was written by one of our engines."""
+    """Whether an entry of an image's history was written by spark-build."""
     return _OUR_LAYER.search(step) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """All of a repository.  ``attachments`` are the tags that hold proofs and signatures."""
+    """The contents of a repository.  ``attachments`` are tags of evidence and signatures."""
 
     repository: str
     held: tuple[StoredManifest, ...]
@@ -193,7 +193,7 @@ def take_inventory(repository: PublishTarget) -> Inventory:
     """Read every tag, newest publication first.
 
     Raises:
-        RemoteError: the registry does not answer.
+        RemoteError: the registry does not respond.
     """
     names = repository.tags()
     attachments = sorted(tag for tag in names if is_fallback_tag(tag))
@@ -244,7 +244,7 @@ def _all(values: Iterable[bool | None]) -> bool | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferrerSummary:
-    """What the list of referrers of one image says without reading them."""
+    """A summary of an image's referrers, from the list alone."""
 
     published: str
     verified: bool | None

@@ -1,8 +1,8 @@
 """Copies the base image next to the published image, because nightly bases disappear.
 
 The base's layers are in the image anyway, so a mirror in the same repository costs a manifest and a
-configuration.  What the plan calls the base may be an index; the entry that was patched is kept,
-and the index's own bytes are kept in the note, so that the digest in the plan can still be followed
+configuration.  The base in the plan may be an index; the patched entry is kept,
+and the index's bytes are kept in the note, so that the digest in the plan still leads
 to the image.
 """
 
@@ -34,17 +34,17 @@ MIRROR = f"{LABEL_PREFIX}.base-mirror"
 
 
 def mirror_tag(digest: str) -> str:
-    """The tag that a copy of a base gets."""
+    """The tag of a base's copy."""
     return f"base-{digest.removeprefix('sha256:')[:12]}"
 
 
 def mirrors_of(
     stored: StoredImage, places: Locations
 ) -> tuple[tuple[Mirror, ...], Mapping[str, list[Attachment]]]:
-    """The bases of the images, to be copied, and the note about it that each image gets.
+    """The images' bases to copy, and the note that is attached to each image.
 
     Raises:
-        UsageError: an image stands on no image, or its base is not one of its platform.
+        UsageError: an image has no base image, or its base is for another platform.
         RemoteError: a base is no longer available.
     """
     mirrors: dict[str, Mirror] = {}
@@ -71,7 +71,7 @@ def _name(ref: str) -> str:
 
 
 def _entry(whole: Subject, image: Image) -> Image:
-    """The image of the base that has our image's first layers."""
+    """The base's image with the same first layers as ours."""
     for candidate in whole.images:
         count = len(candidate.layers)
         if [d.digest for d in candidate.layers] == [d.digest for d in image.layers[:count]]:
@@ -97,9 +97,9 @@ def _note(base: PlannedBase, whole: Subject, chosen: Image, tag: str) -> Attachm
 
 
 def mirrored_base(repository: PublishTarget, image: Image) -> str | None:
-    """Where a copy of the image's base is kept, as a base to plan on; None where none is noted.
+    """The noted copy of the image's base, as a base reference, or None.
 
-    Nothing has to be believed: a rebuild on another base than the right one has another digest.
+    The note need not be trusted: a rebuild on a wrong base has another digest.
     """
     for entry in repository.referrers(image.digest):
         if entry.artifact_type == MEDIA_TYPE and is_digest(entry.annotations.get(MIRROR, "")):

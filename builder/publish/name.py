@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 _NOT_IN_A_TAG = re.compile(r"[^A-Za-z0-9_.-]+")
 _TAG_LIMIT = 128
-#: Twelve hexadecimal digits of the plan digest, as in the names of images that are only built.
+#: Hexadecimal digits of the plan digest, as in the names of built images.
 _SHORT = 12
 UNVERIFIED = "-unverified"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Name:
-    """What an immutable tag is made of.
+    """The parts of an immutable tag.
 
     ``plan_digest`` is the plan's; for images of several plans the sha256 of their sorted digests as
     canonical JSON.
@@ -33,10 +33,10 @@ class Name:
     plan_digest: str
 
     def tag(self, *, verified: bool) -> str:
-        """``<vllm>-<profile>-<plan12>``: one plan, one name; unverified images are marked in it.
+        """``<vllm>-<profile>-<plan12>``, with a mark for unverified images.
 
         Raises:
-            UsageError: the name would be longer than a tag may be.
+            UsageError: the name is too long for a tag.
         """
         short = self.plan_digest.removeprefix("sha256:")[:_SHORT]
         words = f"{self.version}-{self.profile}-{short}{'' if verified else UNVERIFIED}"
@@ -50,7 +50,7 @@ class Name:
 
 
 def name_of(labels: Sequence[Mapping[str, str]], subject: str) -> Name:
-    """The name for images with these labels, which go under one tag.
+    """The name for images with these labels under one tag.
 
     Raises:
         UsageError: a label is missing, or the images disagree.

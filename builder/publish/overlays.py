@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
-    """Refuse an overlay, unless that is what is to be published; ``to`` is where it should go.
+    """Refuse an overlay unless ``--overlay`` was given; ``to`` is the destination.
 
     Raises:
-        UsageError: it is one and is not meant as one, or the other way round.
+        UsageError: it is an overlay without the option, or the option without an overlay.
     """
     if opened.overlay and allowed:
         console.say(f"  {opened.text} is an overlay: it runs on {opened.recipe.base}, not alone")
@@ -39,7 +39,7 @@ def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
 
 
 def how_to_run(opened: Opened) -> tuple[str, str]:
-    """How an overlay becomes an image, with the Dockerfile where no file has it; the command."""
+    """How to build an image from an overlay: the Dockerfile, if no file has it, and the command."""
     recipe = opened.recipe
     found = None
     if opened.text.startswith("oci:"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from builder.publish.evidence import Claim
     from builder.publish.protocols import PublishTarget
 
-#: Evidence lists a few dozen checks: 30 kB today.
+#: Limit of evidence's size; a few dozen checks take about 30 kB.
 _LIMIT = 32 << 20
 
 
@@ -37,7 +37,7 @@ class Proof:
 
 
 def attached_evidence(repository: PublishTarget, digest: str) -> Iterable[Evidence]:
-    """Evidence that was attached to an image in a repository; what is damaged is passed over."""
+    """Evidence attached to an image in a repository; damaged documents are skipped."""
     for entry in repository.referrers(digest):
         if entry.artifact_type != MEDIA_TYPE:
             continue
@@ -58,11 +58,11 @@ def prove(
     verify_now: Callable[[Claim], Evidence] | None,
     force: bool,
 ) -> dict[str, Proof]:
-    """For every image the evidence that proves it; with ``force`` also what does not.
+    """The evidence that proves each image; with ``force`` also insufficient evidence.
 
     Raises:
-        UsageError: evidence was given for none of the images.
-        SparkBuildError: an image is not proven, and nothing was forced (exit 5).
+        UsageError: the given evidence is for other images.
+        SparkBuildError: an image is not proven, without ``force`` (exit 5).
     """
     for evidence in offered:
         if not any(evidence.is_of(claim) for claim in claims):
@@ -84,7 +84,7 @@ def prove(
 
 @dataclass(frozen=True)
 class _Search:
-    """Where evidence may come from, besides what was given."""
+    """Sources of evidence, besides given files."""
 
     levels: Sequence[str]
     repositories: Sequence[PublishTarget]

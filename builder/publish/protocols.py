@@ -16,22 +16,22 @@ class PublishTarget(ImageTarget, Protocol):
     """A repository on a registry that images are published to."""
 
     def digest_of(self, reference: str) -> str | None:
-        """The digest that a tag points to, None where there is no such tag."""
+        """The digest that a tag points to, or None."""
 
     def settle(self) -> None:
-        """Wait until whoever found a tag free, just before it was taken, has written it, too."""
+        """Wait until a concurrent publisher that saw the tag free has written it too."""
 
     def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
-        """Give a tag that names ``was`` (None: nothing) to a manifest; TagTaken if it does not."""
+        """Move a tag from digest ``was`` (None: a new tag) to a manifest, or raise TagTaken."""
 
     def tags(self) -> Sequence[str]:
-        """Every tag, in no order; none where the repository does not exist yet."""
+        """All tags, unordered; empty if the repository does not exist yet."""
 
     def referrers(self, digest: str) -> Sequence[Descriptor]:
-        """What was attached to a manifest, by the registry's list or by the fallback tag."""
+        """A manifest's referrers, from the registry's list or the fallback tag."""
 
     def attach(self, manifest: RawManifest) -> None:
-        """Push a manifest that has a subject, so that ``referrers`` finds it there."""
+        """Push a manifest with a subject, so that ``referrers`` lists it."""
 
     def remove(self, reference: str) -> bool:
-        """Delete a manifest with every tag on it, or a tag; False from a registry that refuses."""
+        """Delete a manifest with all its tags, or a tag; False if the registry refuses."""

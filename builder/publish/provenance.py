@@ -1,8 +1,8 @@
 """Provenance of an image: an in-toto statement (v1) with a SLSA predicate (v1).
 
-Nothing of it comes from this machine's clock, name or paths: the same plan by the same spark-build
-gives the same statement.  On GitHub Actions the workflow and its run are named too, because there
-the platform is who built it; that part differs from run to run.
+It contains no time, host name or path of this machine: the same plan and spark-build version
+give the same statement.  On GitHub Actions it also names the workflow and its run, because there
+the platform is the builder; that part differs between runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOCAL_BUILDER = "https://spark-build.github.io/builders/local/v1"
 
 
 def provenance(image: Image, baked: Baked) -> bytes:
-    """The statement about one image, as canonical JSON; the same in every repository."""
+    """The statement for one image, as canonical JSON; the same for every repository."""
     plan = baked.plan
     base = plan.base
     run = {"builder": _builder(baked), "metadata": _metadata(plan.plan_digest)}
@@ -75,7 +75,7 @@ def _digest(digest: str) -> dict[str, str]:
 
 
 def _dependencies(plan: BakedPlan) -> Iterable[dict[str, Any]]:
-    """The base, its wheels, every wheel that a layer took from, the image that one was compiled
+    """The base, its wheels, the wheels that layers use, the images that layers were compiled
     in, and the layers' own definitions."""
     if base_kind(plan.base.kind).is_image:
         uri = f"docker://{plan.base.ref.removeprefix('docker://')}"
@@ -112,14 +112,14 @@ def _builder(baked: Baked) -> dict[str, Any]:
 
 
 def _made_by_this(baked: Baked) -> bool:
-    """Whether the image holds our version and exactly our runtime files: an image may be published
+    """Whether the image has this version and exactly its runtime files: an image may be published
     by another spark-build than the one that made it."""
     ours = {f"{SHARE}/{name}": sha256_hex(data) for name, data in programs().items()}
     return baked.version == __version__ and ours.items() <= baked.files.items()
 
 
 def _workflow() -> str:
-    """The workflow that GitHub Actions says it runs, ``""`` elsewhere."""
+    """The current GitHub Actions workflow, or ``""``."""
     reference = os.environ.get("GITHUB_WORKFLOW_REF", "")
     if os.environ.get("GITHUB_ACTIONS") != "true" or not reference:
         return ""
@@ -127,7 +127,7 @@ def _workflow() -> str:
 
 
 def _metadata(plan_digest: str) -> dict[str, str]:
-    """What names this run: the plan, or the run of the workflow."""
+    """The identifier of this run: the plan, or the workflow run."""
     names = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
     server, repository, run = (os.environ.get(name, "") for name in names)
     if _workflow() and repository and run:
@@ -138,7 +138,7 @@ def _metadata(plan_digest: str) -> dict[str, str]:
 
 @cache
 def source_commit() -> str:
-    """The commit of the checkout that runs, ``""`` when it is no checkout or was edited since."""
+    """The commit of this checkout, or ``""`` if it is not a checkout or has changes."""
     if not in_checkout():
         return ""
     root = package_file("..").resolve()

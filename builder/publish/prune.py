@@ -1,7 +1,7 @@
-"""Retention: keeps the newest images of each profile, and everything that a tag names.
+"""Retention: keeps the newest images of each profile, and everything that other tags reference.
 
-An image is ours by its labels, and a tag is ours when it is the one that ``publish`` makes of these
-labels.  Any other tag that names a manifest, itself or through an index, keeps it.
+Labels identify our images, and a tag is ours if ``publish`` derives it from these
+labels.  Any other tag on a manifest, directly or through an index, keeps it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ What = Literal["image", "part", "proof", "signature", "list"]
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionDecision:
-    """What becomes of one image, and why."""
+    """The decision for one image, and the reason."""
 
     held: StoredManifest
     keep: bool
@@ -36,7 +36,7 @@ class RetentionDecision:
 
 
 class Removal(Part, frozen=True, kw_only=True):
-    """One manifest to delete; any other tag than its own that names it keeps it."""
+    """One manifest to delete, unless another tag references it."""
 
     digest: Digest
     what: What
@@ -46,13 +46,13 @@ class Removal(Part, frozen=True, kw_only=True):
     of: Annotated[Digest, Meta(description="the image that it belongs to")] = ""
 
     def __str__(self) -> str:
-        """The tags that go, else the digest, and what it is."""
+        """The deleted tags, else the digest, and its kind."""
         what = f" ({self.what} of {self.of})" if self.of else ""
         return f"{', '.join(self.tags) or self.digest}{what}"
 
 
 class Spared(Part, frozen=True, kw_only=True):
-    """A removal that did not happen: a tag names the manifest, or it was gone already."""
+    """A skipped removal: a tag references the manifest, or it no longer exists."""
 
     digest: Digest
     reason: Text
@@ -60,14 +60,14 @@ class Spared(Part, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class Pruned:
-    """What became of the removals: also true where the run ends early."""
+    """The results of removals, kept up to date in case the run ends early."""
 
     deleted: list[str] = field(default_factory=list)
     spared: list[Spared] = field(default_factory=list)
 
 
 class VerdictRow(Part, frozen=True, kw_only=True):
-    """What becomes of one image, and why."""
+    """The decision for one image, and the reason."""
 
     digest: Digest
     tags: tuple[Text, ...]
@@ -76,7 +76,7 @@ class VerdictRow(Part, frozen=True, kw_only=True):
 
 
 class Retention(Document, frozen=True, kw_only=True):
-    """What retention keeps of a repository, and what became of the rest."""
+    """What retention keeps in a repository, and the results for the rest."""
 
     repository: Text
     keep: Annotated[int, Meta(ge=1, description="newest images to keep for each profile")]
@@ -100,7 +100,7 @@ class Retention(Document, frozen=True, kw_only=True):
         *,
         dry_run: bool,
     ) -> Retention:
-        """The document of a run that came this far."""
+        """The document of a run up to now."""
         rows = (
             VerdictRow(digest=v.held.digest, tags=v.held.tags, keep=v.keep, reason=v.reason)
             for v in verdicts
@@ -119,7 +119,7 @@ class Retention(Document, frozen=True, kw_only=True):
 def judge(
     inventory: Inventory, keep: int, names: Mapping[str, set[str]]
 ) -> list[RetentionDecision]:
-    """A verdict on every image, the newest first; ``names`` says which tags name what.
+    """A decision for every image, newest first; ``names`` maps digests to tags.
 
     Raises:
         UsageError: ``keep`` would leave nothing.
@@ -149,7 +149,7 @@ def judge(
 def _keep_named(
     verdicts: list[RetentionDecision], names: Mapping[str, set[str]]
 ) -> list[RetentionDecision]:
-    """What a tag that stays names stays too, until nothing more is found."""
+    """Also keep everything that kept tags reference, transitively."""
     while True:
         going = {tag for verdict in verdicts if not verdict.keep for tag in verdict.held.tags}
         after = []
@@ -171,10 +171,10 @@ def removals(
     verdicts: Sequence[RetentionDecision],
     names: Mapping[str, set[str]],
 ) -> list[Removal]:
-    """All that is to be deleted, in order: an index, its images, and the proofs of each after it.
+    """Everything to delete, in order: an index, its images, and the attachments of each after it.
 
     Raises:
-        RemoteError: the registry does not answer.
+        RemoteError: the registry does not respond.
     """
     going = sorted(
         (verdict.held for verdict in verdicts if not verdict.keep),
@@ -203,7 +203,7 @@ def removals(
 
 
 def _parts(held: StoredManifest) -> list[str]:
-    """What an index lists."""
+    """The manifests in an index."""
     images = held.subject.images if held.subject is not None else ()
     return [image.digest for image in images if image.digest != held.digest]
 
@@ -211,7 +211,7 @@ def _parts(held: StoredManifest) -> list[str]:
 def _belongings(
     repository: PublishTarget, inventory: Inventory, subject: str, names: Mapping[str, set[str]]
 ) -> Iterable[Removal]:
-    """Proofs, signatures, and last the list of them, by which a broken run is found again."""
+    """Attachments, signatures, and last their list, from which an interrupted run can continue."""
     tags = [tag for tag in inventory.attachments if subject_of_tag(tag) == subject]
     lists = tuple(tag for tag in tags if "." not in tag)
     for entry in repository.referrers(subject):
@@ -229,9 +229,9 @@ def _belongings(
 
 
 def _is_left_over(repository: PublishTarget, subject: str) -> bool:
-    """Whether an image is gone that was ours: our own proofs of it are still here.
+    """Whether a deleted image was ours: its attachments from spark-build still exist.
 
-    A signature alone says nothing: ``COSIGN_REPOSITORY`` keeps those of other repositories.
+    A signature alone proves nothing: ``COSIGN_REPOSITORY`` stores those of other repositories.
     """
     if repository.digest_of(subject) is not None:
         return False
@@ -244,10 +244,10 @@ def _is_left_over(repository: PublishTarget, subject: str) -> bool:
 def prune(
     repository: PublishTarget, wanted: Sequence[Removal], names: TaggedManifests, pruned: Pruned
 ) -> None:
-    """Delete what is still named by nothing else right before; ``pruned`` is kept up to date.
+    """Delete manifests, after checking again that nothing references them; updates ``pruned``.
 
     Raises:
-        RemoteError: the registry refuses deletes, or does not answer.
+        RemoteError: the registry refuses deletes, or does not respond.
     """
     for number, removal in enumerate(wanted):
         reason = _reason_to_spare(repository, removal, names)
@@ -267,7 +267,7 @@ def prune(
 
 
 def _tags_left(repository: PublishTarget, removal: Removal) -> list[str]:
-    """Its tags that name it still: some registries delete a digest and leave the tags on it."""
+    """Its tags that still exist: some registries delete a digest and leave its tags."""
     for tag in removal.tags:
         if repository.digest_of(tag) == removal.digest:
             repository.remove(tag)

@@ -1,7 +1,7 @@
 """Writes to a repository in an order that leaves no tag behind when interrupted.
 
-Blobs and manifests by digest, then what proves them, then the immutable tag, then tags that move.
-Every step looks first whether it is done: a second run finishes what a first one began.
+Blobs and manifests by digest, then attachments, then the immutable tag, then moving tags.
+Each step first checks whether it is done, so a second run completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor, ImageSource, RawManifest
 
 PREVIOUS = "-previous"
-#: What ends the tags that never move: twelve digits of a plan's, or of a base's, digest.
+#: The end of immutable tags: twelve digits of a plan's or base's digest.
 IMMUTABLE = re.compile(r".*-[0-9a-f]{12}(-unverified)?")
 
 Kind = Literal["image", "attach", "mirror", "tag", "previous", "move"]
@@ -38,9 +38,9 @@ Kind = Literal["image", "attach", "mirror", "tag", "previous", "move"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change of the repository: what it is, for people, and how it is done.
+    """One change of the repository: a description, and the function that makes it.
 
-    ``size`` is the bytes that travel, should the registry mount what it has elsewhere.
+    ``size`` is the number of bytes to upload if the registry mounts blobs it has elsewhere.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """A base image to keep beside what stands on it, under its own immutable tag."""
+    """A base image to copy next to the image, under its own immutable tag."""
 
     subject: Subject
     source: ImageSource
@@ -60,10 +60,10 @@ class Mirror:
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What goes into a repository, and under which names.
+    """What to publish, and under which tags.
 
-    ``proofs`` maps the digest of an image to what is attached to it; ``origins`` are repositories
-    that blobs may also be mounted from.
+    ``proofs`` maps image digests to attachments; ``origins`` are repositories
+    from which blobs may be mounted.
     """
 
     subject: Subject
@@ -76,10 +76,10 @@ class Publication:
 
 
 def check_moving(tags: Sequence[str]) -> tuple[str, ...]:
-    """Tags that may move.
+    """Check moving tags.
 
     Raises:
-        UsageError: one is no tag, or is of a kind that never moves.
+        UsageError: one is not a valid tag, or has the form of an immutable tag.
     """
     for tag in map(check_tag, tags):
         if IMMUTABLE.fullmatch(tag) or is_fallback_tag(tag):
@@ -94,10 +94,10 @@ def check_moving(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def steps_to_publish(publication: Publication, target: PublishTarget) -> list[Step]:
-    """What is left to do, in order; nothing is written.
+    """The remaining steps, in order; writes nothing.
 
     Raises:
-        RemoteError: the immutable tag is taken by something else, or the registry does not answer.
+        RemoteError: the immutable tag points to another image, or the registry does not respond.
     """
     subject = publication.subject
     present = target.digest_of(publication.tag)
@@ -121,7 +121,7 @@ def steps_to_publish(publication: Publication, target: PublishTarget) -> list[St
 def two_images(
     target: PublishTarget, tag: str, digest: str, how: str, seen: str | None
 ) -> RemoteError:
-    """An immutable tag names another image than the one that is published."""
+    """The error for an immutable tag that points to another image."""
     return RemoteError(
         f"{target.name}:{tag} {how} {seen}, and this is {digest}: the same plan gave two images, "
         f"so this one is not published",
@@ -136,7 +136,7 @@ def _image_step(
     origins: Sequence[ImageSource],
     target: PublishTarget,
 ) -> Step:
-    """Everything but the tag: the manifests stand under their digests afterwards."""
+    """Everything except the tag: pushes the manifests by digest."""
     sent = [
         blob for blob in missing if not _is_beside(blob, (origin(source, blob), *origins), target)
     ]
@@ -160,7 +160,7 @@ def _image_step(
 
 
 def _is_beside(blob: Descriptor, places: Sequence[ImageSource], target: PublishTarget) -> bool:
-    """Whether another repository of the target's registry has a blob, so that it can be mounted."""
+    """Whether a blob can be mounted from another repository on the target's registry."""
     host = target.name.partition("/")[0]
     return any(
         isinstance(place, Repository) and place.registry.host == host and place.has(blob.digest)
@@ -169,8 +169,8 @@ def _is_beside(blob: Descriptor, places: Sequence[ImageSource], target: PublishT
 
 
 def _proof_steps(publication: Publication, target: PublishTarget) -> list[Step]:
-    """Attach what is not there yet: one document of a kind is enough for one image, but what was
-    published unverified may be verified later."""
+    """Attach missing documents: one of each kind is enough for an image, but an image
+    that was published unverified may be verified later."""
     steps: list[Step] = []
     for image in publication.subject.images:
         wanted = publication.proofs.get(image.digest, ())
@@ -194,7 +194,7 @@ def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) 
 
 
 def _mirror_steps(mirror: Mirror, publication: Publication, target: PublishTarget) -> list[Step]:
-    """The base's layers come with the image; what is left of it is small."""
+    """The base's layers come with the image; the rest is small."""
     missing = missing_blobs(target, mirror.subject.blobs())
     if target.digest_of(mirror.tag) == mirror.subject.digest and not missing:
         return []
@@ -225,7 +225,7 @@ def _tag_step(
 def _lost(
     target: PublishTarget, kind: Kind, tag: str, digest: str, seen: str | None
 ) -> RemoteError:
-    """Somebody else wrote a tag while we did."""
+    """The error for a tag that another client wrote at the same time."""
     if kind == "tag" and seen is not None:
         return two_images(target, tag, digest, "was made", seen)
     return RemoteError(
@@ -236,7 +236,7 @@ def _lost(
 
 
 def _move_steps(target: PublishTarget, root: RawManifest, tag: str) -> list[Step]:
-    """The old image gets its own tag first: between the two steps both names are good."""
+    """The old image gets its own tag first, so that both names are valid between the two steps."""
     current = target.digest_of(tag)
     if current == root.digest:
         return []
@@ -249,10 +249,10 @@ def _move_steps(target: PublishTarget, root: RawManifest, tag: str) -> list[Step
 
 
 def confirm(publication: Publication, target: PublishTarget, *, tagged: bool) -> None:
-    """Read the names again: another publisher may have written at the same moment.
+    """Read the tags again, because another publisher may have written them at the same time.
 
     Raises:
-        RemoteError: a tag does not name what was published.
+        RemoteError: a tag does not point to the published image.
     """
     for step in _proof_steps(publication, target):
         step.run()

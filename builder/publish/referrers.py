@@ -1,7 +1,7 @@
 """Documents that belong to an image, attached to it as OCI 1.1 referrers.
 
-Where a registry keeps no list of referrers, they stand in an index under the tag ``sha256-<hex>``,
-which every attaching client rewrites and none can lock.  So the list is read again after each
+If a registry has no referrers API, they are listed in an index under the tag ``sha256-<hex>``,
+which every client rewrites without a lock.  So the list is read again after each
 write, and written again if another client's write dropped ours.
 """
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from builder.publish.protocols import PublishTarget
 
 _EMPTY = b"{}"
-#: How the types of our own documents begin.
+#: Prefix of the types of spark-build's documents.
 OURS = "application/vnd.spark-build."
-#: How cosign names the layers of what it keeps under a tag: signatures, statements, bills.
+#: Media types of layers that cosign stores under a tag: signatures, statements, bills of materials.
 _SIGNATURES = (
     "application/vnd.dev.cosign.",
     "application/vnd.dsse.envelope.",
@@ -41,13 +41,13 @@ _SIGNATURES = (
     "text/spdx",
     "spdx+json",
 )
-#: Times that a document is listed again when others write the list at the same moment.
+#: Attempts to list a document while other clients write the list.
 _TRIES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
-    """A document that belongs to an image: what it is, and its bytes."""
+    """A document attached to an image: its type and its bytes."""
 
     artifact_type: str
     data: bytes
@@ -55,13 +55,13 @@ class Attachment:
 
     @property
     def blob(self) -> Descriptor:
-        """The document itself."""
+        """The document's blob."""
         return Descriptor(
             media_type=self.artifact_type, digest=sha256_digest(self.data), size=len(self.data)
         )
 
     def manifest(self, subject: Descriptor) -> RawManifest:
-        """The manifest that attaches it, as the image specification writes artifacts."""
+        """The artifact manifest that attaches it (OCI image specification, artifact usage)."""
         document = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
@@ -82,17 +82,17 @@ def _empty() -> Descriptor:
 
 
 def is_fallback_tag(tag: str) -> bool:
-    """Whether a tag holds attachments: ours, or the signatures of cosign (``.sig``, ``.att``)."""
+    """Whether a tag is for attachments: ours, or signatures of cosign (``.sig``, ``.att``)."""
     return is_digest(subject_of_tag(tag))
 
 
 def lists_referrers(manifest: RawManifest) -> bool:
-    """Whether a manifest is a list of attachments, and no index of images."""
+    """Whether a manifest is a list of attachments, not an index of images."""
     return is_index(manifest) and all(entry.artifact_type for entry in entries(manifest))
 
 
 def holds_signatures(manifest: RawManifest) -> bool:
-    """Whether a manifest is what cosign keeps under a tag, and no image."""
+    """Whether a manifest is a signature of cosign, not an image."""
     layers = manifest.json().get("layers")
     types = [
         str(layer.get("mediaType")) if isinstance(layer, dict) else ""
@@ -102,15 +102,15 @@ def holds_signatures(manifest: RawManifest) -> bool:
 
 
 def subject_of_tag(tag: str) -> str:
-    """The digest that such a tag belongs to."""
+    """The digest of the image that such a tag is for."""
     return tag.partition(".")[0].replace("-", ":", 1)
 
 
 def attach(target: PublishTarget, subject: Descriptor, attachment: Attachment) -> None:
-    """Attach a document to a manifest; the same document is attached once.
+    """Attach a document to a manifest, unless it is already attached.
 
     Raises:
-        RemoteError: the registry refuses, or others keep rewriting the list.
+        RemoteError: the registry refuses, or other clients keep rewriting the list.
     """
     for blob, data in ((_empty(), _EMPTY), (attachment.blob, attachment.data)):
         if not target.has(blob.digest):

@@ -1,4 +1,4 @@
-"""The repository operations that publishing needs, and how a target names one."""
+"""The repository operations for publishing, and the parser of targets."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor, RawManifest
     from builder.registry.reference import Reference
 
-#: How registries say that they do not delete: GHCR and Docker Hub have it in their own interface.
+#: Statuses of registries without deletion: GHCR and Docker Hub only delete through their own APIs.
 _NO_DELETE = frozenset({403, 405, 501})
 
 
 class PublishRepository(Repository):
-    """One repository that images are published to (``ports.PublishTarget``)."""
+    """A repository for publishing (implements ``PublishTarget``)."""
 
     def settle(self) -> None:
-        """Wait until whoever found a tag free, just before it was taken, has written it, too."""
+        """Wait until a concurrent publisher that saw the tag free has written it too."""
         sockets.pause(self.transport.options.settle)
 
     def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
-        """Give a tag that names ``was`` (None: nothing) to a manifest; TagTaken if it does not."""
+        """Move a tag from digest ``was`` (None: a new tag) to a manifest, or raise TagTaken."""
         tagging.set_tag(self, manifest, tag, was)
 
     def tags(self) -> Sequence[str]:
-        """Every tag; none where the repository does not exist yet."""
+        """All tags; empty if the repository does not exist yet."""
         return listing.tags(self)
 
     def referrers(self, digest: str) -> Sequence[Descriptor]:
-        """What was attached to a manifest."""
+        """The referrers of a manifest."""
         return listing.referrers(self, digest)
 
     def attach(self, manifest: RawManifest) -> None:
-        """Push a manifest that has a subject."""
+        """Push a manifest with a subject."""
         listing.attach(self, manifest)
 
     def remove(self, reference: str) -> bool:
-        """Delete a manifest with every tag on it, or a tag; False from a registry that refuses.
+        """Delete a manifest with all its tags, or a tag; False if the registry refuses.
 
         Raises:
-            RemoteError: the registry does not answer.
+            RemoteError: the registry does not respond.
         """
         try:
             response = self.transport.request(
@@ -66,10 +66,10 @@ class PublishRepository(Repository):
 
 
 def parse_target(text: str) -> Reference:
-    """``HOST/REPO``, which is all that a target says: publishing makes the tags.
+    """Parse ``HOST/REPO``; publishing adds the tags.
 
     Raises:
-        UsageError: it is not that, or names a tag or digest.
+        UsageError: it is malformed, or has a tag or digest.
     """
     reference = parse_reference(text)
     rest = text.removeprefix("docker://")

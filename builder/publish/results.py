@@ -1,4 +1,4 @@
-"""The JSON of ``publish --json``: what was published where, and its evidence."""
+"""The document of ``publish --json``: what was published where, and its evidence."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class StepRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, step: Step) -> StepRow:
-        """The row of a step."""
+        """The row for a step."""
         return cls(kind=step.kind, what=step.what, size=step.size)
 
 
 class MovedTag(Part, frozen=True, kw_only=True):
-    """A moving tag, and what it named before."""
+    """A moving tag and its previous digest."""
 
     tag: Text
     to: Digest
@@ -41,7 +41,7 @@ class MovedTag(Part, frozen=True, kw_only=True):
 
 
 class PublishResult(Part, frozen=True, kw_only=True):
-    """What became of one target."""
+    """The result for one target."""
 
     repository: Text
     tag: Text
@@ -72,7 +72,7 @@ class PublishResult(Part, frozen=True, kw_only=True):
         streamed: int = 0,
         streamed_bytes: int = 0,
     ) -> PublishResult:
-        """The result for a repository; ``moved`` says what each moving tag named before."""
+        """The result for a repository; ``moved`` has the previous digests of moving tags."""
         tags = (moved or {}).items()
         return cls(
             repository=repository,
@@ -91,7 +91,7 @@ class PublishResult(Part, frozen=True, kw_only=True):
 
 
 class FailedTarget(Part, frozen=True, kw_only=True):
-    """Why one target does not have the image."""
+    """Why publishing to one target failed."""
 
     repository: Text
     code: Annotated[int, Meta(ge=1, description="the exit status")]
@@ -100,7 +100,7 @@ class FailedTarget(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, repository: str, error: SparkBuildError) -> FailedTarget:
-        """The row of an error."""
+        """The row for an error."""
         return cls(repository=repository, code=error.code, message=str(error), hint=error.hint)
 
 
@@ -114,26 +114,26 @@ class ProofRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, digest: str, proof: Proof) -> ProofRow:
-        """The row of a proof."""
+        """The row for a proof."""
         levels = tuple(proof.evidence.levels())
         origin = proof.evidence.origin
         return cls(digest=digest, verified=proof.verified, levels=levels, origin=origin)
 
 
 class TrafficRow(Part, frozen=True, kw_only=True):
-    """Bytes that went over the network."""
+    """Bytes sent and received."""
 
     sent: Count
     received: Count
 
     @classmethod
     def of(cls, traffic: Traffic) -> TrafficRow:
-        """The row of what was counted."""
+        """The row for traffic counts."""
         return cls(sent=traffic.sent, received=traffic.received)
 
 
 class Published(Document, frozen=True, kw_only=True):
-    """What went where.  With --rollback no image is read, and nothing is said of one."""
+    """The result for all targets.  With --rollback it has no image."""
 
     dry_run: bool
     plan_digest: str | None = None

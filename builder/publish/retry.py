@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-#: docker-registry rewrites the links of blobs and manifests in place, and answers with one of these
-#: when it reads a link that another client's push is just writing.
+#: docker-registry rewrites links of blobs and manifests in place, and returns one of these
+#: while another client's push writes a link.
 _PASSING = ("MANIFEST_BLOB_UNKNOWN", "DIGEST_INVALID")
 _TRIES = 6
 
 
 def with_retries(run: Callable[[], Result]) -> Result:
-    """Do something that may be done twice, again when a registry says what may be true in a moment.
+    """Retry an idempotent action after errors that may be temporary.
 
     Raises:
-        RemoteError: it is not, or another thing is wrong.
+        RemoteError: the retries are exhausted, or the error is permanent.
     """
     for turn in range(1, _TRIES):
         try:
@@ -36,5 +36,5 @@ def with_retries(run: Callable[[], Result]) -> Result:
 
 
 def pause(turn: int) -> None:
-    """Wait some hundredths of a second, longer each time, and never as long as the others."""
+    """Wait with exponential backoff and jitter."""
     sockets.pause(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret

@@ -1,4 +1,4 @@
-"""Rollback: a moving tag is set back to its previous image."""
+"""Rollback: sets a moving tag back to its previous image."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def roll_back(
     repository: PublishRepository, tag: str, *, dry_run: bool, overlay: bool = False
 ) -> PublishResult:
-    """Give a moving tag back to the image that it named before.
+    """Set a moving tag back to its previous image.
 
     Raises:
-        UsageError: it is not a moving tag, or that was an overlay and ``overlay`` is not set.
+        UsageError: it is not a moving tag, or the image is an overlay and ``overlay`` is not set.
         SparkBuildError: no previous image is known (exit 3).
     """
     (tag,) = check_moving([tag])
@@ -67,6 +67,6 @@ def roll_back(
 
 
 def _verified(repository: PublishRepository, digest: str) -> bool:
-    """Whether evidence that passed is attached to every image; reported, but not required."""
+    """Whether every image has passing evidence; reported, but not required."""
     images = read_subject(repository, digest).ours
     return all(evidence_marks(repository, image.digest).verified for image in images)

@@ -39,7 +39,7 @@ UP_TO_DATE, PUBLISHED, PLANNED = "up to date", "published", "dry run"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishRequest:
-    """What the command line asks for, besides source and target."""
+    """The options of ``publish``, besides source and target."""
 
     moving: tuple[str, ...] = ()
     mirror_base: bool = False
@@ -56,8 +56,8 @@ def publish(
     """Publish to one repository.
 
     Raises:
-        RemoteError: the registry does not answer, or its immutable tag names something else.
-        SparkBuildError: a moving tag was asked for, for what is not verified (exit 5).
+        RemoteError: the registry does not respond, or the immutable tag points to another image.
+        SparkBuildError: a moving tag was requested for an unverified image (exit 5).
     """
     verified = all(proof.verified for proof in proofs.values())
     moving = check_moving(wish.moving)
@@ -116,7 +116,7 @@ def _publication(
 def _bases_beside(
     stored: StoredImage, repository: PublishRepository, places: Locations
 ) -> tuple[Repository, ...]:
-    """Repositories of the bases on the same registry: their layers are mounted and not sent."""
+    """Repositories of the bases on the same registry, from which layers are mounted."""
     found: dict[str, Repository] = {}
     for image in stored.subject.ours:
         name = image.labels.get("org.opencontainers.image.base.name", "")
@@ -164,7 +164,7 @@ def _carry_out(
 
 
 def _previous(steps: Sequence[Step], tag: str) -> str | None:
-    """The digest that a moved tag had before."""
+    """The previous digest of a moved tag."""
     prefix = f"{tag}{PREVIOUS} -> "
     found = [s.what.removeprefix(prefix) for s in steps if s.what.startswith(prefix)]
     return found[0] if found else None
@@ -178,10 +178,10 @@ def _engine_dry_run(
 
 
 def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: str) -> bool:
-    """Let the engine push, unless the same image is there; whether it pushed.
+    """Let the engine push unless the image exists; returns whether it pushed.
 
     Raises:
-        RemoteError: another image has the tag.
+        RemoteError: the tag points to another image.
     """
     if repository.digest_of(tag) is not None:
         there = read_subject(repository, tag)
@@ -198,5 +198,5 @@ def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: s
 
 
 def _names(subject: Subject) -> set[str]:
-    """Every digest that an engine may know an image by."""
+    """Every digest that an engine may use for an image."""
     return {subject.digest, *(d for image in subject.images for d in image.digests)}

@@ -1,7 +1,7 @@
 """A CycloneDX 1.6 bill of materials: the files that layers add, and their origin.
 
-The base's own bill is its publisher's business; this one lists what we add.  It is written here and
-not through a library so that one plan gives one document, byte for byte, whatever is installed; the
+It covers only what spark-build adds; the base's publisher provides the base's own.  It is written
+here and not with a library, so that a plan gives the same bytes with any installed versions; the
 tests validate it with CycloneDX's own schema.
 """
 
@@ -28,7 +28,7 @@ SPEC_VERSION = "1.6"
 
 
 def bill_of_materials(image: Image, baked: Baked) -> bytes:
-    """The document, as canonical JSON: released wheels that files came from, then the files."""
+    """The document as canonical JSON: the source wheels, then the files."""
     plan = baked.plan
     parts = [*_wheels(plan), *_files(plan, baked.files)]
     root = f"image:{image.digest}"
@@ -36,7 +36,7 @@ def bill_of_materials(image: Image, baked: Baked) -> bytes:
         "$schema": f"http://cyclonedx.org/schema/bom-{SPEC_VERSION}.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": SPEC_VERSION,
-        # the same image always has the same number: no clock and no chance is in it
+        # the serial number is derived from the image: no clock, no randomness
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, image.digest)}",
         "version": 1,
         "metadata": {
@@ -82,25 +82,25 @@ def _properties(values: Mapping[str, object]) -> list[dict[str, str]]:
 
 
 def purl(distribution: str, version: str, filename: str = "") -> str:
-    """The package URL of a release on the package index, or of sources out of a repository."""
+    """The package URL of a release on the package index, or of sources in a repository."""
     name = f"pkg:pypi/{quote(distribution, safe='')}@{quote(version, safe='')}"
     kind = "vcs_url" if filename.startswith("git+") else "file_name"
     return f"{name}?{kind}={quote(filename, safe='')}" if filename else name
 
 
 def inputs_of_layer(layer: PlannedLayer) -> list[Input]:
-    """What a layer took something from: wheels, and what its compile stage was made of."""
+    """A layer's inputs: wheels, and the inputs of its compile stage."""
     stage = layer.compile.stage if layer.compile else None
     return [*layer.inputs, *(stage.inputs if stage else ())]
 
 
 def toolkit_of_layer(layer: PlannedLayer) -> ToolkitImage | None:
-    """The image that a layer's change was compiled in."""
+    """The image in which a layer's change was compiled."""
     return layer.compile.stage.toolkit if layer.compile and layer.compile.stage else None
 
 
 def inputs_of(plan: BakedPlan) -> Iterable[Input]:
-    """Every wheel that the plan took something from, once, in order of file name."""
+    """Every wheel that the plan uses, once, sorted by file name."""
     seen = {
         item.filename: item
         for layer in plan.layers
@@ -111,7 +111,7 @@ def inputs_of(plan: BakedPlan) -> Iterable[Input]:
 
 
 def _wheels(plan: BakedPlan) -> Iterable[dict[str, Any]]:
-    """Releases that files were taken from, and which, where it was not the whole wheel."""
+    """Releases that provide files, with the file names if not the whole wheel."""
     taken: dict[str, set[str]] = {}
     for layer in plan.layers:
         for item in inputs_of_layer(layer):
@@ -132,8 +132,8 @@ def _wheels(plan: BakedPlan) -> Iterable[dict[str, Any]]:
 
 
 def _files(plan: BakedPlan, baked: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    """Patched files as the last layer leaves them (one that goes away is not in the image), and
-    what spark-build adds of its own."""
+    """Patched files in their final form, without removed ones, and
+    the files that spark-build itself adds."""
     site = plan.base.site_packages
     last: dict[str, tuple[str, str | None]] = {
         path: ("spark-build", digest) for path, digest in baked.items()

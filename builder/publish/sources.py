@@ -45,11 +45,11 @@ class StoredImage:
 
     @property
     def name(self) -> Name:
-        """What its tag is made of."""
+        """The parts of its tag."""
         return self.subject.name
 
     def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
-        """One image of it, to be verified where it lies."""
+        """One of its images as a target for ``verify``."""
         from builder.rootfs.image import find_image
         from builder.verify.layered import target_of_layers
 
@@ -58,12 +58,12 @@ class StoredImage:
 
     @property
     def overlay(self) -> bool:
-        """Whether it is the changed files alone, and no image that runs."""
+        """Whether it is an overlay, which cannot run alone."""
         return self.subject.overlay
 
     @property
     def recipe(self) -> Overlay:
-        """How an overlay becomes an image."""
+        """How to build an image from the overlay."""
         image = self.subject.ours[0]
         where = self.text.removeprefix("docker://")
         pinned = where if "@" in where else f"{self.source.name}@{image.digest}"
@@ -71,12 +71,12 @@ class StoredImage:
 
     @cached_property
     def baked(self) -> Mapping[str, Baked]:
-        """What each image that is ours carries about itself, by its digest."""
+        """The baked metadata of each image built by spark-build, by digest."""
         return {image.digest: read_baked(self.source, image) for image in self.subject.ours}
 
     @property
     def claims(self) -> list[Claim]:
-        """What has to be proven."""
+        """The images to prove."""
         return [
             Claim(
                 digest=image.digest,
@@ -91,7 +91,7 @@ class StoredImage:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineImage:
-    """An image in a Docker Engine, which pushes it itself: it knows where its layers came from."""
+    """An image in a Docker Engine, which pushes it itself and knows the origin of its layers."""
 
     text: str
     client: docker.DockerClient
@@ -100,36 +100,36 @@ class EngineImage:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Labels of its configuration."""
+        """The labels in its configuration."""
         from builder.engines import docker
 
         return docker.config_of(self.image).labels
 
     @property
     def name(self) -> Name:
-        """What its tag is made of."""
+        """The parts of its tag."""
         return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.text)
 
     @property
     def overlay(self) -> bool:
-        """Whether it is the changed files alone, and no image that runs."""
+        """Whether it is an overlay, which cannot run alone."""
         return is_overlay(self.labels)
 
     @property
     def recipe(self) -> Overlay:
-        """How an overlay becomes an image."""
+        """How to build an image from the overlay."""
         return overlay_onto(self.recorded.document, self.labels, self.text)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Digests that evidence may know it by."""
+        """Digests that evidence may use for it."""
         from builder.engines import docker
 
         return docker.digests_of(self.image)
 
     @property
     def claims(self) -> list[Claim]:
-        """What has to be proven."""
+        """The images to prove."""
         return [
             Claim(
                 digest=str(self.image.id),
@@ -140,13 +140,13 @@ class EngineImage:
         ]
 
     def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
-        """Exactly this image, whatever its name means by now."""
+        """The target for ``verify``: this image by ID, independent of its tag."""
         from builder.verify.container import open_engine_image
 
         return open_engine_image(digest, opening)
 
     def push(self, repository: str, tag: str) -> None:
-        """Push it under a tag; the engine sends what is missing, and its manifest last.
+        """Push it under a tag; the engine uploads missing blobs, then the manifest.
 
         Raises:
             RemoteError: the registry or the engine refuses.
@@ -166,13 +166,13 @@ Opened = StoredImage | EngineImage
 
 @contextmanager
 def open_source(text: str, places: Locations) -> Iterator[Opened]:
-    """The image that ``oci:DIR``, ``HOST/NAME@sha256:...`` or the name in a Docker Engine means.
+    """Open ``oci:DIR``, ``HOST/NAME@sha256:...`` or a name in a Docker Engine.
 
     A name without digest is looked up in the Docker Engine first, then in its registry;
     ``docker://`` before it means the registry.
 
     Raises:
-        UsageError: it is no such thing, or was not made by spark-build.
+        UsageError: it is malformed, or spark-build did not make it.
         RemoteError: it does not exist.
     """
     if text.startswith(("oci:", "docker://")) or _is_pinned(text):
@@ -208,10 +208,10 @@ def _stored(text: str, places: Locations) -> StoredImage:
 
 
 def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> ImageSource:
-    """A thin layout (``image --thin``) together with the place of the base's blobs.
+    """A thin layout (``image --thin``) together with the location of the base's blobs.
 
     Raises:
-        UsageError: blobs are missing, and no one repository is known to have them.
+        UsageError: blobs are missing, and their repository is unknown.
     """
     absent = [
         image for image in subject.images if not all(layout.has(d.digest) for d in image.layers)

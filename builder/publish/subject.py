@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from builder.registry.model import ImageSource, RawManifest
 
-#: An index with more entries than this is nothing that anybody publishes.
+#: Limit of an index's entries; real ones have far fewer.
 _ENTRY_LIMIT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One image for one platform, as its manifest and its configuration describe it."""
+    """One image for one platform, from its manifest and configuration."""
 
     manifest: RawManifest
     platform: str
@@ -41,7 +41,7 @@ class Image:
 
     @property
     def created(self) -> str:
-        """When it was made, in RFC 3339 format, or ``""``."""
+        """Creation time in RFC 3339 format, or ``""``."""
         return self.settings.created
 
     @property
@@ -51,23 +51,23 @@ class Image:
 
     @property
     def plan_digest(self) -> str:
-        """Digest of the plan that it was made from, ``""`` for an image that is not ours."""
+        """Digest of its plan, ``""`` for a foreign image."""
         return self.labels.get(PLAN_LABEL, "")
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Names under which evidence may know it: a Docker Engine may name it by its config."""
+        """Digests that evidence may use for it: a Docker Engine may use the config's digest."""
         return (self.digest, self.config.digest)
 
     @property
     def overlay(self) -> bool:
-        """Whether it is the changed files alone, and no image that runs."""
+        """Whether it is an overlay, which cannot run alone."""
         kind = self.manifest.json().get("artifactType")
         return is_overlay(self.labels, str(kind or ""))
 
     @property
     def base(self) -> tuple[str, str]:
-        """Reference and digest of what it was made from: an image, or ``pypi:`` wheels."""
+        """Reference and digest of its base: an image, or ``pypi:`` wheels."""
         return self.labels.get(f"{LABEL_PREFIX}.base", ""), self.labels.get(
             f"{LABEL_PREFIX}.base-digest", ""
         )
@@ -75,9 +75,9 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What one tag will name: ``root`` is the manifest of the image, or the index of several.
+    """The target of a tag: ``root`` is an image's manifest, or an index.
 
-    ``images`` holds everything that an index lists: also images that are not ours, and what
+    ``images`` has everything that an index lists, including foreign images, and what
     BuildKit attaches to an image under the platform ``unknown/unknown``.
     """
 
@@ -86,12 +86,12 @@ class Subject:
 
     @property
     def digest(self) -> str:
-        """What the published reference is pinned to."""
+        """The digest of the published reference."""
         return self.root.digest
 
     @property
     def ours(self) -> tuple[Image, ...]:
-        """The images that were made from a plan; an index may carry others along untouched."""
+        """The images built by spark-build; an index may also list others."""
         return tuple(image for image in self.images if image.plan_digest)
 
     @property
@@ -100,16 +100,16 @@ class Subject:
         return any(image.overlay for image in self.ours)
 
     def blobs(self) -> list[Descriptor]:
-        """Every blob of every image, once."""
+        """All blobs of all images, without repetition."""
         found = {b.digest: b for image in self.images for b in (*image.layers, image.config)}
         return list(found.values())
 
     @property
     def name(self) -> Name:
-        """What its tag says.
+        """The parts of its tag.
 
         Raises:
-            UsageError: nothing of it is ours, or its images do not agree.
+            UsageError: spark-build built none of its images, or their labels disagree.
         """
         return name_of([image.labels for image in self.ours], self.digest)
 
@@ -183,7 +183,7 @@ def read_blob(source: ImageSource, blob: Descriptor, limit: int = MANIFEST_LIMIT
     """A whole blob of at most ``limit`` bytes.
 
     Raises:
-        RemoteError: it says that it is larger.
+        RemoteError: it is larger.
     """
     if blob.size > limit:
         raise RemoteError(

@@ -1,4 +1,4 @@
-"""The manifests that the tags of a repository name, directly or through an index."""
+"""The manifests that a repository's tags reference, directly or through an index."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from builder.publish.protocols import PublishTarget
     from builder.registry.model import Descriptor
 
-#: Small requests at once.
+#: Parallel small requests.
 _JOBS = 8
-#: Indexes in indexes, deeper than anybody nests them.
+#: Limit of nested indexes.
 _DEPTH = 8
 
 
 class TaggedManifests:
-    """The tags of a repository, as often as one looks; what an index lists never changes."""
+    """Reads the tags of a repository; the contents of indexes are cached."""
 
     def __init__(self, repository: PublishTarget) -> None:
-        """Nothing is asked yet."""
+        """Sends no request."""
         self._repository = repository
         self._listed: dict[str, tuple[Descriptor, ...]] = {}
 
     def look(self) -> dict[str, set[str]]:
-        """Each digest that a tag names now, itself or through an index, with those tags.
+        """Each digest that a tag references now, directly or through an index, with those tags.
 
         Raises:
-            RemoteError: the registry does not answer, or a tag names what cannot be read: it may
-                be an index of anything.
+            RemoteError: the registry does not respond, or a tag's manifest cannot be read: it may
+                be an index.
         """
         tags = list(self._repository.tags())
         with ThreadPoolExecutor(_JOBS) as pool:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from builder.registry.config import ImageConfig
     from builder.registry.model import Descriptor, ImageSource
 
-#: Files of which the differing bytes are looked for, and how large they may be (bytes).
+#: How many files are compared by byte, and their maximum size in bytes.
 _LOOKED_AT = 8
 _LARGEST = 64 << 20
 _LONGEST_VALUE = 200
 
 
 class Difference(Part, frozen=True, kw_only=True):
-    """One difference: in which blob, at which key or file, and what is on each side."""
+    """One difference: its blob, the key or file, and the value on each side."""
 
     blob: str
     where: str
@@ -35,14 +35,14 @@ class Difference(Part, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ComparedImage:
-    """One of the two images, and where its blobs are."""
+    """One of the two images, and the source of its blobs."""
 
     source: ImageSource
     image: Image
 
 
 def compare_images(published: ComparedImage, rebuilt: ComparedImage) -> list[Difference]:
-    """Everything that differs between two images; none when their manifests are the same bytes.
+    """All differences between two images; empty if their manifests are identical.
 
     Raises:
         RemoteError: a blob cannot be read.
@@ -70,12 +70,12 @@ def _without_blobs(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_layers(config: ImageConfig) -> dict[str, Any]:
-    """The configuration; its list of layers is compared by comparing the layers."""
+    """The configuration without its list of layers, which are compared themselves."""
     return {**config.document, "config": by_variable(config.settings), "rootfs": None}
 
 
 def by_variable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an image with their variables by name, so that one that differs has a name."""
+    """Settings of an image with environment variables by name, so that a difference names one."""
     env = settings.get("Env")
     if not isinstance(env, list) or not all(isinstance(line, str) for line in env):
         return dict(settings)
@@ -163,7 +163,7 @@ def _row(row: tuple[Any, ...]) -> str:
 
 
 def byte_range(old: bytes | None, new: bytes | None) -> str:
-    """Which bytes of a file differ; offsets count from 0 and the end is included."""
+    """The bytes of a file that differ; offsets start at 0, and the end is inclusive."""
     if old is None or new is None:
         return "other content, too large to compare"
     size = f"{len(old)} bytes, rebuilt {len(new)}"
@@ -190,7 +190,7 @@ def _tar(source: ImageSource, blob: Descriptor) -> Iterator[tuple[LayerTar, _Cou
 
 
 class _Counted:
-    """Unpacked bytes with their sha256, which is the layer's diff_id when all were read."""
+    """Unpacked bytes with their sha256, which is the layer's diff_id at the end."""
 
     def __init__(self, inner: Unpacked) -> None:
         self._inner, self._sha = inner, hashlib.sha256()
@@ -215,7 +215,7 @@ class _Counted:
 
 
 def _rows(source: ImageSource, blob: Descriptor) -> tuple[str, dict[str, tuple[Any, ...]]]:
-    """The layer's diff_id, and a row for each entry."""
+    """The layer's diff_id, and a row for each tar entry."""
     rows: dict[str, tuple[Any, ...]] = {}
     with _tar(source, blob) as (tar, counted):
         for member in tar:

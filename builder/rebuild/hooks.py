@@ -1,7 +1,7 @@
 """Layers with hooks: a rebuild runs them from local folders, never from an image.
 
-A hook is Python code.  That which an image carries may be anybody's, so it only says which text it
-was: the same text must be here, and whoever rebuilds must agree to run it.
+A hook is Python code.  Code in an image is not trusted, so the image only names the text
+by digest: the same text must exist locally, and the user must agree to run it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 def with_own_hooks(
     baked: Baked, image: str, patches: Sequence[Path], ask: Callable[[str], None]
 ) -> Baked:
-    """What an image carries, with this machine's text of every layer that has a hook.
+    """The image's metadata, with the local text of every layer that has a hook.
 
     Args:
-        baked: what it carries.
-        image: what the user calls it.
-        patches: the user's folders of layers; none is read where no layer has a hook.
-        ask: asks whether to go on; raises where the answer is no.
+        baked: the image's metadata.
+        image: the name that the user gave.
+        patches: the user's folders of layers; read only if a layer has a hook.
+        ask: asks for confirmation; raises if the answer is no.
 
     Raises:
-        UsageError: a layer is not here, or is another one than the plan.
+        UsageError: a layer is missing, or differs from the plan's.
     """
     if not any(map(has_hook, baked.layers)):
         return baked

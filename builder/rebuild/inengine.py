@@ -1,6 +1,6 @@
 """Compares an image in a Docker Engine with its rebuild: by digest, else file by file.
 
-An engine gives no access to the layers of an image as they were; what it gives is its files.
+An engine gives no access to an image's original layers, only to its files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SETTINGS = ("Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir")
 
 
 class EngineOriginal:
-    """An image in a Docker Engine that is to be reproduced."""
+    """An image in a Docker Engine to reproduce."""
 
     def __init__(self, opened: EngineImage) -> None:
         self._opened = opened
@@ -38,7 +38,7 @@ class EngineOriginal:
 
     @cached_property
     def baked(self) -> Baked:
-        """What it carries about itself."""
+        """The baked metadata."""
         with self._container() as container:
             layers = docker.read_file(container, f"{SHARE}/layers.json")
             metadata = docker.read_file(container, "/workspace/build-metadata.yaml")
@@ -53,7 +53,7 @@ class EngineOriginal:
         return docker.created(self._opened.client, self.digest)
 
     def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
-        """None when the engine knows the image under one of the rebuilt one's digests.
+        """No differences if the engine has the image under a digest of the rebuilt one.
 
         Raises:
             RemoteError: a rebuilt layer cannot be read.
@@ -82,7 +82,7 @@ class EngineOriginal:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that matter; engines write a default as nothing, as null or as what it means."""
+    """Relevant settings; engines write defaults as missing, as null or as a value."""
     named = by_variable(settings)
     return {key: named.get(key) for key in _SETTINGS if named.get(key) not in (None, "", "/")}
 
@@ -99,7 +99,7 @@ def _files(container: Container, view: Rootfs) -> Iterator[Difference]:
 
 
 def _gone(container: Container, plan: BuildPlan) -> Iterator[Difference]:
-    """Files that the plan takes away from its base."""
+    """Files of the base that the plan removes."""
     if not plan.base.is_image:
         return
     for path, content in plan.changes.items():

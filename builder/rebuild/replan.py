@@ -1,8 +1,8 @@
 """Makes the plan again from an image's metadata, without current profiles and layers.
 
-The baked layers are complete (their inputs are pinned by sha256), and the baked plan says which
-base, packages and expected lines they were judged on.  So a profile that has changed since, or a
-layer that was improved, changes nothing here.
+The baked layers are complete (their inputs are pinned by sha256), and the baked plan has the
+base, packages and expected lines that they were judged on.  So later changes of a profile or
+layer have no effect here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def baked_selection(baked: Baked) -> Selection:
-    """What ``--layers`` came to when the image was made."""
+    """The layers that ``--layers`` selected when the image was built."""
     plan = baked.plan
     expect = tuple(read({**plain(entry), "when": {}}, Expectation) for entry in plan.expect)
     profiles = tuple(
@@ -53,7 +53,7 @@ def baked_selection(baked: Baked) -> Selection:
 
 
 def base_reference(baked: Baked) -> str:
-    """The base with everything that may float named: every package, or the image's digest."""
+    """The base, fully pinned: every package version, or the image's digest."""
     base = baked.plan.base
     if base_kind(base.kind).is_wheels:
         return exact_ref(baked.plan)
@@ -69,7 +69,7 @@ def base_reference(baked: Baked) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class BaseLookup:
-    """A base to be identified again.  ``python`` and ``site_packages`` are for a ``pypi:`` one."""
+    """A base to identify again.  ``python`` and ``site_packages`` are for a ``pypi:`` base."""
 
     reference: str
     selection: Selection
@@ -86,11 +86,11 @@ def replan(
 ) -> tuple[BuildPlan, Base]:
     """Judge the baked layers on the baked base; the caller closes the base.
 
-    ``reference`` names the base where it is kept now, when its own registry has lost it.
+    ``reference`` is the base's current location, if its own registry no longer has it.
 
     Raises:
-        RemoteError: the base, or an input, is removed.
-        UsageError: the base is another one by now.
+        RemoteError: the base or an input no longer exists.
+        UsageError: the base has changed.
     """
     base, build = baked.plan.base, _build_of(baked)
     selection = baked_selection(baked)
@@ -126,10 +126,10 @@ def replan(
 
 
 def _build_of(baked: Baked) -> ImageInputs:
-    """How the image was made, as its plan says.
+    """The build inputs in the image's plan.
 
     Raises:
-        UsageError: it is of an older schema.
+        UsageError: the plan has an older schema.
     """
     plan = baked.plan
     if plan.build is not None:
@@ -145,7 +145,7 @@ def _build_of(baked: Baked) -> ImageInputs:
 
 
 def plan_differences(baked: Baked, again: BuildPlan) -> list[Difference]:
-    """Where the plan of today differs from the one in the image; none when digests agree."""
+    """Differences between the new plan and the one in the image; empty if the digests are equal."""
     if again.digest == baked.plan.plan_digest:
         return []
     old = {key: value for key, value in baked.recorded.json.items() if key != "plan_digest"}

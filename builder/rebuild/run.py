@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from builder.rebuild.replan import BaseLookup
     from builder.registry.model import ImageSource
 
-#: How the embedded engine notes its layers in an image's history.
+#: Prefix of history entries written by the embedded engine.
 OUR_STEP = "spark-build layer "
 
 
 class Original(Protocol):
-    """The image that is to be reproduced."""
+    """The image to reproduce."""
 
     @property
     def digest(self) -> str:
-        """What it is known by."""
+        """Its digest."""
 
     @property
     def baked(self) -> Baked:
-        """What it carries about itself."""
+        """The baked metadata."""
 
     def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
-        """Where it differs from its rebuild; none when it is the same image."""
+        """Differences from its rebuild; empty if it is the same image."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class StoredOriginal:
 
 
 class Rebuilt(Part, frozen=True, kw_only=True):
-    """What a rebuild came to."""
+    """The result of a rebuild."""
 
     digest: Annotated[Digest, Meta(description="of the image that was published")]
     rebuilt: Annotated[Digest, Meta(description="of the rebuilt image")]
@@ -82,7 +82,7 @@ class Rebuilt(Part, frozen=True, kw_only=True):
 
 
 class Rebuild(Document, frozen=True, kw_only=True):
-    """An image that was made again from what it carries."""
+    """An image that was rebuilt from its metadata."""
 
     image: Text
     same: bool
@@ -96,12 +96,12 @@ def rebuild(
     sources: IndexSources,
     reference: str | None = None,
 ) -> Rebuilt:
-    """Plan, build and compare.  ``reference`` is where the base is kept now.
+    """Plan, build and compare.  ``reference`` is the base's current location.
 
-    ``baked`` is what the original carries, with no code out of it (`builder.rebuild.hooks`).
+    ``baked`` is the original's metadata, without code from it (`builder.rebuild.hooks`).
 
     Raises:
-        SparkBuildError: the base or an input is gone, or the plan cannot be built here.
+        SparkBuildError: the base or an input no longer exists, or the plan cannot be built here.
     """
     plan, base = replan(baked, identify, sources, reference)
     try:
@@ -123,7 +123,7 @@ def rebuild(
 
 @contextmanager
 def build_again(plan: BuildPlan, base: Base) -> Iterator[ComparedImage]:
-    """The image that a plan makes, in a folder that goes away again; the base's blobs stay away.
+    """The image of a plan, in a temporary folder, without the base's blobs.
 
     Raises:
         UsageError: the embedded engine does not build this plan.
