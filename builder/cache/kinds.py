@@ -48,6 +48,7 @@ KINDS = (
     ),
     CacheKind("codegen", ("codegen",), "results of compiled kernels"),
     CacheKind("numbers", ("numbers",), "results of kernels run without a GPU"),
+    CacheKind("interfaces", ("interfaces",), "what `vllm serve` of releases understands"),
     CacheKind("binaries", ("binaries",), "summaries of compiled modules"),
     CacheKind("operators", ("operators",), "operator libraries from wheels"),
     CacheKind("sources", ("sources",), "source archives of releases"),

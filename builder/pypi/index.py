@@ -236,8 +236,8 @@ class PackageIndex:
         endpoint = self._endpoint or PYPI_SIMPLE_ENDPOINT
         console.detail(f"index: {name}")
         try:
-            with PyPISimple(endpoint, session=self.session) as client:
-                page = client.get_project_page(name)
+            # not in a with block, which would close the session: the next page reuses it
+            page = PyPISimple(endpoint, session=self.session).get_project_page(name)
         except NoSuchProjectError:
             raise UsageError(f"package {name!r} is not on the package index") from None
         except (requests.RequestException, RemoteError) as error:
@@ -246,8 +246,6 @@ class PackageIndex:
                 f"{no_answer(error, endpoint)}",
                 hint=f"{again()}   (the index is pip's: pip config list)",
             ) from error
-        finally:
-            self._session = None  # PyPISimple closes the session it was given
         return [
             WheelFile(
                 filename=p.filename,

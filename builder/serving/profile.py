@@ -14,7 +14,7 @@ from builder.pipeline.destination import default_tag
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.options import PlanOptions
 from builder.plan.planner import refuse_plan, refuse_unserved
-from builder.serving.interface import ServeInterface, read_interface
+from builder.serving.interface import ServeInterface, interface_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def served_profile(
         vllm = plan.base.packages["vllm"]
         patched = OverlayTree(base.tree)  # a layer may add what a variable takes
         patched.update(plan.changes)
-        interface = read_interface(patched, vllm)
+        interface = interface_in(patched, vllm)
         metadata = [d.info_dir for d in base.tree.distributions().values() if d.name == "vllm"]
         requires = (base.tree.read(f"{metadata[0]}/METADATA") or b"").decode("utf-8", "replace")
         has_ray = "ray" in base.tree.distributions() or "\nRequires-Dist: ray[" in requires

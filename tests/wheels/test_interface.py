@@ -34,7 +34,7 @@ def truth(planned: Planner) -> Truth:
             plan = planned(f"pypi:vllm=={release}", "marlin")
             running = release_of(plan)
             (said,) = running.run("arguments.py", given=running.simulation())
-            made[release] = (read_interface(plan.base.tree, release), said)
+            made[release] = (read_interface(plan.base.tree.read, release), said)
         return made[release]
 
     return ask

@@ -10,11 +10,13 @@ import pytest
 
 from builder.errors import RemoteError
 from builder.net.messages import resolved, shown, through
-from builder.pypi.index import PackageIndex
+from builder.pypi.index import PackageIndex, make_session
 from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import requests
 
     from tests.unit.conftest import Called
     from tests.wheels.fakeindex import FakeIndex
@@ -79,6 +81,21 @@ def test_a_warm_cache_needs_no_network(wheels: FakeIndex, html: bool) -> None:
     assert there[0] > 0
     wheels.__exit__()
     assert read() == there
+
+
+def test_pages_share_a_session(wheels: FakeIndex) -> None:
+    """Each new one would read all certificates and greet the server again."""
+    wheels.add("other", "1.0.0", {"other/__init__.py": b""})
+    made: list[requests.Session] = []
+
+    def sessions() -> requests.Session:
+        made.append(make_session())
+        return made[-1]
+
+    index = PackageIndex(sessions=sessions)
+    assert index.wheels("vllm")
+    assert index.wheels("other")
+    assert len(made) == 1
 
 
 def test_a_cached_page_is_used_if_the_index_fails(

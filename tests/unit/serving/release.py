@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import sha256_hex
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -223,6 +225,9 @@ class Files:
 
     def read(self, path: str) -> bytes | None:
         return self._held.get(path)
+
+    def digest(self, path: str) -> str | None:
+        return sha256_hex(self._held[path]) if path in self._held else None
 
     def children(self, directory: str) -> list[str]:
         inside = (p.removeprefix(f"{directory}/") for p in self._held if p.startswith(directory))

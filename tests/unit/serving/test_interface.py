@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
 from builder.errors import UsageError
@@ -13,7 +11,7 @@ from .release import ARG_UTILS, ARGPARSE_UTILS, CLI_ARGS, KERNEL, PARSERS, SERVE
 
 
 def read(changed: dict[str, str] | None = None) -> ServeInterface:
-    return read_interface(cast("Any", Files(files(changed))), "1.2.3")
+    return read_interface(Files(files(changed)).read, "1.2.3")
 
 
 @pytest.fixture(scope="module")
@@ -160,5 +158,5 @@ def test_a_name_behind_a_star_is_found() -> None:
 def test_a_module_that_moved_is_followed() -> None:
     moved = files({"entrypoints/cli/serve": SERVE.replace("openai", "common")})
     moved["vllm/entrypoints/common/cli_args.py"] = moved.pop("vllm/entrypoints/openai/cli_args.py")
-    found = read_interface(cast("Any", Files(moved)), "1.2.3")
+    found = read_interface(Files(moved).read, "1.2.3")
     assert found.flag("--headless") is not None
