@@ -1,6 +1,6 @@
 """Fetch pull requests from a forge (its REST API) or a local git clone.
 
-Both answer the same three questions; :mod:`builder.forge.store` pins and caches what they say.
+Both have the same interface; :mod:`builder.forge.store` pins and caches the results.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from builder.forge.reference import PullRef
 
-#: States of a pull request.  A bare commit has none, and a clone cannot always say.
+#: States of a pull request.  A single commit has none, and a clone does not always know.
 OPEN, MERGED, CLOSED, UNKNOWN = "open", "merged", "closed", "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullFacts:
-    """What a forge says about a pull request, or about a single commit (``number`` is 0).
+    """A forge's facts about a pull request, or about a single commit (``number`` is 0).
 
-    ``commit`` is the head (or the commit itself), ``target`` a commit of the branch that it is
-    meant for; commits are full object names.  ``merged_at`` is an ISO 8601 date or empty.
+    ``commit`` is the head (or the commit itself), ``target`` a commit of the target
+    branch; commits are full object names.  ``merged_at`` is an ISO 8601 date or empty.
     """
 
     repository: str
@@ -33,31 +33,31 @@ class PullFacts:
     merged_at: str = ""
     superseded_by: str = ""
     url: str = ""
-    #: what the user should know about the commit itself
+    #: notices for the user about the commit
     notice: str = ""
 
 
 class Forge(Protocol):
-    """Where pull requests are looked up."""
+    """The interface of a forge."""
 
     def facts(self, ref: PullRef) -> PullFacts:
-        """What a reference names today.
+        """The current facts about a reference.
 
         Raises:
-            RemoteError: the forge does not answer, or knows no such thing.
+            RemoteError: the forge does not respond, or the reference does not exist.
         """
 
     def merge_base(self, repository: str, target: str, commit: str) -> str:
-        """The commit that the change was made from."""
+        """The commit that the change is based on."""
 
     def date(self, repository: str, commit: str) -> str:
-        """The day of a commit, ISO 8601."""
+        """The date of a commit, ISO 8601."""
 
     def diff(self, repository: str, base: str, commit: str) -> bytes:
         """The change from ``base`` to ``commit`` as git prints it."""
 
     def releases_with(self, repository: str, commit: str) -> tuple[str, ...] | None:
-        """Versions, oldest first, whose tag has the commit in its history; None: cannot be told."""
+        """Versions, oldest first, whose tag contains the commit; None if unknown."""
 
     def commit(self, repository: str, name: str) -> str:
         """The full name of a commit."""

@@ -1,4 +1,4 @@
-"""Pull requests from a local git clone, without network."""
+"""Pull requests from a local git clone, without network access."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from builder.forge.reference import PullRef
 
-#: Where clones keep the heads of pull requests: mirrors, ``gh``-style fetches, named remotes.
+#: Refs of pull request heads in clones: mirrors, ``gh``-style fetches, named remotes.
 _HEADS = ("refs/pull/{n}/head", "refs/remotes/*/pull/{n}/head", "refs/remotes/*/pr/{n}")
-#: The branch that releases are made from, by the names that clones have for it; whatever is
-#: checked out comes last.
+#: Possible names of the main branch in clones; the
+#: checked-out commit is last.
 _MAINS = (
     "refs/remotes/upstream/HEAD",
     "refs/remotes/origin/HEAD",
@@ -37,7 +37,7 @@ _REMOTE = re.compile(r"[/:]([^/:]+/[^/]+?)(?:\.git)?/?$")
 
 
 class Clone:
-    """One clone.  It can say what was merged, but not whether the rest is open or closed."""
+    """One clone.  It knows what was merged, but not whether others are open or closed."""
 
     def __init__(self, folder: Path, repository: str = "") -> None:
         """Open a clone.
@@ -59,10 +59,10 @@ class Clone:
         return {match[1].lower() for url in urls if (match := _REMOTE.search(url))}
 
     def holds(self, repository: str) -> bool:
-        """Whether this is a clone of the repository, by its remotes (no remote: any)."""
+        """Whether this is a clone of the repository, by its remotes; without remotes always True."""
         return not self.repositories or repository.lower() in self.repositories
 
-    # -- the questions
+    # -- the interface of a forge
 
     def facts(self, ref: PullRef) -> PullFacts:
         if not ref.number:
@@ -143,7 +143,7 @@ class Clone:
         return listed[0] if listed else ""
 
     def _merged_as(self, number: int, head: str, main: str) -> str:
-        """The commit of the main branch that brought a pull request in, or an empty string."""
+        """The commit on the main branch that merged a pull request, or ``""``."""
         if head and self._run("merge-base", "--is-ancestor", head, main).returncode == 0:
             mainline = self._git("rev-list", "--first-parent", main).split()
             if head in mainline:
@@ -167,7 +167,7 @@ class Clone:
         raise UsageError(f"--forge-clone {self.folder}: the clone has no commit")
 
     def _commit(self, name: str, subject: str) -> str:
-        """The full name of a commit that is in the clone."""
+        """The full name of a commit in the clone."""
         answer = self._run("rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}")
         if answer.returncode != 0:
             raise ForgeMissing(

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _JSON = "application/vnd.github+json"
 _DIFF = "application/vnd.github.diff"
-#: Bytes of a packed repository; vLLM's is some tens of megabytes.
+#: Size limit of a repository archive; vLLM's has some tens of megabytes.
 _MAX_ARCHIVE = 512 << 20
 _FULL = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-#: How people say which pull request took another one's place.
+#: Phrases that name a superseding pull request.
 _SUPERSEDED = re.compile(
     r"(?:supersed|replac)ed\s+(?:by|with)|\bin\s+favou?r\s+of\b", re.IGNORECASE
 )
@@ -143,7 +143,7 @@ class GitHub:
         return str(found["sha"])
 
     def _off_head(self, repository: str, commit: str, head: str) -> str:
-        """A notice where a named commit is not part of what the pull request is today."""
+        """A notice if a named commit is not part of the pull request's current head."""
         if commit == head:
             return ""
         subject = f"{repository}: {commit[:12]}...{head[:12]}"
@@ -156,7 +156,7 @@ class GitHub:
         return f"{commit[:12]} is not in the history of its head, now {head[:12]}"
 
     def _superseded(self, pull: dict[str, Any], repository: str, ref: PullRef) -> str:
-        """The pull request that took this one's place, where its text or a comment says so."""
+        """The pull request that supersedes this one, if its text or a comment says so."""
         texts = [str(pull.get("body") or "")]
         path = f"/repos/{repository}/issues/{ref.number}/comments?per_page=100"
         comments = self._json(path, f"comments of {ref}")

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
     from builder.forge.site import Site
 
-#: Answers that may be a rate limit, which has rules of its own.
+#: Statuses that may mean a rate limit.
 _LIMITED = frozenset({403, 429})
-#: A limit that ends this soon, in seconds, is waited for; any other is reported.
+#: Longest wait for a rate limit in seconds; a longer one is an error.
 _SHORT_WAIT = 5.0
 _NO_FORGE = "check the network, then run the same command again; locked pull requests need none"
 _MAX_REDIRECTS = 5
-#: Bytes of one answer.  The forge itself refuses diffs of more than about 1 MB; a mirror need not.
+#: Size limit of a response.  GitHub refuses diffs of more than about 1 MB; mirrors may not.
 _MAX_BYTES = 64 << 20
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 class ForgeMissing(RemoteError):
-    """The forge says that there is no such thing, or that one may not see it."""
+    """The forge reports that it does not exist, or that access is not allowed."""
 
 
 class ForgeTooLarge(RemoteError):
-    """The forge does not give out a diff of this size."""
+    """The forge refuses a diff of this size."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Answer:
 
 
 class ForgeClient:
-    """GETs below the API of one forge."""
+    """Sends GET requests to the API of one forge."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class ForgeClient:
         self._session.auth = lambda request: request  # else requests takes a login from ~/.netrc
 
     def get(self, path: str, accept: str, subject: str, limit: int = _MAX_BYTES) -> bytes:
-        """The body of an answer; ``subject`` names in messages what was asked for.
+        """The body of a response; ``subject`` describes the request in messages.
 
-        More than ``limit`` bytes are not taken.
+        More than ``limit`` bytes are refused.
 
         Raises:
-            ForgeMissing: 404, 410 or 422: no such thing, or not for this token.
-            ForgeTooLarge: 406: the diff is larger than the forge gives out.
-            NoAnswer: nobody answered.
-            RemoteError: anything else that is not an answer, rate limits included.
+            ForgeMissing: 404, 410 or 422: it does not exist, or the token has no access.
+            ForgeTooLarge: 406: the diff is larger than the forge allows.
+            NoAnswer: there was no response.
+            RemoteError: any other failure, rate limits included.
         """
         waited = False
         while True:
@@ -101,7 +101,7 @@ class ForgeClient:
         raise RemoteError(f"{subject}: {self.site.host} redirects more than {_MAX_REDIRECTS} times")
 
     def _try(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
-        """One address, again after a pause where the server stumbled."""
+        """Request one URL, with retries after server errors."""
         return final_answer(
             lambda: self._ask(url, accept, subject, limit),
             url,
@@ -147,7 +147,7 @@ class ForgeClient:
         )
 
     def _message(self, answer: _Answer) -> str:
-        """The server's own words, shortened, and without the token should it repeat it."""
+        """The server's message, shortened, with the token removed."""
         import json
 
         try:
@@ -171,10 +171,10 @@ class ForgeClient:
 
 
 def _bounded(response: requests.Response, subject: str, limit: int) -> bytes:
-    """The whole body, unless it is larger than anything that is asked for here.
+    """The whole body, up to a size limit.
 
     Raises:
-        UsageError: it is.
+        UsageError: it is too large.
     """
     pieces: list[bytes] = []
     size = 0
@@ -187,7 +187,7 @@ def _bounded(response: requests.Response, subject: str, limit: int) -> bytes:
 
 
 def _limited(answer: _Answer) -> float | None:
-    """Seconds until a rate limit ends; None where the answer is no rate limit.
+    """Seconds until a rate limit ends; None if the response is not a rate limit.
 
     The rules are GitHub's: Retry-After first, then X-RateLimit-Reset (seconds since the epoch, by
     the server's clock), else at least a minute.

@@ -26,7 +26,7 @@ _LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What a diff does to one file.  ``old`` is None for a new file, ``new`` for a deleted one."""
+    """A diff of one file.  ``old`` is None for a new file, ``new`` for a deleted one."""
 
     old: str | None
     new: str | None
@@ -39,12 +39,12 @@ class Section:
 
     @property
     def path(self) -> str:
-        """The file's name, after the change where it has one."""
+        """The file's name after the change, or before if it was deleted."""
         return self.new or self.old or ""
 
     @property
     def special(self) -> str:
-        """Why the applier cannot take it, in words; empty for text."""
+        """Why the applier cannot apply it; ``""`` for text."""
         modes = (self.old_mode, self.new_mode)
         if _SUBMODULE in modes:
             return "a submodule"
@@ -61,7 +61,7 @@ class Section:
         return "a file whose name is not UTF-8" if "\\" in self.path else ""
 
     def moved(self, old: str | None, new: str | None) -> Section:
-        """The same change of a file that lies elsewhere."""
+        """The same change for another path."""
         return replace(self, old=old, new=new)
 
     def render(self) -> bytes:
@@ -89,7 +89,7 @@ def read_sections(data: bytes) -> list[Section]:
     """The files of a diff, sorted by name.
 
     Raises:
-        UsageError: it is malformed, changes one file twice, or is no diff.
+        UsageError: it is malformed, changes one file twice, or is not a diff.
     """
     lines = _lines(data)
     starts = [number for number, line in enumerate(lines) if line.startswith(b"diff --git ")]
@@ -114,10 +114,10 @@ def render(sections: list[Section]) -> bytes:
 
 
 def normalise(data: bytes) -> bytes:
-    """The normal form of a diff; of a normal form it is the same bytes.
+    """The normal form of a diff; idempotent.
 
     Raises:
-        UsageError: it is malformed, changes one file twice, or is no diff.
+        UsageError: it is malformed, changes one file twice, or is not a diff.
     """
     return render(read_sections(data))
 
@@ -203,7 +203,7 @@ class _Reader:
         return present if name == b"/dev/null" else _path(name, prefix)
 
     def _hunk(self, at: int, match: re.Match[bytes]) -> int:
-        """Take one hunk; gives the number of the line after it."""
+        """Read one hunk; returns the number of the line after it."""
         want = [int(match[2] or 1), int(match[4] or 1)]
         self.hunks.append(b"@@ -%s,%d +%s,%d @@\n" % (match[1], want[0], match[3], want[1]))
         at += 1
@@ -224,7 +224,7 @@ class _Reader:
 
 
 def _names(line: bytes) -> tuple[str | None, str | None]:
-    """Both names of a ``diff --git`` line, where they are the same or quoted."""
+    """Both names of a ``diff --git`` line, if they are equal or quoted."""
     rest = line.removeprefix(b"diff --git ").strip()
     if rest.startswith(b'"') or rest.endswith(b'"'):
         quoted = re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', rest)

@@ -8,10 +8,10 @@ from builder.util.documents import read
 
 
 def read_pin(value: object, where: str) -> Pin:
-    """A pin out of a lock or ``pins.toml``.
+    """Read a pin from a lock or ``pins.toml``.
 
     Raises:
-        UsageError: it lacks something, or holds what is not of the right form.
+        UsageError: a field is missing or malformed.
     """
     try:
         return read(value, Pin)

@@ -28,7 +28,7 @@ class PullRef:
     repo: str
     number: int = 0
     commit: str = ""
-    #: host of the page that was given; empty for the short forms
+    #: host of the given page; empty for short forms
     host: str = ""
 
     @property
@@ -42,13 +42,13 @@ class PullRef:
 
     @property
     def layer_name(self) -> str:
-        """The layer that is made of it: ``pr-vllm-12345``, or ``commit-vllm-`` and 12 digits."""
+        """The name of its layer: ``pr-vllm-12345``, or ``commit-vllm-`` and 12 digits."""
         repo = re.sub(r"[^a-z0-9]+", "-", self.repo.lower()).strip("-") or "repository"
         return f"pr-{repo}-{self.number}" if self.number else f"commit-{repo}-{self.commit[:12]}"
 
 
 def parse_pull(text: str) -> PullRef:
-    """Read a reference or the address of a page.
+    """Parse a reference or a page's URL.
 
     Raises:
         UsageError: it is neither.

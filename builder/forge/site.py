@@ -11,22 +11,22 @@ from builder.errors import UsageError
 
 #: GitHub's own API and the host of its pages.
 GITHUB_API, GITHUB_HOST = "https://api.github.com", "github.com"
-#: Where GitHub Enterprise Server has its API.
+#: Path of GitHub Enterprise Server's API.
 _ENTERPRISE_PATH = "/api/v3"
-#: Our own variable is for whichever forge is set; the others belong to GitHub, or to the server
-#: that GITHUB_API_URL or GH_HOST names, and are shown to no other.
+#: Our own variable is for the configured forge; the others are for GitHub, or for the server
+#: in GITHUB_API_URL or GH_HOST, and are sent to no other host.
 _GITHUB_TOKENS = (settings.GITHUB_TOKEN, settings.GH_TOKEN)
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A forge: ``api`` is the root of its REST API, ``host`` where its pages are."""
+    """A forge: ``api`` is the root of its REST API, ``host`` the host of its pages."""
 
     api: str
     host: str
     token: str = field(default="", repr=False)
-    #: the variable that the token came from
+    #: the token's variable
     token_name: str = ""
 
     @property
@@ -37,10 +37,10 @@ class Site:
 
 
 def site() -> Site:
-    """The forge of ``SPARK_BUILD_FORGE`` (a host, or the address of an API), else GitHub.
+    """The forge in ``SPARK_BUILD_FORGE`` (a host, or an API's URL), else GitHub.
 
     Raises:
-        UsageError: the setting is not an address, carries credentials, or is not https.
+        UsageError: the setting is not a URL, has credentials, or is not https.
     """
     text = settings.FORGE.value.strip() or GITHUB_API
     parts = urlsplit(text if "://" in text else f"https://{text}")
@@ -79,7 +79,7 @@ def _token(api: str, host: str) -> tuple[str, str]:
 
 
 def _hosts_of_github_tokens() -> set[str]:
-    """Hosts that the environment itself says GITHUB_TOKEN and GH_TOKEN are for."""
+    """Hosts for which GITHUB_TOKEN and GH_TOKEN are valid, according to the environment."""
     named = settings.GITHUB_API_URL.value
     hosts = {(urlsplit(named).hostname or "").lower(), settings.GH_HOST.value.lower()}
     return hosts - {""}

@@ -37,7 +37,7 @@ _UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
 
 
 class Forges:
-    """The forge that is set, and local clones to use instead of the forge instead."""
+    """The configured forge, and local clones to use instead of it."""
 
     def __init__(self, clones: Sequence[str] = ()) -> None:
         named = settings.FORGE_CLONE.value
@@ -46,7 +46,7 @@ class Forges:
         self._api: Forge | None = None
 
     def for_repository(self, repository: str) -> tuple[Forge, str]:
-        """What answers for a repository, and its name.
+        """The forge or clone for a repository, and its name.
 
         Raises:
             UsageError: a setting is wrong.
@@ -74,14 +74,14 @@ class PullStore:
     # -- pinning
 
     def resolve(self, ref: PullRef) -> Pin:
-        """Pin what a reference names today; asks the forge.
+        """Pin the current state of a reference, with a request to the forge.
 
-        Without an answer, the last pin is used, with a notice.
+        If the forge does not respond, the last pin is used, with a notice.
 
         Raises:
-            RemoteError: the forge does not know it, or does not answer and nothing is cached.
+            RemoteError: it does not exist, or the forge does not respond and nothing is cached.
             SparkBuildError: the change is empty (exit 3).
-            UsageError: the page is on another host than the forge that is set.
+            UsageError: the page is on another host than the configured forge.
         """
         host = site().host
         if ref.host and ref.host != host:
@@ -148,7 +148,7 @@ class PullStore:
         )
 
     def released(self, pin: Pin, release: str) -> Pin:
-        """The pin with the release that first has the change; kept for the next time."""
+        """The pin with the first release that has the change; cached."""
         found = replace(pin, release=release)
         write_atomically(self._pin_file(pin.forge, pin.request), _json(found))
         return found
@@ -156,10 +156,10 @@ class PullStore:
     # -- diffs
 
     def diff(self, pin: Pin) -> bytes:
-        """The diff of a pin in normal form: from the cache, else by its commits.
+        """The diff of a pin in normal form: from the cache, else from the forge.
 
         Raises:
-            RemoteError: the forge no longer has the commit, or gives another diff for it.
+            RemoteError: the forge no longer has the commit, or returns a different diff.
         """
         with contextlib.suppress(OSError):
             data = self._diff_file(pin.sha256).read_bytes()

@@ -9,12 +9,12 @@ from msgspec import Meta, field
 from builder.documents.pulls import Pin
 from builder.util.documents import Count, Part, Sha256, Text
 
-#: What the files of facts beside the lock are called (``facts.py``).
+#: Names of the files of facts beside the lock (``facts.py``).
 FACTS_NAME = r"base-[0-9a-f]{12}\.json\.gz"
 
 
 class Request(Part, frozen=True, kw_only=True):
-    """What was asked for: the words of ``--layers`` and ``--with-pr``, and what they are for."""
+    """The options of a locked plan: ``--layers``, ``--with-pr``, base and platform."""
 
     layers: tuple[str, ...]
     with_pr: tuple[str, ...] = field(name="with-pr")
@@ -24,13 +24,13 @@ class Request(Part, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The request in one line; no two requests share it."""
+        """A unique key of the request, in one line."""
         what = " + ".join([*filter(None, [",".join(self.layers)]), *self.with_pr])
         return f"{what} on {self.base} for {self.platform}, Python {self.python}"
 
 
 class FactsPin(Part, frozen=True, kw_only=True):
-    """A file of facts about a base; no other file can be named."""
+    """The file of facts about a base, by sha256."""
 
     file: Annotated[str, Meta(pattern=rf"^{FACTS_NAME}\Z")]
     sha256: Sha256
@@ -51,12 +51,12 @@ class LockedInput(Part, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """What it is, for people."""
+        """A description for messages."""
         return self.filename or self.request or ""
 
 
 class LockedBase(Part, frozen=True, kw_only=True):
-    """What is patched."""
+    """The locked base."""
 
     kind: Text
     digest: Text
@@ -68,7 +68,7 @@ class LockedBase(Part, frozen=True, kw_only=True):
 
 
 class LockedLayer(Part, frozen=True, kw_only=True):
-    """A layer by its digest, and those of its folder's files; a pull request has none."""
+    """A layer's digest, and the digests of its folder's files; none for a pull request."""
 
     name: Text
     digest: Text
@@ -76,7 +76,7 @@ class LockedLayer(Part, frozen=True, kw_only=True):
 
 
 class LockEntry(Part, frozen=True, kw_only=True):
-    """What the plan for one request rests on."""
+    """The pinned inputs of the plan for one request."""
 
     request: Request
     base: LockedBase

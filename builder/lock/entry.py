@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def entry_of(
     request: Request, plan: BuildPlan, folders: Mapping[str, Path], index: PackageIndex
 ) -> LockEntry:
-    """What a plan rests on, as it is locked."""
+    """The lock entry for a plan."""
     base = plan.base
     layers = (
         LockedLayer(name=d.name, digest=d.layer.digest, files=files_of(folders, d.name))
@@ -47,7 +47,7 @@ def entry_of(
 
 
 def files_of(folders: Mapping[str, Path], layer: str) -> dict[str, str]:
-    """sha256 of every file of a layer's folder; nothing for a layer made of a pull request."""
+    """sha256 of every file in a layer's folder; empty for a pull request's layer."""
     folder = folders.get(layer)
     if folder is None:
         return {}
@@ -60,7 +60,7 @@ def files_of(folders: Mapping[str, Path], layer: str) -> dict[str, str]:
 
 
 def _inputs(plan: BuildPlan, index: PackageIndex) -> Iterator[LockedInput]:
-    """Wheels that layers take files out of, and the pull requests of the layers."""
+    """Wheels and pull requests that layers use."""
     rows: dict[str, LockedInput] = {}
     for decision in plan.decisions:
         for pin in decision.outcome.inputs:
@@ -81,7 +81,7 @@ def _wheel(filename: str, sha256: str, index: PackageIndex, size: int | None = N
 
 
 def wheels_of(entry: LockEntry) -> list[WheelFile]:
-    """The wheels of an entry, used instead of the package index's pages."""
+    """The wheels of an entry, which replace the package index's pages."""
     rows = {row.filename: row for row in (*entry.base.wheels, *entry.inputs) if row.filename}
     return [
         WheelFile(filename=name, url="", sha256=row.sha256, size=row.size or 0)
@@ -90,7 +90,7 @@ def wheels_of(entry: LockEntry) -> list[WheelFile]:
 
 
 def differences(old: LockEntry, new: LockEntry) -> list[str]:
-    """What is not as it was locked, in words; empty when the lock holds."""
+    """Differences from the lock, as messages; empty if there are none."""
     found = []
     if old.base.digest != new.base.digest:
         found.append(f"base: changed from {old.base.digest[:19]} to {new.base.digest[:19]}")
@@ -101,7 +101,7 @@ def differences(old: LockEntry, new: LockEntry) -> list[str]:
 
 
 def plan_differences(old: LockEntry, plan: PlanDocument) -> list[str]:
-    """What of a plan, such as the one baked into an image, is not as it was locked."""
+    """Differences between a plan, such as an image's, and the lock."""
     found = _changed("package", old.base.packages, plan.base.packages)
     if old.base.digest != plan.base.digest:
         digests = old.base.digest[:19], plan.base.digest[:19]
@@ -111,7 +111,7 @@ def plan_differences(old: LockEntry, plan: PlanDocument) -> list[str]:
 
 
 def layer_differences(old: Sequence[LockedLayer], new: Sequence[LockedLayer]) -> list[str]:
-    """Which layers are others than those locked, and by which of their files."""
+    """Layers that differ from the lock, with the changed files."""
     before = {layer.name: layer.digest for layer in old}
     after = {layer.name: layer.digest for layer in new}
     found = _changed("layer", before, after)
@@ -143,6 +143,6 @@ def _short(value: str) -> str:
 
 
 def stale(path: Path, found: Sequence[str]) -> SparkBuildError:
-    """The error of a lock that does not hold (exit 9)."""
+    """The error for a stale lock (exit 9)."""
     lines = "\n  ".join(found)
     return SparkBuildError(f"{path} is stale:\n  {lines}", Exit.STALE, hint="spark-build lock")

@@ -1,6 +1,6 @@
 """The lock's facts about images, in files next to it: ``spark-build.lock.d/``.
 
-One file for each base and platform, which the lock pins by sha256: what its layers answered when
+One file for each base and platform, pinned in the lock by sha256: the facts about its layers when
 it was locked (``rootfs/facts.py``).  With it an image base is identified, planned for and built on
 without reading its layers, on a machine that has never seen it.
 """

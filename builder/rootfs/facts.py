@@ -1,7 +1,7 @@
 """Recorded facts about an image's layers, so that they need not be read again.
 
-Layers never change, so an answer holds for whatever image has the same ones, and as the lowest.
-What was not asked has no answer here: nothing is concluded from silence.
+Layers never change, so facts hold for every image that has the same layers at the bottom.
+Paths without a recorded fact are unknown, not absent.
 """
 
 from __future__ import annotations
@@ -21,62 +21,62 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SCHEMA = 1
-#: Bytes of a file whose content is held: RECORD files of vLLM images have up to 3 MB.
+#: Limit of recorded content in bytes: RECORD files of vLLM images have up to 3 MB.
 CONTENT_BYTES = 4 << 20
-#: In place of a sha256: the one that the RECORD says.
+#: Stands for the sha256 in RECORD.
 _AS_RECORDED = "="
 _KINDS = (FILE, DIR, SYMLINK, OTHER)
 
 
 class NotRecorded(Exception):
-    """A question that was not asked before; its text is the path."""
+    """There is no recorded fact for a path; the text is the path."""
 
 
 class RecordedFiles:
-    """Entries, folders and contents by path relative to the root; answers as one layer would.
+    """Entries, folders and contents by path relative to the root, with the interface of a layer.
 
-    ``layers`` are the digests of the layers that they are about, bottom first.
+    ``layers`` are the digests of the described layers, bottom first.
     """
 
     def __init__(self, layers: Sequence[str]) -> None:
         self.layers = tuple(layers)
-        #: None where nothing is
+        #: None if nothing exists there
         self.rows: dict[str, Row | None] = {}
         #: names in folders
         self.names: dict[str, list[str]] = {}
-        #: folders below which every entry is in ``rows``
+        #: folders whose entries are all in ``rows``
         self.whole: set[str] = set()
         #: bytes by sha256
         self.contents: dict[str, bytes] = {}
 
-    # -- what was asked
+    # -- recording
 
     def note(self, path: str, row: Row | None) -> None:
-        """An entry, or that there is none."""
+        """Record an entry, or its absence."""
         if row is not None:
             row = Row(path, row.kind, row.size, row.mode, row.uid, row.gid, row.link, row.sha256)
         self.rows[path] = row
 
     def note_below(self, directory: str, found: Mapping[str, Row]) -> None:
-        """Everything below a folder, by its path from there."""
+        """Record everything below a folder, by relative path."""
         self.whole.add(directory)
         for path, row in found.items():
             self.note(f"{directory}/{path}" if directory else path, row)
 
     def note_content(self, data: bytes) -> None:
-        """The bytes of a file, if they are not too many to be held."""
+        """Record the bytes of a file, unless it is too large."""
         if len(data) <= CONTENT_BYTES:
             self.contents[hashlib.sha256(data).hexdigest()] = data
 
     def add(self, other: RecordedFiles) -> None:
-        """Take over what is known of the same layers."""
+        """Add facts of the same layers."""
         self.rows.update(other.rows)
         self.names.update(other.names)
         self.whole |= other.whole
         self.contents.update(other.contents)
 
     def lacks(self, other: RecordedFiles) -> int:
-        """How many answers of the other are none of these, or are others here."""
+        """The number of facts of the other that are missing or different here."""
         found = sum(self._differs(path, row) for path, row in other.rows.items())
         for directory, names in other.names.items():
             try:
@@ -92,13 +92,13 @@ class RecordedFiles:
         except NotRecorded:
             return True
 
-    # -- answers, as of the index of a layer below which there is nothing
+    # -- the interface of a lowest layer's index
 
     def row(self, path: str) -> Row | None:
         """The entry at a path.
 
         Raises:
-            NotRecorded: it was not asked for.
+            NotRecorded: it is unknown.
         """
         if path not in self.rows and not (path and self._absent(path)):
             raise NotRecorded(path)
@@ -108,7 +108,7 @@ class RecordedFiles:
         """Every entry below a folder.
 
         Raises:
-            NotRecorded: it was not asked for.
+            NotRecorded: it is unknown.
         """
         if self._is_whole(directory):
             start = f"{directory}/" if directory else ""
@@ -121,7 +121,7 @@ class RecordedFiles:
         """Names in a folder.
 
         Raises:
-            NotRecorded: it was not asked for.
+            NotRecorded: it is unknown.
         """
         if directory in self.names:
             return self.names[directory]
@@ -132,7 +132,7 @@ class RecordedFiles:
         return ()
 
     def whiteouts(self, _directory: str) -> Iterable[str]:
-        """None: what they hid is not here."""
+        """None: hidden entries are not recorded."""
         return ()
 
     def hidden_below(self, _directory: str) -> Iterable[tuple[str, str]]:
@@ -140,7 +140,7 @@ class RecordedFiles:
         return ()
 
     def hides(self, _path: str) -> bool:
-        """There is nothing below that could show."""
+        """Always True: there is no layer below."""
         return True
 
     def seals(self, _directory: str) -> bool:
@@ -171,7 +171,7 @@ class RecordedFiles:
         return True
 
     def _absent(self, path: str) -> bool:
-        """Whether a path without an entry is known to have none."""
+        """Whether a path is known to have no entry."""
         while path:
             if path in self.rows:
                 row = self.rows[path]
@@ -185,7 +185,7 @@ class RecordedFiles:
     # -- as JSON
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as JSON values, without what others of them already say."""
+        """The facts as JSON values, without redundant ones."""
         recorded = self._recorded()
         return {
             "schema": SCHEMA,
@@ -201,7 +201,7 @@ class RecordedFiles:
         }
 
     def _follows(self, path: str) -> bool:
-        """Whether that nothing is at a path is clear from what is said of the folders above it."""
+        """Whether the absence of a path follows from facts about its parent folders."""
         above, _, name = path.rpartition("/")
         return (
             self._is_whole(above)
@@ -211,10 +211,10 @@ class RecordedFiles:
 
     @classmethod
     def parse(cls, value: Any) -> RecordedFiles:
-        """The facts of a document.
+        """Parse facts from a document.
 
         Raises:
-            ValueError: it is of another form, or holds bytes of another sha256.
+            ValueError: it is malformed, or content does not match its sha256.
         """
         try:
             if value["schema"] != SCHEMA:
@@ -239,7 +239,7 @@ class RecordedFiles:
         return facts
 
     def _recorded(self) -> dict[str, str]:
-        """What the RECORD files say of others: sha256 by path."""
+        """The sha256 by path from RECORD files."""
         found: dict[str, str] = {}
         for path, row in sorted(self.rows.items()):
             data = self.contents.get(row.sha256) if row is not None else None

@@ -1,7 +1,7 @@
 """Reads foreign layers from the addresses in the manifest.
 
-As runtimes do it: where the registry does not have the blob.  What comes is checked against the
-digest in the manifest, like every blob.
+Like container runtimes, only if the registry does not have the blob.  The content is checked
+against the digest in the manifest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_layer(source: ImageSource, layer: Descriptor) -> Iterator[IO[bytes]]:
-    """A layer as a stream, from its source or, when it is foreign and not there, its addresses.
+    """A layer as a stream, from its source or, for a missing foreign layer, from its URLs.
 
     Raises:
         RemoteError: it is not available anywhere.
@@ -85,7 +85,7 @@ def _part(response: requests.Response, _offset: int) -> _Part:
 
 
 class _Part:
-    """The body of an answer."""
+    """The body of a response."""
 
     def __init__(self, response: requests.Response) -> None:
         self._response = response

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from builder.registry.locations import Locations
     from builder.registry.model import Descriptor, ImageSource, RawManifest
 
-#: The label with which an image names its base, by the image specification.
+#: The label for the base image's name (OCI image specification, annotations).
 BASE_NAME = "org.opencontainers.image.base.name"
-#: Indexes inside indexes are allowed, and end: each names the next by its digest.
+#: Limit of nested indexes.
 _NESTING = 4
-#: Without --platform, of an index that has several: the machine that this project is for.
+#: The default platform for an index with several: a DGX Spark's.
 PREFERRED = "linux/arm64"
 
 
 class OtherPlatform(UsageError):
-    """There is an image, and none for the platform that is asked for."""
+    """The image does not exist for the requested platform."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One platform's image.  ``top`` is what the reference names: this manifest, or an index."""
+    """One platform's image.  ``top`` is the manifest or index that the reference names."""
 
     source: ImageSource
     top: RawManifest
     manifest: RawManifest
     config: ImageConfig
-    #: the connections that it was found over, which more can be done over
+    #: open connections to its registry, for reuse
     locations: Locations | None = None
     close: Callable[[], None] = lambda: None
 
@@ -52,7 +52,7 @@ class Image:
 
     @property
     def diff_ids(self) -> dict[str, str]:
-        """What the configuration says that each layer unpacks to, by the layer's digest."""
+        """The diff_id of each layer, by the layer's digest."""
         ids = self.config.diff_ids or ()
         return {layer.digest: said for layer, said in zip(self.layers, ids, strict=True)}
 
@@ -99,7 +99,7 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
 
     Raises:
         RemoteError: it does not exist, or it is malformed.
-        UsageError: it has no image for the platform, or several and none is asked for.
+        UsageError: it has no image for the platform, or several without a requested platform.
     """
     top = source.manifest(identifier)
     manifest = top
@@ -113,19 +113,19 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
 
 
 def subjects(index: RawManifest) -> list[Descriptor]:
-    """The entries of an index that are images and not what is said about images."""
+    """The entries of an index that are images, without attestations."""
     return [e for e in entries(index) if "vnd.docker.reference.type" not in e.annotations]
 
 
 def image_entries(index: RawManifest) -> list[Descriptor]:
-    """The same, for Linux alone."""
+    """The same, for Linux only."""
     return [e for e in subjects(index) if str(e.platform.get("os") or "linux") == "linux"]
 
 
 def _check_platform(
     source: ImageSource, identifier: str, config: ImageConfig, platform: str | None
 ) -> None:
-    """Refuse an image that is for another platform than the one that is asked for."""
+    """Refuse an image for another platform than requested."""
     has = platform_name({"os": "linux", **config.platform})
     if platform is not None and has != Platform.parse(platform).oci:
         raise OtherPlatform(
@@ -135,7 +135,7 @@ def _check_platform(
 
 
 def platform_of(entry: Descriptor) -> str:
-    """``linux/arm64``, with a variant that is not the usual one."""
+    """``linux/arm64``, with the variant if it is not the default."""
     return platform_name({**entry.platform, "os": "linux"})
 
 
@@ -160,10 +160,10 @@ def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> De
 
 
 def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
-    """The configuration of an image, with as many diff_ids as it has layers.
+    """The configuration of an image, whose diff_ids are checked against its layers.
 
     Raises:
-        RemoteError: it is malformed, or this is no image that a container can be made of.
+        RemoteError: it is malformed, or not a container image.
     """
     where = f"{source.name}: manifest {manifest.digest}"
     descriptor, *layers = blobs(manifest)

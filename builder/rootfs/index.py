@@ -1,7 +1,7 @@
 """The index of one layer in the cache: entries, whiteouts, and the bytes of small files.
 
-A layer never changes, so its index is made once and named by the layer's digest.  It is an SQLite
-database: written in one pass in constant memory, read by single look-ups.
+A layer never changes, so its index is created once and named by the layer's digest.  It is an
+SQLite database: written in one pass in constant memory, read by single look-ups.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-#: Changes when the code makes something else of the same layer.
+#: Version; increased when the code indexes the same layer differently.
 VERSION = 2
-#: A directory that the layer writes into without an entry of its own.
+#: A directory that the layer writes into without an entry for it.
 IMPLICIT = "implicit"
 WHITEOUT, OPAQUE = "whiteout", "opaque"
 
@@ -35,7 +35,7 @@ CREATE TABLE unpacked (diff_id TEXT);
 """
 
 
-#: Entries, or whiteouts, of a layer that are few enough to be held in memory.
+#: Number of entries or whiteouts up to which they are held in memory.
 _SMALL = 1000
 _SELECT = "SELECT path, kind, size, mode, uid, gid, link, sha256 FROM entry"
 
@@ -50,7 +50,7 @@ def _text(key: bytes) -> str:
 
 
 def _range(directory: str) -> tuple[bytes, bytes]:
-    """Where the names of what lies below a directory begin and end."""
+    """The range of names below a directory."""
     if not directory:
         return b"\x01", b"\xff" * limits.PATH_BYTES
     return _key(directory) + b"/", _key(directory) + b"0"  # "0" follows "/"
@@ -76,15 +76,15 @@ class Row:
 
 
 class Contradiction(Exception):
-    """Runtimes refuse a layer, or make different files of it; the message says where."""
+    """Container runtimes refuse a layer, or unpack it differently; the message says where."""
 
 
 class LayerWriter:
     """Fills the index of one layer in the order of its tar; later entries win, as on a disk.
 
-    A runtime either unpacks a layer into a folder of its own, which an overlay file system puts
-    over the layers below, or into the files of the layers below.  What the two make different
-    things of is refused.
+    A runtime either unpacks a layer into its own folder for an overlay file system,
+    or onto the files of the layers below.  A layer for which the two give different
+    results is refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,13 +94,13 @@ class LayerWriter:
         self._db.execute("BEGIN")
         for statement in _SCHEMA.split(";"):
             self._db.execute(statement)
-        # not part of the index: what earlier hard links of this layer lead to
+        # not part of the index: targets of earlier hard links in this layer
         self._db.execute("CREATE TEMP TABLE shared (path BLOB PRIMARY KEY) WITHOUT ROWID")
         self._any_shared = False
         self._parent = ("", "")
 
     def kind(self, path: str) -> str | None:
-        """What is at a path so far."""
+        """The kind of entry at a path so far."""
         row = self._db.execute("SELECT kind FROM entry WHERE path = ?", (_key(path),)).fetchone()
         return None if row is None else str(row[0])
 
@@ -108,12 +108,13 @@ class LayerWriter:
         """Add an entry.
 
         Raises:
-            Contradiction: the layer itself put something else where its directory would be, or
-                what the entry replaces or links to.
+            Contradiction: the layer has another entry in place of the parent directory, or
+                the entry replaces or links to something invalid.
         """
         before = self.kind(row.path)
         if before is not None and (before in (DIR, IMPLICIT)) != (row.kind == DIR):
-            # containerd wants its folders back at the end; below a new one an overlay shows the old
+            # containerd restores folders' metadata at the end; an overlay shows the old one below a
+            # new folder
             raise Contradiction(f"it has /{row.path} as {before} and as {row.kind}")
         self._add_parents(parent_of(row.path), FILE)
         if row.kind == DIR:
@@ -129,7 +130,7 @@ class LayerWriter:
             raise Contradiction(f"it has a whiteout of /{path}, and a folder there")
 
     def _shared(self, row: Row) -> Row:
-        """A hard link to what has the bytes: a runtime makes it at once, within the layer."""
+        """Resolve a hard link to the entry with the bytes, within the layer."""
         target = None if row.link == row.path else self._target(row.link)
         if target is None:
             raise Contradiction(
@@ -153,7 +154,7 @@ class LayerWriter:
             raise Contradiction(f"it replaces /{path}, which already has a hard link")
 
     def _add_parents(self, directory: str, kind: str) -> None:
-        """Note the folders above an entry (``FILE``) or a whiteout that have no entry so far."""
+        """Record parent folders without an entry, of an entry (``FILE``) or a whiteout."""
         if not directory or (directory, kind) == self._parent:
             return
         above = directory
@@ -189,7 +190,7 @@ class LayerWriter:
         """Hide what lower layers have at a path (``WHITEOUT``) or below it (``OPAQUE``).
 
         Raises:
-            Contradiction: runtimes differ in what that hides.
+            Contradiction: runtimes disagree on what it hides.
         """
         self._add_parents(path if kind == OPAQUE else parent_of(path), WHITEOUT)
         if kind == OPAQUE and not path:
@@ -211,13 +212,13 @@ class LayerWriter:
         return self._db.execute(query, (_key(path), kind)).fetchone() is not None
 
     def keep(self, sha256: str, data: bytes) -> None:
-        """Keep a file's bytes."""
+        """Store a file's bytes."""
         self._db.execute(
             "INSERT OR IGNORE INTO content VALUES (?, ?)", (sha256, zlib.compress(data, 1))
         )
 
     def finish(self, diff_id: str) -> None:
-        """Make it whole; ``diff_id`` is the digest of the layer's tar."""
+        """Complete the index; ``diff_id`` is the digest of the layer's tar."""
         self._db.execute("INSERT INTO unpacked VALUES (?)", (diff_id,))
         self._db.execute("CREATE INDEX by_parent ON entry (parent)")
         self._db.execute("CREATE INDEX hidden_by_parent ON hidden (parent)")
@@ -226,18 +227,18 @@ class LayerWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, finished or not."""
         self._db.close()
 
 
 class LayerIndex:
-    """A finished index."""
+    """The index of one layer."""
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Open an index.
 
         Raises:
-            sqlite3.DatabaseError: the file is not there, damaged, or of another version.
+            sqlite3.DatabaseError: the file is missing, damaged, or has another version.
         """
         name = f"file:{quote(str(path))}?mode=rw"  # never a new, empty file
         self._db = sqlite3.connect(name, uri=True, isolation_level=None)
@@ -252,11 +253,11 @@ class LayerIndex:
         self._sealed: dict[str, bool] = {"": self._has(OPAQUE, "")}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def diff_id(self) -> str:
-        """The digest of the layer's tar; ``""`` in an index of before it was kept."""
+        """The digest of the layer's tar; ``""`` in an older index."""
         try:
             row = self._db.execute("SELECT diff_id FROM unpacked").fetchone()
         except sqlite3.OperationalError:
@@ -271,7 +272,7 @@ class LayerIndex:
         return next(self._rows(f"{_SELECT} WHERE path = ?", _key(path)), None)
 
     def implied(self) -> list[tuple[str, str]]:
-        """Folders without an entry when something was put (``FILE``) or hidden there, sorted."""
+        """Parent folders without an entry, of entries (``FILE``) or whiteouts, sorted."""
         query = "SELECT path, kind FROM implied ORDER BY path"
         return [(_text(path), kind) for path, kind in self._db.execute(query)]
 
@@ -286,22 +287,22 @@ class LayerIndex:
         return [_name(row[0]) for row in self._db.execute(query, (_key(directory),))]
 
     def whiteouts(self, directory: str) -> Iterable[str]:
-        """Names that are hidden in a directory of the layers below."""
+        """Names in a directory that whiteouts hide in lower layers."""
         query = "SELECT path FROM hidden WHERE parent = ? AND kind = ?"
         return [_name(row[0]) for row in self._db.execute(query, (_key(directory), WHITEOUT))]
 
     def hidden_below(self, directory: str) -> list[tuple[str, str]]:
-        """Path and kind (``WHITEOUT`` or ``OPAQUE``) of what is hidden below a directory."""
+        """Path and kind (``WHITEOUT`` or ``OPAQUE``) of whiteouts below a directory."""
         low, high = _range(directory)
         query = "SELECT path, kind FROM hidden WHERE path >= ? AND path < ?"
         return [(_text(path), kind) for path, kind in self._db.execute(query, (low, high))]
 
     def hides(self, path: str) -> bool:
-        """Whether nothing of the layers below shows at this path, or through it."""
+        """Whether this path hides all lower layers at it and below it."""
         return self.seals(parent_of(path)) or self._has(WHITEOUT, path)
 
     def seals(self, directory: str) -> bool:
-        """Whether nothing of the layers below shows below this directory."""
+        """Whether this directory hides all lower layers below it."""
         known = self._sealed.get(directory)
         if known is None:
             row = self.row(directory)
@@ -315,7 +316,7 @@ class LayerIndex:
         return known
 
     def cuts(self, path: str) -> bool:
-        """Whether it takes away a directory above a path, or has something else in its place."""
+        """Whether it removes or replaces a parent directory of a path."""
         while path := parent_of(path):
             row = self.row(path)
             if self._has(WHITEOUT, path) or (row is not None and row.kind not in (DIR, IMPLICIT)):
@@ -323,18 +324,18 @@ class LayerIndex:
         return False
 
     def content(self, sha256: str) -> bytes | None:
-        """The bytes of a file that was kept."""
+        """The stored bytes of a file."""
         query = "SELECT packed FROM content WHERE sha256 = ?"
         row = self._db.execute(query, (sha256,)).fetchone()
         return None if row is None else zlib.decompress(row[0])
 
     def keep(self, sha256: str, data: bytes) -> None:
-        """Keep a file's bytes that were read later."""
+        """Store a file's bytes after the index was completed."""
         row = (sha256, zlib.compress(data, 1))
         self._db.execute("INSERT OR IGNORE INTO content VALUES (?, ?)", row)
 
     def _count(self) -> int:
-        """How many entries there are, up to ``_SMALL``."""
+        """The number of entries, at most ``_SMALL``."""
         query = "SELECT count(*) FROM (SELECT 1 FROM entry LIMIT ?)"
         return int(self._db.execute(query, (_SMALL,)).fetchone()[0])
 

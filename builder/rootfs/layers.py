@@ -1,4 +1,4 @@
-"""Layer indexes in the cache: made on first use, stored by digest.
+"""Layer indexes in the cache: created on first use, stored by digest.
 
 A layer is read as a stream, and never kept as a whole.
 """
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor, ImageSource
     from builder.util.progress import Bar
 
-#: Bytes of the indices in the cache; the longest unused go first.
+#: Size limit of indexes in the cache; the least recently used are removed first.
 _CACHE_BYTES = 4 << 30
-#: Layers that are read at once, and the bytes of one that takes a noticeable time.
+#: Layers read in parallel, and the size of a layer that takes noticeable time.
 _JOBS = 3
 _WORTH_SAYING = 50_000_000
 
 
 @dataclass
 class Meter:
-    """What was read of a source: packed bytes, and the layers."""
+    """Counts of compressed bytes and layers read."""
 
     packed: int = 0
     layers: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, packed: int) -> None:
-        """Count more; safe from several threads."""
+        """Add to the counts; thread-safe."""
         with self._lock:
             self.packed += packed
 
@@ -74,7 +74,7 @@ class _Counted:
 
 
 class LayerCache:
-    """Indices of layers, made when they are first asked for."""
+    """Layer indexes, created on first use."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LayerCache:
         meter: Meter | None = None,
         diff_ids: Mapping[str, str] | None = None,
     ) -> None:
-        """``diff_ids``: what a configuration says of layers, by digest; it is checked."""
+        """``diff_ids`` are those of the configuration, by layer digest; they are checked."""
         self.source = source
         self._diff_ids = diff_ids or {}
         self.meter = meter or Meter()
@@ -99,8 +99,8 @@ class LayerCache:
         """The index of a layer, from the cache or from its stream.
 
         Raises:
-            RemoteError: the layer cannot be read, is damaged, is beyond the limits, or unpacks to
-                something else than the configuration says.
+            RemoteError: the layer cannot be read, is damaged, exceeds a limit, or does not
+                match its diff_id.
             UsageError: the cache cannot be written.
         """
         path = self._path(layer)
@@ -131,7 +131,7 @@ class LayerCache:
         return self._path(layer).is_file()
 
     def read_ahead(self, layers: Iterable[Descriptor]) -> None:
-        """Begin to read layers, several at once; ``index`` waits for them."""
+        """Start to read several layers in parallel; ``index`` waits for them."""
         for layer in layers:
             if not self.knows(layer) and layer.digest not in self._ahead:
                 if self._pool is None:
@@ -145,7 +145,7 @@ class LayerCache:
                 self._scan(layer, path)
 
     def content(self, layer: Descriptor, sha256: str) -> bytes | None:
-        """The bytes of a file of a layer whose index is there; nothing is read for it."""
+        """The stored bytes of a file of an indexed layer; reads no layer."""
         path = self._path(layer)
         index = self._known.get(path) or self._open(path)
         if index is None:
@@ -154,7 +154,7 @@ class LayerCache:
         return index.content(sha256)
 
     def close(self) -> None:
-        """Let go of the cache's files, and stop reading ahead."""
+        """Close the cache's files, and stop reading ahead."""
         self._stop.set()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -193,7 +193,7 @@ class LayerCache:
             ) from error
 
     def _read(self, layer: Descriptor, writer: LayerWriter, bar: Bar) -> str:
-        """Read a layer whole; gives the digest of its tar."""
+        """Read a whole layer; returns the digest of its tar."""
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         self.meter.layers.append(layer.digest)
         with open_layer(self.source, layer) as blob:
@@ -203,7 +203,7 @@ class LayerCache:
             return stream.finish()
 
     def fetch(self, layer: Descriptor, wanted: Collection[Row]) -> None:
-        """Keep the bytes of some files of a layer; they are checked against their sha256.
+        """Store the bytes of some files of a layer, checked against their sha256.
 
         Raises:
             RemoteError: the layer cannot be read, or no longer has the files.
@@ -235,7 +235,7 @@ class LayerCache:
         raise RemoteError(f"{where}: {min(missing)} has changed")
 
     def copy(self, layer: Descriptor, row: Row, out: IO[bytes]) -> None:
-        """Write the bytes of one file of a layer, which may be large; only its sha256 is kept.
+        """Stream one file of a layer to ``out``; only its sha256 is stored.
 
         Raises:
             RemoteError: the layer cannot be read, or no longer has the file.
@@ -263,7 +263,7 @@ class LayerCache:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the longest unused indices once they have too many bytes."""
+    """Remove the least recently used indexes above the size limit."""
     found = sorted(folder.glob("*.sqlite"), key=lambda p: p.stat().st_mtime, reverse=True)
     total = 0
     for path in found:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as a container sees it, and which layer (0 is the top) its bytes come from.
+    """One entry as a container sees it, and the layer (0 is the top) with its bytes.
 
-    The layer is -1 where facts say what there is.
+    The layer is -1 for recorded facts.
     """
 
     row: Row
@@ -38,7 +38,7 @@ class Entry:
 def merged_below(
     start: str, layers: Iterable[tuple[int, LayerIndex | RecordedFiles]]
 ) -> dict[str, Entry]:
-    """Everything below a folder, by path; the layers come with their numbers, the top one first."""
+    """Everything below a folder, by path; layers are given with their numbers, top first."""
     merged: dict[str, Entry] = {}
     hidden: set[tuple[str, str]] = set()
     for number, layer in layers:

@@ -1,7 +1,7 @@
-"""Finds the interpreter of an image that has vLLM, and its package directories, from files alone.
+"""Finds the interpreter of an image that has vLLM, and its package directories, from files only.
 
-What CPython's own start-up does (``Modules/getpath.py`` and ``site.py``, and Debian's form of the
-latter), with the image's variables.  Nothing is assumed about a version or a path.
+It follows CPython's start-up (``Modules/getpath.py`` and ``site.py``, and Debian's version of the
+latter), with the image's environment.  Nothing is assumed about a version or a path.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from builder.rootfs.view import Rootfs
 
-#: What a runtime sets where an image sets none (containerd's and Docker's default).
+#: PATH that a runtime sets if the image has none (default of containerd and Docker).
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAME = re.compile(r"python(3\.\d+)t?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """One interpreter: what to call it, its version (``3.12``), and its ``sys.path``."""
+    """One interpreter: its command, its version (``3.12``), and its ``sys.path``."""
 
     command: str
     version: str
@@ -32,7 +32,7 @@ class Interpreter:
 def interpreters(
     view: Rootfs, env: Mapping[str, str], working_dir: str = "/"
 ) -> Iterator[Interpreter]:
-    """Interpreters in the order in which the image itself is asked (``bases/image.py``)."""
+    """Interpreters in the same order as in ``bases/image.py``."""
     seen = set()
     for command in _commands(view, env):
         found = None if command in seen else _interpreter(view, command, env, working_dir)
@@ -99,7 +99,7 @@ def _home(view: Rootfs, real: str, version: str | None) -> tuple[str, str] | Non
 
 
 def _site_packages(view: Rootfs, prefix: str, version: str) -> list[str]:
-    """Where an interpreter that is no virtual environment looks; Debian's has places of its own."""
+    """Package directories of an interpreter outside a virtual environment; Debian's differ."""
     for lib in ("lib", "lib64"):
         site = view.read(f"{prefix}/{lib}/python{version}/site.py")
         if site is not None and b"dist-packages" in site:

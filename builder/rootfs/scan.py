@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 #: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
 _PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
-#: Of a ``.dist-info``, what says which files belong to a distribution.
+#: Files of a ``.dist-info`` that list a distribution's files.
 _INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json")
-#: Packages whose text files layers patch and verification reads; those of any other are fetched
-#: when they are asked for.
+#: Packages whose text files layers patch and verification reads; others are fetched
+#: on request.
 _PATCHED = ("vllm", "flashinfer", "nvidia_cutlass_dsl", "b12x")
 _TEXT = (".py", ".pth", ".json", ".toml")
 _SMALL = 4 << 20
 
 
 def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
-    """Put every member of a layer into its index.
+    """Add every member of a layer to its index.
 
     Raises:
-        RemoteError: the layer is damaged, contradicts itself, or is beyond the limits.
+        RemoteError: the layer is damaged, contradictory, or exceeds a limit.
     """
     tar = LayerTar(stream, where)
     try:
@@ -42,10 +42,10 @@ def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
 
 
 def worth_keeping(path: str, size: int) -> bool:
-    """Whether the bytes of a file are kept with the index: what identification and plans read.
+    """Whether a file's bytes are stored in the index, for identification and plans.
 
-    That is told from the end of the path: packages may lie in any folder, and what is installed
-    there may be hard links to files that come before it, in the cache of ``uv`` for example.
+    This depends on the end of the path: packages may be in any folder, and installed files
+    may be hard links to earlier files, for example in the cache of ``uv``.
     """
     folder, _, name = path.rpartition("/")
     folders = folder.split("/")
@@ -67,12 +67,12 @@ def worth_keeping(path: str, size: int) -> bool:
 
 
 def is_text(path: str, size: int) -> bool:
-    """Whether a file is one of those that layers change and verification reads."""
+    """Whether a file is a text file of a package that layers may patch."""
     return path.endswith(_TEXT) and size <= _SMALL
 
 
 def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> None:
-    """Put one member into the index."""
+    """Add one member to the index."""
     folder, name = parent_of(member.path), member.path.rpartition("/")[2]
     if name == _OPAQUE_NAME:
         writer.hide(folder, OPAQUE)
@@ -100,7 +100,7 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
 
 
 def _digest(tar: LayerTar, member: Member, writer: LayerWriter) -> str:
-    """The sha256 of a file, whose bytes are kept where plans will want them."""
+    """The sha256 of a file; its bytes are stored if plans need them."""
     hasher = hashlib.sha256()
     kept: list[bytes] | None = [] if worth_keeping(member.path, member.size) else None
     for chunk in tar.chunks():

@@ -1,7 +1,7 @@
 """Reads the tar of a layer as a stream of entries; the input may be hostile.
 
-What is accepted is what Go's ``archive/tar``, which the container runtimes use, reads the same way.
-Anything else is refused, and so is what no runtime unpacks, or what runtimes unpack differently.
+It accepts what Go's ``archive/tar``, which container runtimes use, reads the same way.
+Anything else is refused, and so are entries that runtimes refuse or unpack differently.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _KINDS = {
     b"4": OTHER,
     tarheader.PIPE: OTHER,
 }
-#: Extended attributes by which the overlay file system shows other files than there are.
+#: Extended attributes with a special meaning for overlayfs.
 _OVERLAY = (b"SCHILY.xattr.trusted.overlay.", b"SCHILY.xattr.user.overlay.")
-#: How many major and minor numbers Linux tells apart in a device that is made.
+#: Major and minor numbers that Linux supports.
 _MAJORS, _MINORS = 1 << 12, 1 << 20
 
 
@@ -63,7 +63,7 @@ class LayerTar:
         """Members in order.
 
         Raises:
-            RemoteError: the tar is damaged, cut short, or beyond the limits.
+            RemoteError: the tar is damaged, truncated, or exceeds a limit.
         """
         while (member := self._next()) is not None:
             self._entries += 1
@@ -114,7 +114,7 @@ class LayerTar:
         raise self._wrong(f"more than {limits.EXTENSIONS} extension headers in a row")
 
     def _block(self) -> bytes | None:
-        """The next header block; None at the end, which two blocks of zeros or the stream make."""
+        """The next header block; None at the end: two zero blocks, or the end of the stream."""
         if not self._stream.skip(self._left):
             raise self._wrong("the tar ends in the middle of a file")
         padded = self._stream.skip(self._padding)  # which some writers leave out at the end
@@ -131,7 +131,7 @@ class LayerTar:
         return block or None
 
     def _data(self, header: Header) -> None:
-        """What follows the header: data, and zeros up to the next block."""
+        """The data after a header, with padding up to the next block."""
         size = 0 if header.type in tarheader.NO_DATA else header.size
         if not 0 <= size <= limits.TAR_BYTES:
             raise self._wrong(f"an entry of {size} bytes")
@@ -169,7 +169,7 @@ class LayerTar:
         return default if text is None else tarheader.decimal(text)
 
     def _check(self, name: str, header: Header, records: dict[bytes, bytes]) -> None:
-        """Refuse what has more than one reading."""
+        """Refuse ambiguous entries."""
         tarheader.check_times(records)
         if tarheader.is_sparse(records):
             raise self._wrong(f"{name!r} is a sparse file, which image builders do not write")
@@ -193,10 +193,10 @@ class LayerTar:
         return link if kind == SYMLINK else ""
 
     def clean(self, name: str) -> str:
-        """A name as a path below the root; a leading slash means the root, as for the runtimes.
+        """A name as a path below the root; a leading slash means the root, as in runtimes.
 
         Raises:
-            RemoteError: it climbs with ``..``, or is longer than Linux allows.
+            RemoteError: it leaves the root with ``..``, or is longer than Linux allows.
         """
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in parts:

@@ -1,7 +1,7 @@
 """Parses header blocks and pax records of a tar like Go's ``archive/tar``.
 
-Container runtimes are written in Go.  What its reader refuses is refused here, and every field has
-the value that it has there (Go 1.24; the forms are those of POSIX.1-2001 and of GNU tar's manual).
+Container runtimes are written in Go.  Headers that Go's reader refuses are refused here, and every
+field has the same value (Go 1.24; the formats are POSIX.1-2001 and GNU tar's manual).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PIECES = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
 
 
 class DamagedHeader(ValueError):
-    """Go's reader does not take it; the message says why."""
+    """Go's reader refuses it; the message says why."""
 
 
 @dataclass(slots=True)
 class Header:
-    """The fields of one block that say what an entry is."""
+    """The fields of one header block."""
 
     type: bytes
     name: bytes
@@ -74,7 +74,7 @@ def parse_block(block: bytes) -> Header:
 
 
 def _prefix(block: bytes, magic: bytes) -> bytes:
-    """What comes before the name.  GNU has two times at its place."""
+    """The prefix of the name.  GNU has two timestamps in its place."""
     if magic[:6] == _USTAR:
         if block[508:512] != _STAR_END:
             return _string(block[345:500])
@@ -92,7 +92,7 @@ def _prefix(block: bytes, magic: bytes) -> bytes:
 
 
 def _check_sum(block: bytes) -> None:
-    """The sum of all bytes, unsigned or as Sun's tar had it, signed."""
+    """The checksum of all bytes, unsigned or, as in Sun's tar, signed."""
     said = _octal(block[148:156])
     rest = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(rest)

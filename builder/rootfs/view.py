@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 _ROOT = Entry(Row("", DIR), 0)
-#: Layers that are read at once when one after the other does not answer.
+#: Layers to read in parallel after several single layers had no result.
 _AHEAD = 3
-#: In place of a layer's number: what is known of the lowest layers without reading them.
+#: Layer number of recorded facts about the lowest layers.
 _FACTS = -1
 
 
@@ -56,7 +56,7 @@ class Rootfs:
         self._above = len(layers) - len(facts.layers) if facts is not None else 0
         self._cache = cache
         self._open: list[LayerIndex] = []
-        #: folders that an open layer has no entry for, and that were not looked for below it
+        #: folders without an entry in an open layer, not yet looked up below it
         self._unsettled: deque[tuple[int, str, str]] = deque()
         self._nowhere: set[tuple[int, str]] = set()
         self._folders: dict[str, Entry] = {}
@@ -247,7 +247,7 @@ class Rootfs:
     # -- many
 
     def names(self, directory: str) -> list[str]:
-        """Names in a directory, sorted; empty when it is none."""
+        """Names in a directory, sorted; empty if it is not a directory."""
         real = self._follow(directory)
         if real is None or real[1].kind != DIR:
             return []
@@ -286,7 +286,7 @@ class Rootfs:
     # -- bytes
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a file, links followed; None when there is no such file.
+        """The bytes of a file, links followed; None if it does not exist.
 
         Raises:
             RemoteError: its layer can no longer be read.
@@ -303,18 +303,18 @@ class Rootfs:
         return data
 
     def noted(self, data: bytes) -> None:
-        """Note the bytes of a file that a question was about."""
+        """Record the bytes of a file that was read."""
         if self.notes is not None:
             self.notes.note_content(data)
 
     def kept(self, entry: Entry) -> bytes | None:
-        """The bytes of a file as far as they are known or in the cache."""
+        """The bytes of a file, if known or in the cache."""
         if entry.layer == _FACTS:
             return self.content(entry.row.sha256)
         return self._open[entry.layer].content(entry.row.sha256)
 
     def content(self, sha256: str) -> bytes | None:
-        """The bytes with this sha256, as far as they are known or in the cache."""
+        """The bytes with this sha256, if known or in the cache."""
         data = self._contents.content(sha256) if self._contents is not None else None
         for descriptor in self._descriptors:
             if data is not None:
@@ -323,10 +323,10 @@ class Rootfs:
         return data
 
     def _in_layer(self, path: str, entry: Entry) -> Entry:
-        """The same file with the layer that has its bytes.
+        """The file's entry, with the layer that has its bytes.
 
         Raises:
-            RemoteError: the layers have something else there than was noted of them.
+            RemoteError: the layers do not match the recorded facts.
         """
         if entry.layer != _FACTS:
             return entry
@@ -341,9 +341,9 @@ class Rootfs:
         return found
 
     def fetch(self, paths: Iterable[str], beside: Iterable[str] = ()) -> None:
-        """Bring the bytes of some files into the cache, one pass for each layer they are in.
+        """Cache the bytes of some files, in one pass for each layer.
 
-        ``beside`` are files that are taken along where their layers are read for the others.
+        ``beside`` are files to cache as well if their layers are read anyway.
 
         Raises:
             RemoteError: a layer can no longer be read.
@@ -365,7 +365,7 @@ class Rootfs:
             self._cache.fetch(self._descriptors[number], rows)
 
     def copy(self, path: str, out: IO[bytes]) -> bool:
-        """Write the bytes of a file, links followed, without holding them; whether it is there.
+        """Stream a file to ``out``, links followed; returns whether it exists.
 
         Raises:
             RemoteError: its layer can no longer be read.
