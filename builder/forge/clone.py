@@ -59,7 +59,7 @@ class Clone:
         return {match[1].lower() for url in urls if (match := _REMOTE.search(url))}
 
     def holds(self, repository: str) -> bool:
-        """Whether this is a clone of the repository, by its remotes; without remotes always True."""
+        """Whether this is a clone of the repository, by its remotes; True without remotes."""
         return not self.repositories or repository.lower() in self.repositories
 
     # -- the interface of a forge
