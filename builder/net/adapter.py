@@ -1,4 +1,4 @@
-"""The adapter that makes ``requests`` use our sockets."""
+"""The adapter that makes ``requests`` use sockets with time limits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest, Response
 
-#: Connections kept per host: transfers in parallel, and a few small requests beside them.
+#: Connections per host: parallel transfers and a few small requests.
 CONNECTIONS = 8
 
 
 class _Plain(HTTPConnection):
-    """A connection whose sockets take their limits from the exchange at hand."""
+    """A connection whose sockets use the limits of the current exchange."""
 
     _paces: list[MinimumSpeed]
 
@@ -54,7 +54,7 @@ class _Plain(HTTPConnection):
 
 
 class _Tls(_Plain, HTTPSConnection):
-    """The same with TLS."""
+    """The same, with TLS."""
 
     def connect(self) -> None:
         super().connect()
@@ -74,19 +74,19 @@ _POOLS = {"http": _PlainPool, "https": _TlsPool}
 
 
 class Adapter(HTTPAdapter):
-    """Connections of a session; one ``send`` is one exchange, and one try."""
+    """The connections of a session; one ``send`` is one exchange and one attempt."""
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
         super().__init__(2, CONNECTIONS)
 
     def init_poolmanager(self, *words: Any, **named: Any) -> None:
-        """Give every pool our connections."""
+        """Use our connections in every pool."""
         super().init_poolmanager(*words, **named)
         self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
-        """The same behind a proxy."""
+        """The same for a proxy."""
         manager = super().proxy_manager_for(proxy, **named)
         if not proxy.lower().startswith("socks"):
             manager.pool_classes_by_scheme = _POOLS
@@ -101,7 +101,7 @@ class Adapter(HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> Response:
-        """Send within the limits; ``timeout`` is a pair: to connect, and a window."""
+        """Send within the limits; ``timeout`` is a pair: connect timeout and window."""
         window = timeout or self._window
         limits = timeout if isinstance(timeout, tuple) else (min(CONNECT, window), window)
         with exchange(limits[1]):

@@ -14,13 +14,13 @@ from builder.net.sockets import TooSlow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: OpenSSL's names of the alerts of RFC 8446, 6.2, with which a server refuses a client's
-#: certificate, or that there is none.
+#: OpenSSL's names of TLS alerts (RFC 8446, 6.2) with which a server refuses a client
+#: certificate, or its absence.
 _REFUSES_US = re.compile(r"_ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)$")
 
 
 class RequestFailed(Exception):
-    """There was no answer, or it broke off.  ``fatal``: another try would end the same."""
+    """There was no response, or it broke off.  ``fatal`` means that a retry cannot help."""
 
     def __init__(self, reason: str, *, fatal: bool = False, hint: str = "") -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class RequestFailed(Exception):
 
 
 def reason_of(error: BaseException, host: str) -> RequestFailed:
-    """Why there was no answer, in words that hold no address and no secret."""
+    """Why there was no response, without URLs or secrets."""
     causes = list(_causes(error))
     for cause in causes:
         found = _last_word(cause, host)
@@ -55,7 +55,7 @@ def reason_of(error: BaseException, host: str) -> RequestFailed:
 
 
 def _last_word(cause: BaseException, host: str) -> RequestFailed | None:
-    """What another try would not change."""
+    """The reason if a retry cannot help."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         return RequestFailed(
             f"its certificate is not trusted ({cause.verify_message})",
@@ -85,7 +85,7 @@ def _not_tls(cause: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it was made from: ``requests`` and urllib3 wrap twice and more."""
+    """An exception and its causes: ``requests`` and urllib3 wrap exceptions several times."""
     pending, seen = [error], set()
     while pending:
         current = pending.pop()

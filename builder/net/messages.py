@@ -1,4 +1,4 @@
-"""Messages for addresses without an answer: host, reason and proxy."""
+"""Messages for URLs without a response: host, reason and proxy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from builder.errors import RemoteError
 
 
 def host_of(url: str) -> str:
-    """Host and port of an address, without what may be secret in it."""
+    """Host and port of a URL, without parts that may be secret."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def shown(url: str) -> str:
-    """An address without user and password."""
+    """A URL without user and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=host_of(url), query="", fragment="").geturl()
 
 
 def resolved(url: str, location: str, subject: str) -> str:
-    """The address that an answer from ``url`` names, relative or absolute.
+    """The URL in a response from ``url``, relative or absolute.
 
     Raises:
-        RemoteError: it is no address, as with half an IPv6 one.
+        RemoteError: it is not a valid URL.
     """
     try:
         target = urljoin(url, location)
@@ -35,7 +35,7 @@ def resolved(url: str, location: str, subject: str) -> str:
 
 
 def through(url: str) -> str:
-    """`` (proxy: HOST)`` where the environment names one for an address, else nothing."""
+    """`` (proxy: HOST)`` if the environment sets a proxy for a URL, else ``""``."""
     from requests.utils import get_environ_proxies, select_proxy
 
     proxy = select_proxy(url, get_environ_proxies(url, no_proxy=None))
@@ -43,7 +43,7 @@ def through(url: str) -> str:
 
 
 def no_answer(error: BaseException, url: str) -> str:
-    """Why an address gave no answer, or none that can be used."""
+    """The error for a URL without a usable response."""
     from builder.net.failures import reason_of
 
     if isinstance(error, RemoteError):  # the tries are used up, and it names the host

@@ -1,8 +1,8 @@
-"""When a failed request is tried again, how long to wait first, and when to give up.
+"""Retries: which failed requests are repeated, after which pause, and for how long.
 
-This is the one rule, for registries, package indexes, wheels and forges.  urllib3's ``Retry``,
-which comes with ``requests``, covers one request until its headers are there: no body that breaks
-off, no upload that goes on where it stopped, no limit on the time of all tries.
+It is used for registries, package indexes, wheels and forges.  urllib3's ``Retry``,
+which comes with ``requests``, covers one request until its headers arrive: no interrupted
+body, no resumed upload, no limit on the total time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from builder.net.failures import RequestFailed
 
-#: What another try may cure (RFC 9110, 15.5 and 15.6): overload, and gateways that lost their
+#: Retryable statuses (RFC 9110, 15.5 and 15.6): overload, and gateways that lost their
 #: backend.
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-#: Bytes that must have come through before earlier failures are forgotten.
+#: Transferred bytes after which earlier failures no longer count.
 _PROGRESS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often, for which answers, and for how many seconds.
+    """The number of retries, the statuses, and the time limits in seconds.
 
-    The pause doubles with each failure from ``backoff`` on; ``small_deadline`` is for a task with
-    all its tries that moves no large file.
+    The pause starts at ``backoff`` and doubles; ``small_deadline`` limits a task, with
+    all its retries, that transfers no large file.
     """
 
     attempts: int = 5
@@ -44,13 +44,13 @@ class RetryPolicy:
 
 
 class NoAnswer(RemoteError):
-    """Nobody answered: the network is the matter, or the host."""
+    """There was no response: the network or the host has a problem."""
 
 
 class Retries:
-    """Counts failures in a row of one task, waits between them, and gives up in time.
+    """Counts consecutive failures of one task, waits between them, and gives up at the deadline.
 
-    Its time begins here: a large image, or a client that lives long, has no end of its own.
+    The time starts here.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Retries:
         hint: str = "run the same command again; completed work is reused",
         say: Callable[[str], None] = console.say,
     ) -> None:
-        """``subject`` is the task, as messages name it; ``seconds`` is its deadline."""
+        """``subject`` describes the task in messages; ``seconds`` is its deadline."""
         self._hint = hint
         self.policy = policy
         self._name = f"{host}: {subject}" if subject else host
@@ -75,10 +75,10 @@ class Retries:
         self._say = say
 
     def time_left(self) -> float:
-        """Seconds until the task must be done.
+        """Seconds until the deadline.
 
         Raises:
-            RemoteError: they are over, or the user has interrupted us.
+            RemoteError: the deadline has passed, or the run was interrupted.
         """
         from builder.net import sockets
 
@@ -93,20 +93,20 @@ class Retries:
 
     @property
     def at_last_try(self) -> bool:
-        """Whether one more failure in a row is the end."""
+        """Whether one more consecutive failure is final."""
         return self._failures + 1 >= self.policy.attempts
 
     def moved(self, count: int) -> None:
-        """Bytes came through; enough of them make up for earlier failures."""
+        """Count transferred bytes; enough of them reset the failure count."""
         self._moved += count
         if self._moved >= _PROGRESS:
             self._failures = 0
 
     def lost(self, lost: RequestFailed) -> None:
-        """The same as ``failed`` for a request without an answer; some need no second try.
+        """Like ``failed``, for a request without a response; some failures are final.
 
         Raises:
-            NoAnswer: this was the last try.
+            NoAnswer: this was the last attempt.
         """
         if lost.fatal:
             raise NoAnswer(f"{self._name}: {lost}", hint=lost.hint)
@@ -115,10 +115,10 @@ class Retries:
         self.failed(str(lost))
 
     def failed(self, reason: str, wait: float | None = None) -> None:
-        """Wait before the next try: as long as the server asks, else longer each time.
+        """Wait before the next attempt: as long as the server asks, else with exponential backoff.
 
         Raises:
-            RemoteError: this was the last try, or the wait would be too long.
+            RemoteError: this was the last attempt, or the wait would be too long.
         """
         from builder.net import sockets
 
@@ -161,11 +161,11 @@ def final_answer(
     retries: Retries,
     said: Callable[[Answer], str] = lambda answer: f"answered {answer.status_code}",
 ) -> Answer:
-    """Send a request that may be sent twice until its answer needs no other try.
+    """Send an idempotent request with retries.
 
     Raises:
         NoAnswer: no attempt got an answer.
-        RemoteError: the last answer still was one to try again after.
+        RemoteError: the last response still had a retryable status.
     """
     import requests
 
@@ -187,7 +187,7 @@ def final_answer(
 
 
 def retry_after(answer: _Answer) -> float | None:
-    """Seconds that the server asks us to wait, given as a number or as a date; None if it says not.
+    """``Retry-After`` in seconds, from a number or a date; None if there is none.
 
     Only 429 and 503 give ``Retry-After`` that meaning (RFC 9110, 10.2.3, and RFC 6585, 4).
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FixedAuthorization(AuthBase):
-    """Sends what we give and nothing else: without it ``requests`` would read ``~/.netrc``."""
+    """Sends only the given header: otherwise ``requests`` would read ``~/.netrc``."""
 
     def __init__(self, header: str | None) -> None:
         self._header = header
@@ -36,13 +36,13 @@ class FixedAuthorization(AuthBase):
 
 
 class Session(requests.Session):
-    """A session with one adapter a host for https, so that each host has its own trust."""
+    """A session with one adapter per https host, each with its own trusted certificates."""
 
     def __init__(self, window: float = WINDOW, policy: RetryPolicy | None = None) -> None:
-        """``window`` is for requests that name no limit themselves.
+        """``window`` is for requests without their own limit.
 
-        With a ``policy``, GET and HEAD are tried again: until the headers of a streamed answer are
-        there, else until its body is.
+        With a ``policy``, GET and HEAD are retried: until the headers of a streamed response
+        arrive, else until its body does.
         """
         super().__init__()
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Session(requests.Session):
         self.headers.update({"Accept-Encoding": "identity", "User-Agent": "spark-build"})
 
     def get_adapter(self, url: str | bytes) -> BaseAdapter:
-        """The adapter of this host; several threads may ask at once."""
+        """The adapter of a host; thread-safe."""
         parts = urlsplit(str(url))
         if parts.scheme != "https":
             return super().get_adapter(str(url))
@@ -67,7 +67,7 @@ class Session(requests.Session):
         """Send a request.
 
         Raises:
-            RemoteError: there is a policy, and the tries are used up.
+            RemoteError: there is a policy, and the retries are exhausted.
         """
         ask = partial(super().request, method, url, *words, **named)
         if self._policy is None or str(method).upper() not in ("GET", "HEAD"):

@@ -1,9 +1,9 @@
 """Connections with time limits, which are closed when the run ends.
 
-``requests`` and urllib3 limit one read, not an exchange: a server that sends a byte a second is
-read for ever.  So the sockets themselves keep the time.  An exchange must move ``STEP`` bytes in
-each window of seconds, both directions and all phases counted: small ones are over within one
-window, and large ones never crawl.
+``requests`` and urllib3 limit one read, not an exchange: a server that sends one byte per second
+would be read forever.  So the sockets enforce a limit.  An exchange must transfer ``STEP`` bytes in
+each window of seconds, counting both directions and all phases: small ones finish within one
+window, and large ones keep a minimum speed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from builder.util.shutdown import ended, when_ended
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-#: Seconds to connect, and those of a window, where the caller does not say.
+#: Default seconds to connect, and of a window.
 CONNECT, WINDOW = 15.0, 60.0
-#: Bytes that each window must move: about 1 kB/s, where curl's documentation suggests a limit, too.
+#: Bytes per window: about 1 kB/s, like the limit that curl's documentation suggests.
 STEP = 64 << 10
-#: Bytes that are handed to a socket at once, so that progress is seen while sending.
+#: Bytes per send, so that progress is visible while sending.
 _PIECE = 64 << 10
-#: Seconds between two looks whether the run has been ended, while a name is looked up.
+#: Seconds between checks for the run's end during a name lookup.
 _LOOK = 0.05
 
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -38,14 +38,14 @@ _here = threading.local()
 
 
 class TooSlow(TimeoutError):
-    """An exchange moved less than ``STEP`` bytes in a window, and was not over."""
+    """An exchange transferred less than ``STEP`` bytes in a window without finishing."""
 
 
 def _cut() -> None:
-    """Cut every connection: the run is ended from outside."""
+    """Close every connection, because the run was ended."""
     with _lock:
         for opened in list(_open):
-            # not SSLSocket.shutdown, which takes the TLS state from under a thread that reads
+            # not SSLSocket.shutdown, which removes the TLS state while a thread reads
             try:
                 socket.socket.shutdown(opened, socket.SHUT_RDWR)
             except OSError:  # not connected
@@ -56,7 +56,7 @@ when_ended(_cut)
 
 
 def check() -> None:
-    """Go on, unless the run has been ended.
+    """Raise if the run was ended.
 
     Raises:
         RemoteError: it has.
@@ -66,13 +66,13 @@ def check() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, but not longer than the run lasts."""
+    """Sleep, at most until the run is ended."""
     ended.wait(seconds)
     check()
 
 
 class MinimumSpeed:
-    """How fast an exchange has to be."""
+    """The minimum speed of an exchange."""
 
     def __init__(self, window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window = window
@@ -82,15 +82,15 @@ class MinimumSpeed:
 
     @property
     def over(self) -> bool:
-        """Whether too little has moved."""
+        """Whether too few bytes were transferred."""
         return self._clock() >= self._until
 
     def left(self) -> float:
-        """Seconds until more must have moved.
+        """Seconds left in the window.
 
         Raises:
-            TooSlow: they are over.
-            RemoteError: the run has been ended.
+            TooSlow: the window is over.
+            RemoteError: the run was ended.
         """
         check()
         if self.over:
@@ -107,7 +107,7 @@ class MinimumSpeed:
 
 @contextmanager
 def exchange(window: float) -> Iterator[None]:
-    """What this thread's connections do in the block is one exchange."""
+    """Treat everything that this thread's connections do in the block as one exchange."""
     _here.pace = MinimumSpeed(window)
     try:
         yield
@@ -116,15 +116,15 @@ def exchange(window: float) -> Iterator[None]:
 
 
 def minimum_speed() -> MinimumSpeed:
-    """The pace of the exchange that this thread is in."""
+    """The minimum speed of this thread's current exchange."""
     found = getattr(_here, "pace", None)
     return found if isinstance(found, MinimumSpeed) else MinimumSpeed(WINDOW)
 
 
 class _Paced(socket.socket):
-    """A socket that takes its limit on time from the exchange that uses it."""
+    """A socket with the time limit of the current exchange."""
 
-    #: one item, which a connection shares with the sockets that it is made of
+    #: one item, which a connection shares with its sockets
     paces: list[MinimumSpeed]
 
     def recv_into(self, *words: Any, **named: Any) -> int:
@@ -162,14 +162,14 @@ class TlsSocket(_Paced, ssl.SSLSocket):
     """A TLS connection; ``SSLContext.sslsocket_class`` makes contexts use it."""
 
     def do_handshake(self, block: bool = False) -> None:
-        """Greet; OpenSSL's part of it has one limit on its whole time."""
+        """Do the TLS handshake, with one limit for its whole duration."""
         close_at_exit(self)
         self.paces = [minimum_speed()]
         super().do_handshake(block)
 
 
 def close_at_exit(opened: socket.socket) -> None:
-    """Have a socket cut when the run ends."""
+    """Close a socket when the run ends."""
     with _lock:
         _open.add(opened)
 
@@ -177,11 +177,11 @@ def close_at_exit(opened: socket.socket) -> None:
 def connect(
     host: str, port: int, timeout: float, options: Iterable[tuple[int, int, int | bytes]] = ()
 ) -> PlainSocket:
-    """A connection to the first of a host's addresses that takes one.
+    """Connect to the first reachable address of a host.
 
     Raises:
-        OSError: none does in time, or there is no such host.
-        RemoteError: the run has been ended.
+        OSError: none is reachable in time, or the host does not exist.
+        RemoteError: the run was ended.
     """
     until = time.monotonic() + timeout
     failed: OSError = TimeoutError("timed out")
@@ -212,7 +212,7 @@ _Address = tuple[int, int, int, Any]
 
 
 def _addresses(host: str, port: int, timeout: float) -> list[_Address]:
-    """Looked up in a thread of its own: no signal and no time limit ends the system's resolver."""
+    """Look up addresses in a thread, because nothing interrupts the system's resolver."""
     answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
 
     def ask() -> None:

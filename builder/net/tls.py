@@ -1,9 +1,9 @@
 """Trusted certificate authorities: the system's, the environment's, and a registry's own.
 
-As Docker and Podman do, ``certs.d/HOST/`` below ``/etc/docker`` or ``/etc/containers`` may hold
-``*.crt`` (authorities for that host only) and ``NAME.cert`` with ``NAME.key`` (who we are).
-``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` replace the system's store, as everywhere with OpenSSL;
-``REQUESTS_CA_BUNDLE`` and ``CURL_CA_BUNDLE`` add to it.
+As with Docker and Podman, ``certs.d/HOST/`` below ``/etc/docker`` or ``/etc/containers`` may have
+``*.crt`` (authorities for that host only) and ``NAME.cert`` with ``NAME.key`` (a client
+certificate). ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` replace the system's store, as everywhere with
+OpenSSL; ``REQUESTS_CA_BUNDLE`` and ``CURL_CA_BUNDLE`` add to it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from builder.net.sockets import TlsSocket, connect
 
 _ADDED = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _FILES = ("SSL_CERT_FILE", *_ADDED)
-#: A server on this machine answers a greeting at once, or does not speak TLS.
+#: Timeout in seconds for a local server's TLS handshake.
 _GREETING_TIMEOUT = 5.0
 
 
 def certificate_folders(host: str) -> list[Path]:
-    """Where certificates for ``HOST[:PORT]`` may lie."""
+    """Folders that may have certificates for ``HOST[:PORT]``."""
     roots = [Path("/etc/containers/certs.d"), Path("/etc/docker/certs.d")]
     config = os.environ.get("DOCKER_CONFIG")
     if config:  # where a Docker without root looks
@@ -74,7 +74,7 @@ def _add(context: ssl.SSLContext, path: Path) -> None:
 
 
 def speaks_tls(host: str) -> bool:
-    """Whether a server on this machine answers a TLS greeting; nothing else is sent to it."""
+    """Whether a server on this machine supports TLS; sends only a handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -91,21 +91,21 @@ def speaks_tls(host: str) -> bool:
 
 
 class HostAdapter(Adapter):
-    """Connections to one host, with its own trust."""
+    """Connections to one host, with its own trusted certificates."""
 
     def __init__(self, host: str, window: float) -> None:
         self._context = trust(host)
         super().__init__(window)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Give every pool our TLS settings."""
+        """Use our TLS settings in every pool."""
         super().init_poolmanager(*args, ssl_context=self._context, **kwargs)
 
     def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
-        """The same behind a proxy."""
+        """The same for a proxy."""
         return super().proxy_manager_for(proxy, ssl_context=self._context, **kwargs)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:  # noqa: ARG002
-        """The settings hold all authorities; they are not read again for each connection."""
+        """Does nothing: the settings already have all certificate authorities."""
         conn.cert_reqs = "CERT_REQUIRED"
         conn.ca_certs = conn.ca_cert_dir = None

@@ -1,7 +1,7 @@
-"""What ``docker buildx bake`` builds: a context for each profile and base, and one file of targets.
+"""Writes the input of ``docker buildx bake``: a context for each image, and a file of targets.
 
-The contexts are those of the buildkit engine; buildx only takes the base by its digest and puts the
-layers on it.
+The contexts are those of the buildkit engine; buildx only pulls the base by digest and adds the
+layers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
 
-#: The name under which ``docker buildx bake`` finds the file by itself.
+#: The file name that ``docker buildx bake`` reads by default.
 BAKE_FILE = "docker-bake.json"
-#: What target names may not hold (buildx: 'Invalid name; only "[a-zA-Z0-9_-]+" are allowed').
+#: Characters not allowed in target names (buildx: 'Invalid name; only "[a-zA-Z0-9_-]+" are
+#: allowed').
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_IN_TAGS = re.compile(r"[^A-Za-z0-9.]+")
 
@@ -44,22 +45,22 @@ Tags = Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class BakeOptions:
-    """Which profiles on which bases, and what the images are called."""
+    """Profiles, bases, and image names."""
 
-    #: all that is not of one image
+    #: options that are the same for all images
     plan: PlanOptions
-    #: each is one selection, which may be several layers with commas
+    #: each is one selection, which may list several layers with commas
     layers: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
     #: a file with both lists; an option replaces its list
     images: Path | None = None
-    #: only these of all images; the others still count for names and tags
+    #: build only these images; the others still count for names and tags
     targets: tuple[str, ...] = ()
     tag_prefix: str
 
 
 class ImageLists(Part, frozen=True, kw_only=True):
-    """The lists in a file such as ``.github/images.json``; other keys are for others."""
+    """The lists in a file such as ``.github/images.json``; other keys are ignored."""
 
     profiles: tuple[Text, ...]
     bases: tuple[Text, ...]
@@ -81,7 +82,7 @@ class Jobs(Document, frozen=True, kw_only=True):
 
 
 class BakedTarget(Part, frozen=True, kw_only=True):
-    """What was written for one image."""
+    """The files written for one image."""
 
     target: Text
     profile: Text
@@ -92,7 +93,7 @@ class BakedTarget(Part, frozen=True, kw_only=True):
 
 
 class Bake(Document, frozen=True, kw_only=True):
-    """What ``docker buildx bake`` can build now."""
+    """The document of ``bake``."""
 
     folder: Text
     file: Text
@@ -100,7 +101,7 @@ class Bake(Document, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """What builds all of it; buildx takes contexts from the current directory."""
+        """The command that builds everything; contexts are relative to the current directory."""
         import shlex
 
         return f"cd {shlex.quote(self.folder)} && docker buildx bake"
@@ -125,7 +126,7 @@ class _BakeFile(Part, frozen=True, kw_only=True):
 
 
 def bake_jobs(options: BakeOptions) -> Jobs:
-    """Every profile on every base, with its names; nothing is read of the bases.
+    """Every profile on every base, with its names; reads no base.
 
     Raises:
         UsageError: a list is missing, a name is unknown, or two images have one name.
@@ -191,7 +192,7 @@ def _check_base(base: str) -> None:
 
 
 def _job(profile: str, base: str, prefix: str, *, last: bool) -> Job:
-    """The names of one image; those of the images workflow, so that both lists are one."""
+    """The names of one image, as in the images workflow."""
     image = base.rpartition("/")[2]
     name = _NOT_IN_TAGS.sub("-", profile)
     release = _NOT_IN_TAGS.sub("-", image.rpartition(":")[2]).removeprefix("v")
@@ -203,11 +204,11 @@ def _job(profile: str, base: str, prefix: str, *, last: bool) -> Job:
 
 
 def write_bake(options: BakeOptions, folder: Path) -> Bake:
-    """Plan every image, and write contexts and the file of targets into a new folder.
+    """Plan every image, and write contexts and a file of targets into a new folder.
 
     Raises:
-        UsageError: the folder is there, or a profile does not support a base.
-        SparkBuildError: a plan cannot be built; nothing is left in the folder.
+        UsageError: the folder exists, or a profile does not support a base.
+        SparkBuildError: a plan cannot be built; the folder is removed.
         BuildFailed: the disk does not take it.
     """
     jobs = bake_jobs(options).include

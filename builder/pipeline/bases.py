@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
-    """The profile's image where a Docker Engine has or can pull it, else its released wheels.
+    """The profile's image if a Docker Engine has it or can pull it, else its released wheels.
 
     Raises:
-        UsageError: no profile is named, so there is no default.
+        UsageError: no profile is selected, so there is no default.
     """
     if not selection.profiles:
         raise UsageError(
@@ -68,11 +68,11 @@ def identify_base(
     facts_of: FactsOf | None = None,
     noting: bool = False,
 ) -> Base:
-    """Identify a base, following also the packages that user layers name.
+    """Identify a base, including packages that user layers name.
 
-    ``pins`` are versions that go before those of the profiles where the base leaves one open.
-    ``libraries`` are distributions whose files an image's tree must have too: it knows only those
-    of distributions that are asked for.  They are no part of what identifies it.  ``facts_of`` and
+    ``pins`` are versions for packages that the base leaves open; they override the profiles'.
+    ``libraries`` are distributions whose files an image's tree must also include: it lists only
+    those of requested distributions.  They do not affect the base's identity.  ``facts_of`` and
     ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
     """
     named = {layer.package for layer in selection.layers}

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def check_builder(options: ImageOptions) -> None:
-    """Refuse what cannot be, before anything is read.
+    """Check the options before anything is read.
 
     Raises:
-        UsageError: the options contradict each other, or one of them is malformed.
+        UsageError: the options contradict each other, or one is malformed.
     """
     if options.builder:
         check_name(options.builder)
@@ -48,7 +48,7 @@ def check_builder(options: ImageOptions) -> None:
 
 @contextlib.contextmanager
 def of_registry(ref: str, builder: str) -> Iterator[None]:
-    """Say it clearly where a builder elsewhere cannot have a base that only this machine has."""
+    """Refuse a base on this machine for a remote builder, with a clear message."""
     try:
         yield
     except RemoteError as error:

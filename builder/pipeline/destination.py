@@ -38,10 +38,10 @@ class Destination:
 
 
 def check_destination(options: ImageOptions, engine: str) -> Destination:
-    """What ``--tag``, ``--output`` and ``--push`` come to, as far as it is known without a base.
+    """Check ``--tag``, ``--output`` and ``--push`` as far as possible without a base.
 
     Raises:
-        UsageError: they contradict each other, have no effect, or the engine does not make that.
+        UsageError: they contradict each other, have no effect, or the engine does not support them.
     """
     kind = named(engine)
     output = options.output or ("docker" if kind is not None and kind.through_docker else "")
@@ -94,7 +94,7 @@ def _refuse_contradictions(
 
 
 def check_base_options(options: ImageOptions, ref: str) -> None:
-    """Refuse options that say nothing about this kind of base.
+    """Refuse options that do not apply to this kind of base.
 
     Raises:
         UsageError: that.
@@ -107,7 +107,7 @@ def check_base_options(options: ImageOptions, ref: str) -> None:
 
 
 def destination_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Destination:
-    """What ``--tag``, ``--output`` and ``--push`` come to.
+    """The destination from ``--tag``, ``--output`` and ``--push``.
 
     Raises:
         UsageError: as for :func:`check_place`.

@@ -1,4 +1,4 @@
-"""The JSON of ``image``: what was built, or with --dry-run would be built."""
+"""The document of ``image``: what was built, or with --dry-run would be built."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class VerifiedImage(ImageDocument, frozen=True, kw_only=True):
 
 
 class UnverifiedImage(ImageDocument, frozen=True, kw_only=True):
-    """An image that was built and not verified."""
+    """An image that was built without verification."""
 
     verify: NotVerified
 
 
 class IndexDocument(Built, frozen=True, kw_only=True):
-    """An index that was built, each entry planned by itself."""
+    """An index that was built, with a plan for each entry."""
 
     plans: Plans
     layers: tuple[PlatformLayer, ...]
@@ -107,7 +107,7 @@ class IndexPlans(Document, frozen=True, kw_only=True):
 
 
 class DockerfileText(Document, frozen=True, kw_only=True):
-    """What ``image --print-dockerfile`` prints."""
+    """The document of ``image --print-dockerfile``."""
 
     plan_digest: Digest
     dockerfile: Text

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBuild:
-    """What will be built: an entry for each platform, whose bases are open."""
+    """A planned build: an entry for each platform, with open bases."""
 
     entries: tuple[PlatformPlan, ...]
     inputs: Inputs
     #: seconds by step
     timings: Mapping[str, float]
-    #: the base as it was named
+    #: the base's reference as given
     ref: str
 
 
 def check_options(options: ImageOptions) -> ImageOptions:
-    """Options that go together, with the engine that they are about; nothing is read yet.
+    """Check options and choose the engine; reads nothing.
 
     Raises:
         UsageError: they contradict each other.
@@ -66,7 +66,7 @@ def check_options(options: ImageOptions) -> ImageOptions:
 
 @contextmanager
 def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
-    """Identify the base and plan for it; the base is open as long as the block runs.
+    """Identify the base and plan for it; the base is open inside the block.
 
     Raises:
         NotServed: the profile does not support this base.
@@ -97,14 +97,14 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
 
 
 def dockerfile_of(options: ImageOptions, planned: PlannedBuild) -> str:
-    """What would be built, as text; first what would be compiled."""
+    """The Dockerfiles as text: compile stages first, then the image."""
     plan, base = planned.entries[0].plan, planned.entries[0].base
     engine, _ = engine_for(plan, base, options.engine, options.output, options.builder)
     return planned.inputs.stage_dockerfiles(plan) + engine.render(plan)
 
 
 def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
-    """Compile what is pending, build the image, and verify it.
+    """Compile pending units, build the image, and verify it.
 
     Raises:
         EngineError: no engine can build this plan.
@@ -137,7 +137,7 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
 
 
 def verification_needs(entry: PlatformPlan, options: ImageOptions) -> list[Need]:
-    """The disk space that verifying an image takes."""
+    """The disk space needed to verify an image."""
     return sandbox_needs(entry.plan.base.packages, entry.base.tree) if options.verify else []
 
 
@@ -158,7 +158,7 @@ def _request(entry: PlatformPlan, options: ImageOptions, engine: Engine) -> Buil
 def _sandbox_for(
     entry: PlatformPlan, options: ImageOptions, request: BuildRequest
 ) -> Callable[[], object] | None:
-    """What makes the sandbox, where verification will need one: an engine's image is its own."""
+    """The sandbox to prepare for verification; None if the image itself is used."""
     in_engine = request.output is None and not request.push
     if in_engine or not options.verify:
         return None

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from builder.pipeline.options import ImageOptions
     from builder.verify.model import Report
 
-#: What vLLM has wheels for.
+#: Platforms for which vLLM has wheels.
 _PLATFORMS = ("linux/arm64", "linux/amd64")
 
 
 @contextmanager
 def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
-    """Plan for the entries that the profile serves; their bases are open as long as the block runs.
+    """Plan for the entries that the profile supports; their bases are open inside the block.
 
     Raises:
-        UsageError: the options are not about an index, or the base is none.
-        SparkBuildError: there is nothing to do for any entry.
+        UsageError: the options do not apply to an index, or the base is not an index.
+        SparkBuildError: no entry has anything to do.
     """
     ref = _check(options)
     inputs = Inputs(options.plan)
@@ -68,7 +68,7 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
 
 
 def _check(options: ImageOptions) -> str:
-    """The base, once the options are known to be about an index."""
+    """Check that the options apply to an index, and return the base."""
     if options.others not in ("keep", "drop"):
         raise UsageError(f"--others {options.others!r} is neither keep nor drop")
     ref = options.plan.base
@@ -90,7 +90,7 @@ def _check(options: ImageOptions) -> str:
 
 
 def _platforms(ref: str, options: ImageOptions) -> list[str]:
-    """The platforms that are to be patched."""
+    """The platforms to patch."""
     with Locations() as locations:
         place = locations.open(ref)
         top = place.image.manifest(place.reference)
@@ -109,7 +109,7 @@ def _platforms(ref: str, options: ImageOptions) -> list[str]:
 
 
 def _plan(ref: str, platform: str, options: ImageOptions, inputs: Inputs) -> PlatformPlan | None:
-    """The plan for one entry, or None where the profile does not concern it."""
+    """The plan for one entry, or None if the profile does not support it."""
     with console.step(f"base and plan for {platform}"):
         base = inputs.identify(ref, platform=platform, engine="oci")
         try:
@@ -182,7 +182,7 @@ def _request(options: ImageOptions, entries: Sequence[PlatformPlan]) -> IndexReq
 
 
 def _place(options: ImageOptions, entries: Sequence[PlatformPlan]) -> Destination:
-    """Where the index goes; without a tag, its name comes from all of its plans."""
+    """The destination of the index; without a tag, its name is derived from all plans."""
     place = destination_of(entries[0].plan, options, "oci")
     if options.tag is not None:
         return place

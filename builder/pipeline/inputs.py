@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
     Identify = Callable[[str], Base]
 
-#: What a request says about an unnamed platform or Python: the base's own.
+#: Stands for the base's own platform or Python in a request.
 _OWN = "own"
 
 
 def at_digest(ref: str, digest: str) -> str:
-    """The image of a digest, where a reference's tag led: in its repository, or its layout."""
+    """The reference of an image by digest, in the repository or layout of another reference."""
     name = ref.partition("@")[0]
     has_tag = ":" in name.rsplit("/", 1)[-1] and not name.startswith("oci:")
     return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
@@ -57,7 +57,7 @@ def stages_of(
     nvcc: str | None = None,
     toolkit: ToolkitChoice | None = None,
 ) -> Stages:
-    """What may be compiled; ``nvcc`` and ``toolkit`` name what would not be taken by itself."""
+    """The compile stages that are allowed; ``nvcc`` and ``toolkit`` override the defaults."""
     from builder.compile.stage import Stages
 
     Callable[[str], Base]
@@ -66,7 +66,7 @@ def stages_of(
 
 
 class Inputs:
-    """What a plan is made from: selected layers, pull requests, the index, the project's lock."""
+    """The inputs of a plan: selected layers, pull requests, the index, the project's lock."""
 
     def __init__(self, options: PlanOptions) -> None:
         self._options = options
@@ -116,14 +116,14 @@ class Inputs:
         return shlex.join(words)
 
     def _named(self) -> list[str]:
-        """The options that name layers and pull requests."""
+        """The options for layers and pull requests."""
         words = ["--layers", ",".join(self.layers)] if self.layers else []
         return [*words, *(word for request in self.with_pr for word in ("--with-pr", request))]
 
     # -- the base
 
     def base_ref(self, engine: str = "auto", *, pull: bool = False) -> str:
-        """The base to plan for: as named, with ``--locked`` the locked one, else the default.
+        """The base to plan for: the given one, with ``--locked`` the locked one, else the default.
 
         Raises:
             UsageError: there is no default, or several bases are locked.
@@ -152,14 +152,14 @@ class Inputs:
         engine: str = "auto",
         locking: bool = False,
     ) -> Base:
-        """Identify a base; what the lock holds of it is taken from there.
+        """Identify a base, with facts from the lock if it has any.
 
-        ``platform`` stands in for the one of the options.  When ``locking``, as with ``--locked``,
-        a tag that moved stands for the image that is locked, and what is asked of the base is
+        ``platform`` replaces the one in the options.  When ``locking``, as with ``--locked``,
+        a moved tag means the locked image, and reads of the base are
         noted.
 
         Raises:
-            RemoteError: the locked image is gone.
+            RemoteError: the locked image no longer exists.
         """
         platform = platform or self._options.platform
         python, site_packages = self._options.python, self._options.site_packages
@@ -213,7 +213,7 @@ class Inputs:
 
     @staticmethod
     def _pinned(ref: str, digest: str, identified: Identify) -> Base:
-        """The locked image of a tag that has moved: by its registry digest, else by its ID."""
+        """The locked image of a moved tag: by its registry digest, else by its ID."""
         said = ""
         for name in (at_digest(ref, digest), digest):
             try:
@@ -234,14 +234,14 @@ class Inputs:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether units are compiled on another machine than this one."""
+        """Whether units are compiled on another machine."""
         return self.stages is not None and self.stages.elsewhere
 
     def refuse_stages(self, plan: BuildPlan) -> None:
-        """Refuse before anything starts what this machine is clearly too small to compile.
+        """Refuse, before anything starts, compile stages that are too large for this machine.
 
         Raises:
-            EngineError: memory or disk is too short (exit 6).
+            EngineError: memory or disk space is too small (exit 6).
         """
         for stage in plan.stages:
             assert self.stages is not None
@@ -251,7 +251,7 @@ class Inputs:
         """The plan, with a report on each pull request, checked against the lock.
 
         Raises:
-            SparkBuildError: ``--locked``, and the lock does not hold (exit 9).
+            SparkBuildError: the lock is stale, with ``--locked`` (exit 9).
         """
         plan = self.unchecked_plan(base)
         if self.lock and self.request and (self.locked or self.entry):
@@ -263,11 +263,11 @@ class Inputs:
         return plan
 
     def compiled(self, plan: BuildPlan, base: Base) -> BuildPlan:
-        """The plan with what its compile stages make; they run where that is not in the cache.
+        """The plan with the results of its compile stages, which run if they are not cached.
 
         Raises:
             EngineError: this machine is too small for them.
-            BuildFailed: the compiler refuses a unit.
+            BuildFailed: a unit does not compile.
         """
         if not plan.pending:
             return plan
@@ -278,15 +278,15 @@ class Inputs:
         return self.plan(base)
 
     def stage_dockerfiles(self, plan: BuildPlan) -> str:
-        """What would be given to a builder for what is yet to be compiled, as text."""
+        """The Dockerfiles of pending compile stages, as text."""
         if self.stages is None:
             return ""
         return "".join(map(self.stages.dockerfile, plan.stages))
 
     def rebuild_command(self, command: str, base: str) -> str:
-        """The command line that would build this with a compile stage.
+        """The user's command line with ``--compile``.
 
-        For arm64 the package index may have torch as a CPU build only: the image has another.
+        For arm64 the package index may have only a CPU build of torch, unlike the image.
         """
         platform = self.request.platform if self.request else _OWN
         wheels = re.match(r"pypi:vllm==([^,]+)", base)
@@ -313,12 +313,12 @@ class Inputs:
         )
 
     def entry_for(self, plan: BuildPlan) -> LockEntry:
-        """What the lock would hold for a plan."""
+        """The lock entry for a plan."""
         assert self.request is not None
         return entry_of(self.request, plan, self.catalog.folders, self.index)
 
     def problem(self, plan: BuildPlan, lock: Lock, request: Request) -> SparkBuildError | None:
-        """Why the lock does not hold for a plan, or None."""
+        """The error if the lock is stale for a plan, or None."""
         made = self.entry_for(plan)
         if plan.base.is_installed:  # an installed environment is no input: its layers are
             found = [

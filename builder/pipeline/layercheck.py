@@ -25,10 +25,10 @@ NAME = re.compile(r"[a-z0-9]+(-[a-z0-9.]+)*")
 
 
 def check_name(name: str, profiles: Mapping[str, Any]) -> None:
-    """Refuse what cannot be named with ``--layers``.
+    """Refuse a name that ``--layers`` cannot use.
 
     Raises:
-        UsageError: it is no name of a layer, or a profile has it.
+        UsageError: it is not a valid layer name, or a profile has it.
     """
     if not NAME.fullmatch(name):
         raise UsageError(
@@ -43,10 +43,10 @@ def check_name(name: str, profiles: Mapping[str, Any]) -> None:
 
 
 def check_layer(layer: Layer) -> None:
-    """Refuse a layer that no base could take.
+    """Refuse a layer that cannot apply to any base.
 
     Raises:
-        UsageError: two variants match one base, or an input has no pin.
+        UsageError: two variants match the same base, or an input has no pin.
     """
     for one, other in itertools.combinations(layer.variants, 2):
         both = _both(one.when, other.when)
@@ -67,7 +67,7 @@ def check_layer(layer: Layer) -> None:
 
 
 def check_together(layers: Sequence[Layer]) -> None:
-    """Refuse layers that no release could take together.
+    """Refuse layers that conflict with each other.
 
     Raises:
         ApplyError: on a base that both match, two of them set the same to different values.
@@ -93,7 +93,7 @@ def _packages(versions: Mapping[str, str]) -> str:
 
 
 def _without_pin(op: Op, pins: Pins) -> str:
-    """What an op takes that ``pins.toml`` does not have, or nothing."""
+    """The input of an op that ``pins.toml`` lacks, or ``""``."""
     if isinstance(op, Graft):
         name, _, version = op.donor.partition("==")
         rows: Sequence[InputPin] = pins.donor
@@ -111,7 +111,7 @@ def _without_pin(op: Op, pins: Pins) -> str:
 
 
 def _both(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Versions that two ranges both match; empty where there are none."""
+    """Versions that match both ranges; empty if there are none."""
     found = {}
     for name in {**one, **other}:
         ranges = SpecifierSet(",".join(w[name] for w in (one, other) if w.get(name)))
@@ -123,7 +123,7 @@ def _both(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
 
 
 def _candidates(ranges: SpecifierSet) -> Iterator[str]:
-    """Versions at and around the ends of ranges: where they meet, one of these is in all."""
+    """Versions at and around the bounds of ranges; if ranges overlap, one of these is in all."""
     for end in sorted({s.version.removesuffix(".*") for s in ranges}):
         try:
             version = Version(end)

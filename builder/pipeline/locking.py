@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from builder.pipeline.options import PlanOptions
 
 
-#: What ``--check`` says of a request that the lock does not have.
+#: The message of ``--check`` for a request that is not in the lock.
 _NEW = "not locked yet"
 
 
 def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
-    """Lock one request, or, when none is named, every one that the lock has.
+    """Lock one request or, if none is given, all requests in the lock.
 
-    With ``check`` nothing is written: what it returns says whether the lock holds.
+    With ``check`` nothing is written; the result says whether the lock is current.
 
     Raises:
-        UsageError: nothing is named and there is no lock, or the base is a directory.
+        UsageError: no request is given and there is no lock, or the base is a directory.
     """
     path = lock_path(Path.cwd())
     with locked(str(path)):
@@ -72,7 +72,7 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
 
 
 class Locked(Document, frozen=True, kw_only=True):
-    """What the lock holds now, and what was not so before."""
+    """The lock's contents, and what changed."""
 
     lock: Annotated[Text, Meta(description="the lock's file")]
     requests: tuple[Text, ...]
@@ -83,7 +83,7 @@ class Locked(Document, frozen=True, kw_only=True):
     written: bool
 
     def refuse_stale(self) -> None:
-        """Raise unless the lock is there and holds.
+        """Raise unless the lock exists and is current.
 
         Raises:
             SparkBuildError: that (exit 9).
@@ -97,7 +97,7 @@ class Locked(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class FreshEntry:
-    """An entry as it would be locked now, and what its base was asked for it."""
+    """A new lock entry, and the recorded facts of its base."""
 
     inputs: Inputs
     entry: LockEntry
@@ -110,10 +110,10 @@ class FreshEntry:
 
 
 def _write_facts(kept: Lock, fresh: Lock, made: Sequence[FreshEntry]) -> None:
-    """Write what the bases answered, and pin it in every entry on the same layers.
+    """Write the facts of the bases, and pin them in every entry with the same image layers.
 
-    What other entries need of the same base stays.  A base that a Docker Engine has read this time
-    keeps the facts that it had, while it is the same.
+    Facts that other entries need are kept.  A base that a Docker Engine has read this time
+    keeps its previous facts, if it is unchanged.
     """
     asked = {one.key: one.facts for one in made if one.facts is not None}
     for one in made:
@@ -166,7 +166,7 @@ def _one(options: PlanOptions) -> FreshEntry:
 
 
 def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
-    """What cannot be built is not locked; what a compiler could still build, is."""
+    """Refuse to lock a plan that cannot be built, except one that only needs a compiler."""
     stuck = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     try:
         refuse_nothing(plan, inputs.selection)
@@ -180,7 +180,7 @@ def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
 
 
 def _again(entry: LockEntry, options: PlanOptions) -> FreshEntry:
-    """An entry's request, locked once more."""
+    """The new entry for an existing entry's request."""
     request = entry.request
     again = replace(
         options,
@@ -194,7 +194,7 @@ def _again(entry: LockEntry, options: PlanOptions) -> FreshEntry:
 
 
 def _compare(kept: Lock, made: list[FreshEntry]) -> dict[str, list[str]]:
-    """What changes in the lock, in words, by request; requests that hold are left out."""
+    """Changes in the lock, as messages by request; unchanged requests are left out."""
     changes = {}
     for one in made:
         old = kept.entries.get(one.key)
@@ -212,7 +212,7 @@ def _compare(kept: Lock, made: list[FreshEntry]) -> dict[str, list[str]]:
 
 
 def _compare_facts(kept: Lock, old: LockEntry, one: FreshEntry) -> list[str]:
-    """What is wrong with what the lock holds of a base; a lock may hold nothing of it."""
+    """Problems with the lock's facts about a base; empty if it has none."""
     pin = old.base.facts
     if pin is None or one.facts is None:
         return []

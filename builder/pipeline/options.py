@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Which layers, on which base, and where the inputs of a plan come from."""
+    """Options for layers, base, and the sources of a plan's inputs."""
 
-    #: profiles and layers as they were written; each may hold several names and commas
+    #: profiles and layers as given; each may have several names with commas
     layers: tuple[str, ...] = ()
     #: pull requests and commits, in the order of application
     with_pr: tuple[str, ...] = ()
-    #: local git clones that answer in place of a forge: ``[OWNER/REPO=]DIR``
+    #: local git clones to use instead of a forge: ``[OWNER/REPO=]DIR``
     forge_clone: tuple[str, ...] = ()
-    #: folders with more layers
+    #: additional folders of layers
     patches: tuple[Path, ...] = ()
     base: str | None = None
     platform: str | None = None
     #: for a ``pypi:`` base
     python: str | None = None
     site_packages: str | None = None
-    #: fail unless the project's lock holds
+    #: fail unless the project's lock is current
     locked: bool = False
-    #: ask the package index again instead of the cache
+    #: query the package index instead of the cache
     refresh: bool = False
-    #: take nothing from the project's lock
+    #: ignore the project's lock
     upgrade: bool = False
-    #: whether what a prebuilt base lacks may be compiled, and in which image
+    #: whether missing kernels may be compiled, and in which image
     compile_here: bool = False
     toolkit: ToolkitChoice | None = None
     #: one image layer for all patches
@@ -54,7 +54,7 @@ class PlanOptions:
         forge_clone: Sequence[str] | None,
         patches: Sequence[Path] | None,
     ) -> Self:
-        """What a command line selects; None is an option that it does not have."""
+        """The selection of a command line; None means that the command lacks the option."""
         return cls(
             layers=tuple(layers or ()),
             with_pr=tuple(with_pr or ()),
@@ -64,7 +64,7 @@ class PlanOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in ``layers``, one each."""
+        """The single names in ``layers``."""
         words = (word.strip() for text in self.layers for word in text.split(","))
         return tuple(word for word in words if word)
 
@@ -72,10 +72,10 @@ class PlanOptions:
 def toolkit_choice(
     image: str | None, builder: str | None, *, compiling: bool = True
 ) -> ToolkitChoice | None:
-    """What ``--toolkit`` and ``--builder`` say about where to compile; None: on this machine.
+    """Where to compile, from ``--toolkit`` and ``--builder``; None means on this machine.
 
     Raises:
-        UsageError: an image to compile in, and nothing is to be compiled; or no such builder.
+        UsageError: ``--toolkit`` without ``--compile``, or the builder is invalid.
     """
     if not image:
         return None
@@ -90,24 +90,24 @@ def toolkit_choice(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What image is to be built, by which engine, and where it goes."""
+    """Options for an image: plan, engine, and destination."""
 
     plan: PlanOptions
     engine: str = "auto"
-    #: where BuildKit runs, and where it keeps finished steps
+    #: where BuildKit runs, and its caches
     builder: str = ""
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
     tag: str | None = None
     output: str | None = None
     push: bool = False
-    #: leave the base's own blobs out of a layout
+    #: leave the base's blobs out of a layout
     thin: bool = False
-    #: patch every entry of the base's index; what becomes of the others: ``keep`` or ``drop``
+    #: patch every entry of the base's index; ``keep`` or ``drop`` other entries
     all_platforms: bool = False
     others: str = "drop"
     verify: bool = True
-    #: whether code of the base that nobody knows may run here as the user
+    #: whether unknown code from the base may run here as the user
     trust_image: bool = False
     dry_run: bool = False
     print_dockerfile: bool = False
@@ -119,11 +119,11 @@ class ImageOptions:
         return self.all_platforms or self.others != "drop"
 
     def settled(self) -> ImageOptions:
-        """With the engine that the other options are about; a setting gives way to an option."""
+        """The options with the engine that they imply; options override settings."""
         kind = ENGINES.get(self.engine)
         bare = kind is not None and not kind.has_builders
         alone = bare or self.is_index or self.thin or self.plan.single_layer
-        # where a toolkit image compiles, the builder is for that, and the choice has it
+        # with a toolkit image the builder is for compiling, and part of that choice
         aside = bare and self.plan.toolkit is not None
         if alone and (aside or self.builder == settings.BUILDER.value):
             return replace(self, builder="").settled() if self.builder else self
@@ -133,16 +133,16 @@ class ImageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """What is verified, against what, and which levels must run."""
+    """Options for verification: target, comparison, and levels."""
 
     target: str
     plan: PlanOptions
     levels: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
-    #: where the evidence goes besides: a page, and a Markdown file that is appended to
+    #: additional outputs of the evidence: an HTML page, and a Markdown file to append to
     html: Path | None = None
     summary: Path | None = None
     prove_necessary: bool = False
     gpu: GpuOptions
-    #: whether code of the target that nobody knows may run here as the user
+    #: whether unknown code from the target may run here as the user
     trust_image: bool = False

@@ -39,11 +39,11 @@ _MACHINES = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}
 
 
 def write_pins(folder: Path, layer: Layer, index: PackageIndex, store: PullStore) -> int:
-    """Write ``pins.toml`` for every wheel, donor and pull request that the layer's ops can need.
+    """Write ``pins.toml`` for every wheel, donor and pull request that the layer's ops may need.
 
     Raises:
         UsageError: a release is not on the index.
-        RemoteError: the index or the forge does not answer.
+        RemoteError: the index or the forge does not respond.
     """
     from builder.pulls.pinning import pin_pull
 
@@ -75,7 +75,7 @@ def write_pins(folder: Path, layer: Layer, index: PackageIndex, store: PullStore
 
 
 def pins_text(kinds: Mapping[str, Collection[AnyPin]]) -> str:
-    """The text of a ``pins.toml``: rows by kind, without what is empty."""
+    """The text of a ``pins.toml``: rows by kind, without empty fields."""
     text = _HEADER
     for kind, rows in kinds.items():
         for row in rows:
@@ -87,7 +87,7 @@ def pins_text(kinds: Mapping[str, Collection[AnyPin]]) -> str:
 
 
 def wheel_pins(op: Wheel, variant: Variant, index: PackageIndex) -> Iterator[WheelPin]:
-    """Every Linux wheel of every release that the op can ask for."""
+    """Every Linux wheel of every release that the op may need."""
     bound = normalize(op.version_of)
     for wheel in index.wheels(op.distribution):
         version = wheel.version
@@ -110,9 +110,9 @@ def wheel_pins(op: Wheel, variant: Variant, index: PackageIndex) -> Iterator[Whe
 
 
 def code_pins(op: Compile, variant: Variant, index: PackageIndex) -> Iterator[CodePin]:
-    """What the machine code of each release's wheels says, by the modules' sha256.
+    """Facts about the machine code in each release's wheels, by the modules' sha256.
 
-    A plan for one of these need not read its modules, which are up to 370 MB each.
+    With them a plan need not read the modules, which have up to 370 MB each.
     """
     kernels = op.code
     if kernels is None:
@@ -144,7 +144,7 @@ def _place(wheel: WheelFile) -> tuple[str, str] | None:
 
 
 def donor_pin(op: Graft, index: PackageIndex) -> DonorPin:
-    """One file of a released wheel; the arm64 wheel is used for all: same Python files."""
+    """The pin of one file of a released wheel, arm64's: Python files are the same in all wheels."""
     distribution, _, version = op.donor.partition("==")
     file = index.choose(distribution, version, Platform())
     member = op.donor_file

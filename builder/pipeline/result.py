@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlatformPlan:
-    """One platform's base, still open, and the plan for it."""
+    """One platform's open base, and its plan."""
 
     platform: str
     base: Base
@@ -50,7 +50,7 @@ def plans_digest(entries: Sequence[PlatformPlan]) -> str:
 
 
 def _layers(entry: PlatformPlan, built: BuiltImage) -> Iterator[BuiltLayer]:
-    """Name and state of each layer; of one that was applied, whether it was made anew."""
+    """Name and state of each layer, and whether an applied one came from the cache."""
     platform = entry.plan.base.platform.oci
     for decision in entry.plan.decisions:
         state = cast("State", decision.outcome.state)
@@ -60,9 +60,9 @@ def _layers(entry: PlatformPlan, built: BuiltImage) -> Iterator[BuiltLayer]:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """An image or index that was built, and the evidence on each of its platforms.
+    """A built image or index, and the evidence for each platform.
 
-    ``reports`` is empty where verification was not asked for.
+    ``reports`` is empty without verification.
     """
 
     entries: tuple[PlatformPlan, ...]
@@ -80,11 +80,11 @@ class BuildResult:
 
     @property
     def passed(self) -> bool:
-        """Every platform was verified, and passed."""
+        """Whether every platform was verified and passed."""
         return bool(self.reports) and not self.failed
 
     def document(self) -> VerifiedImage | UnverifiedImage | IndexDocument:
-        """What ``image --json`` prints."""
+        """The document of ``image --json``."""
         plan = self.entries[0].plan
         image = Built(
             plan_digest=plans_digest(self.entries) if self.is_index else plan.digest,
@@ -123,7 +123,7 @@ class BuildResult:
         )
 
     def refuse_failed(self) -> None:
-        """Raise where verification failed.
+        """Raise if verification failed.
 
         Raises:
             SparkBuildError: that; the image exists (exit 5).
@@ -150,7 +150,7 @@ class BuildResult:
 
 @contextmanager
 def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds of a block that ends well to those of its step."""
+    """Add the duration of a successful block to its step."""
     began = time.monotonic()
     yield
     timings[name] = timings.get(name, 0.0) + time.monotonic() - began

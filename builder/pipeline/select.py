@@ -1,4 +1,4 @@
-"""The layers that ``--layers`` and ``--with-pr`` select, with pull requests as diffs."""
+"""The layers selected by ``--layers`` and ``--with-pr``, with pull requests as diffs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def without_pulls(
     forge_clone: Sequence[str] = (),
     held: Mapping[str, Pin] | None = None,
 ) -> Selection:
-    """A selection whose pull requests, and those named beside it, are turned into diffs.
+    """A selection with its pull requests, and additional ones, turned into diffs.
 
-    ``forge_clone`` are local clones that answer for their repository, ``held`` pins that stand.
+    ``forge_clone`` are local clones to use for their repositories, ``held`` pins to keep.
     """
     if not with_pr and not any(has_pulls(layer) for layer in selection.layers):
         return selection

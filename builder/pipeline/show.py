@@ -28,7 +28,7 @@ _MARK = {"pass": ("PASS", "green"), "fail": ("FAIL", "red"), "not-run": ("NOT RU
 
 
 def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
-    """A plan as a table; ``elsewhere``: another machine compiles what it takes."""
+    """Print a plan as a table; ``elsewhere`` means that another machine compiles."""
     base = plan.base
     listed = ", ".join(f"{name} {version}" for name, version in sorted(base.packages.items()))
     console.say(f"base  {base.ref}  ({base.platform.oci}, {base.digest[:19]})")
@@ -55,7 +55,7 @@ def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
 
 
 def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
-    """A layer's state, and what is to be known of it."""
+    """Print a layer's state and notes."""
     state = f"{decision.outcome.state:<15}"
     since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
     console.say(
@@ -70,7 +70,7 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
 
 
 def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
-    """What is yet to be compiled, out of what and with what, and what that takes."""
+    """Print a pending compile stage: its sources, compiler and cost."""
     from builder.compile.compiler import of_wheels
     from builder.compile.cost import cost_of_units
 
@@ -88,7 +88,7 @@ def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """A note below its layer, wrapped to the terminal."""
+    """Print a note below its layer, wrapped to the terminal."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
     indent = " " * 19
     return textwrap.fill(
@@ -101,9 +101,9 @@ def _wrapped(text: str) -> str:
 
 
 class CheckLines:
-    """Checks on stderr, as they come; the passes of a level are one line, unless ``--verbose``.
+    """Prints checks on stderr as they finish; passes of a level share a line, unless ``--verbose``.
 
-    What vLLM answered is the headline, so every check of ``dispatch`` is shown.
+    Every check of ``dispatch`` is shown, because vLLM's selection is the main result.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class CheckLines:
         self._reason = check.reason if check.status == "not-run" else ""
 
     def end(self) -> None:
-        """Of this level there is nothing more to come."""
+        """End a level."""
         if self._passed:
             word, style = _MARK["pass"]
             count = f"{self._passed} check{'s' if self._passed > 1 else ''}"
@@ -128,7 +128,7 @@ class CheckLines:
 
 
 def _show_check(check: Check, *, again: bool = False) -> None:
-    """A check; ``again``: it did not run for the reason that the one before has told."""
+    """Print a check; ``again`` means that the previous one did not run for the same reason."""
     if check.refusal:
         console.say(f"  {console.style('expected refusal', 'blue')} {check.level} {check.name}")
         console.say(console.style(f"  {'':<17}{check.refusal}", "dim"))
@@ -148,12 +148,12 @@ def _show_check(check: Check, *, again: bool = False) -> None:
         console.say(f"  {'':<17}reason:   {'the same' if again else check.reason}")
 
 
-#: What everybody should know to be simulated; ``--verbose`` and the evidence have the rest.
+#: The most important simulated parts; ``--verbose`` and the evidence list all.
 _MAIN_PARTS = ("device", "torch 2", "model")
 
 
 def show_report(report: Report) -> None:
-    """What there is to say of a report on stderr, after its checks."""
+    """Print a report's summary on stderr, after its checks."""
     if report.necessity is not None:
         _show_necessity(report.necessity)
     parts = {text for check in report.checks for text in check.simulated}
@@ -171,9 +171,9 @@ def show_report(report: Report) -> None:
 
 
 def show_verdict(verdict: Verdict, name: str = "") -> None:
-    """The last words on stderr: what is proven of ``name``, the limits, and what to do next.
+    """Print the verdict on stderr: what is proven of ``name``, the limits, and the next step.
 
-    What is not proven is said in quiet mode too; what failed is an error of its own.
+    Missing proof is also printed in quiet mode; failures are a separate error.
     """
     about = f"{name}: " if name else ""
     say = console.warn if verdict.status == "not-proven" else console.say
@@ -196,7 +196,7 @@ _VERDICT = {
 
 
 def _show_necessity(verdicts: list[Necessity]) -> None:
-    """What became of the target without each layer."""
+    """Print the result of the target without each layer."""
     console.say("  each layer removed in turn:")
     for verdict in verdicts:
         word, style = _VERDICT[verdict.necessary]

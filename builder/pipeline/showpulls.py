@@ -1,4 +1,4 @@
-"""Prints pull requests: their state, the files that count, and conflicts."""
+"""Prints pull requests: their state, the relevant files, and conflicts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from builder.documents.pulls import Conflict, Pin, PullReport
 
-#: Conflicts and file names that are shown before the rest is only counted.
+#: Conflicts and file names to print; more are only counted.
 _SHOWN = 4
 _STYLE = {"open": "yellow", "merged": "green", "closed": "red"}
 
 
 def show_pulls(reports: Sequence[PullReport]) -> None:
-    """A report on each pull request of a plan."""
+    """Print a report on each pull request of a plan."""
     for report in reports:
         console.say(f"  {report.request}  {state_of(report)}  {report.short}")
         if report.title:
@@ -34,7 +34,7 @@ def show_pulls(reports: Sequence[PullReport]) -> None:
 
 
 def state_of(pin: Pin) -> str:
-    """``open``, ``closed``, ``merged 2026-05-20, in 0.22.0``; nothing for a bare commit."""
+    """``open``, ``closed``, ``merged 2026-05-20, in 0.22.0``; ``""`` for a single commit."""
     text = pin.state if pin.number else "commit"
     if pin.merged_at and pin.state == "merged":
         text += f" {pin.merged_at}"

@@ -1,4 +1,4 @@
-"""What a mod needs from the package index on some releases, to bring it along."""
+"""Collects the files that a mod downloads from the package index, for a vendored mod."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from builder.layers.mods import ModFiles
     from builder.pypi.index import PackageIndex
 
-#: A DGX Spark's.
+#: The platform of a DGX Spark.
 _PLATFORM = "linux/arm64"
 
 
 class _Asking(IndexSources):
-    """Notes what is asked for, by the names that the applier keeps it by.
+    """Records requests, by the names that the applier caches them under.
 
-    A plan's inputs are fewer: the applier also reads a wheel to see that it is installed already.
+    These are more than a plan's inputs: the applier also reads a wheel to see that it is already
+    installed.
     """
 
     def __init__(self, index: PackageIndex) -> None:
@@ -44,7 +45,7 @@ class _Asking(IndexSources):
         return super().members(pin)
 
     def content(self, name: str) -> bytes:
-        """The bytes of what was asked for, checked against its pin."""
+        """The requested bytes, checked against their pin."""
         pin = self.asked[name]
         return (
             self.donor(pin)
@@ -54,10 +55,10 @@ class _Asking(IndexSources):
 
 
 def vendored_files(selection: Selection, named: str, index: PackageIndex) -> ModFiles:
-    """What layers take from the package index on the named releases of vLLM, for arm64.
+    """The files that layers take from the package index on the given vLLM releases, for arm64.
 
     Raises:
-        UsageError: no release is named, or the profile does not support one.
+        UsageError: no release is given, or the profile does not support one.
         SparkBuildError: a layer drifted on one (exit 4).
     """
     releases = [word.strip() for word in named.split(",") if word.strip()]

@@ -1,4 +1,4 @@
-"""Verifies a target that a user names, or the new image."""
+"""Verifies a given target, or a new image."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The evidence on a target, and the levels that had to run."""
+    """The evidence for a target, and the required levels."""
 
     report: Report
     required: tuple[str, ...]
 
     @property
     def passed(self) -> bool:
-        """No check failed, and every level that was named ran."""
+        """Whether no check failed and every requested level ran."""
         return self.report.passed(self.required)
 
     def refuse_failed(self, target: str) -> None:
-        """Raise where it did not pass.
+        """Raise if it did not pass.
 
         Raises:
-            SparkBuildError: it names what failed or, where nothing did, what did not run (exit 5).
+            SparkBuildError: names the failed checks, or else those that did not run (exit 5).
         """
         if self.passed:
             return
@@ -67,17 +67,17 @@ class Verified:
 
 
 def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
-    """Open a target, run the levels, and write the pages that were asked for.
+    """Open a target, run the levels, and write the requested pages.
 
     Raises:
-        UsageError: the options contradict each other, or nothing says what the target should be.
+        UsageError: the options contradict each other, or the expected state is unknown.
     """
     from builder.verify.html import render_html
     from builder.verify.summary import render_summary
 
     default = PROOF_LEVELS if options.prove_necessary else DEFAULT_LEVELS
     chosen = parse_levels(options.levels, default=default)
-    # asked for by name: it must run
+    # requested explicitly, so it must run
     required = parse_levels([*options.levels, *options.require], default=())
     chosen = tuple(dict.fromkeys([*chosen, *required]))
     options.gpu.check(chosen)  # wrong input is said before anything runs
@@ -97,10 +97,10 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Refuse a file that could not be written; nothing is written yet.
+    """Refuse an output file that is not writable; writes nothing.
 
     Raises:
-        UsageError: it is a folder, lies below a file, or must not be written.
+        UsageError: it is a folder, is below a file, or is not writable.
     """
     number = _problem(path.absolute())
     if number:
@@ -123,7 +123,7 @@ def _problem(path: Path) -> int:
 
 
 class TargetInputs:
-    """What a target is compared with: a selection, where one was named, and the lock."""
+    """What a target is compared with: an optional selection, and the lock."""
 
     def __init__(self, options: PlanOptions) -> None:
         self._path = lock_path(Path.cwd())
@@ -149,10 +149,10 @@ class TargetInputs:
             self.index.hold(wheels_of(entry))
 
     def check(self, plan: PlanDocument) -> None:
-        """Hold a target's plan against the lock, with ``--locked``.
+        """Compare a target's plan with the lock, with ``--locked``.
 
         Raises:
-            SparkBuildError: no entry of the lock is what the target was made of (exit 9).
+            SparkBuildError: no entry of the lock matches the target (exit 9).
         """
         if self._lock is None:
             return
@@ -193,7 +193,7 @@ def _run(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -
 
 
 def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
-    """The report on all layers together, then a verdict on each."""
+    """The report on all layers together, then the necessity of each."""
     from builder.verify.necessity import prove, whole
 
     with whole(target) as (full, apart):
@@ -203,7 +203,7 @@ def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None
 
 
 def verify_built(name: str, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
-    """Verify what was built, read back from the built thing itself."""
+    """Verify a new image, read back from its destination."""
     trust = TrustedSources(patches=options.plan.patches, everything=options.trust_image)
     opening = Opening(
         index=inputs.index,
