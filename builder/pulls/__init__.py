@@ -1,1 +1,1 @@
-"""Turn pull requests into layers: from a diff of the forge to ops that work offline."""
+"""Turn pull requests into layers: from a forge's diff to ops that work offline."""

@@ -1,4 +1,4 @@
-"""A hunk that does not match: both texts side by side, and the releases that it matches."""
+"""Hunks that do not match: both texts side by side, and the releases that match."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from builder.applier.diff import FileDiff, Hunk
     from builder.applier.trees import Tree
 
-#: Part of a hunk's text that has to stand near one place for that place to be shown.
+#: Part of a hunk's text that must be near a place to show that place.
 _NEAR = 0.3
 
 
 def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
-    """The hunks of a file that fit neither before nor after."""
+    """The hunks of a file that match neither the old nor the new text."""
     path = change.old or change.path
     data = tree.read(path)
     if data is None:
@@ -71,9 +71,9 @@ def _shown(lines: Sequence[str]) -> Iterator[str]:
 
 
 def nearest(lines: Sequence[str], wanted: Sequence[str], hint: int) -> int | None:
-    """Where (from 0) most of the wanted lines stand together; of equals, the one next to ``hint``.
+    """The line (from 0) near which most of the wanted lines are; the one nearest ``hint`` if equal.
 
-    None when less than a third of the text stands together anywhere.
+    None if less than a third of the text is found together.
     """
     weights = {line.strip(): len(line.strip()) for line in wanted}
     total = sum(len(line.strip()) for line in wanted)
@@ -90,7 +90,7 @@ def nearest(lines: Sequence[str], wanted: Sequence[str], hint: int) -> int | Non
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], width: int) -> list[str]:
-    """Two texts in columns; between them ``|`` marks lines that differ, ``<`` and ``>`` lines that
+    """Two texts in columns; ``|`` marks lines that differ, ``<`` and ``>`` lines that
     only one side has."""
     column = max(20, (width - 3) // 2)
     rows = []

@@ -1,4 +1,4 @@
-"""The releases that a pull request applies to, and those that already have it."""
+"""Finds releases that a pull request applies to, and those that already have it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from builder.pypi.index import PackageIndex
     from builder.pypi.wheels import WheelTree
 
-#: Definitions that a hint names before it stops.
+#: Definitions that a hint lists at most.
 _NAMED = 6
 
 
 @dataclass(frozen=True)
 class History:
-    """One pull request, the packages of the base, and which layers changed its files before."""
+    """One pull request, the base's packages, and the layers that changed its files before."""
 
     entry: Pulled
     packages: Mapping[str, str]
@@ -49,7 +49,7 @@ class History:
     def added_to(
         self, conflicts: Sequence[Conflict], changes: Sequence[FileDiff]
     ) -> list[Conflict]:
-        """The conflicts, the first of each file with the releases that it would fit."""
+        """The conflicts; the first of each file has the releases that match."""
         by_path = {change.old or change.path: change for change in changes}
         releases = Releases(self.index, self.entry.parts.project)
         told: set[str] = set()
@@ -89,7 +89,7 @@ class History:
     # -- hints
 
     def hints(self, state: str) -> list[str]:
-        """What to do instead, where something is better."""
+        """Hints for a better way, if there is one."""
         return list(self._hints(state))
 
     def _hints(self, state: str) -> Iterator[str]:
@@ -118,7 +118,7 @@ class History:
             )
 
     def _grafts(self) -> str:
-        """Definitions that the change added or rewrote, as the release has them."""
+        """Definitions that the change added or rewrote, in the release's version."""
         try:
             tree = Releases(self.index, self.entry.parts.project).tree(self.entry.pin.release)
         except SparkBuildError:
@@ -134,7 +134,7 @@ class History:
 
 
 def _rewritten(data: bytes, added: set[bytes]) -> list[str]:
-    """Top-level definitions of a module of which most lines are among those added."""
+    """Top-level definitions of a module whose lines were mostly added."""
     try:
         definitions = top_level(data.decode("utf-8"))
     except (SyntaxError, UnicodeDecodeError):

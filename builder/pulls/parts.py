@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from builder.pulls.projects import Layout, Project
 
 _MAKE_A_LAYER = "spark-build layers new NAME --from-pr, and 'exclude' the file in its op"
-#: Sources that FlashInfer compiles when it runs, and flashinfer-jit-cache brings compiled.
+#: Sources that FlashInfer compiles at run time, and flashinfer-jit-cache ships compiled.
 _LATE = re.compile(r"\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|jinja)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Sections by what becomes of them; ``installed`` has one list for each layout."""
+    """Sections by kind; ``installed`` has one list for each layout."""
 
     project: Project
     installed: tuple[tuple[Layout, tuple[Section, ...]], ...]
     compiled: tuple[Section, ...]
-    #: (path, why) of everything that does not reach an installed package
+    #: (path, reason) of everything that is not in an installed package
     dropped: tuple[tuple[str, str], ...]
 
     @property
     def any_installed(self) -> bool:
-        """Whether a file of the installed package changes."""
+        """Whether an installed file changes."""
         return any(sections for _, sections in self.installed)
 
     def late(self) -> tuple[str, ...]:
-        """Installed sources that a distribution may bring compiled."""
+        """Installed sources that another distribution may ship compiled."""
         if not self.project.prebuilt_by:
             return ()
         found = {s.path for _, sections in self.installed for s in sections if _LATE.search(s.path)}
@@ -53,7 +53,7 @@ def take_apart(
     """Sort the sections of a diff; ``include`` and ``exclude`` are fnmatch patterns of paths.
 
     Raises:
-        UsageError: an installed file changes in a way that a diff of text cannot carry.
+        UsageError: an installed file changes in a way that a text diff cannot express.
     """
     kept, dropped = [], []
     for section in sections:
@@ -86,7 +86,7 @@ def _targets(section: Section, layout: Layout) -> bool:
 
 
 def _moved(subject: str, section: Section, layout: Layout) -> Section | None:
-    """The section with the paths of an installed package, or None where it changes none."""
+    """The section with installed paths, or None if it changes no installed file."""
     old = layout.target(section.old) if section.old else None
     new = layout.target(section.new) if section.new else None
     if old is None and new is None:

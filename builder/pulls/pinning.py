@@ -1,4 +1,4 @@
-"""Pins of the pull requests that layer folders name, as recorded in ``pins.toml``."""
+"""Pins of pull requests in layer folders, as recorded in ``pins.toml``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def pin_pull(op: Pull, package: str, store: PullStore, index: PackageIndex) -> tuple[Pin, Parts]:
-    """Pin what an op names as it is today, with the release that has it where it is merged.
+    """Pin an op's pull request in its current state, with the release that has it if merged.
 
     Raises:
-        RemoteError: the forge does not answer or does not know it.
-        UsageError: what it changes cannot be taken as text.
+        RemoteError: the forge does not respond, or it does not exist.
+        UsageError: its changes cannot be expressed as text.
     """
     pin = store.resolve(parse_pull(op.pull))
     parts = parts_of(pin, read_sections(store.diff(pin)), op, package)

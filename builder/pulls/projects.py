@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 _COMPILED = re.compile(
     r"(?:\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|cmake|pyx|pxd|rs|S)|(?:^|/)(?:CMakeLists\.txt))$"
 )
-#: Folders whose files never reach a wheel, whatever they are written in.
+#: Folders whose files are never in a wheel.
 _BESIDE = re.compile(r"^(?:tests?|docs?|benchmarks?|examples?|tools|scripts|ci|docker|\.[^/]+)/")
-#: What a change of these files means for a wheel that is already built, for people.
+#: Messages on what a change of these files means for a built wheel.
 _BUILD_FILES = re.compile(r"^(?:setup\.(?:py|cfg)|pyproject\.toml|requirements[^/]*(?:/.*)?)$")
 _DOCUMENTS = (".md", ".rst")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Folders of a repository and what they become, for a range of versions."""
+    """Folders of a repository and their installed paths, for a range of versions."""
 
     when: Mapping[str, str]
     roots: tuple[tuple[str, str], ...]
-    #: the distribution whose wheel holds the files; empty: the package itself
+    #: the distribution whose wheel has the files; empty means the package itself
     wheel: str = ""
 
     def target(self, path: str) -> str | None:
@@ -49,13 +49,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A repository and the distribution that is made of it."""
+    """A repository and its distribution."""
 
     repository: str
     package: str
     layouts: tuple[Layout, ...]
     rebuilt: tuple[str, ...] = ()
-    #: a distribution that brings the compiled form of sources which are otherwise compiled late
+    #: a distribution that ships the compiled form of sources that are otherwise compiled at run
+    #: time
     prebuilt_by: str = ""
     described: bool = True
 
@@ -64,14 +65,14 @@ class Project:
         return any(path.startswith(layout.roots[0]) for layout in self.layouts)
 
     def compiled(self, path: str) -> bool:
-        """Whether a file that is not installed as it is reaches a wheel compiled."""
+        """Whether a file is compiled into a wheel."""
         if self.described:
             return any(fnmatchcase(path, pattern) for pattern in self.rebuilt)
         return bool(_COMPILED.search(path)) and not _BESIDE.match(path)
 
     @staticmethod
     def why_dropped(path: str) -> str:
-        """What a file is that a wheel does not hold."""
+        """The kind of a file that is not in a wheel."""
         if _BUILD_FILES.match(path):
             return "defines the build or the requirements of the package"
         if path.endswith(_DOCUMENTS) or path.startswith("docs/"):
@@ -109,11 +110,11 @@ def described_projects() -> tuple[Project, ...]:
 
 
 def project_of(repository: str, paths: Sequence[str]) -> Project | None:
-    """What is known about a repository, else what its name and the changed files let one guess.
+    """The description of a repository, else a guess from its name and the changed files.
 
-    A fork that kept the name of a described repository is described by it.
+    A fork with the same name uses the description of the original.
 
-    None when no changed file lies where a Python package of the repository's name would.
+    None if no changed file is in a Python package with the repository's name.
     """
     known = _described().get(repository.lower())
     if known is not None:
@@ -138,7 +139,7 @@ def project_of(repository: str, paths: Sequence[str]) -> Project | None:
 def mapped(
     project: Project | None, repository: str, package: str, roots: Mapping[str, str]
 ) -> Project:
-    """A repository as a layer's ``map`` describes it; what is compiled is as otherwise known."""
+    """A repository as a layer's ``map`` describes it; compiled sources as in the description."""
     return Project(
         repository=repository,
         package=package,

@@ -1,7 +1,7 @@
 """Finds which released wheels have the text before or after a change.
 
-Few files of few wheels are read, by range, and kept in the cache; what has been looked at before
-costs nothing.
+Few files of few wheels are read, by range, and cached; files that were read before
+cost nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from builder.pulls.projects import Layout, Project
     from builder.pypi.index import PackageIndex
 
-#: Wheels that one question may look into: some 1 MB of ranges each.
+#: Wheels to read for one question: about 1 MB of ranges each.
 MAX_WHEELS = 10
-#: Added lines shorter than this stand in too many places to tell a release.
+#: Added lines shorter than this are too common to identify a release.
 _TELLING = 12
-#: Releases after the first that has most of a change, in which the rest may follow.
+#: Releases to search after the first that has most of a change.
 _FOLLOWING = 3
 
 
@@ -45,19 +45,19 @@ class Releases:
         """Final releases, oldest first.
 
         Raises:
-            RemoteError: the package index does not answer.
+            RemoteError: the package index does not respond.
             UsageError: the package is not on it.
         """
         named = self._index.releases(self._project.package)
         return [version for version in named if not Version(version).is_prerelease]
 
     def layout(self, version: str) -> Layout | None:
-        """Where the files are in a release."""
+        """The layout of the files in a release."""
         packages = {self._project.package: version}
         return next((x for x in self._project.layouts if all_match(x.when, packages)), None)
 
     def tree(self, version: str) -> WheelTree | None:
-        """The files of a release; None where it has no wheel for a DGX Spark or an x86 machine."""
+        """The files of a release; None if it has no wheel for arm64 or amd64."""
         if version not in self._trees:
             self._trees[version] = self._open(version)
         return self._trees[version]
@@ -79,11 +79,11 @@ class Releases:
     # -- which release brought a change
 
     def first_with(self, parts: Parts) -> str:
-        """The first release that holds the change in full, or an empty string.
+        """The first release that has the whole change, or ``""``.
 
-        Most of its added lines are in that release and in those after it, until they are edited
-        in turn: so the releases are halved by how many of them are there, and the whole change is
-        then looked for in the one found and in the next few.
+        Most of its added lines are in that release and later ones, until they are edited
+        again: so a bisection looks for releases with most lines, and the whole change is
+        then searched in the found release and the next few.
         """
         telling = _telling(parts)
         versions = self.versions()
@@ -100,7 +100,7 @@ class Releases:
         return next((version for version in after if self._holds(version, parts)), "")
 
     def _share(self, version: str, telling: Mapping[int, Mapping[str, set[str]]]) -> float:
-        """How many of the added lines a release holds, from 0 to 1."""
+        """The share of added lines that a release has, from 0 to 1."""
         tree, layout = self.tree(version), self.layout(version)
         if tree is None or layout is None:
             return 0.0
@@ -128,7 +128,7 @@ class Releases:
     def around(
         self, version: str, holds: Callable[[WheelTree], bool]
     ) -> tuple[list[str], dict[str, bool]]:
-        """All releases, and for those nearest to a version whether something holds of them."""
+        """All releases, with the result of a test for those nearest to a version."""
         versions = self.versions()
         near = sum(Version(v) < Version(version) for v in versions)
         by_distance = sorted(range(len(versions)), key=lambda at: (abs(at - near), at))
@@ -143,7 +143,7 @@ class Releases:
 
 
 def _telling(parts: Parts) -> dict[int, dict[str, set[str]]]:
-    """Added lines that tell a release, by layout and installed path."""
+    """Added lines that identify a release, by layout and installed path."""
     found: dict[int, dict[str, set[str]]] = {}
     for number, (_, sections) in enumerate(parts.installed):
         for section in sections:
@@ -163,7 +163,7 @@ def _added(section: Section) -> set[str]:
 
 
 def spans(versions: list[str], asked: Mapping[str, bool], wanted: bool) -> str:
-    """Releases with an answer, as ranges: ``0.21.0 … 0.22.1, 0.24.0``."""
+    """Releases with a result, as ranges: ``0.21.0 … 0.22.1, 0.24.0``."""
     runs: list[list[str]] = []
     unbroken = False
     for version in versions:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Table = dict[str, Any]
 
-#: Behind the layers that replace whole distributions (10 to 40), before those that edit vLLM (50).
+#: After layers that replace whole distributions (10 to 40), before those that edit vLLM (50).
 ORDER = 45
-#: Names that a note lists before it only counts.
+#: Names that a note lists at most.
 _LISTED = 6
-#: Whose CUDA sources a stage compiles, and for what: the release's own build makes of it what fits.
+#: Distributions whose CUDA sources a stage can compile, and their architectures.
 _COMPILED, _ARCH = "vllm", "12.1a"
 
 
@@ -32,10 +32,10 @@ def parts_of(
     op: Pull,
     package: str = "",
 ) -> Parts:
-    """Take a pinned diff apart by what is known of its repository, or by what its op says.
+    """Split a pinned diff with the description of its repository, or of its op.
 
     Raises:
-        UsageError: nothing says which of its files are installed.
+        UsageError: it is unknown which of its files are installed.
     """
     repository = op.project or pin.repository
     project = project_of(repository, [section.path for section in sections])
@@ -52,7 +52,7 @@ def parts_of(
 
 
 def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> list[Table]:
-    """The ops that a pull request comes to; ``when`` is the condition of the op it stands for."""
+    """The ops for a pull request; ``when`` is the condition of the replaced op."""
     source = {
         "repository": pin.repository,
         "number": pin.number,
@@ -81,7 +81,7 @@ def ops_of(pin: Pin, parts: Parts, when: Mapping[str, str] | None = None) -> lis
 
 
 def _compile_op(pin: Pin, parts: Parts) -> Table:
-    """The op of what reaches a wheel compiled; with ``source``, a stage can compile it."""
+    """The op for compiled sources; with ``source``, a compile stage can build it."""
     paths = [section.path for section in parts.compiled]
     text = b"".join(s.render() for s in parts.compiled if not s.special).decode("utf-8")
     op: Table = {"op": "compile", "files": paths, "diff": text}
@@ -99,7 +99,7 @@ def _conditional(op: Table, when: Mapping[str, str]) -> Table:
 
 
 def notes_of(pin: Pin, parts: Parts) -> list[str]:
-    """What the plan should say beside a pull request that is applied."""
+    """Notes in the plan about an applied pull request."""
     notes = []
     known = parts.project
     if known.described and known.repository.lower() != pin.repository.lower():
@@ -114,7 +114,7 @@ def notes_of(pin: Pin, parts: Parts) -> list[str]:
 
 
 def merged_entry(pin: Pin, package: str) -> Table | None:
-    """What a layer says about its change being merged: from which release on, and as what."""
+    """A layer's entry about its merged change: the first release with it, and its reference."""
     if not pin.release or not pin.merge_commit:
         return None
     return {
@@ -126,7 +126,7 @@ def merged_entry(pin: Pin, package: str) -> Table | None:
 
 
 def layer_of(pin: Pin, parts: Parts, name: str, after: Sequence[str]) -> Table:
-    """The layer that a pull request named on the command line becomes."""
+    """The layer for a pull request from the command line."""
     package = parts.project.package
     every = {package: ">=0"}
     ops = ops_of(pin, parts)
@@ -151,7 +151,7 @@ def layer_of(pin: Pin, parts: Parts, name: str, after: Sequence[str]) -> Table:
 
 
 def provenance(pin: Pin) -> Table:
-    """Where a pull request came from, in DEP-3 words."""
+    """The origin of a pull request in DEP-3 fields."""
     kind = "pull request" if pin.number else "commit"
     value: Table = {
         "origin": f"upstream, {pin.repository} {kind} "

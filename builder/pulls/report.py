@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled:
-    """A pull request that a layer was made of."""
+    """A pull request in a layer."""
 
     layer: str
     pin: Pin
@@ -50,10 +50,10 @@ def report_pulls(
 
     Args:
         plan: the plan.
-        base: what it is for.
+        base: the base.
         pulled: the pull requests, by layer.
-        index: where releases are looked at.
-        rejected_diffs: the sources that a pull request's diff does not fit, by its request.
+        index: the package index.
+        rejected_diffs: the sources that a pull request's diff does not match, by request.
     """
     reports = []
     view = OverlayTree(base.tree)
@@ -104,7 +104,7 @@ def _in_base(state: str, files: Iterable[PatchedFile]) -> Literal["whole", "part
 
 
 def _in_sources(rejected: RejectedDiff) -> Iterator[Conflict]:
-    """Hunks of what is compiled that the release's sources have no place for."""
+    """Hunks of compiled sources that do not match the release's sources."""
     for change in parse_diff(rejected.diff):
         if change.old is None:
             continue
@@ -113,7 +113,7 @@ def _in_sources(rejected: RejectedDiff) -> Iterator[Conflict]:
 
 
 def _left_over(entry: Pulled, files: Sequence[PatchedFile]) -> Iterator[str]:
-    """What to do with a change of which some hunks are there and the others still fit."""
+    """The hint for a change that is partly present, and whose rest still applies."""
     found = {hunk for file in files for hunk in file.hunks}
     if found == {PRE, POST}:
         there = [file.path for file in files if POST in file.hunks]
@@ -126,7 +126,7 @@ def _left_over(entry: Pulled, files: Sequence[PatchedFile]) -> Iterator[str]:
 def _changes(
     decision: LayerDecision, entry: Pulled, packages: Mapping[str, str]
 ) -> Iterator[FileDiff]:
-    """What the pull request changes in the installed packages of this base."""
+    """The changes of a pull request to installed packages of this base."""
     for op in decision.layer.ops:
         if isinstance(op, Diff) and op.file == entry.pin.request and counts(op, packages):
             yield from parse_diff(op.diff)

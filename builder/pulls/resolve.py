@@ -1,4 +1,4 @@
-"""Replaces the pull requests of a selection by ops, pinned as in the lock if there is one."""
+"""Replaces the pull requests of a selection by ops, with pins from the lock if there is one."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A selection that the applier can judge, and the pull requests in it by layer."""
+    """A selection for the applier, and its pull requests by layer."""
 
     selection: Selection
     pulled: Mapping[str, list[Pulled]]
-    #: pins of what the command line named, by request
+    #: pins of pull requests from the command line, by request
     pins: Mapping[str, Pin]
 
 
@@ -44,15 +44,15 @@ class Resolver:
 
     store: PullStore
     index: PackageIndex
-    #: pins that hold, by request; what is not among them is asked of the forge
+    #: pins to keep, by request; others are requested from the forge
     held: Mapping[str, Pin]
 
     def resolve(self, selection: Selection, requests: Sequence[str]) -> Resolved:
-        """Render every pull request of a selection, and those named beside it, in their order.
+        """Render every pull request of a selection, and additional ones, in order.
 
         Raises:
-            UsageError: a reference is malformed, named twice, or cannot be taken as text.
-            RemoteError: the forge does not answer, or no longer has what is pinned.
+            UsageError: a reference is malformed, given twice, or not expressible as text.
+            RemoteError: the forge does not respond, or no longer has the pinned commit.
         """
         pulled: dict[str, list[Pulled]] = {}
         layers = [self._layer(layer, pulled) for layer in selection.layers]
@@ -111,13 +111,13 @@ class Resolver:
         return Pulled(layer=name, pin=pin, parts=parts)
 
     def _released(self, entry: Pulled) -> Pin:
-        """The pin with the release that the change is first in, where the wheels can tell."""
+        """The pin with the first release that has the change, if wheels show it."""
         release = release_of(entry.pin, entry.parts, self.index)
         return self.store.released(entry.pin, release) if release else entry.pin
 
 
 def release_of(pin: Pin, parts: Parts, index: PackageIndex) -> str:
-    """The first release that holds a merged change, by the content of the wheels, or ''."""
+    """The first release that has a merged change, by the content of wheels, or ``""``."""
     try:
         return Releases(index, parts.project).first_with(parts)
     except SparkBuildError as error:
@@ -126,12 +126,12 @@ def release_of(pin: Pin, parts: Parts, index: PackageIndex) -> str:
 
 
 def has_pulls(layer: Layer) -> bool:
-    """Whether a layer has ops that a forge has to be asked for."""
+    """Whether a layer has ops that need a forge."""
     return any(isinstance(op, Pull) for op in layer.ops)
 
 
 def _history(layer: Layer, entries: Sequence[Pulled]) -> Table:
-    """What a layer that is nothing but pull requests of one repository knows of their merging."""
+    """Merge information of a layer that consists of pull requests of one repository."""
     repositories = {entry.pin.repository.lower() for entry in entries}
     if not all(isinstance(op, Pull) for op in layer.ops) or len(repositories) != 1:
         return {}
@@ -142,7 +142,7 @@ def _history(layer: Layer, entries: Sequence[Pulled]) -> Table:
 
 
 def _names(refs: Sequence[PullRef], taken: set[str]) -> list[str]:
-    """A layer name for each reference; the owner stands in it only where it has to."""
+    """A layer name for each reference; includes the owner only if necessary."""
     seen: set[str] = set()
     names: list[str] = []
     for ref in refs:

@@ -22,7 +22,7 @@ _CHUNK = 1 << 18
 
 
 def downloaded(file: WheelFile) -> Path | None:
-    """The whole wheel, where an earlier run has fetched and checked it."""
+    """The whole wheel, if an earlier run has downloaded and checked it."""
     target = _place(file)
     return target if target.is_file() else None
 
@@ -32,10 +32,10 @@ def _place(file: WheelFile) -> Path:
 
 
 def download(file: WheelFile, index: PackageIndex) -> Path:
-    """Fetch a whole wheel into the cache, resuming a partial one.
+    """Download a whole wheel into the cache, resuming a partial one.
 
     Raises:
-        RemoteError: the download breaks off or has another digest.
+        RemoteError: the download fails, or its digest does not match.
     """
     import requests
 

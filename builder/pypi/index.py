@@ -1,7 +1,7 @@
 """The package index: which wheels a release has, pinned by file name and sha256.
 
-Project pages come through ``pypi-simple``, which speaks JSON and HTML indexes; the index itself
-is the one pip is configured with, or that library's default.
+Project pages are read with ``pypi-simple``, which supports JSON and HTML indexes; the index
+is pip's configured one, or that library's default.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 #: The first vLLM release that any profile serves.
 OLDEST_VLLM = Version("0.17.0")
-#: How long a project page is trusted, in seconds; wheels themselves never change.
+#: Seconds for which a project page is cached; wheels never change.
 PAGE_TTL = 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class WheelFile:
-    """One wheel or source archive.  ``size`` is in bytes, 0 where the index does not say."""
+    """One wheel or source archive.  ``size`` is in bytes, 0 if unknown."""
 
     filename: str
     url: str
@@ -64,7 +64,7 @@ class WheelFile:
 
     @property
     def release(self) -> str:
-        """Name and version, as short as the file name has them."""
+        """Name and version, in the file name's form."""
         name = "-".join(self.filename.split("-")[:2])
         return name.removesuffix(".tar.gz")
 
@@ -75,14 +75,14 @@ class WheelFile:
 
 
 def pip_index_url() -> str | None:
-    """The index that pip is configured with; else uv's, where it has one."""
+    """The index in pip's configuration, else uv's."""
     if not os.environ.get("PIP_INDEX_URL") and os.environ.get("UV_DEFAULT_INDEX"):
         return os.environ["UV_DEFAULT_INDEX"]
     return pip_setting("index-url")
 
 
 def pip_setting(name: str) -> str | None:
-    """What pip is configured with: its variable, then its configuration files."""
+    """A setting of pip: from its variable, else from its configuration files."""
     if value := os.environ.get(f"PIP_{name.upper().replace('-', '_')}"):
         return value
     home = Path.home()
@@ -104,7 +104,7 @@ def pip_setting(name: str) -> str | None:
 
 
 def make_session(window: float | None = None) -> requests.Session:
-    """An HTTP session that retries what is worth retrying; imported late, because it is slow."""
+    """An HTTP session with retries; imported late, because it is slow."""
     from builder.net.retry import RetryPolicy
     from builder.net.session import Session
     from builder.net.sockets import WINDOW
@@ -113,7 +113,7 @@ def make_session(window: float | None = None) -> requests.Session:
 
 
 class PackageIndex:
-    """Looks releases up, and counts what it read."""
+    """Looks up releases, and counts bytes read."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class PackageIndex:
         self.bytes_read = 0
 
     def hold(self, files: Iterable[WheelFile]) -> None:
-        """Take these wheels (without addresses) for what the index has of their releases."""
+        """Use these wheels (without URLs) in place of the index's for their releases."""
         for file in files:
             self._held.setdefault(file.distribution, []).append(file)
 
@@ -142,10 +142,10 @@ class PackageIndex:
         return held or next((w for w in self.wheels(name) if w.filename == filename), None)
 
     def address(self, file: WheelFile) -> str:
-        """Where a wheel is fetched from; for a held one, the index is asked now.
+        """The URL of a wheel; for a held one, the index is queried now.
 
         Raises:
-            RemoteError: the index does not have it, or has another file of that name.
+            RemoteError: the index does not have it, or has a different file with that name.
         """
         if file.url:
             return file.url
@@ -163,7 +163,7 @@ class PackageIndex:
 
     @property
     def session(self) -> requests.Session:
-        """Made on first use, because importing ``requests`` is slow and warm plans need none."""
+        """The session, created on first use: ``requests`` is slow to import, and rarely needed."""
         if self._session is None:
             self._session = self._sessions()
         return self._session
@@ -173,7 +173,7 @@ class PackageIndex:
 
         Raises:
             UsageError: the index has no such project.
-            RemoteError: the index does not answer.
+            RemoteError: the index does not respond.
         """
         return self._page(normalize(project), "wheel")
 
@@ -182,7 +182,7 @@ class PackageIndex:
 
         Raises:
             UsageError: the index has no such project, or no source archive of that release.
-            RemoteError: the index does not answer, or gives no sha256.
+            RemoteError: the index does not respond, or has no sha256.
         """
         name = normalize(project)
         wanted = Version(version)
@@ -205,12 +205,12 @@ class PackageIndex:
 
     @cached_property
     def _endpoint(self) -> str:
-        """The index that is named, or "" for the library's default."""
+        """The configured index, or "" for the library's default."""
         return self._url or pip_index_url() or ""
 
     @cached_property
     def _mark(self) -> str:
-        """Tells the kept pages of one index from those of another."""
+        """A cache key that identifies the index."""
         return f".{sha256_hex(self._endpoint.encode())[:12]}" if self._endpoint else ""
 
     def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
@@ -264,10 +264,10 @@ class PackageIndex:
         return [str(v) for v in sorted(found)]
 
     def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
-        """The wheel that an installer would take: best tags, then the highest build number.
+        """The wheel that an installer would select: best tags, then the highest build number.
 
         Raises:
-            UsageError: no such release, or no wheel of it for the platform.
+            UsageError: the release does not exist, or has no wheel for the platform.
         """
         wanted = Version(version)
         of_release = [w for w in self._held.get(normalize(project), ()) if _parsed(w) == wanted]
@@ -350,7 +350,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def vllm_releases(index: PackageIndex, named: str | None = None) -> list[str]:
-    """The vLLM releases of a comma-separated list; without one, every one from 0.17.0 on."""
+    """The vLLM releases in a comma-separated list; by default all from 0.17.0 on."""
     listed = [word.strip() for word in (named or "").split(",") if word.strip()]
     if listed:
         return listed

@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
     from builder.pypi.index import PackageIndex, WheelFile
 
-#: First range, from the end: the central directory of a vLLM wheel takes about 600 kB.
+#: Size of the first range, from the end: the central directory of a vLLM wheel has about 600 kB.
 _TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
-#: Neighbours closer than this are fetched in one range: cheaper than another round trip.
+#: Files closer than this are read in one range, which is cheaper than another request.
 _GAP = 256 << 10
-#: Bytes of a range of a large file, and between two looks at how far a download is.
+#: Bytes of a range of a large file, and between progress updates of a download.
 _PIECE, _STEP = 16 << 20, 256 << 10
 
 
 class RemoteWheel:
-    """A wheel on the index.  What was read once is kept in the cache, and checked on every read."""
+    """A wheel on the index.  Read parts are cached, and checked on every read."""
 
     def __init__(self, file: WheelFile, index: PackageIndex) -> None:
         self.file = file
         self._index = index
         self._cache = cache_dir() / "wheels" / file.sha256
         self._memory: dict[str, bytes] = {}
-        #: of what is being read just now
+        #: bytes of the current read
         self._bar = Bar("", None, "bytes")
 
     # -- the archive
@@ -82,7 +82,7 @@ class RemoteWheel:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the whole wheel, asked of the index where its page does not say."""
+        """Size of the whole wheel, requested from the index if its page has none."""
         if self.file.size:
             return self.file.size
         import requests
@@ -119,7 +119,7 @@ class RemoteWheel:
         except zipfile.BadZipFile as error:
             raise RemoteError(f"{self.file.filename} is not a wheel: {error}") from error
 
-    # -- what is asked of it
+    # -- the interface
 
     @cached_property
     def members(self) -> dict[str, Member]:
@@ -134,7 +134,7 @@ class RemoteWheel:
 
     @cached_property
     def info_dir(self) -> str:
-        """The wheel's own ``.dist-info`` directory, not that of something vendored below it."""
+        """The wheel's own ``.dist-info`` directory, not a vendored one."""
         own = (p for p in self.members if p.endswith(".dist-info/METADATA") and p.count("/") == 1)
         return next(own).split("/")[0]
 
@@ -142,13 +142,13 @@ class RemoteWheel:
         """One file, checked against RECORD.
 
         Raises:
-            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+            RemoteError: the download fails, or the bytes do not match RECORD.
         """
         self.preload([path])
         return self._memory[path]
 
     def preload(self, paths: Iterable[str]) -> None:
-        """Read many files with few ranges."""
+        """Read many files with few range requests."""
         missing = []
         for path in paths:
             if path in self._memory or path not in self.members:
@@ -193,10 +193,10 @@ class RemoteWheel:
                 self._stream.prefetch(start, stop)
 
     def extract(self, path: str, target: Path) -> None:
-        """Write one large file to disk, in pieces; neither memory nor the cache keeps it.
+        """Stream one large file to disk, without caching it.
 
         Raises:
-            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+            RemoteError: the download fails, or the bytes do not match RECORD.
         """
         title = f"reading {path.rpartition('/')[2]} out of {self.file.release}"
         with console.progress(title, self.packed_size(path)) as self._bar:
@@ -228,16 +228,16 @@ class RemoteWheel:
             raise RemoteError(f"{self.file.filename}:{path} does not match its RECORD")
 
     def packed_size(self, path: str) -> int:
-        """Bytes that one file takes in the wheel."""
+        """Compressed size of one file in the wheel."""
         return self._archive.getinfo(path).compress_size
 
     def unpack(self, paths: Iterable[str], folder: Path, bar: Bar) -> None:
-        """Write files below a folder, each checked against RECORD; the cache keeps none of them.
+        """Write files below a folder, each checked against RECORD, without caching them.
 
-        ``bar`` counts the bytes of the wheel.
+        ``bar`` counts compressed bytes.
 
         Raises:
-            RemoteError: the download breaks off, or the bytes are not what RECORD says.
+            RemoteError: the download fails, or the bytes do not match RECORD.
         """
         ordered = sorted(paths, key=lambda path: self.members[path].size)
         self._prefetch([path for path in ordered if self.members[path].size <= _PIECE], bar)
@@ -251,10 +251,10 @@ class RemoteWheel:
             target.chmod(self.members[path].mode)
 
     def download(self) -> Path:
-        """The whole wheel on disk, checked against its sha256; shows progress.
+        """Download the whole wheel, checked against its sha256; shows progress.
 
         Raises:
-            RemoteError: the download breaks off or has another digest.
+            RemoteError: the download fails, or its digest does not match.
         """
         kept = downloaded(self.file)  # the index need not say how large it is
         return kept or download(dataclasses.replace(self.file, size=self.size), self._index)
@@ -290,7 +290,7 @@ class WheelTree:
         return None if wheel is None else wheel.read(path)
 
     def preload(self, paths: Iterable[str]) -> None:
-        """Read many files with few ranges."""
+        """Read many files with few range requests."""
         of_wheel: dict[RemoteWheel, list[str]] = {}
         for path in paths:
             if path in self._owner:
@@ -299,7 +299,7 @@ class WheelTree:
             wheel.preload(members)
 
     def extract(self, path: str, target: Path) -> None:
-        """Write one large file to disk without holding it."""
+        """Stream one large file to disk."""
         self._owner[path].extract(path, target)
 
     def digest(self, path: str) -> str | None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Seconds that work which is no longer wanted has to clean up.
+#: Seconds that cancelled work has to clean up.
 _GRACE = 5.0
-#: Seconds between two looks whether a thread that waits is wanted.
+#: Seconds between checks for cancellation while waiting.
 _LOOK = 0.2
 
 
 class WorkCancelled(Exception):
-    """The work that this thread does is no longer wanted."""
+    """The background work was cancelled."""
 
 
 class _BackgroundThread(threading.Thread):
@@ -28,12 +28,12 @@ class _BackgroundThread(threading.Thread):
 
     @property
     def unwanted(self) -> bool:
-        """Whether the block that it works for, or one of those around that, has ended."""
+        """Whether its block, or an enclosing one, has ended."""
         above = self._begun_by
         return self._ended.is_set() or (isinstance(above, _BackgroundThread) and above.unwanted)
 
     def end(self) -> None:
-        """Its block has ended."""
+        """Mark its block as ended."""
         self._ended.set()
 
     def run(self) -> None:
@@ -41,12 +41,12 @@ class _BackgroundThread(threading.Thread):
             self._work()
 
 
-#: What is being done beside the main line.
+#: The current background work.
 _running: list[_BackgroundThread] = []
 
 
 def check_cancelled() -> None:
-    """To be called now and then by what takes long.
+    """Raise if this thread's work was cancelled; long work calls it regularly.
 
     Raises:
         WorkCancelled: the work of this thread was cancelled.
@@ -58,9 +58,9 @@ def check_cancelled() -> None:
 
 @contextmanager
 def in_background(work: Callable[[], object] | None) -> Iterator[None]:
-    """Do work while the block runs, and end it with the block.
+    """Run work in a thread during the block, and cancel it at the end of the block.
 
-    An error of the work is not raised: do the same work again to have it.
+    Errors of the work are not raised: whoever needs the result does the work again.
     """
     if work is None:
         yield
@@ -78,7 +78,7 @@ def in_background(work: Callable[[], object] | None) -> Iterator[None]:
 
 
 def wait_for_background() -> None:
-    """Wait until what is done beside this thread is done.
+    """Wait until the background work is done.
 
     Raises:
         WorkCancelled: the work of this thread was cancelled.

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Console", "console", "megabytes"]
 
-#: A step that took so many seconds says so.
+#: Steps that take at least this many seconds print their duration.
 _LONG = 5.0
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
 class Console:
-    """Prints talk; quiet mode drops everything but warnings and errors."""
+    """Prints messages; quiet mode drops everything except warnings and errors."""
 
     def __init__(self) -> None:
         self.quiet = False
-        #: the JSON document of the command, printed when it ends, with its error if there is one
+        #: the command's JSON document, printed at its end, with its error if there is one
         self.document: dict[str, Any] | None = None
         self.verbose = False
-        #: title of the step that is running, or was when the command ended
+        #: title of the current or last step
         self.running = ""
         self._bars = Bars()
         self._data = False
@@ -44,11 +44,11 @@ class Console:
         return bool(os.environ.get("CLICOLOR_FORCE")) or stream.isatty()
 
     def style(self, text: str, name: str) -> str:
-        """``text`` in a style, when the stream that it goes to takes colour."""
+        """``text`` in a style, if the stream supports colour."""
         return f"\033[{_STYLES[name]}m{text}\033[0m" if self._coloured() else text
 
     def say(self, message: str = "") -> None:
-        """Ordinary talk."""
+        """Print a message."""
         message = plain(message, styled=self._coloured())
         if self._data:
             print(message)
@@ -57,7 +57,7 @@ class Console:
 
     @contextmanager
     def as_data(self) -> Iterator[None]:
-        """What is said meanwhile is the data of the command: on stdout, also in quiet mode."""
+        """Messages in the block are the command's data: on stdout, also in quiet mode."""
         self._data = True
         try:
             yield
@@ -65,16 +65,16 @@ class Console:
             self._data = False
 
     def detail(self, message: str) -> None:
-        """Talk for ``--verbose``."""
+        """Print a message with ``--verbose``."""
         if self.verbose:
             self.say(self.style(message, "dim"))
 
     def warn(self, message: str) -> None:
-        """Something the user should know even in quiet mode."""
+        """Print a warning, also in quiet mode."""
         self._bars.say(f"{self.style('warning', 'yellow')}: {below(plain(message))}")
 
     def error(self, message: str, hint: str = "") -> None:
-        """The one error of a failed command, and the next command to try."""
+        """Print the error of a failed command, and the next command to try."""
         print(f"{self.style('error', 'red')}: {below(plain(message))}", file=sys.stderr)
         if hint:
             print(f"  try: {below(plain(hint))}", file=sys.stderr)
@@ -82,7 +82,7 @@ class Console:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """A step with its wall time; the time is not printed when it fails."""
+        """A step with its duration, which is printed unless the step fails."""
         began = time.monotonic()
         self.running = title
         self.say(self.style(f"• {title}", "bold"))
@@ -111,11 +111,11 @@ class Console:
         said: bool = True,
         whole: bool = False,
     ) -> Iterator[Bar]:
-        """Show how far a long work is: ``bar.advance(n)``, of ``total`` bytes or files.
+        """Show the progress of long work: ``bar.advance(n)``, of ``total`` bytes or files.
 
-        On a terminal a bar, from the first half second on; elsewhere a line now and then, never a
-        control character.  ``said``: one line stays that names the work, its size, and on a
-        terminal its time.  ``whole``: it has parts that are shown instead.  Any thread may show
+        On a terminal a bar, after half a second; elsewhere an occasional line, never a
+        control character.  ``said``: one line remains with the title, the size, and on a
+        terminal the duration.  ``whole``: its parts are shown instead.  Any thread may show
         progress.
         """
         bar = Bar(title, total, unit, whole=whole)
@@ -137,7 +137,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_json(value: Document | dict[str, Any]) -> None:
-    """The one JSON document of a command; it goes to stdout when the command ends."""
+    """Set the command's JSON document, which is printed on stdout when the command ends."""
     if not isinstance(value, dict):
         from builder.util.documents import plain
 

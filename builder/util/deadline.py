@@ -1,4 +1,4 @@
-"""The time limit of a command: it stops like an interrupted one, and reports the step."""
+"""The time limit of a command: ends it like an interruption, and reports the step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from builder.util.shutdown import note_what_runs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What there is to say of a limit that is over, for whoever reports the end of the command.
+#: The message of an exceeded limit, for the command's end.
 _over: list[str] = []
 
 
 @contextmanager
 def time_limit(seconds: float, said: str) -> Iterator[None]:
-    """Interrupt the block after some seconds; ``said`` is the limit as it was given."""
+    """Interrupt the block after some seconds; ``said`` is the limit as given."""
 
     def stop(_signum: int, _frame: object) -> NoReturn:
         where = f" in the step {console.running!r}" if console.running else ""
@@ -37,5 +37,5 @@ def time_limit(seconds: float, said: str) -> Iterator[None]:
 
 
 def limit_over() -> str:
-    """What to say if it was a time limit that ended the command; told once."""
+    """The message if a time limit ended the command; returned once."""
     return _over.pop() if _over else ""

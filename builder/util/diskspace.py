@@ -16,7 +16,7 @@ from builder.util.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What helps, by what lies in a place.
+#: Hints by kind of place.
 _OUTPUT = f"{OUTPUT}; --thin leaves the base's blobs out"
 _TEMPORARY = f"free some space, or {TEMPORARY}"
 _CACHE = f"spark-build cache prune, or cache clean; or {CACHE}"
@@ -24,7 +24,7 @@ _CACHE = f"spark-build cache prune, or cache clean; or {CACHE}"
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that will be written to a place, and what they are for."""
+    """Bytes that will be written to a path, and their purpose."""
 
     place: Path
     bytes: int
@@ -33,12 +33,12 @@ class Need:
 
     @classmethod
     def output(cls, place: Path, size: int, what: str) -> Need:
-        """In a place that the user chose."""
+        """Space at a path that the user chose."""
         return cls(place, size, what, _OUTPUT)
 
     @classmethod
     def temporary(cls, size: int, what: str) -> Need:
-        """In the folder for temporary files."""
+        """Space in the folder for temporary files."""
         return cls(Path(tempfile.gettempdir()), size, what, _TEMPORARY)
 
     @classmethod
@@ -48,10 +48,10 @@ class Need:
 
 
 def check_room(needs: Iterable[Need]) -> None:
-    """Refuse to begin what a disk has no room for; needs on one disk add up.
+    """Refuse to start if a disk lacks space; needs on the same disk add up.
 
     Raises:
-        BuildFailed: names the place, what is needed there and for what, and what is free.
+        BuildFailed: names the path, the needed space and its purpose, and the free space.
     """
     disks: dict[int, list[Need]] = {}
     for need in needs:
@@ -71,7 +71,7 @@ def check_room(needs: Iterable[Need]) -> None:
 
 
 def _existing(place: Path) -> Path:
-    """The place, or the nearest folder above it that is there."""
+    """The path, or its nearest existing parent."""
     place = place.absolute()
     while not place.exists():
         place = place.parent

@@ -1,10 +1,10 @@
 """The base types of every JSON document: typed values that are also their schemas.
 
-A document is a frozen `msgspec.Struct`.  `plain` makes the JSON of it, `read` makes it of JSON, and
-`json_schema` gives its JSON Schema (draft 2020-12), so that none of the three is written by hand.
+A document is a frozen `msgspec.Struct`.  `plain` converts it to JSON, `read` parses JSON, and
+`json_schema` returns its JSON Schema (draft 2020-12), so that none of the three is written by hand.
 
-A field without a default is always printed.  One with a default is left out while it has that
-value, unless its default was given by `always`.  So ``X | None`` prints null, and
+A field without a default is always printed.  One with a default is omitted if it has that
+value, unless the default is made with `always`.  So ``X | None`` prints null, and
 ``X | None = None`` never does.
 """
 
@@ -25,31 +25,31 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE = "#/$defs/{name}"
 
 # In Python ``$`` also matches before a final newline, in JSON Schema not. ``$(?!\n)`` is the
-# end of the text for both.
+# end of the string in both.
 Text = Annotated[str, Meta(min_length=1)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
-#: A moment in UTC, to the second.
+#: A timestamp in UTC, to the second.
 Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$(?!\n)")]
 
 
 def moment(seconds: float) -> Moment:
-    """Seconds since 1970 as a moment."""
+    """Seconds since 1970 as a timestamp."""
     whole = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
     return whole.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def always(value: Any) -> Any:
-    """A default that is printed also when nothing else was given."""
+    """A default that is also printed."""
     return msgspec.field(default_factory=lambda: value)
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a document."""
 
-    #: What types cannot say: JSON Schema keywords that are added to this part's schema.
+    #: JSON Schema keywords to add to this part's schema, for rules that types cannot express.
     schema_rules: ClassVar[dict[str, Any]] = {}
 
 
@@ -62,37 +62,37 @@ class Problem(Part, frozen=True, kw_only=True):
 
 
 class Document(Part, frozen=True, kw_only=True):
-    """A whole document; a new form of one raises its ``schema``."""
+    """A whole document; an incompatible change increases its ``schema``."""
 
     schema: Literal[1] = always(1)
-    #: what was found out is printed with the error that ended the command
+    #: results so far, printed with the error that ended the command
     error: Problem | None = None
 
 
 class Failed(Part, frozen=True, kw_only=True):
-    """All that a command prints when it failed before it had a result."""
+    """The document of a command that failed without a result."""
 
     schema: Literal[1]
     error: Problem
 
 
 def plain(value: Part) -> dict[str, Any]:
-    """The JSON of a document or of a part, as dictionaries and lists."""
+    """A document or part as JSON dictionaries and lists."""
     made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return made
 
 
 def read(value: object, form: type[T]) -> T:
-    """The typed value of JSON, or of a value with attributes; others are dropped.
+    """Convert JSON, or an object with attributes, to a typed value; unknown fields are dropped.
 
     Raises:
-        ValueError: it is not of that form; the message says where.
+        ValueError: it does not match; the message says where.
     """
     return msgspec.convert(value, form, from_attributes=True)
 
 
 def json_schema(name: str, title: str, *forms: type[Part]) -> dict[str, Any]:
-    """The JSON Schema of the document that is in one of these forms, complete in itself.
+    """The self-contained JSON Schema of a document with one of these forms.
 
     Raises:
         ValueError: two parts of the document have the same name.
@@ -113,7 +113,7 @@ def json_schema(name: str, title: str, *forms: type[Part]) -> dict[str, Any]:
 
 
 def _structs(forms: Sequence[type[Part]]) -> Iterator[msgspec.inspect.StructType]:
-    """Each struct that forms are made of, once."""
+    """Each struct in these forms, once."""
     pending: list[object] = [*msgspec.inspect.multi_type_info(forms)]
     seen: set[type] = set()
     while pending:
@@ -132,7 +132,7 @@ def _structs(forms: Sequence[type[Part]]) -> Iterator[msgspec.inspect.StructType
 
 
 def _as_printed(schema: dict[str, Any], struct: msgspec.inspect.StructType) -> None:
-    """Make the schema of what is read that of what is printed."""
+    """Change a schema of input into the schema of output."""
     schema["additionalProperties"] = False
     schema["required"] = []
     for field in struct.fields:

@@ -1,6 +1,6 @@
 """Escapes untrusted text from images, registries, packages and files for the terminal.
 
-What would move a cursor, clear, recolour or reorder is written out: ``\\x1b``, ``\\u202e``.
+Characters that move the cursor, clear, recolour or reorder are escaped: ``\\x1b``, ``\\u202e``.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TextIO
 
-#: Colours and weights of ECMA-48 (SGR), less what hides text; ours and those of ``--help``.
+#: Colours and weights of ECMA-48 (SGR), without hidden text; used by us and by ``--help``.
 _STYLE = r"\x1b\[(?:(?:[0-4]|2[2-4]|3[0-79]|9[0-7])(?:;|(?=m)))*m"
-#: C0 less tab and line feed, DEL, C1, line and paragraph separators, controls of direction, and
-#: bytes of a name that is not UTF-8.
+#: C0 without tab and line feed, DEL, C1, line and paragraph separators, bidirectional controls, and
+#: undecodable bytes of names.
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _STYLED = f"({_STYLE})|{_CONTROL}"
-#: Data may be a source file or a patch: form feeds and carriage returns at the end of a line stay.
+#: Data may be a source file or a patch: form feeds and carriage returns at line ends are kept.
 _DATA = rf"(\x0c|\r(?=\n))|{_CONTROL}"
 _STYLED_DATA = rf"({_STYLE}|\x0c|\r(?=\n))|{_CONTROL}"
-#: What makes typer colour its help although nobody looks.
+#: Variables that make typer colour its help without a terminal.
 _FORCED = ("CLICOLOR_FORCE", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 
 
 def plain(text: str, *, styled: bool = False) -> str:
-    """Text in which nothing commands a terminal; ``styled`` lets colours and weights be."""
+    """Text without control sequences; ``styled`` keeps colours and weights."""
     return re.sub(_STYLED if styled else _CONTROL, _shown, text)
 
 
 def plain_data(text: str, stream: TextIO) -> str:
-    """The same for what goes to stdout, which may be a file's text."""
+    """The same for data on stdout, which may be a file's content."""
     if text.isascii() and text.isprintable():
         return text
     styled = any(map(os.environ.get, _FORCED)) or stream.isatty()
@@ -39,9 +39,9 @@ def plain_data(text: str, stream: TextIO) -> str:
 
 
 def below(message: str) -> str:
-    """Lines after the first one are indented: text from others never starts a line.
+    """Indent all lines after the first, so that foreign text never starts a line.
 
-    Nor is it taken for a command of GitHub Actions, which reads past blanks.
+    It is also not taken for a workflow command of GitHub Actions, which ignores leading blanks.
     """
     first, *rest = message.split("\n")
     lines = [line if line.startswith("  ") or not line else f"  {line}" for line in rest]

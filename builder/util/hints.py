@@ -1,4 +1,4 @@
-"""Hints: the next command to run, and explanations of system errors."""
+"""Hints: the next command to run, and explanations of operating system errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "spark-build"
-#: What to do about a place that cannot be used, by what lies there.
+#: Hints for unusable places, by kind.
 TEMPORARY = "set TMPDIR to another folder"
 CACHE = "set SPARK_BUILD_CACHE to another folder"
 OUTPUT = "choose another place with --output oci:DIR"
@@ -37,22 +37,22 @@ _ADVICE = {
 }
 _SQLITE = {"FULL": errno.ENOSPC, "READONLY": errno.EROFS, "IOERR": errno.EIO, "PERM": errno.EACCES}
 
-#: The words of the command that is running.
+#: The words of the current command.
 _words: list[str] = []
 
 
 def running(begins: Sequence[str]) -> None:
-    """Remember the words of the command that begins."""
+    """Store the words of the current command."""
     _words[:] = begins
 
 
 def words() -> list[str]:
-    """The words of the command that is running."""
+    """The words of the current command."""
     return list(_words)
 
 
 def instead(word: str, better: str) -> str:
-    """The user's own command line with another word in place of one; also after ``--option=``."""
+    """The user's command line with one word replaced, also after ``--option=``."""
     ends = f"={word}"
     given = [
         better if w == word else w.removesuffix(word) + better if w.endswith(ends) else w
@@ -62,19 +62,19 @@ def instead(word: str, better: str) -> str:
 
 
 def again(*more: str, without: Sequence[str] = ()) -> str:
-    """The user's own command line with ``more`` words, and without some options."""
+    """The user's command line with ``more`` words, and without some options."""
     kept = [word for word in _words if word not in without]
     return shlex.join([PROGRAM, *kept, *more])
 
 
 def os_hint(error: Exception, elsewhere: str) -> str:
-    """What helps against an error of the system at a place; ``elsewhere``: another place."""
+    """The hint for an operating system error at a path; ``elsewhere`` suggests another path."""
     path = shlex.quote(str(_there(getattr(error, "filename", None) or ".")))
     return _ADVICE.get(_number(error), "{elsewhere}").format(path=path, elsewhere=elsewhere)
 
 
 def _there(name: str | bytes | int) -> Path:
-    """A path, or the nearest folder above it that is there."""
+    """A path, or its nearest existing parent."""
     path = Path(str(name)).absolute()
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent

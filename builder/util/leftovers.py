@@ -1,9 +1,9 @@
 """Finds and removes files of killed runs.
 
-Whatever is being made has a name with the identity of its process in it, and is noted in the cache
-(``locks/runs/IDENTITY/``) until it is finished or gone.  A run looks through the notes of the runs
-before it, and removes what belongs to none that is still there.  A note is a symbolic link whose
-text says what it is about: there is no half-written one.
+Every unfinished file has a name with the identity of its process, and a note in the cache
+(``locks/runs/IDENTITY/``) until it is finished or removed.  A run reads the notes of earlier
+runs, and removes files whose process has ended.  A note is a symbolic link whose
+target is the note's text, so it is never half-written.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Where notes lie, below the cache.
+#: Folder of notes below the cache.
 _RUNS = Path("locks", "runs")
-#: Names of folders for the temporary files of one run.
+#: Name pattern of a run's temporary folder.
 _TEMPORARY = "spark-build-run-"
-#: Seconds for which a note of an upload is kept that no later run has come by.  Registries drop
+#: Seconds to keep the note of an upload.  Registries drop
 #: unfinished uploads themselves: distribution's ``uploadpurging`` after 168 hours.
 _UPLOAD_AGE = 7 * 24 * 3600.0
-#: Seconds in which an unlocked folder may be one that its run has not locked yet.
+#: Seconds during which a new folder may not be locked yet.
 _SETTLING = 60.0
 _WORDS = re.compile(r"([0-9]+)-([0-9]+)-([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]+)")
 _UPLOAD = "upload "
@@ -41,14 +41,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, so that no other one is taken for it.
+    """The unique identity of a process.
 
-    A process id means something in one pid namespace (a container has its own), between one start
-    of a machine and the next; and it is used again.
+    A process ID is valid in one PID namespace (a container has its own), between two boots
+    of a machine, and IDs are reused.
     """
 
     pid: int
-    #: when the process began, in ticks since the start of the machine
+    #: start time of the process, in ticks since boot
     start: int
     machine: str
     boot: str
@@ -59,12 +59,12 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The owner that is named somewhere in a text."""
+        """The owner in a text."""
         found = _WORDS.search(text)
         return None if found is None else cls(int(found[1]), int(found[2]), *found.groups()[2:])
 
     def has_ended(self, path: Path) -> bool:
-        """Whether it has certainly ended; ``path`` is a folder that it held."""
+        """Whether it has certainly ended; ``path`` is a folder it held."""
         here = identity()
         if here is None:
             return False
@@ -78,11 +78,11 @@ class Owner:
             return time.time() - changed > _SETTLING and not _held(path)
         if self.machine != here.machine:  # of which nothing is known
             return False
-        # before this machine was started again, or a copy of it has the same name: look twice
+        # before this machine's boot, or on a copy with the same name: check twice
         return changed < time.time() - _uptime() and not _held(path)
 
     def _has_children(self) -> bool:
-        """Whether something that it started runs still: that has its folder as ``TMPDIR``."""
+        """Whether a child is still running: one with its folder as ``TMPDIR``."""
         mark = f"{_TEMPORARY}{self}".encode()
         for process in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -111,12 +111,12 @@ def _identity(pid: int) -> Owner | None:
 
 
 def identity() -> Owner | None:
-    """This process; None on a system that does not tell (no ``/proc``)."""
+    """The identity of this process; None without ``/proc``."""
     return _identity(os.getpid())
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process began; 0 where there is none, None where that cannot be seen."""
+    """Start time of a process; 0 if it does not exist, None if unknown."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -135,7 +135,7 @@ def _uptime() -> float:
 
 
 def _held(folder: Path) -> bool:
-    """Whether a process of this kernel, in whatever container, holds a folder."""
+    """Whether a process in any container on this kernel holds a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -150,7 +150,7 @@ def _held(folder: Path) -> bool:
 
 
 def hold(folder: Path) -> int | None:
-    """Hold a folder until this process ends, so that other containers see that it is in use."""
+    """Hold a folder until this process ends, so that other containers see it in use."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -164,7 +164,7 @@ def hold(folder: Path) -> int | None:
 
 
 def temporary_name() -> str:
-    """An unpredictable name for the folder of this run's temporary files."""
+    """An unpredictable name for this run's temporary folder."""
     return f"{_TEMPORARY}{identity() or os.getpid()}-{os.urandom(4).hex()}"
 
 
@@ -201,7 +201,7 @@ def _remove(path: Path) -> bool:
 
 
 def _mounted(folder: Path) -> bool:
-    """Whether something is mounted at or below a folder, so that removing it would go too far."""
+    """Whether something is mounted at or below a folder, which must then not be removed."""
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except OSError:
@@ -224,7 +224,7 @@ class _Notes:
         self._handle: int | None = None
 
     def use(self, cache: Path) -> bool:
-        """Put notes there from now on; whether that is new."""
+        """Set the folder of notes; returns whether it changed."""
         with self._lock:
             if cache == self.cache:
                 return False
@@ -247,7 +247,7 @@ class _Notes:
             self.cache = None
 
     def put(self, name: str, text: str) -> Path | None:
-        """A note; None where none can be written."""
+        """Write a note; None if it cannot be written."""
         owner = identity()
         with self._lock:
             if self.cache is None or owner is None:
@@ -268,7 +268,7 @@ _notes = _Notes()
 
 
 def use(cache: Path) -> None:
-    """Note in this cache what is being made, and remove what earlier runs have left."""
+    """Use this cache for notes, and remove files of ended runs."""
     if _notes.use(cache):
         _sweep(cache)
 
@@ -279,7 +279,7 @@ def close() -> None:
 
 
 def _ended(cache: Path) -> Iterator[tuple[str, Path]]:
-    """The identities of ended runs, and where their notes are."""
+    """The identities of ended runs, and the folders of their notes."""
     try:
         found = sorted((cache / _RUNS).iterdir())
     except OSError:
@@ -316,7 +316,7 @@ def _sweep(cache: Path) -> None:
 
 @contextlib.contextmanager
 def making(final: Path) -> Iterator[Path]:
-    """A place beside ``final`` for what will be renamed to it; nothing is left there afterwards."""
+    """A temporary path next to ``final``, to be renamed to it; removed afterwards."""
     owner = identity() or os.getpid()
     partial = final.with_name(f"{final.name}.{owner}.{next(_numbers)}.part")
     with noted(partial):
@@ -325,7 +325,7 @@ def making(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def noted(path: Path) -> Iterator[None]:
-    """A file or folder, with the identity in its name, that is gone when the block ends."""
+    """A temporary file or folder with the process identity in its name, removed at the end."""
     absolute = path.absolute()
     note = _notes.put(f"made-{next(_numbers)}", str(absolute))
     try:
@@ -346,12 +346,12 @@ def _upload_note(repository: str, address: str) -> tuple[str, str]:
 
 
 def note_upload(repository: str, address: str) -> None:
-    """An upload session that a repository (``HOST/NAME``) has opened."""
+    """Note an upload session of a repository (``HOST/NAME``)."""
     _notes.put(*_upload_note(repository, address))
 
 
 def forget_upload(repository: str, address: str) -> None:
-    """The session is over."""
+    """Remove the note of an upload session."""
     owner, cache = identity(), _notes.cache
     if owner is not None and cache is not None:
         name, _ = _upload_note(repository, address)
@@ -360,7 +360,7 @@ def forget_upload(repository: str, address: str) -> None:
 
 
 def abandoned_uploads(repository: str) -> Iterator[str]:
-    """Addresses of sessions that earlier runs have left in a repository, each given once."""
+    """URLs of upload sessions that earlier runs left in a repository, each returned once."""
     if _notes.cache is None:
         return
     for _, folder in _ended(_notes.cache):

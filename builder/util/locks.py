@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def locked(subject: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a subject (a path, a wheel) while the block runs.
+    """Hold the lock of a subject (a path, a wheel) during the block.
 
     Raises:
         UsageError: another run holds it and ``wait`` is false, or the cache cannot be written.

@@ -1,4 +1,4 @@
-"""The locations of our data files and of the user's cache."""
+"""The locations of packaged data files and of the user's cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def project_file(name: str) -> Path:
 
 
 def in_checkout() -> bool:
-    """Whether this is a checkout, where generated files belong, or an installed package."""
+    """Whether this is a checkout and not an installed package."""
     return not (_PACKAGE / "_data").is_dir()
 
 
@@ -50,16 +50,16 @@ def cache_dir() -> Path:
     return path
 
 
-#: The cache that this process has in use, and the open file that says so to others.
+#: The cache in use by this process, and the open file with the lock.
 _in_use: dict[Path, int] = {}
 _in_use_lock = threading.Lock()
 
 
 def in_use_lock(cache: Path) -> int | None:
-    """The open file with which this process shares the lock on a cache until it ends.
+    """The open file that holds the shared lock of a cache until this process ends.
 
-    ``cache prune`` wants that lock for itself, so it knows whether others are running; a process
-    that begins meanwhile waits here.  None where there is no cache, or it cannot be written.
+    ``cache prune`` needs the exclusive lock, so it knows whether others are running; a process
+    that starts meanwhile waits here.  None if there is no cache, or it is not writable.
     """
     with _in_use_lock:  # of two threads' open files, one would be closed under the other
         if cache in _in_use:

@@ -1,7 +1,7 @@
 """Progress of long work: a bar on a terminal, occasional lines elsewhere.
 
-One thread looks at the counters of all that is under way.  ``rich`` is imported when the first bar
-is shown, which is only on a terminal and only for what takes longer than a moment.
+One thread reads all counters.  ``rich`` is imported when the first bar
+is shown, which is only on a terminal and only for longer work.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 Unit = Literal["bytes", "files", "checks", ""]
 
-#: Seconds of work before a bar is shown, of a step before one is, and between two looks.
+#: Seconds before a bar is shown, before a step's bar is shown, and between updates.
 _MOMENT, _LONG_MOMENT, _LOOK = 0.4, 2.0, 0.1
-#: Seconds between two lines about the same work where there is no terminal.
+#: Seconds between lines about the same work without a terminal.
 _EVERY = 10.0
 
 
 def megabytes(size: float) -> str:
-    """A byte count for people, in units of 1000."""
+    """A human-readable byte count, in units of 1000."""
     if size < 1000:
         return f"{size:.0f} B"
     return f"{size / 1e3:.1f} kB" if size < 1_000_000 else f"{size / 1e6:.1f} MB"
 
 
 class Bar:
-    """A counter of something that takes time; any thread may advance it."""
+    """A progress counter; thread-safe."""
 
     def __init__(self, title: str, total: int | None, unit: Unit, *, whole: bool = False) -> None:
         self.title, self.unit = plain(title), unit
-        #: whether it is a whole step or level: shown later, and only where no part of it is
+        #: whether it is a whole step or level: shown later, and only if no part is shown
         self.whole = whole
-        #: what ``done`` will be at the end; None while unknown
+        #: the total; None if unknown
         self.total = total
         self.done = 0
         self.began = self.spoke = time.monotonic()
         self._lock = threading.Lock()
 
     def advance(self, count: int = 1) -> None:
-        """So much more is done; less, where work was lost and is done again."""
+        """Add to the count; negative if work was lost and is repeated."""
         check_cancelled()
         with self._lock:
             self.done += count
@@ -58,15 +58,15 @@ class Bar:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     def heading(self) -> str:
-        """The work, and how much it is."""
+        """The title and the total."""
         return f"{self.title} ({self._of(self.total)})" if self.total else self.title
 
     def said(self) -> str:
-        """How far it is, in words."""
+        """The current progress as text."""
         if self.total:
             part = f"{self.done / 1e6:.1f}" if self.unit == "bytes" else f"{self.done}"
             if self.unit == "bytes" and self.total < 1_000_000:
@@ -76,12 +76,12 @@ class Bar:
 
 
 def on_terminal() -> bool:
-    """Whether stderr is a terminal on which a line can be drawn again."""
+    """Whether stderr is a terminal that can redraw lines."""
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 class Bars:
-    """All that is under way.  ``say`` prints one line of talk."""
+    """All current progress.  ``say`` prints a line."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -90,7 +90,7 @@ class Bars:
         self._idle = threading.Event()
 
     def say(self, line: str) -> None:
-        """Print a line on stderr, above the bars where there are any."""
+        """Print a line on stderr, above the bars."""
         with self._lock:
             if self._drawn is None:
                 print(line, file=sys.stderr, flush=True)
@@ -100,7 +100,7 @@ class Bars:
             self._drawn.console.print(Text.from_ansi(line), soft_wrap=True)
 
     def add(self, bar: Bar) -> None:
-        """Begin to watch a counter."""
+        """Start to show a counter."""
         with self._lock:
             first = not self._bars
             self._bars[bar] = None
@@ -111,7 +111,7 @@ class Bars:
                 ).start()
 
     def remove(self, bar: Bar) -> None:
-        """Stop watching it; with the last one the drawing ends, and the cursor is back."""
+        """Stop showing it; the last one ends the drawing and restores the cursor."""
         with self._lock:
             task, drawn = self._bars.pop(bar, None), self._drawn
             if not self._bars:
@@ -140,7 +140,7 @@ class Bars:
 
     @staticmethod
     def _shown(bars: list[Bar]) -> list[Bar]:
-        """The parts, or the innermost whole."""
+        """The bars to show: parts, or the innermost whole."""
         return [bar for bar in bars if not bar.whole] or bars[-1:]
 
     def _draw(self) -> None:

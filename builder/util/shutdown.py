@@ -15,50 +15,50 @@ from builder.util import leftovers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Seconds for which what we started may end by itself before it is killed.
+#: Seconds for child processes to end before they are killed.
 _GRACE = 1.5
-#: The signals that ended this run, the first one first.
+#: The signals that ended this run, in order.
 _by: list[int] = []
-#: What was running below us when the first of them came: process ids with their start times.
+#: Descendants when the first signal arrived: process IDs with start times.
 _started: dict[int, str] = {}
 _interrupted: list[bool] = []
-#: Set from the moment on that something ends the run from outside.
+#: Set when the run is ended from outside.
 ended = threading.Event()
 _cuts: list[Callable[[], None]] = []
 
 
 def ended_by() -> signal.Signals | None:
-    """The signal that ended this run; None for an interruption without one."""
+    """The signal that ended this run; None for an interruption without a signal."""
     return signal.Signals(_by[0]) if _by else None
 
 
 def handle_signals() -> None:
-    """SIGTERM and SIGHUP end a run as Ctrl-C does; one that is ignored (``nohup``) stays so."""
+    """Let SIGTERM and SIGHUP end a run like Ctrl-C; ignored signals (``nohup``) stay ignored."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 
 
 def ignore_signals() -> None:
-    """From now on nothing is left to interrupt."""
+    """Ignore signals, because nothing is left to interrupt."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def when_ended(cut: Callable[[], None]) -> None:
-    """Have something cut as soon as the run is ended, so that no thread goes on waiting for it."""
+    """Register a function that unblocks waiting threads when the run is ended."""
     _cuts.append(cut)
 
 
 def end_waits() -> None:
-    """The run is over: waits end, and no new work starts."""
+    """End the run: waits end, and no new work starts."""
     ended.set()
     for cut in _cuts:
         cut()
 
 
 def note_what_runs() -> None:
-    """At an interruption, remember what runs below us: once it ends, its children are not below."""
+    """Record child processes at an interruption, before their children are re-parented."""
     end_waits()
     _interrupted.append(True)
     _started.update(_below_us())
@@ -75,7 +75,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def end_what_we_started() -> None:
-    """After an interruption: nothing that this run started goes on."""
+    """After an interruption: end all processes that this run started."""
     if not _interrupted:
         return
     note_what_runs()
@@ -93,12 +93,12 @@ def _send(number: signal.Signals, processes: dict[int, str]) -> None:
 
 
 def _alive(processes: dict[int, str]) -> dict[int, str]:
-    """Those that run still; a number that another process has by now is none of them."""
+    """Processes that are still running; reused process IDs are ignored."""
     return {p: began for p, began in processes.items() if _stat(p)[1:] == [began]}
 
 
 def _stat(process: int) -> list[str]:
-    """Parent and start time of a process; nothing of one that has ended."""
+    """Parent and start time of a process; None if it has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
     except OSError:  # ended meanwhile, or a system without /proc
@@ -108,7 +108,7 @@ def _stat(process: int) -> list[str]:
 
 
 def _below_us() -> dict[int, str]:
-    """What runs below this process, in other sessions too."""
+    """All descendants of this process, in other sessions too."""
     try:
         running = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     except OSError:
@@ -125,7 +125,7 @@ def _below_us() -> dict[int, str]:
 
 @contextmanager
 def own_temporary_folder() -> Iterator[None]:
-    """A folder for all temporary files of this run, also those of what it starts and kills."""
+    """A folder for all temporary files of this run and its child processes."""
     parent = os.environ.get("TMPDIR")
     place = Path(parent or "/tmp")  # noqa: S108 - for an unpredictable name
     leftovers.sweep_temporary(place)

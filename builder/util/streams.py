@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Watched(io.FileIO):
-    """Remembers why it could not be written: a buffer drops what it could not write."""
+    """A stream that records write errors, because buffers drop unwritten data."""
 
     error: OSError | None = None
 
@@ -28,7 +28,7 @@ class _Watched(io.FileIO):
 
 
 class _Shown(io.TextIOWrapper):
-    """Stdout, which shows what others wrote and lets none of it command a terminal."""
+    """Stdout with control sequences escaped."""
 
     def write(self, text: str, /) -> int:
         super().write(plain_data(text, self))
@@ -36,9 +36,9 @@ class _Shown(io.TextIOWrapper):
 
 
 def watch() -> bool:
-    """Notice from now on what goes wrong with stdout and stderr; whether stdout is closed.
+    """Record errors of stdout and stderr from now on; returns whether stdout is closed.
 
-    Streams that the caller closed are opened, so that no other file gets their number.
+    Closed streams are opened, so that no other file gets their descriptor.
     """
     closed = sys.stdout is None
     for number in range(3):
@@ -62,7 +62,7 @@ def _watched(number: int, stream: TextIO | None) -> TextIO:
 
 
 def lost() -> OSError | None:
-    """Why stdout or stderr does not take what was printed; None if they do."""
+    """The error of stdout or stderr, or None."""
     for stream in (sys.stdout, sys.stderr):
         raw = getattr(getattr(stream, "buffer", None), "raw", None)
         if isinstance(raw, _Watched) and raw.error is not None:
@@ -75,7 +75,7 @@ def lost() -> OSError | None:
 
 
 def silence() -> None:
-    """Send what cannot be written nowhere, or Python tries again at the end, and says so."""
+    """Discard unwritten data; otherwise Python retries at exit and prints an error."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
