@@ -17,6 +17,7 @@ from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
 from builder.util.documents import plain
+from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +36,9 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
         UsageError: an item is not an exact version.
     """
     named: dict[str, tuple[str, frozenset[str]]] = {}
+    better = instead(f"pypi:{text}", "pypi:vllm==0.20.1")
     for item in filter(None, (part.strip() for part in text.split(","))):
-        wrong = UsageError(f"pypi: {item!r} is not NAME==VERSION", hint="pypi:vllm==0.20.1")
+        wrong = UsageError(f"pypi: {item!r} is not NAME==VERSION", hint=better)
         try:
             requirement = Requirement(item)
             (spec,) = requirement.specifier
@@ -47,7 +49,7 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
             raise wrong
         named[normalize(requirement.name)] = (spec.version, frozenset(requirement.extras))
     if "vllm" not in named:
-        raise UsageError("pypi: needs vllm==VERSION", hint="pypi:vllm==0.20.1")
+        raise UsageError("pypi: needs vllm==VERSION", hint=better)
     return named
 
 

@@ -59,7 +59,7 @@ def check_ours(cache: Path) -> None:
     """
     if not cache.is_dir():
         raise UsageError(
-            f"there is no cache at {cache}", hint="spark-build config show prints its path"
+            f"there is no cache at {cache}", hint="spark-build config show   (prints its path)"
         )
     locks = cache / "locks"
     ours = not locks.is_symlink() and any(

@@ -168,7 +168,7 @@ def run_command(options: RunOptions) -> None:
         raise SparkBuildError(
             f"{', '.join(traps)}: compiled for {options.arch_list}, every kernel is a trap",
             Exit.VERIFY_FAILED,
-            hint="spark-build compile run --change sm120-family ...",
+            hint="--change sm120-family",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Compile
@@ -21,8 +22,8 @@ from builder.layers.documents import (
     ProfileShown,
     ProfileValues,
 )
-from builder.layers.layerfile import description
-from builder.pipeline.layercheck import check_layer, check_name
+from builder.layers.layerfile import description, load_layer
+from builder.pipeline.layercheck import check_layer, check_name, unpinned
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted, print_json
 
@@ -226,6 +227,12 @@ def convert_command(
 
 def _print_new(made: NewLayer, directory: Path, *, json: bool) -> None:
     names = made.series or (made.name,)
+    for name in names:
+        if unpinned(load_layer(directory / name)):
+            console.say(
+                f"pin what it takes: spark-build layers pin {name} "
+                f"--patches {shlex.quote(str(directory))}"
+            )
     console.say(
         f"edit {directory / names[0] / 'layer.toml'}, then: "
         f"spark-build layers check {' '.join(names)} --patches {directory}"

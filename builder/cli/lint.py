@@ -11,6 +11,7 @@ from builder.lint.run import Linter, lint, read_file
 from builder.lint.sarif import sarif
 from builder.serving.models import Models
 from builder.util.console import counted, print_json
+from builder.util.hints import again
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def lint_command(
         SparkBuildError: something is wrong with a command (exit 5).
     """
     if not files:
-        raise UsageError("no file to lint", hint="spark-build lint FILE..., or - for stdin")
+        raise UsageError("no file to lint", hint=again("FILE") + "   (or - for standard input)")
     texts = [(str(path), read_file(path)) for path in files]
     report = lint(texts, linter, Models.discover(models or ()))
     if as_sarif:

@@ -82,7 +82,8 @@ def _wanted(
     if layers or with_pr:
         if len(names) != 1:
             raise UsageError(
-                "--layers exports one mod and needs its name", hint="mods export NAME --layers L"
+                "--layers exports one mod and needs its name",
+                hint="spark-build mods export NAME --layers L[,L...]",
             )
         check_name(names[0], {})
         return {names[0]: layers or []}

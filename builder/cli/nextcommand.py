@@ -14,19 +14,24 @@ if TYPE_CHECKING:
 
 #: Options of the user's command that a hinted one needs too.
 _CARRIED = ("--patches", "--forge-clone", "--plain-http", "--platform", "--python")
-_OPTION = re.compile(r"(--[a-z][a-z-]*)(?:[ =]((?:[^\s,;]|,(?=\S))+))?(.*)", re.DOTALL)
+#: An option at the start of a hint, and the word after it.
+_OPTION = re.compile(r"(--?[a-z][a-z-]*)(?:[ =](?!-)('[^']*'|(?:[^\s,;]|,(?=\S))+))?")
+_LEAVE_OUT = re.compile(r"leave ((?:--[a-z-]+(?:, | and |(?= )))+) out(.*)", re.DOTALL)
 
 
 def next_command(hint: str, code: int) -> str:
     """A hint as it is printed.
 
-    One that begins with an option is the user's own command with it, one that begins with our name
-    has what the user named besides, and an error without one has what its exit code suggests.
+    One that begins with options is the user's own command with them, one that says which to leave
+    out the command without them, one that begins with our name has what the user named besides, and
+    an error without one has what its exit code suggests.  What follows is put in parentheses.
     """
     if not hint:
         return _by_code(code)
-    if hint.startswith("--"):
-        return _with_option(hint)
+    if hint.startswith("-"):
+        return _with_options(hint)
+    if match := _LEAVE_OUT.fullmatch(hint):
+        return _leaving_out(hint, re.findall("--[a-z-]+", match[1]), match[2])
     if hint.startswith(f"{PROGRAM} "):
         return _with_carried(hint)
     return hint
@@ -70,20 +75,32 @@ def _option(command: Any, name: str) -> Any:
     return next((p for p in command.params if name in getattr(p, "opts", ())), None)
 
 
-def _with_option(hint: str) -> str:
-    match = _OPTION.fullmatch(hint)
-    option = _option(_command(words())[1], match[1]) if match else None
-    if match is None or option is None:
-        return hint
-    name, value, rest = match.groups()
-    more = [name]
-    if option.is_flag:
-        rest = f" {value}{rest}" if value else rest
-    elif value:
-        more.append(value)
-    kept = words() if option.multiple else _without(words(), option)
+def _with_options(hint: str) -> str:
+    own = _command(words())[1]
+    kept, more, rest = words(), [], hint
+    while (match := _OPTION.match(rest)) and (option := _option(own, match[1])) is not None:
+        more.append(match[1])
+        if not option.is_flag:
+            more += shlex.split(match[2]) if match[2] else [option.metavar or "VALUE"]
+        if not option.multiple:
+            kept = _without(kept, option)
+        rest = rest[match.end(1) if option.is_flag else match.end() :].lstrip()
+    return _shown([*kept, *more], rest) if more else hint
+
+
+def _leaving_out(hint: str, names: Sequence[str], rest: str) -> str:
+    own, kept = _command(words())[1], words()
+    for name in names:
+        option = _option(own, name)
+        kept = _without(kept, option) if option is not None else kept
+    return _shown(kept, rest) if kept != words() else hint
+
+
+def _shown(command: Sequence[str], rest: str) -> str:
     rest = rest.strip(" ,;")
-    return shlex.join([PROGRAM, *kept, *more]) + (f"   ({rest})" if rest else "")
+    if rest.startswith("(") and rest.endswith(")"):
+        rest = rest[1:-1]
+    return shlex.join([PROGRAM, *command]) + (f"   ({rest})" if rest else "")
 
 
 def _without(given: Sequence[str], option: Any) -> list[str]:

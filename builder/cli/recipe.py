@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
@@ -95,7 +96,9 @@ def _write(files: dict[str, str], output: Path) -> list[Path]:
         UsageError: the place is a folder, or cannot be written.
     """
     if output.is_dir():
-        raise UsageError(f"{output} is a folder", hint=f"-o {output / next(iter(files))}")
+        raise UsageError(
+            f"{output} is a folder", hint=f"-o {shlex.quote(str(output / next(iter(files))))}"
+        )
     places = [output, *(output.with_name(name) for name in list(files)[1:])]
     for place, text in zip(places, files.values(), strict=True):
         write_atomically(place, text.encode())

@@ -239,15 +239,16 @@ def lint(
         ),
     ] = None,
     release: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="The vLLM release that they run (default: from the tag of an official image).",
             metavar="VERSION",
         ),
-    ] = "",
+    ] = None,
     image: Annotated[
-        str, typer.Option(help="The image that they run; its vLLM is read.", metavar="IMAGE")
-    ] = "",
+        str | None,
+        typer.Option(help="The image that they run; its vLLM is read.", metavar="IMAGE"),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0.")] = False,
     rules: Annotated[

@@ -218,7 +218,7 @@ def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
             f"some kernels of the wheel, compiled for {arch_list}, contain no real code:\n  "
             f"{shown}",
             Exit.VERIFY_FAILED,
-            hint="spark-build compile show lists the guards in the sources",
+            hint="spark-build compile show   (lists the guards in the sources)",
         )
 
 

@@ -157,7 +157,7 @@ def from_mod(name: str, path: Path, reading: Reading) -> Draft:
     if not found.ops:
         raise UsageError(
             f"nothing of {path} can be converted:\n  " + "\n  ".join(found.unconverted),
-            hint="spark-build layers new NAME writes an example to fill in",
+            hint="spark-build layers new NAME   (writes an example to fill in)",
         )
     guess = "vllm" if not any(t.startswith("flashinfer/") for t in tops) else "flashinfer-python"
     return Draft(

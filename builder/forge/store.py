@@ -173,8 +173,8 @@ class PullStore:
             raise RemoteError(
                 f"{pin.request} is pinned at {pin.commit}, which {name} no longer has "
                 "(force-pushed or deleted), and its diff is not in the cache",
-                hint="spark-build lock --upgrade updates the pin; or use a clone that still has "
-                "the commit: --forge-clone DIR",
+                hint="spark-build lock --upgrade   (updates the pin; or name a clone that still "
+                "has the commit: --forge-clone DIR)",
             ) from error
         if sha256_hex(data) != pin.sha256:
             raise RemoteError(

@@ -12,6 +12,7 @@ from builder.lint.checks import Checked, check
 from builder.lint.readers import read_commands
 from builder.lint.rules import RULES, Finding, LintReport
 from builder.serving.interface import interface_of
+from builder.serving.release import release_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,8 +31,8 @@ _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?\s*[:=\s]\s*['\"]?least-busy
 class Linter:
     """What is asked of the package index or an image, once."""
 
-    release: str = ""
-    image: str = ""
+    release: str | None = None
+    image: str | None = None
     _interfaces: dict[str, ServeInterface] = field(default_factory=dict)
 
     def interface(self, command: ServeCommand) -> ServeInterface:
@@ -41,17 +42,20 @@ class Linter:
             UsageError: neither the options nor the command's image say which release it is.
             SparkBuildError: it cannot be read.
         """
-        ref = f"pypi:vllm=={self.release}" if self.release else self.image
-        if not ref:
+        if self.release is not None:
+            ref = release_base(self.release)
+        elif self.image is not None:
+            ref = self.image
+        else:
             match = _RELEASE.search(command.image)
             if match is None:
                 named = f"the image {command.image}" if command.image else "no image"
                 raise UsageError(
-                    f"{command.file}:{command.line}: which release is it? The command names "
+                    f"{command.file}:{command.line}: the release is not known; the command names "
                     f"{named}",
-                    hint="give --release 0.33.0, or --image REF",
+                    hint="--release 0.33.0, or --image IMAGE",
                 )
-            ref = f"pypi:vllm=={match[1]}"
+            ref = release_base(match[1])
         if ref not in self._interfaces:
             self._interfaces[ref] = interface_of(ref)
         return self._interfaces[ref]
@@ -92,7 +96,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
         if not served and not router:
             raise UsageError(
                 f"{name}: there is no vllm serve command in it",
-                hint="spark-build lint reads shell scripts, compose files, Kubernetes manifests, "
+                hint="lint reads shell scripts, compose files, Kubernetes manifests, "
                 "recipes of sparkrun and eugr, and Dockerfiles",
             )
         kept = [finding for finding in found if not _ignored(finding, text.splitlines())]

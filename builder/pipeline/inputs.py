@@ -138,7 +138,7 @@ class Inputs:
             if len(names) > 1:
                 raise UsageError(
                     f"{self.path} locks several bases for these layers: {', '.join(sorted(names))}",
-                    hint="name one: --base",
+                    hint="--base",
                 )
             if names:
                 return names.pop()
@@ -227,7 +227,7 @@ class Inputs:
             base.close()
         raise RemoteError(
             f"{ref} is locked at {digest}, which is no longer available: {said}",
-            hint="spark-build lock --upgrade locks the image that the tag names now",
+            hint="spark-build lock --upgrade   (locks the image that the tag names now)",
         )
 
     # -- the plan

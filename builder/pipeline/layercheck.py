@@ -14,6 +14,7 @@ from builder.applier.opkinds import Env, Graft, Wheel
 from builder.applier.versions import normalize
 from builder.errors import UsageError
 from builder.pulls.pinning import refuse_unpinned
+from builder.util.hints import instead, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,13 +34,20 @@ def check_name(name: str, profiles: Mapping[str, Any]) -> None:
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a layer name: lower-case words joined by '-'",
-            hint="rename the folder: it is the layer's name",
+            hint=_other_name(name, "-".join(re.findall("[a-z0-9.]+", name.lower())).strip(".-")),
         )
     if name in profiles:
         raise UsageError(
             f"{name} is a profile, so no layer of this name can be selected",
-            hint="rename the folder: it is the layer's name",
+            hint=_other_name(name, f"my-{name}"),
         )
+
+
+def _other_name(name: str, better: str) -> str:
+    """A command with a better name, where the name is the user's and not of a folder."""
+    if name in words():
+        return instead(name, better if NAME.fullmatch(better) else "my-layer")
+    return "rename the folder: it is the layer's name"
 
 
 def check_layer(layer: Layer) -> None:
@@ -57,13 +65,16 @@ def check_layer(layer: Layer) -> None:
                 hint="narrow one range in layer.toml, for example with <VERSIONrc0",
             )
     refuse_unpinned(layer)
-    for op in layer.ops:
-        wanted = _without_pin(op, layer.pins)
-        if wanted:
-            raise UsageError(
-                f"layer {layer.name}: {wanted} is not pinned",
-                hint=f"spark-build layers pin {layer.name}",
-            )
+    for wanted in unpinned(layer):
+        raise UsageError(
+            f"layer {layer.name}: {wanted} is not pinned",
+            hint=f"spark-build layers pin {layer.name}",
+        )
+
+
+def unpinned(layer: Layer) -> list[str]:
+    """What a layer takes from the package index and does not pin."""
+    return [wanted for op in layer.ops if (wanted := _without_pin(op, layer.pins))]
 
 
 def check_together(layers: Sequence[Layer]) -> None:

@@ -135,7 +135,7 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         named = {pull.layer: pull.request for pull in plan.pulls}
         hint = f"spark-build layers show {stuck[0].name}"
         if stuck[0].name in named:
-            hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}', and edit it"
+            hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}'   (and edit it)"
         raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     if rebuild:

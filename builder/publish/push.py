@@ -125,7 +125,7 @@ def two_images(
     return RemoteError(
         f"{target.name}:{tag} {how} {seen}, and this is {digest}: the same plan gave two images, "
         f"so this one is not published",
-        hint=f"spark-build rebuild {target.name}@{seen} shows which of them matches the plan",
+        hint=f"spark-build rebuild {target.name}@{seen}   (shows which of them matches the plan)",
     )
 
 

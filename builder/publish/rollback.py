@@ -34,8 +34,8 @@ def roll_back(
         raise SparkBuildError(
             f"{repository.name}:{tag} has no other previous image: {reason}",
             Exit.NOTHING_TO_DO,
-            hint=f"spark-build tags {repository.name}, then spark-build publish "
-            f"{repository.name}@sha256:... --to {repository.name} --move-tag {tag}",
+            hint=f"spark-build tags {repository.name}   (then: spark-build publish "
+            f"{repository.name}@sha256:... --to {repository.name} --move-tag {tag})",
         )
     if not overlay and read_subject(repository, before).overlay:
         raise UsageError(
@@ -45,7 +45,7 @@ def roll_back(
         )
     if current is None:
         console.say(f"  {repository.name}:{tag} is gone and will be created again")
-    hint = f"spark-build publish IMAGE --to {repository.name} sends what is missing"
+    hint = f"spark-build publish IMAGE --to {repository.name}   (sends what is missing)"
     refuse_missing(repository, read_subject(repository, before).blobs(), hint)
     if not dry_run:
         try:
@@ -53,8 +53,8 @@ def roll_back(
         except TagTaken as taken:
             raise RemoteError(
                 f"{taken}: another client moved it at the same time",
-                hint=f"spark-build tags {repository.name}, then run the same command again if "
-                f"needed",
+                hint=f"spark-build tags {repository.name}   (then run the same command again, if "
+                "needed)",
             ) from None
     return PublishResult.of(
         repository.name,

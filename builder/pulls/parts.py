@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from builder.forge.normalize import Section
     from builder.pulls.projects import Layout, Project
 
-_MAKE_A_LAYER = "spark-build layers new NAME --from-pr, and 'exclude' the file in its op"
+_MAKE_A_LAYER = "spark-build layers new NAME --from-pr PULL   (and 'exclude' the file in its op)"
 #: Sources that FlashInfer compiles at run time, and flashinfer-jit-cache ships compiled.
 _LATE = re.compile(r"\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|jinja)$")
 

@@ -45,8 +45,8 @@ def parts_of(
         raise UsageError(
             f"{pin.request}: no changed file is in a folder that matches {pin.repository}: "
             f"{_some([section.path for section in sections])}",
-            hint="make a layer of it (spark-build layers new NAME --from-pr) and give its op a "
-            "'map' of folders, or for a fork a 'project'",
+            hint="spark-build layers new NAME --from-pr PULL   (and give its op a 'map' of "
+            "folders, or for a fork a 'project')",
         )
     return take_apart(pin.request, sections, project, op.include, op.exclude)
 

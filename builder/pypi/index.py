@@ -157,7 +157,7 @@ class PackageIndex:
             raise RemoteError(
                 f"{file.filename} with sha256 {file.sha256}, which is locked, {what} the package "
                 "index",
-                hint="spark-build lock --upgrade locks the current file",
+                hint="spark-build lock --upgrade   (locks the current file)",
             )
         return found.url
 

@@ -16,7 +16,7 @@ from builder.registry.manifests import check_manifest
 from builder.registry.model import MANIFEST_LIMIT, OCI_INDEX, Descriptor, RawManifest, parse_json
 from builder.registry.reference import is_digest
 from builder.registry.stream import verified
-from builder.util.hints import ELSEWHERE, os_hint
+from builder.util.hints import ELSEWHERE, instead, os_hint
 from builder.util.leftovers import making
 from builder.util.locks import locked
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from builder.registry.model import ImageSource
 
 REF_NAME = "org.opencontainers.image.ref.name"
+_NOT_A_LAYOUT = "name a folder that an image was written to with --output oci:DIR"
 _MARKER = b'{"imageLayoutVersion": "1.0.0"}\n'
 _EMPTY_INDEX: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
 _BLOCK = 1 << 20
@@ -87,7 +88,10 @@ class LayoutDirectory:
         what = f"no single image {name!r}" if name else f"{len(found)} images"
         raise UsageError(
             f"{self.name} has {what}; its names: {', '.join(names[:8]) or 'none'}",
-            hint=f"{self.name}:{names[0]}" if names else f"{self.name}@sha256:...",
+            hint=instead(
+                f"{self.name}:{name}" if name else self.name,
+                f"{self.name}:{names[0]}" if names else f"{self.name}@sha256:...",
+            ),
         )
 
     def _entries(self) -> tuple[Descriptor, ...]:
@@ -97,7 +101,7 @@ class LayoutDirectory:
         """The parsed ``index.json``.
 
         Raises:
-            RemoteError: it does not exist, or is not an index.
+            UsageError: it does not exist, or is not an index.
         """
         path = self.path / "index.json"
         try:
@@ -105,11 +109,17 @@ class LayoutDirectory:
                 data = file.read(MANIFEST_LIMIT + 1)
             index = parse_json(data) if len(data) <= MANIFEST_LIMIT else None
         except OSError as error:
-            raise RemoteError(f"{path} cannot be read: {error.strerror}") from None
+            raise UsageError(
+                f"{self.path} is not an OCI layout: {path} cannot be read: {error.strerror}",
+                hint=_NOT_A_LAYOUT,
+            ) from None
         except ValueError:
             index = None
         if not isinstance(index, dict) or not isinstance(index.get("manifests"), list):
-            raise RemoteError(f"{path} is not the index of an OCI layout")
+            raise UsageError(
+                f"{self.path} is not an OCI layout: {path} has no list of manifests",
+                hint=_NOT_A_LAYOUT,
+            )
         return index
 
     def _place(self, digest: str) -> Path:

@@ -35,8 +35,7 @@ def check_layout_target(target: Path) -> None:
     """Refuse a target that is neither new nor an OCI layout.
 
     Raises:
-        UsageError: that.
-        RemoteError: it is a layout with a damaged index.
+        UsageError: that; or it is a layout, and its index is damaged.
     """
     if not os.path.lexists(target):
         return
@@ -103,7 +102,7 @@ def add_image(made: Path, target: Path, name: str) -> None:
     An image that had the name is removed, with the blobs that only it needs.
 
     Raises:
-        UsageError, RemoteError: see ``check_layout_target``.
+        UsageError: see ``check_layout_target``.
         OSError: the disk does not take it; ``target`` is as it was.
     """
     there = LayoutDirectory(target)
@@ -164,7 +163,7 @@ def _sweep(
     try:
         for entry in replaced:
             gone |= _parts(layout, str(entry.get("digest")))
-    except RemoteError:
+    except (RemoteError, UsageError):
         return
     if not gone:
         return

@@ -12,6 +12,7 @@ from builder.registry.layout import LayoutDirectory
 from builder.registry.options import Options, Traffic
 from builder.registry.reference import is_digest, parse_reference
 from builder.registry.refhints import refuse_wrong_kind
+from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -92,5 +93,5 @@ def layout_place(text: str) -> tuple[Path, str]:
                 raise UsageError(f"{text!r}: a sha256 digest must follow '@'")
             path, reference = path[:end], path[end + 1 :]
     if not path:
-        raise UsageError(f"{text!r} names no directory", hint="oci:DIR, oci:DIR:NAME")
+        raise UsageError(f"{text!r} names no directory", hint=instead(text, "oci:DIR"))
     return Path(path), reference

@@ -70,7 +70,7 @@ def open_image(ref: str, platform: str | None = None) -> Image:
     locations = Locations()
     location = locations.open(ref)
     if isinstance(location.image, LayoutDirectory) and not location.image.path.is_dir():
-        raise UsageError(f"{location.image.path} is not an OCI layout: no such directory")
+        raise UsageError(f"{location.image.path} is not an OCI layout: there is no such folder")
     try:
         found = find_image(location.image, location.reference, platform)
     except BaseException:

@@ -24,7 +24,7 @@ from builder.serving.benchdocument import (
     refuse_unlike,
 )
 from builder.util.console import console
-from builder.util.hints import os_hint
+from builder.util.hints import instead, os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +124,9 @@ def _root(url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise UsageError(f"{url!r} is not the address of a server", hint="http://localhost:8000")
+        raise UsageError(
+            f"{url!r} is not the address of a server", hint=instead(url, "http://localhost:8000")
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 

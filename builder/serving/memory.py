@@ -44,6 +44,7 @@ from builder.serving.modelconfig import (
     read_config,
 )
 from builder.serving.models import Models
+from builder.serving.release import release_base
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +102,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
             f"{did_you_mean(request.kv_cache_dtype, KV_DTYPES)}",
             hint=f"--kv-cache-dtype auto ({', '.join(KV_DTYPES)})",
         )
+    base = release_base(request.release) if request.release is not None else ""
     folder = Path(request.subject)
     if folder.is_dir():
         found = _from_folder(folder, request)
@@ -108,7 +110,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
         raise UsageError(f"{request.subject} is not a folder", hint="name a folder or a model")
     else:
         found = _from_model(Models.discover(request.models).model(request.subject))
-    interface = interface_of(f"pypi:vllm=={request.release}") if request.release else None
+    interface = interface_of(base) if base else None
     return _joined(request, found, interface)
 
 

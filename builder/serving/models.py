@@ -244,7 +244,7 @@ class Models:
             if not found:
                 raise UsageError(
                     f"{place} holds no model (NAME.toml)",
-                    hint="spark-build models show nemotron-3-super prints one",
+                    hint="spark-build models show nemotron-3-super   (shows what is in one)",
                 )
             files |= found
         return cls(files)
@@ -263,7 +263,7 @@ class Models:
                 return model
         raise UsageError(
             f"unknown model {name!r}{did_you_mean(name, self.files)}",
-            hint="spark-build models list, or your own: --models DIR with NAME.toml",
+            hint="spark-build models list   (or name your own, DIR/NAME.toml, with --models DIR)",
         )
 
     def listed(self) -> ModelList:
@@ -302,5 +302,5 @@ def read_model(path: Path) -> Model:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"{path}: {error}", hint="spark-build schema models-show lists the keys"
+            f"{path}: {error}", hint="spark-build schema models-show   (lists the keys)"
         ) from None

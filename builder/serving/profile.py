@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from builder.applier.trees import OverlayTree
-from builder.bases.model import scheme_of
 from builder.errors import UsageError
 from builder.pipeline.destination import default_tag
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.options import PlanOptions
 from builder.plan.planner import refuse_plan, refuse_unserved
 from builder.serving.interface import ServeInterface, interface_in
+from builder.serving.release import refuse_image, release_base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,8 +67,8 @@ def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
     if changed:
         raise UsageError(
             f"{image} is not patched: {profile} changes files of it with {', '.join(changed)}",
-            hint=f"spark-build image --layers {profile} --base {image} --tag NAME, then "
-            "--image NAME",
+            hint=f"spark-build image --layers {profile} --base {image} --tag NAME   "
+            "(then use --image NAME)",
         )
 
 
@@ -82,15 +82,12 @@ def served_profile(
     """
     if release is None and image is None:
         raise UsageError("name a release or an image", hint="--release 0.33.0, or --image REF")
-    if image is not None and scheme_of(image)[0] != "docker":
-        raise UsageError(
-            f"--image {image} is no name that a container engine runs",
-            hint="push or load it first, then name it: --image HOST/NAME:TAG",
-        )
+    if image is not None:
+        refuse_image(image)
+    ref = release_base(release) if release is not None else str(image)
     inputs = Inputs(PlanOptions.selecting([profile], None, None, patches))
     if not inputs.selection.profiles:
-        raise UsageError(f"{profile} is not a profile", hint="spark-build layers list")
-    ref = f"pypi:vllm=={release}" if release else str(image)
+        raise UsageError(f"{profile!r} is not a profile", hint="spark-build layers list")
     base = inputs.identify(ref)
     try:
         plan = inputs.plan(base)

@@ -283,6 +283,6 @@ def images_of(tags: Path, vllm: str) -> dict[str, str]:
         raise UsageError(
             f"{tags}: none of the {len(listing.images)} images in {listing.repository} is a "
             f"verified one of {' or '.join(PROFILES)} on vLLM {vllm} for {_PLATFORM}",
-            hint="spark-build publish makes one; or leave --tags out",
+            hint="leave --tags out, or publish one: spark-build publish oci:DIR --to HOST/REPO",
         )
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from builder.errors import UsageError, did_you_mean
 from builder.serving.documents import RecipeNode, Setting, Topology
+from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from builder.serving.profile import ServedProfile
@@ -32,6 +33,11 @@ class Place:
     interface: str = ""
 
 
+#: What is missing, by how many addresses were given.
+_ADDRESSES = (
+    "--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
+    "--address OTHER, the other node's",
+)
 #: IPv4, IPv6 and host names (RFC 1123), without the brackets of a URL.
 _ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:-]*")
 #: Linux allows 15 characters (IFNAMSIZ), but no slash and no space.
@@ -62,17 +68,25 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
     two = place.topology in _TWO
     if not two:
         if place.addresses or place.interface:
-            raise UsageError("--address and --interface are for two nodes", hint="--topology tp2")
+            raise UsageError(
+                f"--address and --interface are for two nodes; topology {place.topology} has one",
+                hint="--topology tp2"
+                if len(place.addresses) == 2 and place.interface
+                else "leave --address and --interface out",
+            )
         return (RecipeNode(rank=0),)
     if len(place.addresses) != 2:
         raise UsageError(
             f"topology {place.topology} needs the addresses of two nodes, not "
             f"{len(place.addresses)}",
-            hint="--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
+            hint=(*_ADDRESSES, "give --address twice")[min(len(place.addresses), 2)],
         )
     _refuse_names(place)
     if place.addresses[0] == place.addresses[1]:
-        raise UsageError(f"both nodes have the address {place.addresses[0]}")
+        raise UsageError(
+            f"both nodes have the address {place.addresses[0]}",
+            hint="give the address of the head first, then that of the other node",
+        )
     if place.topology == "two-solos":
         return tuple(RecipeNode(rank=n, address=a) for n, a in enumerate(place.addresses))
     if not place.interface:
@@ -83,7 +97,7 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
     if place.topology == "tp2-ray" and not served.has_ray:
         raise UsageError(
             f"vLLM {served.vllm} does not bring Ray, and {served.image} does not have it",
-            hint="--topology tp2 needs none; or --image with one that has Ray",
+            hint="--topology tp2, which needs no Ray; or --image with one that has it",
         )
     return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
 
@@ -98,7 +112,7 @@ def _refuse_names(place: Place) -> None:
         if not _ADDRESS.fullmatch(address):
             raise UsageError(
                 f"{address!r} is not an IP address or host name",
-                hint="--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
+                hint=instead(address, "IP"),
             )
     if place.interface and not _INTERFACE.fullmatch(place.interface):
         raise UsageError(

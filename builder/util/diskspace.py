@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Hints by kind of place.
 _OUTPUT = f"{OUTPUT}; --thin leaves the base's blobs out"
 _TEMPORARY = f"free some space, or {TEMPORARY}"
-_CACHE = f"spark-build cache prune, or cache clean; or {CACHE}"
+_CACHE = f"spark-build cache prune   (or cache clean; or {CACHE})"
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Sandbox:
         size = _ON_DISK * self.requirements.megabytes * 1_000_000
         return Need(
             self.root, size, "the environment for verification", "--no-verify, or "
-            "spark-build cache prune, or set SPARK_BUILD_CACHE to another disk",
+            "spark-build cache prune, or set SPARK_BUILD_CACHE to a folder on another disk",
         )  # fmt: skip
 
     def prepare(self) -> None:

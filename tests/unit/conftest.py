@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.cli.nextcommand import next_command
 from builder.net.retry import RetryPolicy
 from builder.registry.options import Options
 from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
+from tests.unit.hints import problem
 from tests.unit.pullworld import World, make_world
 from tests.wheels.fakeindex import FakeIndex
 
@@ -85,6 +87,18 @@ def isolated(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
     # servers are tried again as often as for users, without their pauses
     for policy in (RetryPolicy, Options):
         monkeypatch.setitem(policy.__init__.__kwdefaults__ or {}, "backoff", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def hints_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail on an error that suggests a command that the command line does not take."""
+
+    def checked(hint: str, code: int) -> str:
+        shown = next_command(hint, code)
+        assert not problem(shown)
+        return shown
+
+    monkeypatch.setattr("builder.cli.nextcommand.next_command", checked)
 
 
 @pytest.fixture(scope="session")

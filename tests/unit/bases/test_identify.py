@@ -374,7 +374,7 @@ def test_an_image_is_found_by_name_or_digest_or_as_the_only_one(tmp_path: Path) 
         assert base_of(tmp_path, suffix).identity.digest == raw.digest
     with pytest.raises(UsageError, match="no single image 'two'"):
         base_of(tmp_path, ":two")
-    with pytest.raises(UsageError, match="no such directory"):
+    with pytest.raises(UsageError, match="there is no such folder"):
         base_of(tmp_path / "gone")
 
 

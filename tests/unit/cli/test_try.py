@@ -10,6 +10,8 @@ from builder.registry.refhints import intended_reference
 from builder.util.hints import running
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import vllm_files, write_tree
+from tests.unit.hints import problem
+from tests.unit.serving.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,3 +108,114 @@ def test_a_folder_can_have_the_name_of_an_image(
     (tmp_path / "vllm").mkdir()
     running([])
     assert intended_reference("vllm") == ""
+
+
+RECIPE = ("recipe", "nemotron-3-super", "--release", "0.33.0")
+ONE, TWO = ("--address", "10.0.0.1"), ("--address", "10.0.0.1", "--address", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        (
+            ("--topology", "tp2"),
+            "--address HEAD --address OTHER   (as `ip -4 addr` shows them on the fast link)",
+        ),
+        (("--topology", "tp2", *ONE), "--address OTHER   (the other node's)"),
+        (
+            ("--topology", "tp2", *TWO),
+            "--interface NAME   (as `ip -br link` shows it on both (such as enp1s0f0np0))",
+        ),
+    ],
+)
+def test_what_two_nodes_lack_is_added(
+    spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], added: str
+) -> None:
+    monkeypatch.setattr("builder.cli.recipe.served_profile", lambda *_: served())
+    words = " ".join(["spark-build", *RECIPE, *given])
+    assert tried(spark_build(*RECIPE, *given)) == f"{words} {added}"
+
+
+@pytest.mark.parametrize("given", [ONE, ("--interface", "eth0", *ONE), ("--interface=eth0",)])
+def test_what_one_node_does_not_have_is_left_out(
+    spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("builder.cli.recipe.served_profile", lambda *_: served())
+    assert tried(spark_build(*RECIPE, *given)) == f"spark-build {' '.join(RECIPE)}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("recipe", "nemotron-3-super", "--format", "trtllm", "-o", "a b"),
+            "spark-build recipe nemotron-3-super --format trtllm -o 'a b/run.sh'",
+        ),
+        (
+            ("recipe", "nemotron-3-super", "--release", "newest"),
+            "spark-build recipe nemotron-3-super --release 0.33.0",
+        ),
+        (("plan", "-l", "marlin", "-b", "pypi:vllm"), "spark-build plan -l marlin -b {}"),
+        (("bench", "localhost"), "spark-build bench http://localhost:8000"),
+        (
+            ("mods", "export", "-l", "b12x-env"),
+            "spark-build mods export NAME --layers L[,L...]",
+        ),
+        (
+            ("image", "-l", "marlin", "-b", "x/y", "--all-platforms", "--compile"),
+            "spark-build image -l marlin -b x/y --compile   (name one: --platform linux/arm64)",
+        ),
+    ],
+)
+def test_commands_to_try(
+    spark_build: SparkBuild, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "work" / "a b").mkdir()
+    assert tried(spark_build(*words)) == said.format("pypi:vllm==0.20.1")
+
+
+@pytest.mark.parametrize(
+    ("given", "better"), [("Bad Name", "bad-name"), ("marlin", "my-marlin"), ("..", "my-layer")]
+)
+def test_a_better_name_of_a_layer(spark_build: SparkBuild, given: str, better: str) -> None:
+    assert tried(spark_build("layers", "new", given)) == f"spark-build layers new {better}"
+
+
+def test_a_new_layer_that_must_be_pinned_says_so(spark_build: SparkBuild, tmp_path: Path) -> None:
+    write_tree(tmp_path / "work" / "mod", {"run.sh": b"pip install foo==1.0\n"})
+    made = spark_build("layers", "new", "m", "--from-mod", "mod", "--in", "L")
+    assert "pin what it takes: spark-build layers pin m --patches L\n" in made.err
+    assert "pin what" not in spark_build("layers", "new", "other", "--in", "L").err
+
+
+@pytest.mark.parametrize("text", [None, "{}", "[", '{"manifests": 5}'])
+def test_a_folder_that_is_no_layout_is_no_failure_of_a_remote(
+    spark_build: SparkBuild, tmp_path: Path, text: str | None
+) -> None:
+    (tmp_path / "work" / "out").mkdir()
+    if text is not None:
+        (tmp_path / "work" / "out" / "index.json").write_text(text)
+    result = spark_build("plan", "-l", "marlin", "-b", "oci:out")
+    assert (result.code, "OCI layout" in result.err) == (2, True)
+    assert tried(result).startswith("name a folder")
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("spark-build plan -l x -b y   (then look at it)", ""),
+        ("spark-build layers list", ""),
+        ("spark-build image --help", ""),
+        ("spark-build dispatch ask && spark-build dispatch table", ""),
+        ("any other text", ""),
+        ("spark-build plan -l x, and then publish", "unexpected extra argument"),
+        ("spark-build plan --no-such-option", "No such option"),
+        ("spark-build layers show", "Missing argument"),
+        ("spark-build plan --platform", "requires an argument"),
+        ("spark-build dispatch ask && spark-build nonsense", "No such command"),
+        ("spark-build plan -l 'x", "No closing quotation"),
+    ],
+)
+def test_a_hint_that_is_not_a_command_is_found(hint: str, said: str) -> None:
+    found = problem(hint)
+    assert (said in found) if said else (not found)

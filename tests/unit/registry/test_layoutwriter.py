@@ -14,7 +14,7 @@ import pytest
 
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine, base_bytes
-from builder.errors import RemoteError, UsageError
+from builder.errors import UsageError
 from builder.registry.layout import REF_NAME, LayoutDirectory
 from builder.registry.layoutwriter import LayoutWriter, add_image, check_layout_target, work_folder
 from builder.registry.locations import layout_place
@@ -131,7 +131,7 @@ def test_a_layout_with_a_damaged_index_is_unchanged(tmp_path: Path, text: str) -
     build(tmp_path / "out", "1", "me/a:1")
     (tmp_path / "out" / "index.json").write_text(text)
     before = snapshot(tmp_path)
-    with pytest.raises(RemoteError, match="is not the index of an OCI layout"):
+    with pytest.raises(UsageError, match="has no list of manifests"):
         build(tmp_path / "out", "2", "me/b:1")
     assert snapshot(tmp_path) == before
 
@@ -297,7 +297,7 @@ def test_several_images_in_one_layout(call: Call, tmp_path: Path) -> None:
     asked = call("verify", "oci:out", "--level", "static")
     assert asked.code == 2
     assert "has 2 images; its names: me/a:1, me/b:1" in asked.err
-    assert "try: oci:out:me/a:1" in asked.err
+    assert "try: spark-build verify oci:out:me/a:1" in asked.err
     for name in ("oci:out:me/a:1", second.out.strip()):
         assert call("verify", name, "--level", "static").code == 0
     (tmp_path / "work" / "full").mkdir()

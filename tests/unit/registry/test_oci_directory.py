@@ -155,11 +155,6 @@ def write(layout: LayoutDirectory, value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        (b"{", "is not the index of an OCI layout"),
-        (b"[" * 99_999, "is not the index of an OCI layout"),
-        ([], "is not the index of an OCI layout"),
-        ({"manifests": 5}, "is not the index of an OCI layout"),
-        (b" " * (MANIFEST_LIMIT + 1), "is not the index of an OCI layout"),
         ({"manifests": [5]}, "a descriptor is int"),
         ({"manifests": [{"digest": "sha256:../../etc", "size": 1}]}, "is not a sha256 digest"),
         ({"manifests": [{"digest": BLOB.digest, "size": -1}]}, "has no size"),
@@ -173,6 +168,16 @@ def test_malformed_indexes(layout: LayoutDirectory, value: object, match: str) -
     assert caught.value.code == 8
 
 
+@pytest.mark.parametrize(
+    "value", [b"{", b"[" * 99_999, [], {"manifests": 5}, b" " * (MANIFEST_LIMIT + 1)]
+)
+def test_a_folder_that_is_not_a_layout(layout: LayoutDirectory, value: object) -> None:
+    write(layout, value)
+    with pytest.raises(UsageError, match="has no list of manifests") as caught:
+        layout.manifest("")
+    assert caught.value.code == 2
+
+
 def test_a_layout_without_an_image(layout: LayoutDirectory) -> None:
     write(layout, {"manifests": []})
     with pytest.raises(UsageError, match="has 0 images; its names: none"):
@@ -180,7 +185,7 @@ def test_a_layout_without_an_image(layout: LayoutDirectory) -> None:
 
 
 def test_a_missing_layout(layout: LayoutDirectory) -> None:
-    with pytest.raises(RemoteError, match=r"index\.json cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"is not an OCI layout: .*index\.json cannot be read"):
         layout.manifest("")
 
 

@@ -299,8 +299,8 @@ def test_the_command_of_tensorrt_llm_needs_no_release(call: Call) -> None:
         ([], "name a release or an image"),
         (["--format", "dokcer", "--release", "0.33.0"], "did you mean 'docker'"),
         (["--topology", "tp3", "--release", "0.33.0"], "unknown topology 'tp3'"),
-        (["--image", "oci:out"], "--image oci:out is no name that a container engine runs"),
-        (["--profile", "marlin-env", "--release", "0.33.0"], "marlin-env is not a profile"),
+        (["--image", "oci:out"], "--image 'oci:out' is not a name that a container engine runs"),
+        (["--profile", "marlin-env", "--release", "0.33.0"], "'marlin-env' is not a profile"),
     ],
 )
 def test_a_request_that_cannot_be_met(call: Call, words: list[str], message: str) -> None:
@@ -311,4 +311,4 @@ def test_a_request_that_cannot_be_met(call: Call, words: list[str], message: str
 
 def test_a_folder_is_no_file_to_write(call: Call) -> None:
     done = call("recipe", "nemotron-3-super", "--format", "trtllm", "-o", ".")
-    assert (done.code, "try: -o run.sh" in done.err) == (2, True)
+    assert (done.code, "--format trtllm -o run.sh" in done.err) == (2, True)

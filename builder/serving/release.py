@@ -1,0 +1,39 @@
+"""Releases and images as the options of the serving commands name them."""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+from builder.bases.model import scheme_of
+from builder.errors import UsageError
+from builder.registry.reference import parse_reference
+
+
+def release_base(release: str) -> str:
+    """The base with a released vLLM.
+
+    Raises:
+        UsageError: it is not a version.
+    """
+    try:
+        Version(release)
+    except InvalidVersion:
+        raise UsageError(
+            f"--release {release!r} is not a version of vLLM", hint="--release 0.33.0"
+        ) from None
+    return f"pypi:vllm=={release}"
+
+
+def refuse_image(image: str) -> None:
+    """Refuse what a container engine does not run by its name.
+
+    Raises:
+        UsageError: it does not.
+    """
+    scheme, name = scheme_of(image)
+    if scheme != "docker":
+        raise UsageError(
+            f"--image {image!r} is not a name that a container engine runs",
+            hint="--image HOST/NAME:TAG, after it is pushed or loaded",
+        )
+    parse_reference(name)
