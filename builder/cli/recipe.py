@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
     from builder.serving.documents import Recipe
 
+#: The profile of a recipe that names none.
+DEFAULT = "b12x-full"
+
 
 def recipe_command(
     name: str,
     *,
-    profile: str,
+    profile: str | None,
     release: str | None,
     image: str | None,
     topology: str,
@@ -39,6 +42,7 @@ def recipe_command(
     speculate: bool,
     explain: bool,
     output: Path | None,
+    force: bool,
     models: Sequence[Path],
     patches: Sequence[Path],
     json: bool,
@@ -50,11 +54,17 @@ def recipe_command(
     model = Models.discover(models).model(name)
     made: Recipe | None = None
     if form == TRTLLM:
-        refuse_settings(release, image, place, chosen, speculate=speculate, explain=explain)
+        given = {
+            "--profile": profile, "--release": release, "--image": image, "--set": tuple(chosen),
+            "--speculate": speculate, "--explain": explain, "--patches": tuple(patches),
+            "--topology": None if topology == "solo" else topology,
+            "--address": tuple(addresses), "--interface": interface,
+        }  # fmt: skip
+        refuse_settings(given)
         files = trtllm(model, port)
     else:
         refuse_format(form)
-        served = served_profile(profile, release, image, patches)
+        served = served_profile(DEFAULT if profile is None else profile, release, image, patches)
         made = recipe_of(
             RecipeRequest(
                 model=model,
@@ -63,10 +73,12 @@ def recipe_command(
                 port=port,
                 chosen=tuple(chosen),
                 speculate=speculate,
+                models=tuple(models),
+                patches=tuple(patches),
             )
         )
         files = rendered(made, form)
-    written = _write(files, output) if output else []
+    written = _write(files, output, force=force) if output else []
     if json:
         print_json(
             RecipeText(format=form, recipe=made, files=files, written=tuple(map(str, written)))
@@ -89,19 +101,41 @@ def _print(files: dict[str, str]) -> None:
         console.say(f"{len(files)} files; -o {first} writes each beside it")
 
 
-def _write(files: dict[str, str], output: Path) -> list[Path]:
+def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
     """The main file under the given name, the others beside it.
 
     Raises:
-        UsageError: the place is a folder, or cannot be written.
+        UsageError: the place is a folder, is in none, cannot be written, or has other files.
     """
     if output.is_dir():
         raise UsageError(
             f"{output} is a folder", hint=f"-o {shlex.quote(str(output / next(iter(files))))}"
         )
+    if not output.parent.is_dir():
+        raise UsageError(
+            f"-o {output} is in a folder that does not exist",
+            hint=f"mkdir -p {shlex.quote(str(output.parent))}, then the same command again",
+        )
     places = [output, *(output.with_name(name) for name in list(files)[1:])]
-    for place, text in zip(places, files.values(), strict=True):
+    written = dict(zip(places, files.values(), strict=True))
+    other = [str(place) for place, text in written.items() if _differs(place, text)]
+    if other and not force:
+        raise UsageError(
+            f"there already, with other content: {', '.join(other)}",
+            hint="--force, which replaces that",
+        )
+    for place, text in written.items():
         write_atomically(place, text.encode())
         if text.startswith("#!"):
             place.chmod(0o755)
     return places
+
+
+def _differs(place: Path, text: str) -> bool:
+    """Whether something else is there than what would be written."""
+    try:
+        return place.read_bytes() != text.encode()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

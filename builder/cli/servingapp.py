@@ -76,8 +76,13 @@ def recipe(
         ),
     ],
     profile: Annotated[
-        str, typer.Option(help="The profile.", metavar="PROFILE", autocompletion=complete.layer)
-    ] = "b12x-full",
+        str | None,
+        typer.Option(
+            help="The profile (default: b12x-full).",
+            metavar="PROFILE",
+            autocompletion=complete.layer,
+        ),
+    ] = None,
     release: Annotated[str | None, typer.Option(help="A released vLLM.", metavar="VERSION")] = None,
     image: Annotated[
         str | None,
@@ -136,6 +141,9 @@ def recipe(
         Path | None,
         typer.Option("-o", "--output", help="Write it there, other files beside.", metavar="FILE"),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that have other content.")
+    ] = False,
     models: ModelFolders = None,
     patches: opt.Patches = None,
     json: opt.Json = False,
@@ -160,6 +168,7 @@ def recipe(
         speculate=speculate,
         explain=explain,
         output=output,
+        force=force,
         models=models or (),
         patches=patches or (),
         json=json,

@@ -25,6 +25,7 @@ from builder.serving.topology import Place, common_flags, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from builder.serving.models import Model, ParserChoice
     from builder.serving.profile import ServedProfile
@@ -65,6 +66,9 @@ class RecipeRequest:
     chosen: tuple[str, ...] = ()
     #: with draft tokens, where the model has them
     speculate: bool = False
+    #: folders that the user named, of models and of layers
+    models: tuple[Path, ...] = ()
+    patches: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -178,6 +182,9 @@ def _words(request: RecipeRequest) -> Iterator[str]:
         yield from (_SET, text)
     if request.speculate:
         yield "--speculate"
+    for option, folders in (("--models", request.models), ("--patches", request.patches)):
+        for folder in folders:
+            yield from (option, str(folder))
 
 
 def _refuse(request: RecipeRequest) -> None:
@@ -186,7 +193,7 @@ def _refuse(request: RecipeRequest) -> None:
         raise UsageError(
             f"{model.name} needs vLLM {model.needs.vllm}, and this is {served.vllm} "
             f"({model.needs.source})",
-            hint="a newer one: --release 0.33.0",
+            hint="--release 0.33.0, or another newer one",
         )
     for held in model.holds:  # what is said of experts depends on a flag, which is left out then
         if held.kind in served.refused and held.kind not in _EXPERTS:
@@ -194,8 +201,8 @@ def _refuse(request: RecipeRequest) -> None:
                 f"{served.name} on vLLM {served.vllm} does not serve {held.kind} layers, and "
                 f"{model.name} has them ({held.source}): vLLM stops with "
                 f"{served.refused[held.kind]!r}",
-                hint="another --profile (marlin), or another --release (0.28.0 and later fall "
-                "back for such layers)",
+                hint="--profile marlin, or another --release (0.28.0 and later fall back for such "
+                "layers)",
             )
 
 

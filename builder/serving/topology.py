@@ -88,6 +88,11 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
             hint="give the address of the head first, then that of the other node",
         )
     if place.topology == "two-solos":
+        if place.interface:
+            raise UsageError(
+                "topology two-solos does not use --interface: its servers are not connected",
+                hint="leave --interface out",
+            )
         return tuple(RecipeNode(rank=n, address=a) for n, a in enumerate(place.addresses))
     if not place.interface:
         raise UsageError(

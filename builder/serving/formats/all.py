@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from builder.errors import UsageError, did_you_mean
 from builder.serving.formats import compose, docker, kubernetes, launchers, shell
 
@@ -48,4 +50,4 @@ def rendered(recipe: Recipe, form: str) -> dict[str, str]:
         UsageError: there is no such format, or it cannot hold this recipe.
     """
     refuse_format(form)
-    return FORMATS[form](recipe)
+    return FORMATS[form](replace(recipe, made_by=f"{recipe.made_by} --format {form}"))

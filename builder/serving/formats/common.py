@@ -23,17 +23,21 @@ BALANCER = "litellm.yaml"
 STRATEGY = "simple-shuffle"
 
 
-def header(recipe: Recipe, mark: str = "#") -> str:
-    """Comments that say what this is, and what to know before it is started."""
+def header(recipe: Recipe, change: str | None = None) -> str:
+    """Comments that say what this is, and what to know before it is started.
+
+    ``change`` is what makes the profile's changes to files, where that is not the image.
+    """
     lines = [
         f"{recipe.id} on vLLM {recipe.vllm}, profile {recipe.profile}, {recipe.topology}",
         f"made by: {recipe.made_by}",
     ]
-    if recipe.image.build:
-        lines.append(f"the image: {recipe.image.build}")
+    if change is None and recipe.image.build:
+        change = f"the image: {recipe.image.build}"
+    lines += [change] if change else []
     lines += [f"note: {note}" for note in recipe.notes]
     lines += [f"left out: {one.name} {one.value or ''}: {one.reason}" for one in recipe.left_out]
-    return "".join(f"{mark} {line}\n" for line in lines)
+    return "".join(f"# {' '.join(line.splitlines())}\n" for line in lines)
 
 
 def for_shell(words: Sequence[str], indent: str = "    ") -> str:

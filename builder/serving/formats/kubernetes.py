@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 #: Loading takes 8 minutes for 17 files of Nemotron 3 Super (write-up of one GB10, 2026-03); twice
 #: that, in probes of ten seconds.
 _STARTS_IN, _PERIOD = 960, 10
+_SHARED = (
+    "# two servers, on nodes that Kubernetes chooses: --address is not used\n"
+    "# the Service gives each connection to one of them, without LiteLLM; a client that keeps its\n"
+    "# connection stays with that one\n"
+)
 #: vLLM's own path.
 _HEALTH = "/health"
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """One file with both.
+    """One file with both; the Service stands in front of two servers, in place of LiteLLM.
 
     Raises:
         UsageError: the recipe joins nodes, or needs a file of the checkpoint.
@@ -27,16 +32,16 @@ def render(recipe: Recipe) -> dict[str, str]:
     if recipe.topology not in ("solo", "two-solos"):
         raise UsageError(
             f"a Deployment cannot hold topology {recipe.topology}: its nodes need fixed addresses",
-            hint="--topology solo or two-solos; --format compose holds it",
+            hint="--format compose, or --topology solo",
         )
     if recipe.plugins:
         raise UsageError(
             f"a manifest cannot mount {recipe.plugins[0].name}, which vLLM {recipe.vllm} needs",
-            hint="a release that has the parser: --release 0.33.0",
+            hint="--release 0.33.0, which has the parser",
         )
     name = recipe.model.replace(".", "-")
     text = yaml_text(_deployment(recipe, name)) + "---\n" + yaml_text(_service(recipe, name))
-    return {f"{name}.yaml": header(recipe) + text}
+    return {f"{name}.yaml": header(recipe) + (_SHARED if len(recipe.nodes) > 1 else "") + text}
 
 
 def _deployment(recipe: Recipe, name: str) -> dict[str, Value]:

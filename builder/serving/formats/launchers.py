@@ -61,7 +61,7 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         **mods,
         "command": Block(_command(recipe, _SPARKRUN, "{model}")),
     }
-    return {f"{recipe.model}.yaml": header(recipe) + yaml_text(document)}
+    return {f"{recipe.model}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
 
 
 def eugr(recipe: Recipe) -> dict[str, str]:
@@ -81,7 +81,14 @@ def eugr(recipe: Recipe) -> dict[str, str]:
         "env": _common(recipe),
         "command": Block(_command(recipe, _DEFAULTS, recipe.id, doubled=True)),
     }
-    return {f"{recipe.model}.yaml": header(recipe) + yaml_text(document)}
+    return {f"{recipe.model}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
+
+
+def _change(recipe: Recipe) -> str:
+    """What changes the files of the container that a recipe names."""
+    if not recipe.image.build:
+        return ""
+    return f"the mod: {recipe.image.mod} changes {recipe.image.official} when it starts"
 
 
 def _refuse(recipe: Recipe, form: str) -> None:
@@ -93,13 +100,13 @@ def _refuse(recipe: Recipe, form: str) -> None:
     if recipe.topology not in _TOPOLOGIES:
         raise UsageError(
             f"a recipe of {form} cannot hold topology {recipe.topology}",
-            hint="--topology solo, once for each Spark; --format docker holds it",
+            hint="--format docker, or --topology solo once for each Spark",
         )
     if recipe.plugins:
         raise UsageError(
             f"a recipe of {form} cannot mount {recipe.plugins[0].name}, which vLLM "
             f"{recipe.vllm} needs for the parser",
-            hint="a release that has the parser: --release 0.33.0; or --set reasoning-parser= "
+            hint="--release 0.33.0, which has the parser; or --set reasoning-parser= "
             "--set reasoning-parser-plugin=",
         )
 

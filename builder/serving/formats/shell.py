@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 def render(recipe: Recipe) -> dict[str, str]:
     """A script a node."""
     files = {}
+    change = ""
+    if recipe.image.mod:
+        change = f"the environment: spark-build apply SITE_PACKAGES --layers {recipe.profile}"
     for node in recipe.nodes:
         number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
         words = container_command(recipe, node)
@@ -26,6 +29,6 @@ def render(recipe: Recipe) -> dict[str, str]:
         )
         where = f"# on the node {node.address}\n" if node.address else ""
         files[f"serve{number}.sh"] = (
-            f"#!/bin/sh\n{header(recipe)}{where}{exports}exec {for_shell(words)}\n"
+            f"#!/bin/sh\n{header(recipe, change)}{where}{exports}exec {for_shell(words)}\n"
         )
     return {**files, **balancer(recipe)}

@@ -12,37 +12,23 @@ from builder.serving.formats.common import CACHE, TOKEN, for_shell
 from builder.serving.formats.yamltext import yaml_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from builder.serving.models import Model
-    from builder.serving.topology import Place
 
 OPTIONS = "trtllm-options.yaml"
 #: Where the file of options is in the container.
 _PLACE = f"/app/{OPTIONS}"
 
 
-def refuse_settings(
-    release: str | None,
-    image: str | None,
-    place: Place,
-    chosen: Sequence[str],
-    *,
-    speculate: bool,
-    explain: bool,
-) -> None:
-    """Refuse options that are about vLLM.
+def refuse_settings(given: Mapping[str, object]) -> None:
+    """Refuse options that are about vLLM, by their names.
 
     Raises:
         UsageError: one was given.
     """
-    given = {
-        "--release": release, "--image": image, "--set": chosen, "--speculate": speculate,
-        "--explain": explain, "--topology": place.topology != "solo",
-        "--address": place.addresses, "--interface": place.interface,
-    }  # fmt: skip
     for name, value in given.items():
-        if value:
+        if value is not None and value is not False and value != ():
             raise UsageError(
                 f"{name} is for vLLM, and --format trtllm prints what the model's file says of "
                 "TensorRT-LLM",

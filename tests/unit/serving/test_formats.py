@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -170,6 +172,7 @@ def test_what_a_tool_cannot_start_is_refused(form: str) -> None:
 def test_kubernetes_runs_the_recipe(topology: str, replicas: int) -> None:
     recipe = made(topology)
     (text,) = rendered(recipe, "kubernetes").values()
+    assert ("# the Service gives each connection to one of them" in text) == (replicas > 1)
     deployment, service = yaml.safe_load_all(text)
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -307,6 +310,76 @@ def test_a_request_that_cannot_be_met(call: Call, words: list[str], message: str
     done = call("recipe", "nemotron-3-super", *words)
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--profile", "b12x-full"], "--profile is for vLLM"),
+        (["--release", ""], "--release is for vLLM"),
+        (["--patches", "."], "--patches is for vLLM"),
+        (["--interface", "eth0"], "--interface is for vLLM"),
+    ],
+)
+def test_tensorrt_llm_ignores_no_option(call: Call, words: list[str], message: str) -> None:
+    done = call("recipe", "nemotron-3-super", "--format", "trtllm", *words)
+    assert (done.code, message in done.err) == (2, True)
+    assert "try: spark-build recipe nemotron-3-super --format trtllm\n" in done.err
+
+
+def test_other_files_are_replaced_only_by_force(call: Call) -> None:
+    words = ("recipe", "nemotron-3-super", "--format", "trtllm", "-o", "mine.sh")
+    assert call(*words).code == 0
+    assert call(*words).code == 0  # the same content
+    other = Path("trtllm-options.yaml")
+    other.write_text("mine: true\n")
+    refused = call(*words)
+    assert (refused.code, other.read_text()) == (2, "mine: true\n")
+    assert "there already, with other content: trtllm-options.yaml\n" in refused.err
+    assert "-o mine.sh --force   (which replaces that)" in refused.err
+    assert call(*words, "--force").code == 0
+    assert "mine" not in other.read_text()
+
+
+def test_a_folder_that_is_not_there_is_not_made(call: Call) -> None:
+    done = call("recipe", "nemotron-3-super", "--format", "trtllm", "-o", "a/b/run.sh")
+    assert (done.code, Path("a").exists()) == (2, False)
+    assert "-o a/b/run.sh is in a folder that does not exist" in done.err
+
+
+def test_two_servers_have_no_interface_between_them() -> None:
+    place = replace(PLACES["two-solos"], interface="eth0")
+    with pytest.raises(UsageError, match="two-solos does not use --interface") as caught:
+        recipe_of(request(place=place))
+    assert caught.value.hint == "leave --interface out"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("docker", "the image: spark-build image --layers b12x-full"),
+        ("kubernetes", "the image: spark-build image --layers b12x-full"),
+        ("shell", "the environment: spark-build apply SITE_PACKAGES --layers b12x-full\n"),
+        ("sparkrun", "the mod: sm121-b12x-full-enable changes {official} when it starts\n"),
+        ("eugr", "the mod: sm121-b12x-full-enable changes {official} when it starts\n"),
+    ],
+)
+def test_the_comment_says_what_changes_files(form: str, said: str) -> None:
+    recipe = made()
+    text = next(iter(rendered(recipe, form).values()))
+    assert f"# {said.format(official=recipe.image.official)}" in text
+    assert sum(text.count(f"# the {what}:") for what in ("image", "environment", "mod")) == 1
+    unchanged = made(served=served(build="", mod=""))
+    text = next(iter(rendered(unchanged, form).values()))
+    assert not any(f"# the {what}:" in text for what in ("image", "environment", "mod"))
+
+
+@pytest.mark.parametrize("form", ["docker", "shell", "sparkrun"])
+def test_the_comment_has_the_command_that_makes_it_again(form: str) -> None:
+    recipe = made(models=(Path("my models"),), patches=(Path("own"),))
+    text = next(iter(rendered(recipe, form).values()))
+    (line,) = [line for line in text.splitlines() if line.startswith("# made by: ")]
+    assert line.endswith(f" --models 'my models' --patches own --format {form}")
 
 
 def test_a_folder_is_no_file_to_write(call: Call) -> None:
