@@ -1,4 +1,4 @@
 """Compile vLLM's CUDA sources, or the few units that a change affects, into an extension wheel.
 
-Everything is read from the release's own source archive and decided by its own CMakeLists.txt.
+Sources come from the release's archive, and its CMakeLists.txt decides what is compiled.
 """

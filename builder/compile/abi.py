@@ -1,7 +1,7 @@
 """Checks whether a library can be loaded with a prebuilt extension: symbols, versions, libraries.
 
-Nothing is executed.  One rule applies throughout: an extension wheel may need only what the base's
-own extension needs too, or what a library of that extension provides.
+Nothing is executed.  The rule: an extension wheel may only need symbols and versions that the
+base's extension needs too, or that one of its libraries provides.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
 
     from builder.machinecode.elf import ElfFacts
 
-#: The C library's and the compiler's, of which versions are compared and symbols are not read.
+#: Libraries of glibc and the compiler, for which only versions are compared.
 SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)|ld-linux-[\w-]+)\.so\.\d+")
 #: A version that is a family and a number: GLIBC_2.14, GLIBCXX_3.4.21, CXXABI_1.3.9, GCC_3.0.
 _NUMBERED = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)*)")
-#: CPython's functions and data, in the stable ABI or not: an extension wheel needs none of them.
+#: CPython's functions and data; an extension wheel must not need any.
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*")
-#: Functions of torch that hand over a ``cudaDeviceProp``, whose layout changed in CUDA 13.
+#: Functions of torch that return a ``cudaDeviceProp``, whose layout changed in CUDA 13.
 _LAYOUT = re.compile(r"_ZN\w*(getCurrentDeviceProperties|getDeviceProperties)E")
 DRIVER = "libcuda.so.1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbiBase:
-    """What an extension wheel is checked against.
+    """The base that an extension wheel is checked against.
 
-    ``extension`` is the base's own module, which loads there.  ``libraries`` are those it needs and
+    ``extension`` is the base's module, which is known to load.  ``libraries`` are its dependencies
     that were read: soname -> facts.
     """
 
     extension: ElfFacts
     libraries: Mapping[str, ElfFacts]
-    #: soname that is not in the base -> the file that was read instead
+    #: soname missing in the base -> the file that was read instead
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     #: sonames that the extension needs and the base has not
     missing: tuple[str, ...] = ()
 
     @property
     def needed(self) -> frozenset[str]:
-        """Libraries that are in a process where the extension is."""
+        """Libraries that the extension loads into a process."""
         below = (name for library in self.libraries.values() for name in library.needed)
         return frozenset([*self.extension.needed, *below])
 
     def allowed(self, library: str) -> set[str]:
-        """Versions of a library that the extension or what it needs asks for."""
+        """Versions of a library that the extension or its dependencies require."""
         every = [self.extension, *self.libraries.values()]
         return {version for facts in every for version in facts.versions.get(library, ())}
 
     def newest(self, family: str) -> tuple[int, ...]:
-        """The newest number of a family of versions that is asked for in any of them."""
+        """The newest required version of a version family."""
         every = [self.extension, *self.libraries.values()]
         found = (
             _number(version)[1]
@@ -67,7 +67,7 @@ class AbiBase:
         return max(found, default=())
 
     def source_of(self, symbol: str) -> str:
-        """The library that has a symbol; empty when none has."""
+        """The library that has a symbol, or ``""``."""
         for name, facts in self.libraries.items():
             if symbol in facts.exported:
                 return name
@@ -77,13 +77,13 @@ class AbiBase:
 
 @dataclass(frozen=True, kw_only=True)
 class AbiProof:
-    """The result: what was compared, and every fault in words."""
+    """The result: what was compared, and a message for every fault."""
 
     symbols: Mapping[str, int]
     needed: tuple[str, ...]
     versions: Mapping[str, str]
     faults: tuple[str, ...]
-    #: symbols that nothing has
+    #: unresolved symbols
     open: tuple[str, ...] = ()
 
 
@@ -92,8 +92,8 @@ def check_abi(built: ElfFacts, base: AbiBase, *, own_runtime: bool = False) -> A
 
     Args:
         built: the linked library.
-        base: what is there.
-        own_runtime: the CUDA runtime is part of the built, of another version than the base's.
+        base: the base.
+        own_runtime: the library includes a CUDA runtime of another version than the base's.
     """
     counted: dict[str, int] = {}
     unknown = []
@@ -148,7 +148,7 @@ def _version_fault(base: AbiBase, library: str, version: str) -> Iterator[str]:
 
 
 def too_new(built: ElfFacts, base: AbiBase) -> dict[str, tuple[str, str]]:
-    """Symbols that are asked for in a newer version than the base needs of anything."""
+    """Symbols required in a newer version than the base requires."""
     return {
         symbol: (library, version)
         for symbol, (library, version) in built.undefined.items()

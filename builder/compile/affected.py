@@ -1,4 +1,4 @@
-"""The units that changes to a release's sources affect, for one architecture."""
+"""Finds the units that a change to a release's sources affects, for one architecture."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe, Unit
     from builder.compile.patchedsource import SourceBuild
 
-#: An operator with its schema, as an extension declares it when it is loaded.
+#: An operator declaration with its schema.
 _DECLARED = re.compile(rb'\.def\(\s*"([\w:]+)')
 _DECLARES = b"TORCH_LIBRARY"
-#: A line of a build file that says which version of other people's sources is fetched.
+#: A line of a build file with the version of an external project.
 _FETCHED = re.compile(rb"^[^#\n]*(?:GIT_TAG|GIT_REPOSITORY|URL|_REVISION)\b.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AffectedUnits:
-    """Which units a change makes others than they were, and which files change nothing."""
+    """Units that a change affects, and changed files without effect."""
 
     rebuilt: tuple[Unit, ...]
-    #: changed files that no unit comes from, and build files that leave the build as it was
+    #: changed files that no unit uses, and build files that do not change the build
     unreached: tuple[str, ...]
-    #: why no extension wheel can bring the change; empty where one can
+    #: why an extension wheel cannot contain the change, or ``""``
     refusal: str
-    #: why nothing would come of compiling it as it is, and what helps; a later change may
+    #: why compiling it would have no effect, and what helps; a later change may fix it
     traps: tuple[str, str]
 
 
 def affected_units(
     before: SourceBuild, after: SourceBuild, changed: Iterable[str]
 ) -> AffectedUnits:
-    """Hold a changed source tree against the released one.
+    """Compare a changed source tree with the released one.
 
     Args:
         before: the tree as released.
         after: the same with changes, for the same architectures and CUDA.
-        changed: paths of the files that differ, those that are gone included.
+        changed: paths of files that differ, including deleted ones.
     """
     paths = set(changed)
     old, new = before.recipe, after.recipe
@@ -77,12 +77,12 @@ def affected_units(
 
 
 def is_build_file(path: str) -> bool:
-    """Whether a file may say how others are compiled, or make them: whatever is no source."""
+    """Whether a file may affect how others are compiled: any file that is not a source."""
     return PurePosixPath(path).suffix not in SUFFIXES
 
 
 def _compiled_as(recipe: BuildRecipe, path: str) -> object:
-    """Everything but the files that decides what comes out of a unit; None without that unit."""
+    """The compile options of a unit; None if there is no such unit."""
     unit = recipe.units.get(path)
     if unit is None:
         return None
@@ -90,7 +90,7 @@ def _compiled_as(recipe: BuildRecipe, path: str) -> object:
 
 
 def _fetched(before: SourceBuild, after: SourceBuild, paths: set[str]) -> str:
-    """What is built of sources that the archive does not hold: a stage has only the archive's."""
+    """Refuse changes to external projects, whose sources are not in the archive."""
     for path in sorted(filter(is_build_file, paths)):
         texts = [_text(built, path) for built in (before, after)]
         if "external_projects/" in path and texts[0] != texts[1]:
@@ -105,7 +105,7 @@ def _fetched(before: SourceBuild, after: SourceBuild, paths: set[str]) -> str:
 def _declaring(
     before: SourceBuild, after: SourceBuild, rebuilt: Iterable[Unit], paths: set[str]
 ) -> str:
-    """Units that declare operators: vLLM's own extension declares them before the wheel loads."""
+    """Units that declare operators: vLLM's extension declares them before the wheel loads."""
     for unit in rebuilt:
         text = _text(after, unit.path)
         declared = set(_DECLARED.findall(text)) if _DECLARES in text else set()
@@ -125,7 +125,7 @@ def _declaring(
 
 
 def _dead(after: SourceBuild, rebuilt: Iterable[Unit]) -> tuple[str, str]:
-    """Kernels that would be compiled into traps: known before minutes are spent on them."""
+    """Kernels that would compile to traps, found before they are compiled."""
     for unit in rebuilt:
         for guard, where in dead_guards(after.sources, unit).items():
             targets = ", ".join(real for _, real in unit.gencodes)

@@ -1,7 +1,7 @@
 """The compiled extension of a base, and the libraries that it needs.
 
-A library is 1 MB to 1 GB and may be inside a wheel on the index, so each is read once; what is
-known of it is kept in the cache by its sha256.
+A library has 1 MB to 1 GB and may be in a wheel on the index, so each is read once; the
+facts are cached by its sha256.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
 
-#: Changes when a record in the cache holds something else than before.
+#: Version of the records in the cache.
 _SCHEMA = 1
-#: Small libraries first: the large ones are read only for symbols that these have not.
+#: Small libraries first: large ones are read only for symbols that these lack.
 _ORDER = ("libc10.so", "libc10_cuda.so", "libcudart.so", "libtorch.so", "libtorch_cpu.so")
-#: The libraries of a base of released wheels are in these; what layers look at is in others.
+#: Distributions with the libraries of a base of released wheels.
 DISTRIBUTIONS = (
     "vllm", "torch", "cuda-toolkit", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
 )  # fmt: skip
@@ -41,11 +41,11 @@ class InstalledLibraries:
     """The extension modules and shared libraries below a site-packages."""
 
     def __init__(self, tree: Tree, toolkit: Path | None = None) -> None:
-        """Look at a tree.
+        """Read a tree.
 
         Args:
             tree: site-packages with vLLM and torch.
-            toolkit: a folder with the CUDA runtime, for bases that have it elsewhere.
+            toolkit: a folder with the CUDA runtime, for bases without it.
         """
         self._tree = tree
         self._toolkit = toolkit
@@ -53,7 +53,7 @@ class InstalledLibraries:
         self.stand_ins: dict[str, str] = {}
 
     def version(self, distribution: str) -> str:
-        """The installed version of a distribution, without what it was built for (``+cu130``).
+        """The installed version of a distribution, without its local part (``+cu130``).
 
         Raises:
             UsageError: it is not installed.
@@ -64,10 +64,10 @@ class InstalledLibraries:
         return found.version.partition("+")[0]
 
     def wheel_platform(self) -> str:
-        """The platform that vLLM's own wheel was made for: ``manylinux_2_31_aarch64``.
+        """The platform tag of vLLM's wheel: ``manylinux_2_31_aarch64``.
 
         Raises:
-            UsageError: its ``WHEEL`` file does not say one.
+            UsageError: its ``WHEEL`` file has none.
         """
         found = self._tree.distributions().get("vllm")
         data = self._tree.read(f"{found.info_dir}/WHEEL") if found else None
@@ -77,7 +77,7 @@ class InstalledLibraries:
         return tag[1].decode()
 
     def facts(self, path: str) -> ElfFacts:
-        """What a library of the tree asks for and offers.
+        """The symbols and versions that a library of the tree requires and provides.
 
         Raises:
             UsageError: it does not exist, or it cannot be read.
@@ -101,7 +101,7 @@ class InstalledLibraries:
         return made
 
     def library(self, soname: str) -> ElfFacts | None:
-        """A library by the name that others ask for it; None where the base has none."""
+        """A library by its soname, or None."""
         for path in self._places(soname):
             if self._tree.digest(path) is not None:
                 return self.facts(path)
@@ -118,11 +118,11 @@ class InstalledLibraries:
             yield f"nvidia/{part}/lib/{soname}"
 
     def held_against(self, module: str, symbols: Iterable[str]) -> AbiBase:
-        """The base as far as these symbols are concerned.
+        """The base for an ABI check of these symbols.
 
         Args:
-            module: the extension that the extension wheel goes with, such as ``vllm/_C.abi3.so``.
-            symbols: what the extension wheel leaves to others.
+            module: the extension that the wheel extends, such as ``vllm/_C.abi3.so``.
+            symbols: undefined symbols of the extension wheel.
         """
         extension = self.facts(module)
         libraries: dict[str, ElfFacts] = {}
@@ -147,7 +147,7 @@ class InstalledLibraries:
         )
 
     def file(self, path: str, scratch: Path) -> Path:
-        """A file of the tree on disk: where it is, or below ``scratch``.
+        """A file of the tree on disk: in place, or copied to ``scratch``.
 
         Raises:
             RemoteError: a wheel on the index cannot be read.

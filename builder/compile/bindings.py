@@ -1,6 +1,6 @@
 """The torch operators that a source file registers, read from its text.
 
-``TORCH_LIBRARY`` and its kin, also of torch's stable ABI: ``m.def("name(schema)")``, with a
+``TORCH_LIBRARY`` and related macros, also of torch's stable ABI: ``m.def("name(schema)")``, with a
 function or without, and ``m.impl("name", [key,] &function)``.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from builder.compile.cppscan import Block, Name
     from builder.compile.cpptext import Text
 
-#: How a block's macro is written, of either ABI, and what of it says what it does.
+#: Registration macros of either ABI, and the meaning of their arguments.
 _MACRO = re.compile(r"(STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL)?(?:_EXPAND)?")
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"')
 #: A function as an argument: ``&f``, ``&a::f``, ``TORCH_BOX(&f)``, ``TORCH_FN(f)``.
@@ -34,24 +34,24 @@ _CONCAT = re.compile(r"CONCAT\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 class Registered:
     """One operator and the function behind it for one dispatch key.
 
-    ``function`` is empty where a release registers something else than a named function, which
+    ``function`` is empty if a release registers something other than a named function, which
     cannot be registered anew.
     """
 
-    #: ``_C::silu_and_mul``, with its overload after a dot where it has one
+    #: ``_C::silu_and_mul``, with its overload after a dot if any
     name: str
     key: str
     abi: str
     function: Name
-    #: the namespaces that the block is in, where the function is looked for first
+    #: the namespaces around the block, where the function is looked up first
     scope: Name = ()
-    #: registered by ``def``, which torch takes once only
+    #: registered by ``def``, which torch allows only once
     defines: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What a block's macro says: which library, for which key; empty where its calls say that."""
+    """The library and dispatch key of a block's macro; empty if its calls have them."""
 
     library: str
     key: str
@@ -61,7 +61,7 @@ class Head:
 
 
 def head_of(block: Block, text: Text, extension: str) -> Head | None:
-    """The head of a block in a file of an extension; None where it is of another form."""
+    """The head of a block in a file of an extension; None if it has another form."""
     found = _MACRO.fullmatch(block.macro)
     start, end = block.arguments
     words = [text.code[a:b].strip() for a, b in arguments(text.code, start + 1, end - 1)]
@@ -82,7 +82,7 @@ def head_of(block: Block, text: Text, extension: str) -> Head | None:
 
 
 def calls(block: Block, text: Text, variable: str) -> Iterator[tuple[str, int, int]]:
-    """``def`` and ``impl`` calls in a block: which, where it begins, and one past its bracket."""
+    """``def`` and ``impl`` calls in a block: name, start, and end."""
     start, end = block.body
     for found in re.finditer(rf"\b{re.escape(variable)}\s*\.\s*(def|impl)\s*(\()", text.code[:end]):
         if found.start() > start:
@@ -90,14 +90,14 @@ def calls(block: Block, text: Text, variable: str) -> Iterator[tuple[str, int, i
 
 
 def again(raw: str, blocks: Sequence[Block], text: Text, place: tuple[str, str, str]) -> str:
-    """A file that registers operators, so that it can do so beside the extension that did already.
+    """A file that registers operators, changed so that it loads beside the original extension.
 
-    What it defines is left out, what it implements stays; torch shows a mark as the place of it.
+    Definitions are removed and implementations are kept; torch shows a mark as their location.
 
     Args:
         raw: the file.
-        blocks: those in it.
-        text: what was read of it.
+        blocks: its registration blocks.
+        text: its parsed text.
         place: its path, its extension, and the mark.
     """
     path, extension, mark = place
@@ -121,7 +121,7 @@ def again(raw: str, blocks: Sequence[Block], text: Text, place: tuple[str, str, 
 
 
 def registered(blocks: Sequence[Block], text: Text, extension: str) -> list[Registered]:
-    """Everything that a file of an extension registers with a function, in order."""
+    """All functions that a file of an extension registers, in order."""
     found = []
     for block in blocks:
         head = head_of(block, text, extension)
@@ -135,7 +135,7 @@ def registered(blocks: Sequence[Block], text: Text, extension: str) -> list[Regi
 
 
 def _arguments(text: Text, start: int, end: int) -> list[str]:
-    """The arguments of a call; strings are whole."""
+    """The arguments of a call; strings are not split."""
     opened = text.code.index("(", text.code.index(".", start)) + 1
     return [text.strings[a:b].strip() for a, b in arguments(text.code, opened, end - 1)]
 

@@ -1,7 +1,7 @@
 """Compiles selected translation units of a release.
 
-A run that was broken off goes on where it stopped: objects stay in the cache, in a folder that is
-named after everything that goes into them.
+An interrupted run continues where it stopped: objects are kept in the cache, in a folder
+named by the digest of all inputs.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from builder.compile.includes import Sources
     from builder.compile.toolchain import Toolchain
 
-#: What vLLM's build gives nvcc besides torch's flags and the release's own.
+#: Flags of vLLM's build for nvcc, besides torch's and the release's.
 FLAGS = (
     "-std=c++17", "-O2", "-DNDEBUG", "-DENABLE_FP8", "-DUSE_CUDA",
     "--expt-relaxed-constexpr", "--expt-extended-lambda", "-Xcompiler", "-fPIC",
 )  # fmt: skip
-#: Files that the host compiler alone is for, whatever a build's lists say of them.
+#: Suffixes of host sources, whatever the build's lists say.
 HOST_SUFFIXES = (".cpp", ".cc", ".c")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltUnit:
-    """An object file.  ``seconds`` is the wall time of its compilation."""
+    """An object file.  ``seconds`` is its compile time."""
 
     unit: Unit
     object: Path
@@ -54,14 +54,14 @@ def compile_units(
     *,
     with_host: bool = False,
 ) -> list[BuiltUnit]:
-    """Compile units of a source tree, changed or as it is, for the recipe's architectures.
+    """Compile units of a source tree, changed or not, for the recipe's architectures.
 
     Host code has no machine code for a GPU to show, and is refused unless ``with_host``.
 
     Raises:
-        UsageError: there is no unit to compile, or one is not CUDA.
-        EngineError: there is no ninja.
-        BuildFailed: the compiler refuses a unit; its first error is in the message.
+        UsageError: there is no unit to compile, or one is not a CUDA source.
+        EngineError: ninja is missing.
+        BuildFailed: a unit does not compile; the message has its first error.
     """
     if not units:
         raise UsageError("the changed files affect no compiled unit")
@@ -70,7 +70,7 @@ def compile_units(
         raise UsageError(f"{', '.join(host)} is host code, not GPU code")
     where = tools.compiler.where
     texts = dict(change.texts) if change else {}
-    # a header that the build generates counts where one of the units includes it
+    # a generated header counts if one of the units includes it
     reached = frozenset[str]().union(*(sources.closure(unit.path) for unit in units))
     left_out = set(sources.generated) - set(recipe.units) - reached
     counted = {p: t for p, t in {**sources.texts, **texts}.items() if p not in left_out}
@@ -102,7 +102,7 @@ def compile_units(
 
 
 def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> list[str]:
-    """The compiler's words for one unit, without input and output."""
+    """The compiler's arguments for one unit, without input and output."""
     extension, where = recipe.extensions[unit.extension], tools.compiler.where
     headers = where.folders(tools.includes)
     words = [str(tools.compiler.nvcc), *where.host.words, *FLAGS]
@@ -113,12 +113,12 @@ def command(recipe: BuildRecipe, unit: Unit, tools: Toolchain, source: Path) -> 
     words += [f"-I{source / 'csrc'}", *(f"-I{folder}" for folder in headers)]
     if unit.path.endswith(HOST_SUFFIXES):  # the release compiles these without nvcc
         words += ["-Xcompiler", "-U__NVCC__"]
-    # messages hold file names: what is compiled must not depend on whose cache it was in
+    # messages have file names: objects must not depend on the cache's path
     return [*words, "-Xcompiler", f"-fmacro-prefix-map={where.root}/="]
 
 
 def _lay_out(folder: Path, sources: Sources, texts: dict[str, bytes]) -> None:
-    """Only what differs is written, so that ninja sees what is new."""
+    """Write only changed files, so that ninja sees what is new."""
     for path, text in {**sources.texts, **texts}.items():
         target = folder / path
         if not target.is_file() or target.read_bytes() != text:

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceChange:
-    """New texts of some files of a source tree; empty where there is nothing left to change."""
+    """New texts of some files of a source tree; empty if there is nothing to change."""
 
     name: str
     texts: Mapping[str, bytes]
-    #: first release that has the change, as far as that is known
+    #: first release that has the change, if known
     upstream: str = ""
 
 
 class KnownChange(Part, frozen=True, kw_only=True):
-    """One of ``builder/data/compile.toml``, which says what each key is."""
+    """A change in ``builder/data/compile.toml``, which documents the keys."""
 
     name: Text
     files: tuple[Text, ...]
@@ -52,7 +52,7 @@ class KnownChange(Part, frozen=True, kw_only=True):
 
 
 class UnitCost(Part, frozen=True, kw_only=True):
-    """What compiling the units of a pattern takes."""
+    """The cost to compile units that match a pattern."""
 
     unit: Text
     seconds: float
@@ -71,15 +71,15 @@ def _data() -> _CompileData:
 
 
 def known_changes() -> dict[str, KnownChange]:
-    """Changes that are known by name."""
+    """The built-in changes by name."""
     return {change.name: change for change in _data().change}
 
 
 def rendered_change(name: str) -> dict[str, Any]:
-    """A known change as a layer carries it: its own text, and the kernels that it is for.
+    """A built-in change in rendered form: its text, and its kernels.
 
     Raises:
-        UsageError: no such change, or it is for no kernel whose machine code can be judged.
+        UsageError: it does not exist, or has no kernel whose machine code can be judged.
     """
     from builder.machinecode.kernels import load_kernels
 
@@ -106,13 +106,13 @@ def _known(name: str) -> KnownChange:
 
 
 def cost_of(unit: str) -> tuple[float, float]:
-    """What compiling a unit takes, in seconds and gigabytes: measured once, or a guess."""
+    """The cost to compile a unit, in seconds and gigabytes: measured, or estimated."""
     row = next(row for row in _data().cost if fnmatch(Path(unit).name, row.unit))
     return row.seconds, row.gigabytes
 
 
 def estimate_of(name: str) -> str:
-    """What compiling a known change takes, before its sources are at hand."""
+    """The estimated cost of a built-in change, without its sources."""
     known = known_changes().get(name)
     costs = [cost_of(unit) for unit in (known.units if known else ("*",))]
     minutes = max(1, round(sum(seconds for seconds, _ in costs) / 60))
@@ -126,22 +126,22 @@ def estimate_of(name: str) -> str:
 
 
 def image_of(release: str) -> str:
-    """The official image of a release: it has torch for CUDA on both architectures."""
+    """The official image of a release, which has torch with CUDA on both architectures."""
     return f"docker://vllm/vllm-openai:v{release}"
 
 
 def compile_ops(layer: Layer) -> list[Compile]:
-    """The ops of a layer that compile a known change."""
+    """The ops of a layer that compile a built-in change."""
     return [op for op in layer.ops if isinstance(op, Compile) and op.change]
 
 
 def stage_name(ops: Iterable[Compile]) -> str:
-    """What the changes of some ops are called, compiled together."""
+    """The name of a stage that compiles several ops together."""
     return "-".join(dict.fromkeys(op.change_name for op in ops))
 
 
 def named_change(sources: Sources, name: str) -> SourceChange:
-    """A known change on this tree; no texts where the tree has it already.
+    """A built-in change for this tree; without texts if the tree already has it.
 
     Raises:
         UsageError: no such change.
@@ -151,7 +151,7 @@ def named_change(sources: Sources, name: str) -> SourceChange:
 
 
 def changed_by(sources: Sources, change: TextChange | KnownChange) -> SourceChange:
-    """A change on this tree; no texts where the tree has it already.
+    """A change for this tree; without texts if the tree already has it.
 
     Raises:
         SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
@@ -170,10 +170,10 @@ def changed_by(sources: Sources, change: TextChange | KnownChange) -> SourceChan
 
 
 def patched(sources: Sources, patch: Path) -> SourceChange:
-    """A unified diff on this tree: exact context, unique position, no fuzz.
+    """A unified diff applied to this tree: exact context, unique position, no fuzz.
 
     Raises:
-        UsageError: the file cannot be read, or it touches what is no C++ or CUDA source.
+        UsageError: the file cannot be read, or changes a file that is not C++ or CUDA.
         SparkBuildError: a hunk does not match exactly once (drift or ambiguous, exit 4).
     """
     try:

@@ -1,7 +1,7 @@
 """Evaluates a release's own CMakeLists.txt to find what its build would compile.
 
-No compiler, torch or GPU is needed: ``builder/data/cmake_probe.cmake`` runs the file in CMake's
-script mode and writes down which source goes into which extension, compiled for what.
+It needs no compiler, torch or GPU: ``builder/data/cmake_probe.cmake`` runs the file in CMake's
+script mode and records each extension's sources and their architectures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unit:
     """One source file of an extension.
 
     ``gencodes`` are ``(virtual, real)`` architectures, such as ``("compute_121a", "sm_121a")``;
-    empty for what the host compiler builds.
+    empty for host sources.
     """
 
     path: str
@@ -47,7 +47,7 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """One extension module.  ``sabi`` is the stable Python ABI that it keeps to, or empty."""
+    """One extension module.  ``sabi`` is its stable Python ABI version, or empty."""
 
     name: str
     language: str
@@ -57,24 +57,24 @@ class Extension:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecipe:
-    """What the release's build would compile, for one architecture list and CUDA version."""
+    """What a release's build would compile for an architecture list and a CUDA version."""
 
     arch_list: str
     cuda: str
-    #: architectures left after the release's own filter, as it writes them
+    #: architectures that pass the release's own filter
     archs: tuple[str, ...]
     supported: tuple[str, ...]
     units: Mapping[str, Unit]
     extensions: Mapping[str, Extension]
     flags: tuple[str, ...]
-    #: external projects that are built from sources which the archive does not hold
+    #: external projects whose sources are not in the archive
     external: tuple[str, ...] = ()
     #: sources that the build generates: path -> content
     generated: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def gencode_flags(arch_list: str) -> str:
-    """The flags that torch makes of ``TORCH_CUDA_ARCH_LIST`` (semicolons or blanks between).
+    """The flags that torch derives from ``TORCH_CUDA_ARCH_LIST`` (separator: semicolon or space).
 
     Raises:
         UsageError: an entry is not an architecture.
@@ -94,10 +94,10 @@ def gencode_flags(arch_list: str) -> str:
 
 
 def cmake_program() -> str:
-    """CMake: on PATH, or beside this Python (its package on the index has it).
+    """The path of CMake: on PATH, or next to this Python (from the package ``cmake``).
 
     Raises:
-        EngineError: it does not exist.
+        EngineError: it is missing.
     """
     beside = Path(sys.executable).parent / "cmake"
     found = shutil.which("cmake") or (str(beside) if beside.is_file() else None)
@@ -110,16 +110,16 @@ def cmake_program() -> str:
 
 
 def evaluate(source: SourceTree, arch_list: str, cuda: str) -> BuildRecipe:
-    """Ask a release what it would build.
+    """Evaluate what a release would build.
 
     Raises:
-        EngineError: there is no cmake.
-        UsageError: the architecture list is malformed, or this CMakeLists.txt cannot be run so.
+        EngineError: cmake is missing.
+        UsageError: the architecture list is malformed, or the CMakeLists.txt cannot be evaluated.
     """
     with tempfile.TemporaryDirectory(prefix="spark-build-cmake-") as folder:
         work = Path(folder)
         copy = work / "source"
-        # its kernels are generated into the source tree: into a copy, then
+        # its kernels are generated into the source tree, so use a copy
         shutil.copytree(source.root, copy, symlinks=True)
         settings = {
             "SPARK_SOURCE": copy,

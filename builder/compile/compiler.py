@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from builder.documents.compiled import Input
     from builder.pypi.index import PackageIndex
 
-#: What ``--nvcc`` and ``SPARK_BUILD_NVCC`` say for the compiler out of released wheels.
+#: Value of ``--nvcc`` and ``SPARK_BUILD_NVCC`` for the compiler from released wheels.
 WHEELS = "wheels"
 
 
-#: What an input of a stage is called that belongs to such a compiler.
+#: Name of a stage's input that belongs to such a compiler.
 MEMBER = "compiler"
 
 
@@ -41,9 +41,9 @@ MEMBER = "compiler"
 class Compiler:
     """nvcc, and the host compiler that it calls.
 
-    ``cuda`` is its version as it says it, such as ``13.0``; ``versions`` the exact ones of both.
-    ``toolkit`` is what it is laid out from, ``container`` the image that has it; None where it is
-    installed.
+    ``cuda`` is its release, such as ``13.0``; ``versions`` are the exact versions of both.
+    ``toolkit`` is the set of wheels it comes from, ``container`` the image that has it; both None
+    if installed.
     """
 
     nvcc: Path
@@ -60,7 +60,7 @@ class Compiler:
 
     @property
     def libraries(self) -> Path:
-        """The folder with the CUDA runtime that it links; of one of wheels once it is laid out.
+        """The folder with the CUDA runtime to link; with wheels, after they are unpacked.
 
         Raises:
             EngineError: the folder is missing or unknown.
@@ -71,26 +71,26 @@ class Compiler:
 
     @property
     def has_library_headers(self) -> bool:
-        """Whether cuSPARSE's headers and their like come with it."""
+        """Whether it includes headers of CUDA libraries such as cuSPARSE."""
         if self.container is not None:
             return self.container.toolkit.library_headers
         return has_library_headers(self.nvcc)
 
     def at_once(self, jobs: int | None) -> int | None:
-        """How many units are compiled at once: one, where memory is not known; None: by memory."""
+        """Number of parallel compilations: 1 if the memory is unknown; None means by memory."""
         return jobs or (1 if self.where.alone else None)
 
     @property
     def pins(self) -> tuple[Input, ...]:
-        """The wheels that it comes from, by file name and sha256; none where it is installed."""
+        """Its wheels, by file name and sha256; empty if it is installed."""
         return self.toolkit.pins if self.toolkit else ()
 
     def ready(self, index: PackageIndex) -> None:
-        """Have it on disk: one of wheels is fetched now, about 105 MB, and kept in the cache.
+        """Make it available: wheels, about 105 MB, are downloaded now and cached.
 
         Raises:
-            EngineError: the wheels lack a part, or what is in them does not run here.
-            RemoteError: a download breaks off, or is not what the index says.
+            EngineError: the wheels lack a part, or the compiler does not run here.
+            RemoteError: a download fails, or its sha256 does not match.
             UsageError: the disk is too small.
         """
         if self.toolkit is not None:
@@ -99,7 +99,7 @@ class Compiler:
 
 
 def of_wheels(inputs: Iterable[Input]) -> bool:
-    """Whether a stage with these inputs is compiled with the compiler out of released wheels."""
+    """Whether a stage with these inputs uses the compiler from released wheels."""
     return any(row.member == MEMBER for row in inputs)
 
 
@@ -109,22 +109,22 @@ def find_compiler(
     named: str | None = None,
     image: ToolkitChoice | None = None,
 ) -> Compiler:
-    """The compiler for a platform; nothing large is fetched for the answer.
+    """Find the compiler for a platform, without large downloads.
 
-    An installed nvcc comes first.  Where there is none, or its toolkit has no headers and no
-    runtime of another platform that is compiled for, it is the one of released wheels.  An image
-    that is named has its own.
+    An installed nvcc comes first.  If there is none, or its toolkit has no headers and no
+    runtime for the target platform, it is the one from released wheels.  A given image
+    has its own.
 
     Args:
         index: where wheels are.
-        platform: what is compiled for, such as ``linux/arm64``.
-        named: the path of a compiler, or ``wheels``; what ``SPARK_BUILD_NVCC`` says when None.
-        image: what to compile in, in place of this machine.
+        platform: the target, such as ``linux/arm64``.
+        named: the path of a compiler, or ``wheels``; None means ``SPARK_BUILD_NVCC``.
+        image: the image to compile in, instead of on this machine.
 
     Raises:
         EngineError: there is no host compiler for the platform, no such nvcc, or none at all.
-        RemoteError: the package index does not answer, or the image is not available.
-        UsageError: a compiler of this machine and an image are named.
+        RemoteError: the package index does not respond, or the image is not available.
+        UsageError: both a local compiler and an image are given.
     """
     if image is not None:
         if named:
@@ -169,7 +169,7 @@ def find_compiler(
 
 
 def _serves(nvcc: Path, host: HostCompiler) -> bool:
-    """Whether the toolkit of an installed nvcc is for the platform of a host compiler too."""
+    """Whether the toolkit of an installed nvcc also supports a host compiler's platform."""
     if host == NATIVE:
         return True
     try:

@@ -1,6 +1,6 @@
 """Compiles and links in containers of a toolkit image instead of on this machine.
 
-Everything there is at fixed paths, so what is compiled does not depend on whose machine asked.
+All paths there are fixed, so objects do not depend on the local machine.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from builder.compile.executor import Step
     from builder.engines.containers import Containers
 
-#: The toolkit whose compiler knows SM121 and whose runtime a GB10's driver has.
+#: The toolkit release whose compiler supports SM121 and whose runtime GB10's driver supports.
 CUDA = "13"
 _NEEDED = "name an image with nvcc 13 and g++: --toolkit nvidia/cuda:13.0.1-devel-ubuntu22.04"
-#: A shell's status of a command that was killed, as one is that takes more memory than there is.
+#: A shell's exit status of a killed command, for example when memory runs out.
 _KILLED = 137
 _STEP = re.compile(r"spark-build: step (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageCompilers:
-    """What an image has to compile with; ``cuda`` is a release (``13.0``), versions are exact."""
+    """The compilers of an image; ``cuda`` is a release (``13.0``), versions are exact."""
 
     nvcc: str
     cuda: str
     versions: dict[str, str]
-    #: whether cuSPARSE's headers and their like are there too
+    #: whether it has headers of CUDA libraries such as cuSPARSE
     library_headers: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerExecutor:
-    """An executor: each batch is a build, of which the builder keeps what it finished."""
+    """An executor that runs each batch as a build; the builder caches finished parts."""
 
     containers: Containers
     image: PinnedImage
     toolkit: ImageCompilers
-    #: a folder of this machine with the image's CUDA runtime and C library, to be read
+    #: a local folder with the image's CUDA runtime and C library, for reading
     libraries: Path
 
     host = NATIVE
@@ -71,12 +71,12 @@ class ContainerExecutor:
         return self.libraries / "libc.so.6"
 
     def identity(self, headers: Sequence[Path]) -> tuple[str, ...]:
-        """Commands have other names for the folders of headers, whichever those are."""
+        """The identity of the compiler, independent of header folders' paths."""
         return self.image.digest, self.image.platform, *map(str, headers)
 
     @property
     def nvcc(self) -> Path:
-        """The compiler, as it is called there."""
+        """The path of nvcc in the image."""
         return Path(self.toolkit.nvcc)
 
     @property
@@ -85,7 +85,7 @@ class ContainerExecutor:
 
     @property
     def planned(self) -> ToolkitImage:
-        """What a plan says of it: nothing of where it runs."""
+        """Its entry in a plan, without where it runs."""
         return ToolkitImage(image=self.image.name, digest=self.image.digest)
 
     def source(self, work: Path) -> Path:
@@ -96,7 +96,7 @@ class ContainerExecutor:
         return tuple(ROOT / _header(number) for number in range(len(folders)))
 
     def tasks(self, batch: Sequence[Compilation], at_once: int) -> list[Task]:
-        """A task for each unit, in as many rows as units are compiled at once."""
+        """A task for each unit, in as many chains as units are compiled in parallel."""
         return [
             Task(
                 name=_unit(number),
@@ -107,7 +107,7 @@ class ContainerExecutor:
         ]
 
     def render(self, units: Sequence[str]) -> str:
-        """What compiles some units, as text for people: without the mounts of headers."""
+        """The Dockerfile that compiles some units, for display: without mounts of headers."""
         tasks = self.tasks([Compilation(path=unit, words=()) for unit in units], 1)
         return self.containers.render(self.image.exact, tasks, [SOURCE])
 
@@ -157,26 +157,26 @@ class ContainerExecutor:
 
 @dataclass(frozen=True)
 class ToolkitChoice:
-    """The image that is compiled in, as the user names it, and where its containers run."""
+    """The image to compile in, as the user gave it, and where its containers run."""
 
     image: str
     containers: Containers
 
     def open(self, platform: str) -> ContainerExecutor:
-        """The image for a platform (``linux/arm64``); raises as ``open_toolkit`` does."""
+        """Open the image for a platform (``linux/arm64``); raises like ``open_toolkit``."""
         return open_toolkit(self.containers, self.image, platform)
 
 
 def open_toolkit(containers: Containers, ref: str, platform: str) -> ContainerExecutor:
-    """The toolkit image of a reference, asked once what it has; the answer is kept by its digest.
+    """Open a toolkit image; its compilers are probed once and cached by its digest.
 
     Args:
-        containers: where it will run.
+        containers: where to run it.
         ref: the image, such as ``nvidia/cuda:13.0.1-devel-ubuntu22.04``.
-        platform: what is compiled is for it: ``linux/arm64``.
+        platform: the target: ``linux/arm64``.
 
     Raises:
-        EngineError: there is no builder, or the image is for another platform, or lacks nvcc of
+        EngineError: there is no builder, the image is for another platform, or it lacks nvcc of
             CUDA 13, g++ or the CUDA runtime.
         RemoteError: the image is not available.
         UsageError: the reference is malformed.
@@ -216,10 +216,10 @@ def _ask(containers: Containers, image: PinnedImage, probe: str, folder: Path) -
 
 
 def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
-    """What a probe found.
+    """Parse the reply of the probe.
 
     Raises:
-        EngineError: something that compiling needs is missing.
+        EngineError: a required part is missing.
     """
 
     def answer(name: str) -> str:
@@ -260,7 +260,7 @@ def _unit(number: int) -> str:
 
 
 def _kept(work: Path) -> dict[str, float]:
-    """Objects that are finished, and the seconds that they took."""
+    """Finished objects, with their compile times."""
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, float] = json.loads((work / "seconds.json").read_bytes())
         return found
@@ -290,7 +290,7 @@ def _link_script(steps: Sequence[Step], made: Sequence[str]) -> str:
 
 
 def _failed_step(steps: Sequence[Step], said: str) -> BuildFailed:
-    """The step that began last is the one that failed; before the first, bringing files in did."""
+    """The failed step: the last one started; before the first, copying files in failed."""
     began = list(_STEP.finditer(said))
     if not began:
         return BuildFailed(f"no files in the container: {said.strip()[-800:]}")

@@ -1,4 +1,4 @@
-"""The memory, disk space and time that compiling needs; refuses machines that are too small."""
+"""Estimates memory, disk space and time to compile, and refuses machines that are too small."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 #: Gigabytes of disk: a fifth of one for sources, headers and objects, the rest for what nvcc writes
 #: in between and for a library of the base (libtorch_cuda.so: more than one) while it is read.
 DISK = 2.0
-#: Below this share of what a unit was measured to take, memory is clearly too short.
+#: Below this share of a unit's measured memory, memory is clearly too small.
 _CLEARLY = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Units, how many at once, seconds, gigabytes of memory and disk."""
+    """The cost: units, parallel jobs, seconds, and gigabytes of memory and disk."""
 
     units: int
     jobs: int
     seconds: float
     memory: float
-    #: gigabytes of memory that the largest unit takes
+    #: gigabytes of memory for the largest unit
     least: float
     disk: float = DISK
 
@@ -46,7 +46,7 @@ class Cost:
 
     @property
     def brief(self) -> str:
-        """The same for who compiles now and has the sources already: without the disk."""
+        """A short form for a compile that starts now: without disk space."""
         return (
             f"{counted(self.units, 'unit')}, {self.jobs} at once: about "
             f"{max(1, round(self.seconds / 60))} min and up to {self.memory:.0f} GB of memory"
@@ -68,12 +68,12 @@ def cost_of_units(
     jobs: int | None = None,
     cores: int | None = None,
 ) -> Cost:
-    """What compiling some units takes here.  Memory bounds how many run at once, then cores do.
+    """The cost to compile some units here.  Memory limits the parallel jobs, then cores.
 
     Args:
         paths: the units.
-        memory: gigabytes that are free; default: what is free here.
-        jobs: how many at once; default: by memory and cores.
+        memory: free gigabytes; default: of this machine.
+        jobs: parallel jobs; default: by memory and cores.
         cores: processors; default: those of this machine.
     """
     free = free_memory() if memory is None else memory
@@ -91,16 +91,16 @@ def cost_of_units(
 
 
 def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:
-    """Refuse before anything starts what this machine clearly cannot do.
+    """Refuse, before anything starts, what this machine clearly cannot compile.
 
     Args:
-        cost: what is to be compiled takes.
-        memory: gigabytes of memory and swap that are free.
-        disk: gigabytes that are free at ``place``.
+        cost: the estimated cost.
+        memory: free gigabytes of memory and swap.
+        disk: free gigabytes at ``place``.
         place: where the cache is.
 
     Raises:
-        EngineError: memory or disk is clearly too short.
+        EngineError: memory or disk space is clearly too small.
     """
     if memory < cost.least * _CLEARLY:
         raise EngineError(
@@ -116,7 +116,7 @@ def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:
 
 
 def free_here() -> tuple[float, float, Path]:
-    """Gigabytes of memory with swap, and of disk where the cache is; and that place."""
+    """Free gigabytes of memory with swap, and of the cache's disk; and the cache's path."""
     swap = re.search(r"^SwapFree: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     place = cache_dir()
     while not place.exists():

@@ -1,8 +1,7 @@
 """Finds the names that a C++ or CUDA file defines, declares and uses.
 
-A reader of namespaces, classes and functions, not a compiler: of what is inside a function only the
-words count.  What it does not understand it leaves out, so that nothing is found there; nothing is
-guessed.
+It reads namespaces, classes and functions, and is not a compiler: inside a function it only
+collects the identifiers.  It skips code that it does not understand, and never guesses.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r'[A-Za-z_]\w*|::|->|"[^"]*"|\.\.\.|[{}()<>\[\];=:~,&*]|\S')
 _WORD = re.compile(r"[A-Za-z_]\w*")
-#: Words before a bracket that is not a function's parameters.
+#: Keywords before a bracket that does not hold a function's parameters.
 _ATTRIBUTES = frozenset(
     ("__launch_bounds__", "__attribute__", "__align__", "__declspec", "__maxnreg__",
      "__cluster_dims__", "alignas", "decltype", "requires", "noexcept", "asm", "explicit", "throw")
@@ -29,10 +28,10 @@ _CLASSES = frozenset({"class", "struct", "union", "enum"})
 _NO_FUNCTION = frozenset(
     ["typedef", "using", "static_assert", "friend", "operator", "concept", "namespace", "return"]
 )
-#: What makes a function its unit's own; device code is linked within one unit.
+#: Keywords that make a function local to its unit; device code is linked within one unit.
 _OWN = frozenset(["static", "inline", "constexpr", "__forceinline__", "__inline__"])
 _INSIDE = _OWN | {"const", "template", "__device__", "__constant__", "__shared__"}
-#: A declaration inside a function (or a variable of a class type, which does no harm).
+#: A declaration inside a function (or a variable of a class type, which is harmless).
 _LOCAL = re.compile(r"\b([A-Za-z_]\w*)(?:\s+|\s*[&*>]+\s*)([A-Za-z_]\w*)\s*\(")
 _NO_TYPE = frozenset(
     ("return", "else", "throw", "new", "delete", "case", "goto", "typename", "template", "not")
@@ -45,7 +44,7 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """A block that registers operators: its macro, and the places of its arguments and body."""
+    """A block that registers operators: its macro, and the positions of its arguments and body."""
 
     macro: str
     start: int
@@ -57,14 +56,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Facts:
-    """One file.
+    """The names in one file.
 
     ``defined``: functions and variables that other units can use; an instantiation of a template
-    and a specialisation are such.  ``inside``: defined too, but for this unit alone: inline,
-    static, a template, device code, or in a namespace without a name.  ``templates``: of these the
-    templates, of which a unit may hold instances for others.  ``declared``: named for use.
-    ``used``: the words in function bodies.  ``whole``: its brackets match; where they do not, what
-    was found is not all.
+    and a specialisation are such.  ``inside``: also defined, but local to this unit: inline,
+    static, a template, device code, or in an unnamed namespace.  ``templates``: those of them that
+    are templates, which a unit may instantiate for others.  ``declared``: declared only. ``used``:
+    the words in function bodies.  ``whole``: its brackets match; where they do not, what was found
+    is not all.
     """
 
     defined: frozenset[Name]
@@ -93,7 +92,7 @@ def scan(text: Text) -> Facts:
 
 @dataclass
 class _Scope:
-    """A namespace (``extern "C"`` is one without a name of its own) or a class that is open."""
+    """An open namespace (``extern "C"`` counts as one without a name) or class."""
 
     names: Name
     hidden: bool = False
@@ -115,7 +114,7 @@ class _Reader:
         self._scopes: list[_Scope] = []
 
     def read(self) -> None:
-        """One statement after the other, into namespaces and classes, over everything else."""
+        """Read all statements, entering namespaces and classes and skipping other blocks."""
         head: list[Token] = []
         place = 0
         while found := _TOKEN.search(self._code, place):
@@ -155,7 +154,7 @@ class _Reader:
             if found[1] not in _NO_TYPE:
                 self.declared.add(self._full((found[2],)))
 
-    # -- what a brace opens
+    # -- blocks
 
     def _opened(self, head: Sequence[Token]) -> _Scope | None:
         """The namespace or class that a brace opens; None for a function, a value, an enum."""
@@ -180,7 +179,7 @@ class _Reader:
         return _Scope(tuple(names[-1:]), hidden=not names, is_class=True)
 
     def _value(self, head: Sequence[Token]) -> bool:
-        """Whether a brace begins a value: after ``=``, or where there are no parameters."""
+        """Whether a brace starts an initializer: after ``=``, or without parameters."""
         flat = [word for word, _ in _flat(head)]
         return "=" in flat or ("(" not in flat and not _CLASSES & set(flat))
 
@@ -236,7 +235,7 @@ class _Reader:
             self.defined.add(full)
 
     def _words_of(self, head: Sequence[Token]) -> None:
-        """A value may call what it is made of."""
+        """Identifiers in an initializer, which may contain calls."""
         if any(word in ("=", "{}") for word, _ in head):
             start, end = head[0][1], head[-1][1]
             self.used.update(_WORD.findall(self._code, start, end))
@@ -262,7 +261,7 @@ def _is_instantiation(head: Sequence[Token]) -> bool:
 
 
 def _without_template(head: Sequence[Token]) -> list[Token]:
-    """Without ``template <...>`` in front."""
+    """Remove a leading ``template <...>``."""
     rest = list(head)
     while len(rest) > 1 and rest[0][0] == "template" and rest[1][0] == "<":
         rest = rest[_angle_end(rest, 1) :]
@@ -270,7 +269,7 @@ def _without_template(head: Sequence[Token]) -> list[Token]:
 
 
 def _angle_end(head: Sequence[Token], start: int) -> int:
-    """One past the ``>`` that closes the ``<`` at ``start``; brackets in between are whole."""
+    """The position after the ``>`` that closes the ``<`` at ``start``."""
     depth, place = 0, start
     while place < len(head):
         word = head[place][0]
@@ -287,7 +286,7 @@ def _angle_end(head: Sequence[Token], start: int) -> int:
 
 
 def _flat(head: Sequence[Token]) -> list[Token]:
-    """Without templates' parameters and arguments."""
+    """Remove template parameters and arguments."""
     rest, found, place = _without_template(head), [], 0
     while place < len(rest):
         if rest[place][0] == "<" and place and _WORD.fullmatch(rest[place - 1][0]):
@@ -311,8 +310,8 @@ def _no_attributes(words: Sequence[str]) -> list[str]:
 
 
 def _called(head: Sequence[Token]) -> tuple[Name, tuple[int, int]] | None:
-    """The function that a head is of, and where its parameters are: its last bracket but for
-    attributes, and but for what comes after the colon of a constructor."""
+    """The function of a head, and the position of its parameters: its last bracket before
+    attributes and before a constructor's initializers."""
     flat = _flat(head)
     words = [word for word, _ in flat]
     if "operator" in words or "~" in words:
@@ -330,7 +329,7 @@ def _called(head: Sequence[Token]) -> tuple[Name, tuple[int, int]] | None:
 
 
 def _qualified(flat: Sequence[Token], place: int) -> Iterator[str]:
-    """``a::b`` that ends at a place."""
+    """The qualified name ``a::b`` that ends at a position."""
     parts: list[str] = []
     while place >= 0 and _WORD.fullmatch(flat[place][0]):
         parts.append(flat[place][0])

@@ -1,8 +1,8 @@
 """C++ and CUDA source with comments, strings and inactive branches blanked.
 
-Comments and the insides of strings become blanks, directives too, and so do branches that a build's
-own definitions leave out.  Every character that is kept stays where it was, so that a place found
-here is a place in the file.
+Comments, the contents of strings, directives, and branches that a build's
+definitions exclude become blanks.  Positions do not change, so a position found
+here is valid in the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: What is blanked: comments, raw strings, strings, and character literals (not the marks between
+#: Matches comments, raw strings, strings, and character literals (not the separators between
 #: the digits of a number).
 _HIDDEN = re.compile(
     r"//(?:\\\r?\n|[^\n])*"
@@ -35,21 +35,21 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Macros:
-    """What a build defines: name -> value, and names that it would define for another target."""
+    """A build's definitions: name -> value, and names that it defines for other targets."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    #: not defined, for certain: the release's own build files name them and leave them out here
+    #: certainly not defined: the release's build files define them only for other targets
     absent: frozenset[str] = frozenset()
 
     def value(self, name: str) -> int | None:
-        """The number behind a name in a condition; None where that cannot be said."""
+        """The value of a name in a condition; None if unknown."""
         if name in self.values:
             found = _NUMBER.fullmatch(self.values[name] or "1")
             return int(found[1], 0) if found else None
         return 0 if name in self.absent else None
 
     def has(self, name: str) -> bool | None:
-        """Whether a name is defined; None where that cannot be said."""
+        """Whether a name is defined; None if unknown."""
         return True if name in self.values else False if name in self.absent else None
 
 
@@ -57,8 +57,8 @@ class Macros:
 class Text:
     """One file: ``code`` is its text with blanks, ``strings`` keeps what is in strings.
 
-    ``macros`` are the words in the bodies of its macros: what these use where they are used;
-    ``includes`` are what it includes, with quotes or brackets.
+    ``macros`` are the identifiers in the bodies of its macros;
+    ``includes`` are its includes, with quotes or brackets.
     """
 
     code: str
@@ -68,14 +68,14 @@ class Text:
 
 
 def read(raw: str, defined: Macros) -> Text:
-    """Blank what the compiler would not read.
+    """Blank everything that the compiler would not read.
 
-    Where a condition depends on what no build file says (a version, an architecture) every branch
+    If a condition depends on an unknown value (a version, an architecture), every branch
     is kept.
     """
     without = _HIDDEN.sub(lambda m: _blank(m[0]), raw)
     with_strings = _HIDDEN.sub(lambda m: m[0] if m[0][0] == '"' else _blank(m[0]), raw)
-    # a comment in a directive's line is gone by now, a string in one does not matter
+    # comments in directives are already removed, and strings do not matter
     keep, macros, included = _kept(without, defined)
     includes = (found[0] for a, b in included if (found := _HEADER.search(raw, a, b)))
     code: list[str] = []
@@ -91,17 +91,18 @@ def read(raw: str, defined: Macros) -> Text:
 
 
 def _blank(text: str) -> str:
-    """As long, with its line ends; of a string the quotes stay."""
+    """Blanks of the same length, with line ends and a string's quotes."""
     blanks = re.sub(r"[^\n]", " ", text)
     return f'"{blanks[1:-1]}"' if len(text) > 1 and text[0] == '"' else blanks
 
 
 def _kept(text: str, defined: Macros) -> tuple[list[Span], set[str], list[Span]]:
-    """Spans between directives that a compiler may read, words in macros, spans of includes."""
+    """Spans between directives, identifiers in macros, spans of includes."""
     spans: list[Span] = []
     included: list[Span] = []
     macros: set[str] = set()
-    #: for each open condition: whether this branch counts, and whether an earlier one surely did
+    #: for each open condition: whether this branch is kept, and whether an earlier one was
+    #: certainly taken
     stack: list[tuple[bool | None, bool]] = []
     place = 0
     for found in _DIRECTIVE.finditer(text):
@@ -140,7 +141,7 @@ def _opened(word: str, rest: str, defined: Macros) -> tuple[bool | None, bool]:
 
 
 def holds(condition: str, defined: Macros) -> bool | None:
-    """Whether the condition of an ``#if`` holds; None where that cannot be said."""
+    """Whether the condition of an ``#if`` is true; None if unknown."""
     words = _TOKEN.findall(condition)
     try:
         value = _Condition(words, defined).either()
@@ -150,7 +151,7 @@ def holds(condition: str, defined: Macros) -> bool | None:
 
 
 class _Condition:
-    """Reads one condition: numbers are themselves, None is what cannot be said."""
+    """Evaluates one condition; None means unknown."""
 
     def __init__(self, words: list[str], defined: Macros) -> None:
         self._words = [*words, ""]
@@ -218,7 +219,7 @@ class _Condition:
 
 
 def bracketed(code: str, start: int) -> int:
-    """Where the bracket that opens at ``start`` closes: one past it; the text's end if never."""
+    """The position after the bracket that closes the one at ``start``, or the text's end."""
     depth = 0
     for found in re.compile(r"[()\[\]{}]").finditer(code, start):
         depth += 1 if found[0] in "([{" else -1
@@ -228,7 +229,7 @@ def bracketed(code: str, start: int) -> int:
 
 
 def arguments(code: str, start: int, end: int) -> Iterator[Span]:
-    """The spans between the commas of a bracketed text, without those in brackets inside."""
+    """The spans between top-level commas of a bracketed text."""
     depth, last = 0, start
     for place in range(start, end):
         letter = code[place]

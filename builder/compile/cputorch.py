@@ -1,4 +1,4 @@
-"""Checks that the torch of a base is a CUDA build, which compiled code is checked against."""
+"""Checks that the torch of a base is a CUDA build, as needed for the ABI check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
-    """Refuse wheels whose torch has no CUDA: an extension wheel could not be checked.
+    """Refuse a torch without CUDA, against which an extension wheel cannot be checked.
 
     Raises:
         SparkBuildError: it is a CPU build (exit 10).

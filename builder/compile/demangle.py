@@ -19,10 +19,10 @@ _ANGLES = re.compile(r"<[^<>]*>")
 
 
 def demangled(symbols: Sequence[str]) -> set[Name]:
-    """The names of symbols as sources have them, without arguments; by ``c++filt``.
+    """Demangle symbols with ``c++filt``; returns names without arguments.
 
     Raises:
-        EngineError: it does not exist.
+        EngineError: it is missing.
     """
     tool = shutil.which("c++filt")
     if tool is None:

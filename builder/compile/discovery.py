@@ -1,8 +1,8 @@
 """Finds the torch operators that a unit implements, in a release's own sources.
 
-A unit that changes must be in use when it is loaded beside the release's extension.  So every unit
-that calls what it defines comes along, up to the functions that are registered as operators; these
-are registered anew.  What such units call in turn comes along too.
+A changed unit must be used when it is loaded beside the release's extension.  So every unit
+that calls its functions is included, up to the functions that are registered as operators; these
+are registered again.  Units that these call are included too.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from builder.compile.cppscan import Name
     from builder.compile.includes import Sources
 
-#: An extension wheel is for a small change.  Above this share of its extension's units (and above a
-#: few units), the whole extension has to be built.
+#: An extension wheel is for small changes.  Above this share of its extension's units (and above a
+#: few units), the whole extension must be built.
 SHARE, FEW = 1 / 3, 8
-#: Text of the release's build files, in which it names what it defines for one target or another.
+#: Build files of the release with its definitions for different targets.
 _BUILD_FILES = ("CMakeLists.txt", "cmake/*.cmake", "cmake/external_projects/*.cmake")
 _SET = re.compile(r"(?:\b|-D)([A-Z_][A-Z0-9_]*)\b")
-#: Not defined where functions are linked: the compiler's pass for the host has none.
+#: Not defined in the host pass, in which functions are linked.
 _HOST = frozenset({"__CUDA_ARCH__", "__HIP_DEVICE_COMPILE__"})
 
 
 class OperatorsUnknown(UsageError):
-    """The operators that a unit implements cannot be found, or there are too many."""
+    """The operators of a unit cannot be found, or there are too many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,29 +45,29 @@ class RelatedUnits:
     """The operators and units that an extension wheel needs besides the rebuilt units."""
 
     operators: tuple[Operator, ...]
-    #: units that call the rebuilt ones, and units that these call
+    #: units that call the rebuilt ones, and units that they call
     siblings: tuple[Unit, ...]
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """One unit with all that it includes."""
+    """One unit with all its includes."""
 
     path: str
     defined: frozenset[Name]
-    #: templates that it may hold instances of for others
+    #: templates that it may instantiate for others
     templates: frozenset[Name]
     inside: frozenset[Name]
     declared: frozenset[Name]
     used: frozenset[str]
-    #: a file whose brackets do not match
+    #: a file with unbalanced brackets
     broken: str
     rows: tuple[Registered, ...]
-    #: how many blocks register operators, and how many of these could be read
+    #: number of registration blocks, and of those that could be parsed
     blocks: tuple[int, int]
 
     def calls(self, other: _Unit) -> frozenset[Name]:
-        """What it uses of what another defines, as far as names say."""
+        """Names that it uses and another unit defines."""
         shared = other.defined - self.defined
         seen = shared & (self.declared | self.inside)
         instances = (other.templates & self.declared) - self.inside - self.defined
@@ -75,15 +75,15 @@ class _Unit:
 
     @property
     def binds(self) -> bool:
-        """Whether it is there to register what other units define."""
+        """Whether it registers functions of other units."""
         return bool(self.blocks[0]) and self.path.endswith(HOST_SUFFIXES)
 
 
 class Discovery:
-    """The functions of a release's units, and the operators that they are registered as."""
+    """The functions of a release's units, and their registrations as operators."""
 
     def __init__(self, sources: Sources, recipe: BuildRecipe, release: str) -> None:
-        """``sources`` are those that are compiled: with the change, where there is one."""
+        """``sources`` are the sources to compile, with the change if there is one."""
         self._sources = sources
         self.recipe = recipe
         self.release = release
@@ -109,7 +109,7 @@ class Discovery:
         return Macros(values, frozenset(left_out | _HOST))
 
     def file(self, path: str, extension: str) -> tuple[Text, Facts]:
-        """A file of the tree as a unit of an extension reads it."""
+        """A file of the tree, preprocessed for an extension."""
         key = (path, extension)
         if key not in self._texts:
             raw = self._sources.texts[path].decode("utf-8", "replace")
@@ -119,7 +119,7 @@ class Discovery:
 
     @cached_property
     def _includers(self) -> Mapping[tuple[str, str], int]:
-        """Extension and file -> how many units include it."""
+        """(extension, file) -> number of units that include it."""
         count: dict[tuple[str, str], int] = {}
         for unit in self.recipe.units.values():
             for path in self._sources.closure(unit.path):
@@ -127,7 +127,7 @@ class Discovery:
         return count
 
     def unit(self, path: str) -> _Unit:
-        """A unit, with all that it includes."""
+        """A unit with all its includes."""
         if path not in self._units:
             self._units[path] = self._read(self.recipe.units[path])
         return self._units[path]
@@ -135,7 +135,7 @@ class Discovery:
     def _read(self, unit: Unit) -> _Unit:
         files = sorted(self._sources.closure(unit.path))
         rows = [(path, self.file(path, unit.extension)[1]) for path in files]
-        # defined in a header of several units: some macro says that it is inline
+        # defined in a header of several units, so a macro makes it inline
         alone = [f for path, f in rows if self._includers[unit.extension, path] == 1]
         shared = [f for path, f in rows if self._includers[unit.extension, path] > 1]
         text, own = self.file(unit.path, unit.extension)
@@ -155,7 +155,7 @@ class Discovery:
             blocks=(len(own.blocks), sum(head is not None for head in heads)),
         )
 
-    # -- who defines what, and who calls it
+    # -- definitions and calls
 
     @cached_property
     def _providers(self) -> Mapping[Name, tuple[str, ...]]:
@@ -166,13 +166,13 @@ class Discovery:
         return {name: tuple(paths) for name, paths in found.items()}
 
     def providers(self, name: Name, extension: str) -> tuple[str, ...]:
-        """Units that define a name: those of the extension, else those of another."""
+        """Units that define a name: of the extension, else of another."""
         every = self._providers.get(name, ())
         near = tuple(p for p in every if self.recipe.units[p].extension == extension)
         return near or every
 
     def callers(self, path: str) -> list[str]:
-        """Units of the same extension that call what a unit defines."""
+        """Units of the same extension that call a unit's functions."""
         extension = self.recipe.units[path].extension
         return [
             other
@@ -182,7 +182,7 @@ class Discovery:
         ]
 
     def callees(self, path: str) -> list[str]:
-        """Units that define what a unit calls: of its extension, or else of another."""
+        """Units that define functions that a unit calls: of its extension, else of another."""
         extension = self.recipe.units[path].extension
         unit = self.unit(path)
         near: dict[str, frozenset[Name]] = {}
@@ -199,12 +199,12 @@ class Discovery:
     # -- operators
 
     def _bound(self, extension: str) -> list[tuple[_Unit, Registered]]:
-        """What the units of an extension register: which one, and what."""
+        """The registrations of an extension's units: unit and row."""
         units = (p for p, u in sorted(self.recipe.units.items()) if u.extension == extension)
         return [(unit, row) for unit in map(self.unit, units) for row in unit.rows]
 
     def _home(self, unit: _Unit, row: Registered) -> tuple[str, ...]:
-        """The units that define the function of a row; the unit itself where it registers it."""
+        """The units that define a row's function; the registering unit itself if it defines it."""
         if not unit.binds:
             return (unit.path,)
         extension = self.recipe.units[unit.path].extension
@@ -215,10 +215,10 @@ class Discovery:
         return ()
 
     def operators_of(self, paths: Iterable[str], extension: str) -> list[Operator]:
-        """The operators whose functions these units define, one for each dispatch key.
+        """The operators that these units implement, one for each dispatch key.
 
         Raises:
-            OperatorsUnknown: one of them is registered in a way that cannot be repeated.
+            OperatorsUnknown: one is registered in a way that cannot be repeated.
         """
         wanted = set(paths)
         found: dict[tuple[str, str], Operator] = {}
@@ -261,9 +261,10 @@ class Discovery:
         )
 
     def _headers(self, unit: _Unit, row: Registered, extension: str) -> tuple[str, ...]:
-        """What a unit that registers a function includes, in its order: one declares it.
+        """The includes of a unit that registers a function, in order: one declares it.
 
-        All are needed: one may want what another has.  Those that need CPython's are left out.
+        All are needed, because they may depend on each other.  Those that need CPython's headers
+        are left out.
         """
         names = {(*row.scope[:depth], *row.function) for depth in range(len(row.scope) + 1)}
         found = []
@@ -286,10 +287,10 @@ class Discovery:
     # -- all together
 
     def behind(self, rebuilt: Sequence[Unit]) -> RelatedUnits:
-        """What has to be compiled and registered for some units to be in use.
+        """The units and operators needed so that some units are used.
 
         Raises:
-            OperatorsUnknown: a step cannot be said from the sources, or too many units are needed.
+            OperatorsUnknown: the sources do not tell a step, or too many units are needed.
         """
         extensions = sorted({unit.extension for unit in rebuilt})
         if len(extensions) != 1:
@@ -318,7 +319,7 @@ class Discovery:
             self._must_lead_somewhere(path, extension)
         self.must_be_few(every, extension, first)
         operators = self.operators_of(upward, extension)
-        # a unit that comes along registers its own operators again when it is loaded
+        # an included unit registers its own operators again when it is loaded
         also = [p for p in every if p not in upward and self.unit(p).rows]
         operators += self.operators_of(also, extension) if also else []
         return RelatedUnits(
@@ -327,7 +328,7 @@ class Discovery:
         )
 
     def must_be_few(self, paths: Sequence[str], extension: str, changed: Sequence[str]) -> None:
-        """Refuse an extension wheel of too many units.
+        """Refuse an extension wheel with too many units.
 
         Raises:
             OperatorsUnknown: they are more than ``FEW`` and more than ``SHARE`` of the extension.
@@ -354,7 +355,7 @@ class Discovery:
         )
 
     def _must_be_understood(self, paths: Sequence[str], extension: str) -> None:
-        """All that names a function where operators are registered must have been read as such."""
+        """Check that every registration that names a function was parsed."""
         for path, about in sorted(self.recipe.units.items()):
             unit = self.unit(path)
             if about.extension != extension or not unit.blocks[0]:

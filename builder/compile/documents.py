@@ -1,4 +1,4 @@
-"""What ``compile show`` and ``compile run`` print with ``--json``."""
+"""The documents of ``compile show`` and ``compile run``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeadKernels(Part, frozen=True, kw_only=True):
 
 
 class CompiledRelease(Document, frozen=True, kw_only=True):
-    """What would be compiled of a release for what, and what a change to files takes."""
+    """What a release's build would compile, and the cost of a change."""
 
     vllm: Text
     source_sha256: Annotated[str, Meta(description="empty for your own source tree")]
@@ -62,7 +62,7 @@ class CompiledRelease(Document, frozen=True, kw_only=True):
         operators: Iterable[Row] | None = None,
         jobs: int | None = None,
     ) -> CompiledRelease:
-        """The document of an outcome."""
+        """The document for an outcome."""
         recipe = found.recipe
         guards = Sources(found.source.root).guards if found.dead else {}
         dead = (

@@ -1,6 +1,6 @@
 """Runs compilers and linkers on this machine; ``container.py`` does it in a container.
 
-What is asked of either is the same: run these commands over these files, and leave those files.
+Both have the same interface: run commands on files, and return the outputs.
 """
 
 from __future__ import annotations
@@ -30,65 +30,65 @@ SOURCE = "source"
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """A unit to compile: its path in the sources, and the compiler's words but for its files."""
+    """A unit to compile: its path in the sources, and the compiler's arguments without files."""
 
     path: str
     words: tuple[str, ...]
 
     @property
     def object(self) -> str:
-        """The object file, named from the work folder."""
+        """The object file's path relative to the work folder."""
         return f"{self.path}.o"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command whose files are named from the folder it runs in; ``said`` begins its failure."""
+    """A command with relative paths; ``said`` is the start of its error message."""
 
     words: tuple[str, ...]
     said: str
 
 
 class Executor(Protocol):
-    """A place that has a compiler and a linker."""
+    """The interface of an executor of compilers and linkers."""
 
     @property
     def host(self) -> HostCompiler:
-        """The host compiler there, for the platform that is compiled for."""
+        """The host compiler for the target platform."""
 
     @property
     def c_library(self) -> Path:
-        """That compiler's C library, to be read here."""
+        """That compiler's C library, as a local file."""
 
     def identity(self, headers: Sequence[Path]) -> tuple[str, ...]:
-        """What objects depend on beside sources and the words of their commands."""
+        """What objects depend on besides sources and command arguments."""
 
     @property
     def alone(self) -> bool:
-        """Whether units are compiled one at a time unless told otherwise: memory is not known."""
+        """Whether units are compiled one at a time by default, because memory is unknown."""
 
     @property
     def root(self) -> Path:
-        """The folder there that no message names: what is compiled must not depend on it."""
+        """The root folder, which is removed from messages so that objects do not depend on it."""
 
     def source(self, work: Path) -> Path:
-        """What the sources of a work folder are called there."""
+        """The path of a work folder's sources."""
 
     def folders(self, folders: Sequence[Path]) -> tuple[Path, ...]:
-        """What these folders of headers are called there."""
+        """The paths of header folders."""
 
     def compile(
         self, work: Path, batch: Sequence[Compilation], at_once: int, headers: Sequence[Path]
     ) -> dict[str, float]:
-        """Compile units into a work folder that holds the sources; seconds by object.
+        """Compile units into a work folder with the sources; returns seconds by object.
 
         Raises:
-            BuildFailed: the compiler refuses a unit; its first error is in the message.
+            BuildFailed: a unit does not compile; the message has its first error.
             EngineError: a tool is missing.
         """
 
     def run(self, folder: Path, steps: Sequence[Step], made: Sequence[str]) -> None:
-        """Run commands one after the other on the files of a folder, which gets what they made.
+        """Run commands in order on the files of a folder, which receives their outputs.
 
         Raises:
             BuildFailed: one of them fails.
@@ -97,7 +97,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """This machine: ninja compiles, and goes on where it was broken off."""
+    """Runs on this machine: ninja compiles, and continues after an interruption."""
 
     host: HostCompiler = NATIVE
 
@@ -150,22 +150,22 @@ class LocalExecutor:
 
 
 def refused(output: str, work: Path) -> BuildFailed:
-    """A unit that the compiler refused, with its first error."""
+    """The error for a unit that does not compile, with the compiler's first error."""
     lines = [line for line in output.splitlines() if "error" in line.lower()]
     shown = "\n  ".join(lines[:3]) or output[-600:]
     return BuildFailed(f"the compiler refused a unit:\n  {shown}", hint=f"sources and log: {work}")
 
 
 def failed(step: Step, output: str) -> BuildFailed:
-    """A command that failed, with the end of what it said."""
+    """The error for a failed command, with the end of its output."""
     return BuildFailed(f"{step.said}: {output.strip()[-800:]}")
 
 
 def find_ninja() -> str:
-    """Ninja: on PATH, or beside this Python.
+    """The path of ninja: on PATH, or next to this Python.
 
     Raises:
-        EngineError: it does not exist.
+        EngineError: it is missing.
     """
     beside = Path(sys.executable).parent / "ninja"
     found = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
@@ -190,7 +190,7 @@ def _write_ninja(work: Path, batch: Sequence[Compilation]) -> None:
 
 
 def _seconds(log: Path) -> dict[str, float]:
-    """Output -> seconds; ninja's log has start and end in milliseconds, the last entry counts."""
+    """Output -> seconds; ninja's log has start and end in milliseconds; the last entry counts."""
     found = {}
     for line in log.read_text().splitlines()[1:]:
         start, end, _, output, *_ = line.split("\t")

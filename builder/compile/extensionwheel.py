@@ -1,8 +1,8 @@
 """Builds an extension wheel: rebuilt kernels that replace those of a prebuilt vLLM.
 
-The rebuilt units are linked with the few that lie between them and their torch operator into a
-library that registers the operator once more; vLLM loads it in every process as a plugin.  vLLM's
-own files stay as they are.
+The rebuilt units, and the few between them and their torch operators, are linked into a
+library that registers the operators again; vLLM loads it in every process as a plugin.  vLLM's
+own files are unchanged.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ _REGISTRATION = "csrc/spark_build_registration.cpp"
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionWheel:
-    """A wheel, and what was done."""
+    """An extension wheel, and how it was built."""
 
     path: Path
     report: WheelReport
 
 
 def build_extension_wheel(request: WheelRequest, out: Path) -> ExtensionWheel:
-    """Compile, link, prove, and write the wheel into a folder.
+    """Compile, link, check, and write the wheel into a folder.
 
-    Objects come from the cache where they are there; nothing is written when a proof fails.
+    Objects come from the cache if possible; nothing is written if a check fails.
 
     Raises:
         SparkBuildError: nothing to do (exit 3); the library would not load beside the base, or its
             kernels are not real (exit 5).
-        UsageError: the headers are not those of the base's torch, or the base lacks something.
+        UsageError: the headers do not match the base's torch, or the base lacks a part.
         EngineError: a tool is missing.
-        BuildFailed: the compiler or the linker refuses.
+        BuildFailed: compiling or linking fails.
         RemoteError: the package index does not answer.
     """
     source, tools = request.source, request.tools
@@ -151,14 +151,14 @@ def build_extension_wheel(request: WheelRequest, out: Path) -> ExtensionWheel:
 
 
 def _peak_memory() -> float:
-    """Gigabytes of the largest program that this process has started."""
+    """Peak memory in gigabytes of the largest child process."""
     return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 1)
 
 
 def _between_recipe(plan: WheelPlan) -> BuildRecipe:
-    """The recipe with the operators' own definitions, which leave other chips' kernels out.
+    """The recipe with the operators' own definitions, which exclude other chips' kernels.
 
-    Operators that were found in the sources have none: all is as in the release.
+    Operators found in the sources have none: the recipe is the release's.
     """
     defines = sorted({define for operator in plan.operators for define in operator.defines})
     if not defines:
@@ -169,7 +169,7 @@ def _between_recipe(plan: WheelPlan) -> BuildRecipe:
 
 
 def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[BuiltUnit]:
-    """The units between operators and kernels, and our own that registers the operators."""
+    """Compile the units between operators and kernels, and the one that registers operators."""
     recipe = _between_recipe(plan)
     device = [unit for unit in plan.siblings if not unit.path.endswith(HOST_SUFFIXES)]
     host = [unit for unit in plan.siblings if unit.path.endswith(HOST_SUFFIXES)]
@@ -180,7 +180,7 @@ def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[
     made = []
     between = counted(len(plan.siblings), "unit")
     with console.step(f"compile {between} that connect operator and kernels"):
-        # apart from the host's, and those that are asked for later: these take minutes, and stay
+        # kept apart from the host's and later units: these take minutes
         for group in (
             [unit for unit in device if unit not in plan.added],
             [unit for unit in device if unit in plan.added],
@@ -230,7 +230,7 @@ def _provenance(
     torch: str,
     mark: str,
 ) -> WheelFacts:
-    """What goes into the wheel, and what its loader reads."""
+    """The metadata in the wheel, which its loader reads."""
     from builder.compile.build import FLAGS
 
     targets = sorted({real for unit in plan.rebuilt for _, real in unit.gencodes})

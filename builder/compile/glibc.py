@@ -1,7 +1,7 @@
-"""Links functions of glibc in older versions, so that a library loads on older systems.
+"""Links against older symbol versions of glibc, so that a library loads on older systems.
 
-A library that is linked on a new system asks for the newest version of a function, and is refused
-by an older system that has the same function under an older version.  The C library keeps those.
+A library linked on a new system requires the newest version of a function, and fails to load
+on an older system that has the function under an older version.  glibc keeps the old versions.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from builder.compile.abi import AbiBase
 
 _GLIBC = re.compile(r"GLIBC_(\d+(?:\.\d+)*)")
-#: How control goes on to another function.
+#: Jump instructions by architecture.
 _JUMP = {"x86_64": "jmp {}@PLT", "aarch64": "b {}"}
-#: A hint of glibc 2.32: not zero while there is one thread alone.  Zero is always true enough.
+#: A hint of glibc 2.32: non-zero while there is only one thread.  Zero is always safe.
 _HINT = "__libc_single_threaded"
 
 
 def older_versions(
     symbols: Mapping[str, tuple[str, str]], base: AbiBase, library: Path
 ) -> dict[str, str]:
-    """Function -> the newest version of it that a base needs anyway.
+    """Function -> its newest version that a base already requires.
 
     Args:
-        symbols: functions that are asked for in a version that is too new for the base.
-        base: says how new a version may be.
-        library: the C library that is linked with.
+        symbols: functions required in a version that is too new for the base.
+        base: determines the newest allowed version.
+        library: the C library to link with.
     """
     limit = base.newest("GLIBC")
     kept = _library_versions(library)
@@ -49,9 +49,9 @@ def older_versions(
 
 
 def shim_source(older: Mapping[str, str], machine: str) -> str:
-    """Assembly for ``--wrap``: each function goes on to its older version.
+    """Assembly for ``--wrap``: each function jumps to its older version.
 
-    It holds glibc's hint that there is one thread, as false: a C++ library's headers ask for it.
+    It defines glibc's single-thread hint as false, because C++ headers use it.
     """
     rows = [f".globl {_HINT}", f".hidden {_HINT}", f".type {_HINT}, %object", f".size {_HINT}, 1"]
     rows += [".section .rodata", f"{_HINT}: .byte 0", ".text"]
@@ -69,7 +69,7 @@ def shim_source(older: Mapping[str, str], machine: str) -> str:
 
 @cache
 def _library_versions(library: Path) -> dict[str, tuple[str, ...]]:
-    """Function of a C library -> all versions of it."""
+    """Function of a C library -> all its versions."""
     from elftools.elf.elffile import ELFFile
 
     with library.open("rb") as stream:

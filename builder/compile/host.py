@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from builder.applier.outcomes import Target
 from builder.errors import EngineError
 
-#: nvcc's own name for where the headers and the CUDA runtime of a platform are.
+#: nvcc's folder names for platforms (``targets/NAME``).
 TARGETS = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}
-#: What Debian and Ubuntu call the tools that compile for a platform.
+#: Prefixes of Debian's and Ubuntu's cross compilers.
 _TRIPLETS = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A command, and for another platform than this machine's nvcc's name for that."""
+    """A compiler command, and nvcc's name for its target if it is a cross compiler."""
 
     command: str = "g++"
     target: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What nvcc is told each time; nothing where it compiles for this machine."""
+        """Arguments for nvcc; empty for this machine's platform."""
         return ("-ccbin", self.command, "-target-dir", self.target) if self.target else ()
 
 
-#: The one of this machine.
+#: The platform of this machine.
 NATIVE = HostCompiler()
 
 
@@ -51,7 +51,7 @@ def host_compiler(platform: str) -> HostCompiler:
 
 
 def where_to_compile(platform: str) -> str:
-    """What to say of a command that compiles for a platform; nothing where it works here."""
+    """A note that a command must run elsewhere to compile for a platform, or ``""``."""
     found = _compiler(platform)
     if found == NATIVE or shutil.which(found.command):
         return ""

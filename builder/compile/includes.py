@@ -1,7 +1,7 @@
 """Finds the translation units that include a changed file, and the guards in them.
 
-Includes are followed textually, as a preprocessor that takes every branch: a unit may be named
-that a compiler would leave alone, never the other way round.
+Includes are followed textually, as if every branch were taken: it may return a unit
+that is not affected, but never misses one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe, Unit
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
-#: What units are compiled of.
+#: Suffixes of units and headers.
 SUFFIXES = frozenset({".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".inl"})
-#: A wrapper that lets a kernel run on some architectures; on the others it traps or does nothing.
+#: A wrapper that enables a kernel on some architectures; on others it traps or does nothing.
 _GUARD = re.compile(
     r"struct (enable_sm\w+) : Kernel \{(?:(?!struct ).)*?"
     r"#\s*if ([^\n]*__CUDA_ARCH__\s*[=<>][^\n]*)\n",
@@ -32,10 +32,10 @@ _COMPARISON = re.compile(r"__CUDA_ARCH__\s*(==|>=|<=|<|>)\s*(\d+)")
 
 @dataclass(frozen=True)
 class Sources:
-    """The C++ and CUDA files of a source tree, and what each includes of the others."""
+    """The C++ and CUDA files of a source tree, and their includes of each other."""
 
     root: Path
-    #: sources that the build generates: path below the root -> content
+    #: generated sources: path below the root -> content
     generated: Mapping[str, bytes] = field(default_factory=dict)
     #: new texts of files of the tree
     changed: Mapping[str, bytes] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Sources:
 
     @cached_property
     def includes(self) -> Mapping[str, frozenset[str]]:
-        """Path -> paths that it includes and that the tree holds."""
+        """Path -> included paths in the tree."""
         return {path: frozenset(self._included(path, text)) for path, text in self.texts.items()}
 
     def _included(self, path: str, text: bytes) -> Iterable[str]:
@@ -62,9 +62,9 @@ class Sources:
                 yield found
 
     def resolved(self, path: str, name: str) -> str:
-        """The file of the tree that a file includes by a name; empty when the tree has none.
+        """The tree's file for an include; empty if there is none.
 
-        Beside the file first, then below ``csrc``, as the build's include directories say.
+        First next to the file, then below ``csrc``, as in the build's include directories.
         """
         for place in (PurePosixPath(path).parent, PurePosixPath("csrc"), PurePosixPath()):
             found = _normal(place / name)
@@ -73,7 +73,7 @@ class Sources:
         return ""
 
     def closure(self, path: str) -> frozenset[str]:
-        """A file and all that it includes, directly or not."""
+        """A file and all its includes, transitively."""
         seen, waiting = {path}, deque([path])
         while waiting:
             fresh = self.includes.get(waiting.popleft(), frozenset()) - seen
@@ -83,7 +83,7 @@ class Sources:
 
     @cached_property
     def guards(self) -> Mapping[str, str]:
-        """Guard -> the condition on ``__CUDA_ARCH__`` under which it lets its kernel run."""
+        """Guard -> its condition on ``__CUDA_ARCH__``."""
         found: dict[str, str] = {}
         for text in self.texts.values():
             if b'asm("trap;")' in text:
@@ -102,13 +102,13 @@ def _normal(path: PurePosixPath) -> str:
 
 
 def touched(sources: Sources, recipe: BuildRecipe, changed: Iterable[str]) -> list[Unit]:
-    """The units that must be compiled again when these files change, sorted by path."""
+    """The units to compile again if these files change, sorted by path."""
     wanted = set(changed)
     return [unit for path, unit in sorted(recipe.units.items()) if sources.closure(path) & wanted]
 
 
 def lets_run(condition: str, cuda_arch: int) -> bool:
-    """Whether a guard's condition holds for a value of ``__CUDA_ARCH__``; all parts must."""
+    """Whether all parts of a guard's condition are true for a value of ``__CUDA_ARCH__``."""
     compare = {
         "==": cuda_arch.__eq__,
         ">=": cuda_arch.__ge__,
@@ -120,10 +120,10 @@ def lets_run(condition: str, cuda_arch: int) -> bool:
 
 
 def dead_guards(sources: Sources, unit: Unit) -> dict[str, str]:
-    """SM12x guards of a unit that keep its kernels from running where it is compiled to.
+    """SM12x guards that exclude a unit's kernels for the architectures it is compiled for.
 
-    Returns guard -> file that uses it; empty when all kernels run.  Guards of other families are
-    left out: a unit for SM12x shares headers with the units for them, and instantiates its own.
+    Returns guard -> file that uses it; empty if all kernels run.  Guards of other families are
+    ignored: units for SM12x share headers with others, and instantiate their own kernels.
     """
     found = {}
     for path in sorted(sources.closure(unit.path)):

@@ -1,10 +1,10 @@
 """Checks the machine code of each kernel in a linked library: real code or a stub.
 
-Of an operator that is known by hand it is known which instruction its kernels hold.  Of one that
-was found in the sources it is not.  There a kernel counts as real when it writes to memory and
-holds no trap: one that was compiled for another chip does nothing or traps.  What the release
-itself ships in that form may stay so.  Of a kernel that SM121's driver compiles from PTX it is seen
-that it is there and holds no trap.
+For an operator in our table it is known which instruction its kernels have; for one
+found in the sources it is not.  Then a kernel is real if it writes to memory and
+has no trap: a kernel for another chip does nothing or traps.  Kernels that the release
+ships in that form may stay so.  A kernel that the driver compiles from PTX is only checked
+to exist without a trap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from builder.compile.registration import Operator
     from builder.machinecode.fatbin import Image
 
-    #: Mangled names -> telling instructions of those that a release ships.
+    #: Mangled names -> instructions of the release's kernels.
     Released = Callable[[frozenset[str]], Mapping[str, Mapping[str, int]]]
 
-#: Instructions that write what another thread or the host can read; ``REDUX`` is not one.
+#: Instructions that write memory visible to other threads or the host; not ``REDUX``.
 _WRITES = frozenset(
     ("ST", "STG", "RED", "REDG", "ATOM", "ATOMG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
 )
@@ -36,24 +36,24 @@ _WRITES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProof:
-    """What was found; ``kernels`` counts those by target, ``instructions`` the telling ones."""
+    """The result; ``kernels`` are counts by target, ``instructions`` those that show real code."""
 
     kernels: Mapping[str, int]
     instructions: Mapping[str, int]
     faults: tuple[str, ...]
-    #: kernels that write to memory; None where an operator's own instruction tells
+    #: kernels that write to memory; None if an operator's known instruction is checked
     writing: int | None = None
-    #: kernels that are no more than the release's own of the same name
+    #: kernels that are the same as the release's
     as_released: tuple[str, ...] = ()
-    #: kernels that SM121 has no machine code of, and that its driver compiles
+    #: kernels that the driver compiles from PTX for SM121
     from_ptx: int = 0
 
 
 def instructions_of(file: Path, wanted: frozenset[str]) -> dict[str, dict[str, int]]:
-    """What ``prove_kernels`` compares, of some kernels of a library.
+    """The instructions of some kernels of a library that ``prove_kernels`` compares.
 
     Raises:
-        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
+        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
         BadBinary, BadCubin: the library cannot be read.
     """
     return code_of(file, wanted.__contains__, _kept)
@@ -65,17 +65,17 @@ def prove_kernels(
     objects: Sequence[Path] = (),
     released: Released | None = None,
 ) -> KernelProof:
-    """Read every kernel of a library that is for SM12x.
+    """Check every SM12x kernel of a library.
 
     Args:
-        library: what was linked.
-        operators: what it registers.
-        objects: what it was linked from; every kernel of these must be in it.
-        released: asked for the machine code of the base's own kernels where one of the library's
-            does not look real; None where there is none to compare with.
+        library: the linked library.
+        operators: its operators.
+        objects: its object files; it must have every kernel of these.
+        released: returns the machine code of the base's kernels, if one of the library's
+            does not look real; None if there is nothing to compare with.
 
     Raises:
-        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
+        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
         BadBinary, BadCubin: the library cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
@@ -140,7 +140,7 @@ def _machine_code(file: Path) -> list[Image]:
 
 
 def _kept(counts: Mapping[str, int]) -> dict[str, int]:
-    """The telling instructions, and those that write to memory."""
+    """Instructions that show real code, and those that write to memory."""
     writes = {name: number for name, number in counts.items() if _writes(name)}
     return telling(counts) | writes
 
@@ -150,14 +150,14 @@ def _writes(instruction: str) -> bool:
 
 
 def _unreal(counts: Mapping[str, int]) -> str:
-    """Why a kernel does not look real; empty when it does."""
+    """Why a kernel does not look real, or ``""``."""
     if any(map(is_trap, counts)):
         return "a trap in"
     return "" if any(map(_writes, counts)) else "nothing is written to memory by"
 
 
 def _as_released(unreal: Mapping[str, str], released: Released | None) -> tuple[str, ...]:
-    """Of kernels that do not look real those that look the same in the release."""
+    """Kernels that do not look real but are the same in the release."""
     if not unreal or released is None:
         return ()
     theirs = released(frozenset(unreal))
@@ -166,7 +166,7 @@ def _as_released(unreal: Mapping[str, str], released: Released | None) -> tuple[
 
 
 def _lost(objects: Sequence[Path], library: Sequence[Image]) -> list[str]:
-    """Kernels of object files that a library has not, for the same architecture."""
+    """Kernels of object files that a library lacks, for the same architecture."""
     there = {(image.arch, name) for image in library for name in image.kernels}
     made = {
         (image.arch, name)

@@ -1,7 +1,7 @@
 """Links object files into a library that is loaded with a prebuilt extension.
 
-The base's libraries need not be here: the linker sees stand-ins of the same names with the symbols
-that the real ones export, so a symbol that none of them has stays open and is found.
+The base's libraries need not exist here: the linker uses stub libraries with the symbols
+that the real ones export, so missing symbols are detected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from builder.compile.executor import Executor
     from builder.compile.host import HostCompiler
 
-#: Nothing is exported: the library is loaded for what it registers.
+#: Nothing is exported: the library only registers operators.
 _EXPORTS = "{ local: *; };\n"
 _LINK = ("-s", "-z", "now", "-z", "noexecstack", "--build-id=sha1", "--as-needed")
 
@@ -39,19 +39,19 @@ Runtime = Literal["shared", "static"]
 
 @dataclass(frozen=True, kw_only=True)
 class Linked:
-    """The library, and what holding it against the base gave."""
+    """The library, and the result of its ABI check."""
 
     data: bytes
-    #: ``shared``: the base's own CUDA runtime; ``static``: one of its own
+    #: ``shared``: the base's CUDA runtime; ``static``: its own
     runtime: Runtime
     proof: AbiProof
     base: AbiBase
-    #: functions of the C library that are asked for in an older version than this machine's
+    #: functions of the C library that use an older version than this machine's
     older: Mapping[str, str]
 
 
 def toolkit_libraries(nvcc: Path, host: HostCompiler = NATIVE) -> Path:
-    """The folder with the CUDA runtime that this compiler links, for the platform of ``host``.
+    """The folder with this compiler's CUDA runtime, for the platform of ``host``.
 
     Raises:
         EngineError: the folder is missing or unknown.
@@ -79,15 +79,15 @@ def link(
     """Link objects for a base, and check the result against it.
 
     Args:
-        objects: what is linked.
-        base: where it will be loaded.
-        module: the base's extension that it goes with.
-        nvcc: the compiler, which knows the host's linker and its own runtime.
+        objects: the object files.
+        base: the base that loads it.
+        module: the base's extension that it extends.
+        nvcc: the compiler, which calls the linker and has the runtime.
         cuda: its version.
-        where: where they run; this machine when None.
+        where: the executor; None means this machine.
 
     Raises:
-        BuildFailed: the linker refuses.
+        BuildFailed: linking fails.
         EngineError: there is no host compiler, or no CUDA runtime to link.
         UsageError: the base lacks the extension, or a library cannot be read.
         RemoteError: a wheel of the base cannot be read.
@@ -111,7 +111,7 @@ def link(
         newer = too_new(facts, against)
         older = older_versions(newer, against, there.c_library) if newer else {}
         if newer:
-            # what the base's own libraries bring along need not come from a newer system
+            # requirements of the base's own libraries are always met
             offers = _offers(against, [*open_symbols, *(set(newer) - set(older))])
             stand_ins, before = run.stand_ins(offers)
             shim, step = run.assemble("older", shim_source(older, against.extension.machine))
@@ -128,7 +128,7 @@ def link(
 
 
 def _offers(base: AbiBase, symbols: Iterable[str]) -> dict[str, list[str]]:
-    """Library of the base -> the symbols that it is asked for."""
+    """Library of the base -> symbols required from it."""
     offers: dict[str, list[str]] = {}
     for symbol in sorted(symbols):
         source = base.source_of(symbol)
@@ -140,7 +140,7 @@ def _offers(base: AbiBase, symbols: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Linker:
-    """Files are named from the folder: it is called otherwise where the linker runs."""
+    """The linker; paths are relative, because the folder's path differs where it runs."""
 
     nvcc: str
     folder: Path
@@ -148,7 +148,7 @@ class _Linker:
     where: Executor
 
     def take(self, objects: Sequence[Path]) -> list[str]:
-        """Objects under plain names, in their order."""
+        """Copy objects under simple names, in order."""
         names = [f"{number}.o" for number in range(len(objects))]
         for name, path in zip(names, objects, strict=True):
             shutil.copyfile(path, self.folder / name)
@@ -161,7 +161,7 @@ class _Linker:
         before: Sequence[Step] = (),
         wrap: Sequence[str] = (),
     ) -> Path:
-        """Link after some other steps; the library."""
+        """Link after some other steps; returns the library."""
         target = f"{name}.so"
         (self.folder / "exports").write_text(_EXPORTS)
         options = [*_LINK, "--version-script=exports", *(f"--wrap={symbol}" for symbol in wrap)]
@@ -174,7 +174,7 @@ class _Linker:
         return self.folder / target
 
     def stand_ins(self, offers: Mapping[str, Sequence[str]]) -> tuple[list[str], list[Step]]:
-        """Libraries by the names of the base's, with symbols and nothing behind them."""
+        """Stub libraries with the base's names and symbols."""
         made, steps = [], []
         for soname, symbols in offers.items():
             rows = [f".globl {s}\n.type {s}, %function\n{s}:" for s in symbols]
@@ -187,7 +187,7 @@ class _Linker:
         return made, steps
 
     def assemble(self, name: str, text: str) -> tuple[str, Step]:
-        """An object of some assembly, and the step that makes it."""
+        """An object from assembly, and the step that builds it."""
         source, target = f"{name}.s", f"{name}.o"
         (self.folder / source).write_text(text)
         words = (self.where.host.command, "-c", source, "-o", target)

@@ -1,4 +1,4 @@
-"""For each CUDA unit of a release: the operators that a change to it would register again."""
+"""Lists, for each CUDA unit of a release, the operators that a change would register again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Row(Part, frozen=True, kw_only=True):
-    """One unit; either its operators, or why they are unknown."""
+    """One unit with its operators, or the reason why they are unknown."""
 
     path: Text
     extension: Text
@@ -39,7 +39,7 @@ class Row(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, unit: Unit, behind: RelatedUnits) -> Row:
-        """The row of a unit and its operators."""
+        """The row for a unit and its operators."""
         return cls(
             path=unit.path,
             extension=unit.extension,
@@ -49,7 +49,7 @@ class Row(Part, frozen=True, kw_only=True):
 
 
 def operator_rows(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
-    """Ask for each CUDA unit of a release, by path; nothing is compiled."""
+    """A row for each CUDA unit of a release, by path; compiles nothing."""
     sources = Sources(source.root, recipe.generated)
     discovery = Discovery(sources, recipe, source.version)
     rows = []

@@ -1,4 +1,4 @@
-"""What a build of a release for SM121 would contain, before anything is compiled."""
+"""Shows what a build of a release for SM121 would contain, without compiling."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A release, compiled for an architecture list: what runs on SM121, and what a change costs."""
+    """A release's build for an architecture list: what runs on SM121, and the cost of a change."""
 
     source: SourceTree
     recipe: BuildRecipe
-    #: units compiled for SM12x whose own guards keep their kernels from running there
+    #: units compiled for SM12x whose guards exclude their kernels there
     dead: dict[str, dict[str, str]]
     changed: tuple[str, ...]
     units: tuple[Unit, ...]
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class UnitRow(Part, frozen=True, kw_only=True):
-    """A unit, what it is compiled for, and whether a GB10 runs that."""
+    """A unit, its targets, and whether a GB10 runs them."""
 
     path: Text
     extension: Text
@@ -47,7 +47,7 @@ class UnitRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, unit: Unit) -> UnitRow:
-        """The row of a unit."""
+        """The row for a unit."""
         return cls(
             path=unit.path,
             extension=unit.extension,
@@ -62,19 +62,19 @@ def gencode_of(unit: Unit) -> tuple[str, ...]:
 
 
 def runs_on_gb10(real: str) -> bool:
-    """Whether a GB10 loads code for a target (``sm_120f``), or its driver compiles that PTX."""
+    """Whether a GB10 loads code for a target (``sm_120f``), or its driver compiles the PTX."""
     return runs_on(real, GB10)
 
 
 def runs_on(real: str, device: tuple[int, int]) -> bool:
-    """The same for a device by its compute capability."""
+    """The same for a compute capability."""
     kind, _, number = real.partition("_")
     arch = Arch.parse(f"sm_{number}")
     return arch.compiles_on(device) if kind == "compute" else arch.loads_on(device)
 
 
 def sm12x_units(recipe: BuildRecipe) -> list[Unit]:
-    """Units that are compiled for 12.x only: the kernels written for this family."""
+    """Units that are compiled only for 12.x."""
     return [
         unit
         for _, unit in sorted(recipe.units.items())
@@ -84,11 +84,11 @@ def sm12x_units(recipe: BuildRecipe) -> list[Unit]:
 
 
 def outcome(source: SourceTree, arch_list: str, cuda: str, changed: Sequence[str] = ()) -> Outcome:
-    """What the release's own build files make of an architecture list.
+    """Evaluate a release's build for an architecture list.
 
     Raises:
-        UsageError: a changed file is not in the source, or the build files cannot be read so.
-        EngineError: there is no cmake.
+        UsageError: a changed file is not in the sources, or the build files cannot be evaluated.
+        EngineError: cmake is missing.
     """
     recipe = evaluate(source, arch_list, cuda)
     sources = Sources(source.root, recipe.generated)

@@ -1,4 +1,4 @@
-"""A copy of a release's sources with changes applied, for a build to read."""
+"""Applies changes to a copy of a release's sources, for its build to read."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe
     from builder.compile.source import SourceTree
 
-#: Below ``csrc`` and read by nobody who builds.
+#: Folders below ``csrc`` that the build does not use.
 _DOCUMENTS = (".md", ".rst")
 
 
 @dataclass(frozen=True)
 class SourceBuild:
-    """A source tree, and what its own build makes of it for an architecture list."""
+    """A source tree, and its build recipe for an architecture list."""
 
     source: SourceTree
     arch_list: str
     cuda: str
-    #: another tree whose build does the same
+    #: another tree with the same build recipe
     like: SourceBuild | None = None
 
     @cached_property
@@ -50,30 +50,30 @@ class SourceBuild:
 
     @cached_property
     def sources(self) -> Sources:
-        """Its C++ and CUDA files, those included that the build generates."""
+        """Its C++ and CUDA files, including generated ones."""
         return Sources(self.source.root, self.recipe.generated)
 
     @cached_property
     def closures(self) -> Mapping[str, frozenset[str]]:
-        """Unit -> the files that it comes from."""
+        """Unit -> the files that it depends on."""
         return {path: self.sources.closure(path) for path in self.recipe.units}
 
     @cached_property
     def reached(self) -> frozenset[str]:
-        """All files that some unit comes from."""
+        """All files that units depend on."""
         return frozenset().union(*self.closures.values())
 
 
 @dataclass(frozen=True)
 class JudgedFile:
-    """One file of a diff on the sources, as the changes before it leave them."""
+    """The result of one file of a diff on the sources with earlier changes."""
 
     change: FileDiff
     result: OpResult
 
 
 class PatchedSource:
-    """Changes applied to a copy of a release's sources, one by one."""
+    """Applies changes to a copy of a release's sources, one by one."""
 
     def __init__(self, pristine: SourceTree, folder: Path) -> None:
         shutil.copytree(pristine.root, folder, symlinks=True)
@@ -84,15 +84,15 @@ class PatchedSource:
 
     @property
     def texts(self) -> dict[str, bytes | None]:
-        """Path -> content now, of the files that are not as they were; None where it is gone."""
+        """Path -> new content of changed files; None for deleted files."""
         before = DirTree(self.pristine.root)
         found = {path: self.tree.read(path) for path in sorted(self._touched)}
         return {path: text for path, text in found.items() if text != before.read(path)}
 
     def built(self, before: SourceBuild) -> SourceBuild:
-        """The changed tree for what ``before``, the pristine one, is built for.
+        """The changed tree, built for the same targets as the pristine tree ``before``.
 
-        Where nothing but the text of C++ and CUDA files is another, the build does the same.
+        If only the text of C++ and CUDA files changed, the build recipe is the same.
         """
         there = DirTree(self.pristine.root)
         edits = all(
@@ -103,7 +103,7 @@ class PatchedSource:
         return SourceBuild(self.source, before.arch_list, before.cuda, like)
 
     def known(self, change: TextChange) -> None:
-        """Lay a change over that is known by name; nothing happens where the sources have it.
+        """Apply a built-in change; does nothing if the sources have it.
 
         Raises:
             SparkBuildError: the sources have neither of its texts (drift, exit 4).
@@ -112,7 +112,7 @@ class PatchedSource:
         self._write({path: Content.of(text) for path, text in texts.items()})
 
     def diff(self, text: str) -> list[JudgedFile]:
-        """Lay a diff over, but for files where it does not fit; every file with what it found."""
+        """Apply a diff, except files where it does not match; returns the result for every file."""
         judged = []
         for change in parse_diff(text):
             if change.path.endswith(_DOCUMENTS):
@@ -136,7 +136,7 @@ class PatchedSource:
 
 
 def verdict(judged: Sequence[JudgedFile]) -> tuple[str, str]:
-    """What some files of a diff find together, and why they cannot be taken where they cannot."""
+    """The combined state of some files of a diff, and the reason if they do not apply."""
     for found in (DRIFT, AMBIGUOUS):
         for one in judged:
             if one.result.found == found:

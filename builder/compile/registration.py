@@ -1,7 +1,7 @@
-"""The torch operators that a change rebuilds, and the C++ code that registers them again.
+"""Torch operators that a change rebuilds, and C++ code that registers them again.
 
-The kernels of a release's extension have hidden symbols, so they cannot be replaced one by one; an
-operator can: torch's dispatcher takes the kernel that was registered last.
+The kernels of a release's extension have hidden symbols, so they cannot be replaced directly; an
+operator can: torch's dispatcher uses the implementation that was registered last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STABLE_TORCH_LIBRARY_IMPL({library}, {key}, m) {{
   m.impl("{operator}", TORCH_BOX(&{function}));
 }}
 """
-#: Kind of registration -> the header that it takes, and how it is written.
+#: Kind of registration -> its header and its syntax.
 _REGISTER = {
     "classic": ("torch/library.h", _CLASSIC),
     "stable": ("torch/csrc/stable/library.h", _STABLE),
@@ -52,9 +52,9 @@ class OperatorName(Part, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A torch operator that a release registers; ``builder/data/compile.toml`` says what is what.
+    """A torch operator of a release; ``builder/data/compile.toml`` documents the fields.
 
-    One that was found in a release's sources has no ``kernels`` and nothing that they must hold.
+    An operator found in the sources has no ``kernels`` and no required instruction.
     """
 
     name: str
@@ -70,21 +70,21 @@ class Operator:
     declaration: str = ""
     kernels: str = ""
     holds: str = ""
-    #: what the release's own registration includes, with quotes or brackets; one declares it
+    #: includes of the release's registration, with quotes or brackets; one declares the function
     headers: tuple[str, ...] = ()
-    #: a unit that is compiled registers it itself
+    #: a compiled unit registers it itself
     own: bool = False
 
 
 def load_operators() -> list[Operator]:
-    """All operators that are known."""
+    """All operators in our table."""
     rows = tomllib.loads(package_file("data", "compile.toml").read_text("utf-8"))["operator"]
     lists = ("rebuilt", "units", "defines")
     return [Operator(**(row | {name: tuple(row[name]) for name in lists})) for row in rows]
 
 
 def known_operators(vllm: str, known: Iterable[Operator] | None = None) -> list[Operator]:
-    """The operators that are known of a release."""
+    """The operators in our table for a release."""
     every = load_operators() if known is None else known
     return [op for op in every if SpecifierSet(op.vllm).contains(vllm, prereleases=True)]
 
@@ -92,10 +92,10 @@ def known_operators(vllm: str, known: Iterable[Operator] | None = None) -> list[
 def operators_behind(
     units: Sequence[Unit], vllm: str, known: Iterable[Operator] | None = None
 ) -> list[Operator]:
-    """The operators that are known to call these units, in a release.
+    """The operators in our table that call these units, for a release.
 
     Raises:
-        UsageError: a unit implements no known operator.
+        UsageError: a unit is not in the table.
     """
     fitting = known_operators(vllm, known)
     found: dict[str, Operator] = {}
@@ -112,7 +112,7 @@ def operators_behind(
 
 
 def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
-    """What lies between an operator and its kernels.
+    """The units between an operator and its kernels.
 
     Raises:
         UsageError: the release has no such unit, or several.
@@ -130,11 +130,11 @@ def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
 
 
 def registration_source(operators: Sequence[Operator], mark: str) -> str:
-    """C++ that registers operators anew when its library is loaded.
+    """C++ code that registers operators again when its library is loaded.
 
     Args:
-        operators: what is registered; not those that a unit registers itself.
-        mark: names the extension wheel; torch shows it as the place of registration.
+        operators: the operators to register, without those that a unit registers itself.
+        mark: the extension wheel's name, which torch shows as the registration's location.
     """
     operators = [op for op in operators if not op.own]
     headers = {_REGISTER[op.abi][0] for op in operators}

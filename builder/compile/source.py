@@ -1,6 +1,6 @@
 """vLLM's sources: a released archive, a commit from its forge, or a folder.
 
-A base that was built between releases says in its version which commit it is
+The version of a base that was built between releases names its commit
 (``0.19.2.dev31+g0123abcd``, as setuptools-scm writes it).
 """
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
     from builder.pypi.index import PackageIndex
 
-#: Where vLLM is developed; a clone or a mirror may answer for it.
+#: vLLM's repository; a clone or mirror may replace it.
 REPOSITORY = "vllm-project/vllm"
 
-#: What building extensions needs of vLLM's archive: a third of it.
+#: Parts of vLLM's archive that the build of extensions needs: a third of it.
 _PARTS = ("csrc", "cmake", "CMakeLists.txt", "pyproject.toml", "setup.py", "PKG-INFO")
 
 
-#: How setuptools-scm names the commit in the local part of a version.
+#: setuptools-scm's form of a commit in the local part of a version.
 _COMMIT = re.compile(r"g([0-9a-f]{7,40})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTree:
-    """An unpacked source.
+    """An unpacked source tree.
 
-    ``sha256`` is the archive's for a release, that of its paths and contents for a commit (forges
-    do not pack one the same way twice), and empty for a user's folder; ``origin`` is the archive's
+    ``sha256`` is the archive's for a release, that of paths and contents for a commit (forges
+    do not create reproducible archives), and empty for a user's folder; ``origin`` is the archive's
     file name, or ``git+https://HOST/OWNER/REPO@COMMIT``.
     """
 
@@ -58,16 +58,16 @@ class SourceTree:
 
 
 def source_of(index: PackageIndex, version: str, forges: Forges | None = None) -> SourceTree:
-    """The source that a vLLM of this version was built from, unpacked into the cache once.
+    """The source of a vLLM version, unpacked into the cache once.
 
     Args:
         index: where the archives of releases are.
-        version: as installed; what follows the ``+`` may name the commit.
-        forges: where commits are, the forge that is set by default.
+        version: the installed version; its local part may name the commit.
+        forges: the forge or clones for commits.
 
     Raises:
-        UsageError: there is no such release, and the version names no commit.
-        RemoteError: it cannot be fetched, or the forge does not know the commit.
+        UsageError: the release does not exist, and the version names no commit.
+        RemoteError: it cannot be downloaded, or the forge does not have the commit.
     """
     try:
         parsed = Version(version)
@@ -89,7 +89,7 @@ def source_of(index: PackageIndex, version: str, forges: Forges | None = None) -
 
 
 def release_source(index: PackageIndex, version: str) -> SourceTree:
-    """vLLM's source as released.
+    """vLLM's source archive of a release.
 
     Raises:
         UsageError: the release has no source archive, or it is not one of vLLM.
@@ -107,10 +107,10 @@ def release_source(index: PackageIndex, version: str) -> SourceTree:
 
 
 def commit_source(version: str, commit: str, forges: Forges) -> SourceTree:
-    """vLLM's source at a commit, whose name may be shortened.
+    """vLLM's source at a commit, which may be abbreviated.
 
     Raises:
-        RemoteError: the forge does not answer, does not know the commit, or it is not vLLM's.
+        RemoteError: the forge does not respond or have the commit, or it is not vLLM's.
     """
     folder = cache_dir() / "sources"
     with locked(f"source {commit[:7]}"):
@@ -140,7 +140,7 @@ def _content_digest(root: Path) -> str:
 
 
 def _lay_out(archive: IO[bytes], name: str, final: Path) -> None:
-    """The parts that a build needs, without the archive's own first folder."""
+    """Unpack the parts that a build needs, without the archive's top folder."""
     console.detail(f"unpacking {name}")
     final.parent.mkdir(parents=True, exist_ok=True)
     with making(final) as work:

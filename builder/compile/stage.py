@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RejectedDiff:
-    """Sources that a diff does not fit, as they were when it was judged."""
+    """Sources that a diff does not match, at the time of judging."""
 
     tree: Tree
     diff: str
@@ -80,7 +80,7 @@ class RejectedDiff:
 
 
 class Stages:
-    """What ``--compile`` allows: stages for the layers of a plan, and running them."""
+    """Compile stages for the layers of a plan (``--compile``): planning and running them."""
 
     def __init__(
         self,
@@ -89,21 +89,21 @@ class Stages:
         nvcc: str | None = None,
         toolkit: ToolkitChoice | None = None,
     ) -> None:
-        """Compile with what ``find_compiler`` finds; ``nvcc`` or ``toolkit`` name another one."""
+        """Use the compiler from ``find_compiler``, or the given ``nvcc`` or ``toolkit``."""
         self._index = index
         self._toolkit = toolkit
         self._forges = forges
         self._nvcc = nvcc
         self._compilers: dict[str, Compiler] = {}
-        #: by the digest of what is asked for: what was decided
+        #: decisions, by the digest of the question
         self._decided: dict[str, CompileWork | AlreadyPresent | Unstaged] = {}
-        #: by the digest of a request: what it is compiled of
+        #: compile work, by the digest of the request
         self._work: dict[str, tuple[CompileWork, Compiler]] = {}
         self._built: dict[tuple[str, str, str], SourceBuild] = {}
         self._folder: Path | None = None
-        #: file name of a wheel that a stage has made -> where it is
+        #: file name of a stage's wheel -> its path
         self.wheels: dict[str, Path] = {}
-        #: request of a pull request -> the sources that its hunks do not fit
+        #: request of a pull request -> the sources that its hunks do not match
         self.rejected_diffs: dict[str, RejectedDiff] = {}
 
     # -- planning
@@ -115,17 +115,17 @@ class Stages:
         target: Target,
         module: Callable[[str], str],
     ) -> Stage | Unstaged:
-        """The stage of some ``compile`` ops, with its wheel where that was made before.
+        """The stage for some ``compile`` ops, with its wheel if it is cached.
 
-        ``module`` gives the sha256 of the base's extension of a name, as ``vllm/_C``; the wheel
+        ``module`` returns the sha256 of the base's extension, such as ``vllm/_C``; the wheel
         extends it, and is checked against it.
 
         Raises:
-            EngineError: this machine has no compiler for the base's architecture.
+            EngineError: there is no compiler for the base's architecture.
             UsageError: the release's sources are not on the index, or cannot be read.
             RemoteError: they cannot be fetched.
-            SparkBuildError: the sources have neither text of a change that is known by name
-                (drift, exit 4), or have it already (exit 10).
+            SparkBuildError: the sources have neither text of a built-in change
+                (drift, exit 4), or already have it (exit 10).
         """
         vllm = packages["vllm"]
         release = Version(vllm).public
@@ -151,7 +151,7 @@ class Stages:
         return Stage(request, self._made(request), sources, decided.refusal)
 
     def _compiler(self, platform: str) -> Compiler:
-        """Found once: it asks compilers for their versions, or where the tag of an image leads."""
+        """The compiler, found once: this queries versions, or resolves an image's tag."""
         if platform not in self._compilers:
             found = find_compiler(self._index, platform, self._nvcc, self._toolkit)
             self._compilers[platform] = found
@@ -180,7 +180,7 @@ class Stages:
         return decided
 
     def _new_folder(self) -> Path:
-        """A path for changed sources, which go away with this object."""
+        """A temporary path for changed sources."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="spark-build-sources-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -189,7 +189,7 @@ class Stages:
     def _present(
         self, found: AlreadyPresent, release: str, target: Target, module: Callable[[str], str]
     ) -> Unstaged:
-        """The sources have the change: a binary that the release was made of has it too."""
+        """The result if the sources already have the change: the release's binary has it too."""
         name = found.sources.filename
         for extension in found.extensions:
             path = f"vllm/{extension}"
@@ -205,7 +205,7 @@ class Stages:
         return Unstaged(UPSTREAM, reason, found.sources, since=f"vLLM {release}")
 
     def _released(self, path: str, release: str, target: Target) -> set[str | None]:
-        """The sha256 of an extension in the released wheel; none of what is no release."""
+        """The sha256 of an extension in the released wheel; None if it is not a release."""
         if Version(release).is_devrelease:
             return set()
         platform = Platform.parse(target.platform, target.python)
@@ -259,14 +259,14 @@ class Stages:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether units are compiled on another machine, whose memory and disk are not known."""
+        """Whether units are compiled on another machine, whose memory and disk are unknown."""
         return self._toolkit is not None and self._toolkit.containers.elsewhere
 
     def refuse_small(self, request: StageRequest) -> Cost:
-        """What a stage takes; refused where this machine compiles and is clearly too small.
+        """The cost of a stage; refused if this machine compiles and is clearly too small.
 
         Raises:
-            EngineError: memory or disk is too short.
+            EngineError: memory or disk space is too small.
         """
         paths = [unit.path for unit in request.units]
         if self.elsewhere:
@@ -276,7 +276,7 @@ class Stages:
         return cost
 
     def _made(self, request: StageRequest) -> InputPin | None:
-        """The pin of the wheel that a stage made, where it is in the cache and whole."""
+        """The pin of a stage's wheel, if it is cached and intact."""
         folder = _folder(request)
         try:
             raw = json.loads((folder / "wheel.json").read_bytes())
@@ -290,7 +290,7 @@ class Stages:
         return pin
 
     def dockerfile(self, request: StageRequest) -> str:
-        """What compiles a stage's units in a toolkit image, as text for people; else empty."""
+        """The Dockerfile of a stage with a toolkit image, for display; else ``""``."""
         container = self._work[_folder(request).name][1].container
         if container is None:
             return ""
@@ -301,12 +301,12 @@ class Stages:
     # -- running
 
     def run(self, request: StageRequest, base: Base) -> None:
-        """Compile a stage and keep its wheel.
+        """Compile a stage and cache its wheel.
 
         Raises:
-            EngineError: this machine is too small, or lacks a tool.
-            BuildFailed: the compiler or the linker refuses.
-            SparkBuildError: what came out would not load, or is not real (exit 5).
+            EngineError: this machine is too small, or a tool is missing.
+            BuildFailed: compiling or linking fails.
+            SparkBuildError: the result would not load, or its kernels are not real (exit 5).
         """
         cost = self.refuse_small(request)
         folder = _folder(request)
@@ -325,10 +325,10 @@ class Stages:
             write_atomically(folder / "wheel.json", json.dumps(asdict(pin)).encode())
         self.wheels[wheel.name] = wheel
 
-    # -- what came out, as a wheel on an index would give it
+    # -- the resulting wheels, with the interface of a wheel on an index
 
     def members(self, filename: str) -> list[Member]:
-        """The files of a wheel that a stage made."""
+        """The files of a stage's wheel."""
         with zipfile.ZipFile(self.wheels[filename]) as archive:
             return wheel_members(archive)
 
@@ -343,7 +343,7 @@ def _digest(value: object) -> str:
 
 
 def _folder(request: StageRequest) -> Path:
-    """The cache folder of its wheel: keyed by the request, our version and our loader."""
+    """The cache folder of its wheel, keyed by the request, our version and our loader."""
     loader = package_file("runtime", "wheel_loader.py").read_bytes()
     key = [plain(request), __version__, sha256_hex(loader)]
     return cache_dir() / "companions" / sha256_hex(canonical_json(key))[:32]
@@ -356,7 +356,7 @@ def build(
     base: Base,
     index: PackageIndex,
 ) -> Path:
-    """The extension wheel of a stage, in the stage's folder of the cache."""
+    """Build the extension wheel of a stage in the stage's cache folder."""
     with _with_torch(base, index) as tree:
         wanted = request_for(
             index,
@@ -372,7 +372,7 @@ def build(
 
 @contextmanager
 def _with_torch(base: Base, index: PackageIndex) -> Iterator[Tree]:
-    """A base's files with the libraries that its extensions need: a plan for wheels needs none."""
+    """A base's files with the libraries of its extensions, which a plan for wheels lacks."""
     if not base.identity.is_wheels:
         yield base.tree
         return

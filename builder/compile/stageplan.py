@@ -1,4 +1,4 @@
-"""Decides from a release's sources what a stage compiles, or why it compiles nothing."""
+"""Decides from a release's sources what a stage compiles, or why nothing."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from builder.compile.source import SourceTree
     from builder.compile.wheelplan import WheelPlan
 
-#: Below these a build of the extensions reads: what else reaches a wheel, other tools compile.
+#: Folders that the build of extensions reads.
 _READ = ("csrc/", "cmake/", "CMakeLists.txt")
-#: Names that a reason lists before it only counts.
+#: Names that a reason lists at most.
 _LISTED = 4
 
 
 @dataclass(frozen=True)
 class CompileWork:
-    """What a stage compiles: sources, what is changed in them, and the units that this reaches."""
+    """A stage's work: sources, changes, and affected units."""
 
     source: SourceTree
     change: SourceChange
     plan: WheelPlan
-    #: changed files, with the sha256 before and after; None where there is no such file
+    #: changed files, with the sha256 before and after; None for a missing file
     files: tuple[SourceFile, ...]
-    #: what was found of the last change in the sources
+    #: the state of the last change in the sources
     sources: FoundSources
-    #: why nothing would come of it, where no later change helps
+    #: why it has no effect, if no later change fixes it
     refusal: Unstaged | None
 
 
 @dataclass(frozen=True)
 class AlreadyPresent:
-    """The sources have the last change already: the base's binary tells whether the base has."""
+    """The sources already have the last change; the base's binary shows whether the base has it."""
 
     extensions: tuple[str, ...]
     sources: FoundSources
@@ -61,18 +61,18 @@ class AlreadyPresent:
 def plan_changes(
     before: SourceBuild, ops: Sequence[Compile], folder: Path
 ) -> CompileWork | AlreadyPresent | Unstaged:
-    """Lay the changes of ``compile`` ops over a release's sources, and see what that reaches.
+    """Apply the changes of ``compile`` ops to a release's sources, and find affected units.
 
     Args:
         before: the sources as released.
-        ops: all for the same architectures; what is not compiled is said of the last one.
-        folder: a path that is not there yet, for the changed sources.
+        ops: for the same architectures; reasons are about the last one.
+        folder: a new path for the changed sources.
 
     Raises:
-        SparkBuildError: a change that is known by name does not fit (exit 4), is in the sources
-            already, or cannot be done with an extension wheel (exit 10).
-        UsageError: the changed build files cannot be read.
-        EngineError: there is no cmake.
+        SparkBuildError: a built-in change does not match (exit 4), is already in the
+            sources, or is not possible with an extension wheel (exit 10).
+        UsageError: the changed build files cannot be evaluated.
+        EngineError: cmake is missing.
     """
     patched = PatchedSource(before.source, folder)
     for op in ops[:-1]:
@@ -114,10 +114,10 @@ def _work(
     ops: Sequence[Compile],
     sources: FoundSources,
 ) -> CompileWork | Unstaged:
-    """What is compiled of all changes together; ``sources`` gets the files that reach nothing."""
+    """The work for all changes together."""
     texts = laid.texts
     found = affected_units(before, after, texts)
-    # of the last op alone: the others have said theirs
+    # only for the last op: earlier ones have reported already
     mine = {path for path in ops[-1].files if path in found.unreached}
     facts = replace(sources, unreached=tuple(sorted(mine)) or None)
     if found.refusal:
@@ -181,7 +181,7 @@ def _some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _PullStage:
-    """The last of some ops, which is of a pull request."""
+    """The decision for a pull request's op, the last of some ops."""
 
     before: SourceBuild
     after: SourceBuild
@@ -189,7 +189,7 @@ class _PullStage:
     ops: Sequence[Compile]
 
     def planned(self, judged: Sequence[JudgedFile]) -> CompileWork | AlreadyPresent | Unstaged:
-        """What becomes of it."""
+        """The decision."""
         facts = _facts(self.ops[-1], self.before)
         other = [path for path in self.ops[-1].files if not path.startswith(_READ)]
         if other:
@@ -211,19 +211,19 @@ class _PullStage:
             return _refused(str(error), facts, error.hint)
 
     def _counts(self, one: JudgedFile) -> bool:
-        """Whether anything is compiled of a file, before the change or after it."""
+        """Whether a file is compiled, before or after the change."""
         paths = {path for path in (one.change.old, one.change.new) if path}
         reached = self.before.reached | self.after.reached
         return bool(paths & reached) or any(map(is_build_file, paths))
 
     def _released(self, counting: Sequence[JudgedFile]) -> bool:
-        """Whether it is there as released, and not because of the changes before it."""
+        """Whether the release has it, without earlier changes."""
         tree = DirTree(self.before.source.root)
         again = [JudgedFile(one.change, judge_file(one.change, tree)) for one in counting]
         return verdict(again)[0] == POST
 
     def _extensions(self, counting: Sequence[JudgedFile]) -> tuple[str, ...]:
-        """The extensions that the release built of its files; of build files alone: all."""
+        """The extensions that use its files; all for build files."""
         paths = {one.change.path for one in counting}
         units = self.before.recipe.units
         hit = {units[unit].extension for unit, all_ in self.before.closures.items() if all_ & paths}

@@ -1,6 +1,6 @@
-"""What a translation unit of vLLM is compiled with: nvcc, and the headers it includes.
+"""The tools to compile a unit of vLLM: nvcc, and headers.
 
-A machine that has vLLM's environment has all of this; elsewhere the headers are read out of
+A machine with vLLM's environment has all of them; elsewhere the headers are read from
 released wheels by range, pinned by their sha256 on the index, and nothing is installed.
 """
 
@@ -34,32 +34,33 @@ if TYPE_CHECKING:
     from builder.compile.host import HostCompiler
     from builder.pypi.index import PackageIndex
 
-#: CUTLASS as vLLM 0.20.0 to 0.22.1 take it (v4.4.2), inside the wheel of this FlashInfer release;
-#: vLLM's own archive has none, its build fetches it.
+#: CUTLASS for vLLM 0.20.0 to 0.22.1 (v4.4.2), in the wheel of this FlashInfer release;
+#: vLLM's archive has none, because its build downloads it.
 _CUTLASS_WHEEL = ("flashinfer-python", "0.6.9")
 _CUTLASS = ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/util/include/")
-#: Library headers that torch's CUDA headers include: the parts of the CUDA toolkit that hold them.
+#: CUDA toolkit parts with library headers that torch's CUDA headers include.
 _CUDA_PARTS = ("nvidia-cublas", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink")
-#: Where the toolkit's own packages put the compiler, on PATH or not.
+#: Folder of nvcc from the toolkit's packages.
 _USUAL = Path("/usr/local/cuda/bin/nvcc")
-#: torch's CPU build lacks this generated header; it says that c10's CUDA half is a shared library.
+#: torch's CPU build lacks this generated header, which says that c10's CUDA part is a shared
+#: library.
 _CMAKE_MACROS = "c10/cuda/impl/cuda_cmake_macros.h"
 _MACROS_TEXT = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """A compiler, and where headers are."""
+    """A compiler and header folders."""
 
     compiler: Compiler
     includes: tuple[Path, ...]
 
 
 def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
-    """The compiler and its CUDA version.
+    """Find nvcc and its CUDA version.
 
     Raises:
-        EngineError: it does not exist, or it does not say its version.
+        EngineError: it is missing, or its version is unknown.
     """
     found = named or installed_nvcc()
     if found is None or not found.is_file():
@@ -80,27 +81,27 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
 
 
 def release_in(said: str) -> str:
-    """The CUDA release in what ``nvcc --version`` says, such as ``13.0``; empty where none is."""
+    """The CUDA release in the output of ``nvcc --version``, such as ``13.0``, or ``""``."""
     found = re.search(r"release (\d+\.\d+)", said)
     return found[1] if found else ""
 
 
 def version_in(said: str) -> str:
-    """The exact version in what a compiler says of itself, such as ``13.0.88``."""
+    """The exact version in a compiler's output, such as ``13.0.88``."""
     found = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", said)
     return (found[1] or found[2]) if found else "unknown"
 
 
 def installed_nvcc() -> Path | None:
-    """The compiler on PATH, or where the toolkit's own packages put it; None where it is not."""
+    """nvcc on PATH, or in the toolkit packages' folder; None if missing."""
     found = Path(shutil.which("nvcc") or _USUAL)
     return found if found.is_file() else None
 
 
 def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[str, str]:
-    """The exact versions of nvcc, where one is named, and of the host compiler that it calls.
+    """The exact versions of nvcc, if given, and of the host compiler.
 
-    One that compiles for another platform is named with its version: it may compile otherwise.
+    A cross compiler's name is included, because it may compile differently.
     """
     found = {}
     for name, word in (("nvcc", nvcc), ("host", host.command)):
@@ -119,7 +120,7 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
     Args:
         index: where wheels are.
         torch: a site-packages with torch in it, of any build.
-        compiler: what ``find_compiler`` gave; it is unpacked if it comes from wheels.
+        compiler: from ``find_compiler``; unpacked if it comes from wheels.
 
     Raises:
         EngineError: the compiler cannot be unpacked, or does not run here.
@@ -144,10 +145,10 @@ def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Tool
 
 
 def pinned_torch(root: Path) -> str:
-    """The torch that a source tree is built with: the pin in its own ``pyproject.toml``.
+    """The torch version for a source tree: the pin in its ``pyproject.toml``.
 
     Raises:
-        UsageError: it pins none.
+        UsageError: it has no pin.
     """
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
@@ -162,22 +163,22 @@ def pinned_torch(root: Path) -> str:
 
 
 def torch_headers(index: PackageIndex, version: str) -> Path:
-    """A site-packages with the headers of a torch release and nothing else, read by range.
+    """A site-packages with only the headers of a torch release, read by range.
 
-    C++ built with other headers may need symbols that the release has not.
+    C++ built with other headers may need symbols that the release lacks.
 
     Raises:
-        UsageError: the index has no such release.
+        UsageError: the release is not on the index.
         RemoteError: the package index does not answer.
     """
     return wheel_headers(index, "torch", version, prefixes=("torch/include/",))
 
 
 def header_version(tools: Toolchain) -> str:
-    """Of which torch the headers are, as they say it.
+    """The torch version of the headers.
 
     Raises:
-        UsageError: they do not say.
+        UsageError: they do not have it.
     """
     for name in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
         for folder in tools.includes:
@@ -190,7 +191,7 @@ def header_version(tools: Toolchain) -> str:
 
 
 def has_library_headers(nvcc: Path) -> bool:
-    """Whether the toolkit that nvcc belongs to has the library headers too."""
+    """Whether nvcc's toolkit also has the library headers."""
     root = nvcc.resolve().parent.parent
     return any((root / folder / "cusparse.h").is_file() for folder in ("include", "targets"))
 
@@ -204,12 +205,12 @@ def _own_headers() -> Path:
 
 
 def header_wheels(index: PackageIndex, compiler: Compiler, torch: str) -> list[Input]:
-    """The wheels whose headers units are compiled with, by file name and sha256.
+    """The wheels with headers for units, by file name and sha256.
 
     Args:
         index: where wheels are.
-        compiler: its toolkit may have the libraries' headers itself.
-        torch: the release of torch whose headers are taken.
+        compiler: its toolkit may have the libraries' headers.
+        torch: the torch release of the headers.
     """
     wanted = [_CUTLASS_WHEEL, ("torch", torch)]
     if not compiler.has_library_headers:
@@ -232,7 +233,7 @@ def _library_headers(index: PackageIndex, cuda: str) -> list[Path]:
 
 
 def _library_wheels(index: PackageIndex, cuda: str) -> list[tuple[str, str]]:
-    """Of the newest toolkit release with nvcc's own version; its metadata pins every part."""
+    """Wheels of the newest toolkit release with nvcc's version; its metadata pins every part."""
     releases = [v for v in index.releases("cuda-toolkit") if v.startswith(f"{cuda}.")]
     if not releases:
         raise UsageError(f"the package index has no cuda-toolkit {cuda}, whose headers are needed")
@@ -246,7 +247,7 @@ def _wheel(index: PackageIndex, project: str, version: str) -> RemoteWheel:
 def wheel_headers(
     index: PackageIndex, project: str, version: str, *, prefixes: Iterable[str]
 ) -> Path:
-    """Files of a wheel below some folders, unpacked in the cache once; returns their folder.
+    """Unpack some folders of a wheel into the cache once; returns the folder.
 
     Raises:
         UsageError: the wheel has no such file.

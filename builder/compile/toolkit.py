@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
     from builder.pypi.index import PackageIndex, WheelFile
 
-#: The toolkit whose compiler is taken: the one that everything in docs/compiling.md was measured
+#: The toolkit release, with which everything in docs/compiling.md was measured.
 #: with.  Its nvcc is 13.0.88.
 RELEASE = "13.0.2"
-#: Below which folder the wheels of a CUDA 13 toolkit hold their files.
+#: Folder of files in the wheels of a CUDA 13 toolkit.
 _PREFIX = "nvidia/cu13/"
-#: What runs on this machine, and what it compiles with: part -> its folders.
+#: Programs for this machine, and files to compile with: part -> folders.
 _PROGRAMS = {"nvidia-cuda-nvcc": ("bin/",), "nvidia-nvvm": ("nvvm/",)}
 _LIBRARIES = {
     "nvidia-cuda-nvcc": ("include/",),
@@ -46,7 +46,7 @@ _LIBRARIES = {
     "nvidia-cuda-cccl": ("include/",),
     "nvidia-cuda-runtime": ("include/", "lib/"),
 }
-#: Without one of these nothing is compiled, or nothing linked.
+#: Files that compiling and linking require.
 _NEEDED = (
     "bin/nvcc", "bin/nvcc.profile", "bin/cudafe++", "bin/fatbinary", "bin/ptxas", "nvvm/bin/cicc",
     "nvvm/libdevice/libdevice.10.bc",
@@ -60,7 +60,7 @@ _NONE = SpecifierSet("<0")
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Folders of a wheel, and below which folder of the toolkit they go."""
+    """Folders of a wheel, and their place in the toolkit."""
 
     file: WheelFile
     folders: tuple[str, ...]
@@ -69,7 +69,7 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelToolkit:
-    """A compiler out of wheels.  ``version`` is nvcc's own, such as ``13.0.88``."""
+    """A compiler from wheels.  ``version`` is nvcc's, such as ``13.0.88``."""
 
     version: str
     target: str
@@ -77,7 +77,7 @@ class WheelToolkit:
 
     @property
     def pins(self) -> tuple[Input, ...]:
-        """The wheels that it is made of, by file name and sha256."""
+        """Its wheels, by file name and sha256."""
         files = {part.file.filename: part.file for part in self.parts}
         return tuple(
             Input(
@@ -91,26 +91,26 @@ class WheelToolkit:
 
     @property
     def cuda(self) -> str:
-        """The version that its release is of, as nvcc says it: ``13.0``."""
+        """Its CUDA release: ``13.0``."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def folder(self) -> Path:
-        """Where it is unpacked, or will be."""
+        """The folder where it is or will be unpacked."""
         rows = [[p.file.sha256, list(p.folders), p.below] for p in self.parts]
         return cache_dir() / "toolkits" / sha256_hex(canonical_json(rows))[:32]
 
     @property
     def nvcc(self) -> Path:
-        """The compiler; exists once the toolkit is unpacked."""
+        """The path of nvcc, which exists after unpacking."""
         return self.folder / "bin" / "nvcc"
 
     def lay_out(self, index: PackageIndex) -> None:
-        """Fetch the wheels and unpack them, once.
+        """Download and unpack the wheels, once.
 
         Raises:
             EngineError: the wheels lack a part of the compiler.
-            RemoteError: a download breaks off, or is not what the index says.
+            RemoteError: a download fails, or its sha256 does not match.
             UsageError: the disk is too small.
         """
         final = self.folder
@@ -141,16 +141,16 @@ class WheelToolkit:
 
 
 def released_toolkit(index: PackageIndex, here: str, platform: str) -> WheelToolkit:
-    """The compiler of ``RELEASE`` as it is on the package index; nothing is fetched but pages.
+    """The compiler of ``RELEASE`` on the package index; downloads only pages.
 
     Args:
         index: where the wheels are.
-        here: the platform that it runs on, such as ``linux/amd64``.
-        platform: the one that it compiles for.
+        here: the platform to run on, such as ``linux/amd64``.
+        platform: the target platform.
 
     Raises:
         UsageError: the index lacks a wheel.
-        RemoteError: the index does not answer.
+        RemoteError: the index does not respond.
     """
     target = f"targets/{TARGETS[Platform.parse(platform).oci]}"
     versions = toolkit_parts(index, RELEASE, {**_PROGRAMS, **_LIBRARIES})
@@ -165,13 +165,13 @@ def released_toolkit(index: PackageIndex, here: str, platform: str) -> WheelTool
 
 
 def toolkit_parts(index: PackageIndex, release: str, projects: Iterable[str]) -> dict[str, str]:
-    """Part -> its version in a toolkit release, out of the metadata of ``cuda-toolkit``.
+    """Part -> its version in a toolkit release, from the metadata of ``cuda-toolkit``.
 
     Raises:
-        UsageError: the index has no such release, or not a part that it names.
-        RemoteError: the index does not answer.
+        UsageError: the release or one of its parts is not on the index.
+        RemoteError: the index does not respond.
     """
-    # it holds metadata alone, and is the same file for all platforms
+    # it has only metadata, and is the same for all platforms
     file = index.choose("cuda-toolkit", release, Platform.parse("linux/amd64"))
     toolkit = RemoteWheel(file, index)
     metadata = toolkit.read(f"{toolkit.info_dir}/METADATA").decode()
@@ -182,13 +182,13 @@ def toolkit_parts(index: PackageIndex, release: str, projects: Iterable[str]) ->
         fitting = [v for v in index.releases(project) if pins.get(project, _NONE).contains(v)]
         if not fitting:
             raise UsageError(f"cuda-toolkit {release} needs {project}, which is not on the index")
-        # the oldest is the same tomorrow, where the metadata leaves newer ones open
+        # the oldest, because the metadata allows newer ones and the choice must not change
         chosen[project] = fitting[0]
     return chosen
 
 
 def _unpack(archive: Path, part: _Part, toolkit: Path) -> None:
-    """Files are executable where they lie in a folder of programs, whatever the wheel says."""
+    """Unpack files; those in program folders are executable, whatever the wheel says."""
     wanted = tuple(_PREFIX + folder for folder in part.folders)
     try:
         wheel = zipfile.ZipFile(archive)

@@ -26,14 +26,14 @@ class MachineCode(Part, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """What a GB10 would do with it."""
+        """Whether and how a GB10 would run it."""
         if self.tensor:
             return "real code" if not self.traps else f"real code and {self.traps} traps"
         return f"every kernel is a trap ({self.traps})" if self.traps else "no tensor-core code"
 
 
 class CompiledUnit(Part, frozen=True, kw_only=True):
-    """A unit that was compiled, and what is in it."""
+    """A compiled unit and its machine code."""
 
     path: Text
     extension: Text
@@ -44,11 +44,11 @@ class CompiledUnit(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, built: BuiltUnit) -> CompiledUnit:
-        """What was built, with its machine code.
+        """Read a built unit's machine code.
 
         Raises:
-            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
-            BuildFailed: the object holds no machine code that can be read.
+            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
+            BuildFailed: the object has no readable machine code.
         """
         return cls(
             path=built.unit.path,
@@ -61,7 +61,7 @@ class CompiledUnit(Part, frozen=True, kw_only=True):
 
     @property
     def shows_trap(self) -> bool:
-        """Whether a cubin holds nothing but traps."""
+        """Whether a cubin has only traps."""
         return any(code.traps and not code.tensor for code in self.code)
 
 
@@ -69,8 +69,8 @@ def machine_code(file: Path) -> list[MachineCode]:
     """Every cubin in an object file.
 
     Raises:
-        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
-        BuildFailed: the file holds no machine code that can be read.
+        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
+        BuildFailed: the file has no readable machine code.
     """
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
         done = subprocess.run(

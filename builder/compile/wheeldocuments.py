@@ -29,7 +29,7 @@ class CompilerVersions(Part, frozen=True, kw_only=True):
 
 
 class KernelFacts(Part, frozen=True, kw_only=True):
-    """The kernels of a library; all but the first two only where no instruction tells."""
+    """The kernels of a library; all fields but the first two only if no instruction is known."""
 
     by_target: Annotated[dict[str, Count], Meta(description="kernels by target")]
     instructions: Annotated[dict[str, Count], Meta(description="tensor-core instructions by name")]
@@ -46,7 +46,7 @@ class KernelFacts(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, proof: KernelProof) -> KernelFacts:
-        """The facts that a proof found."""
+        """The facts from a check of kernels."""
         told = proof.writing is not None
         return cls(
             by_target=dict(proof.kernels),
@@ -58,7 +58,7 @@ class KernelFacts(Part, frozen=True, kw_only=True):
 
 
 class WheelFacts(Part, frozen=True, kw_only=True):
-    """What is in the wheel, as its ``companion.json`` has it: nothing of a machine or moment."""
+    """The wheel's contents, in its ``companion.json``, without machine or time."""
 
     schema: Literal[1] = always(1)
     name: Text
@@ -109,7 +109,7 @@ class WheelFacts(Part, frozen=True, kw_only=True):
 
 
 class AbiFacts(Part, frozen=True, kw_only=True):
-    """What the library needs from the base that it was checked against."""
+    """The library's requirements from the base."""
 
     symbols: Annotated[
         dict[str, Count],
@@ -127,7 +127,7 @@ class AbiFacts(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, linked: Linked) -> AbiFacts:
-        """The facts of a library that was linked."""
+        """The facts of a linked library."""
         proof = linked.proof
         return cls(
             symbols=dict(proof.symbols),
@@ -153,7 +153,7 @@ class WheelTimes(Part, frozen=True, kw_only=True):
 
 
 class WheelReport(Document, frozen=True, kw_only=True):
-    """An extension wheel, and what was proven of it."""
+    """An extension wheel, with its checks."""
 
     wheel: Annotated[Text, Meta(description="its path")]
     sha256: Sha256
@@ -173,7 +173,7 @@ class WheelReport(Document, frozen=True, kw_only=True):
 
 
 class PlannedWheel(Document, frozen=True, kw_only=True):
-    """What would be compiled for an extension wheel."""
+    """The plan of an extension wheel."""
 
     vllm: Text
     rebuild: Annotated[tuple[UnitRow, ...], Meta(description="units that the change reaches")]
@@ -186,7 +186,7 @@ class PlannedWheel(Document, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, plan: WheelPlan, vllm: str, jobs: int) -> PlannedWheel:
-        """The document of a plan for a release."""
+        """The document for a plan."""
         return cls(
             vllm=vllm,
             rebuild=tuple(map(UnitRow.of, plan.rebuilt)),

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The first moment that a zip archive can name.
+#: The earliest timestamp in a zip archive.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _GROUP = "vllm.general_plugins"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WheelNames:
-    """How an extension wheel is called; ``package`` is what Python imports."""
+    """The names of an extension wheel; ``package`` is its import name."""
 
     package: str
     version: str
@@ -32,9 +32,9 @@ class WheelNames:
 
         Args:
             change: name of the source change.
-            vllm: the release that it goes with.
-            content: hexadecimal digest of everything that it is made of.
-            platform: of the base's own wheel.
+            vllm: the vLLM release.
+            content: hexadecimal digest of all inputs.
+            platform: that of the base's wheel.
         """
         word = re.sub(r"[^a-z0-9]+", "_", change.lower()).strip("_") or "patch"
         return cls(
@@ -50,20 +50,20 @@ class WheelNames:
 
     @property
     def filename(self) -> str:
-        """The wheel's."""
+        """The wheel's file name."""
         return f"{self.package}-{self.version}-py3-none-{self.platform}.whl"
 
 
 def wheel_bytes(
     names: WheelNames, files: Mapping[str, bytes], requires: str, summary: str
 ) -> bytes:
-    """A wheel.
+    """Write a wheel; returns its bytes.
 
     Args:
-        names: what it is called.
+        names: its names.
         files: path below the package -> content; ``__init__.py`` has the function ``load``.
-        requires: what it depends on, such as ``vllm==0.19.1``.
-        summary: one line for people.
+        requires: its dependency, such as ``vllm==0.19.1``.
+        summary: a one-line description.
     """
     info = f"{names.package}-{names.version}.dist-info"
     members = {f"{names.package}/{path}": data for path, data in files.items()}
@@ -87,7 +87,7 @@ def wheel_bytes(
     record = f"{info}/RECORD"
     members[record] = "\n".join([*rows, f"{record},,", ""]).encode()
     out = io.BytesIO()
-    # not deflated: the machine code is compressed already, and other zlibs give other bytes
+    # not deflated: the machine code is already compressed, and zlib versions give different bytes
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for path, data in sorted(members.items(), key=lambda item: (item[0] == record, item[0])):
             entry = zipfile.ZipInfo(path, _EPOCH)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelPlan:
-    """What would be compiled: units that change, and units that lie between them and operators."""
+    """The units to compile: changed units, and units between them and operators."""
 
     recipe: BuildRecipe
     sources: Sources
@@ -33,7 +33,7 @@ class WheelPlan:
     operators: tuple[Operator, ...]
     #: the extension that registers them: ``vllm/_C``
     module: str
-    #: siblings that only the objects asked for
+    #: siblings needed only for unresolved symbols
     added: tuple[Unit, ...] = ()
 
 
@@ -46,19 +46,19 @@ def plan_wheel(
     rebuilt: Sequence[Unit] = (),
     recipe: BuildRecipe | None = None,
 ) -> WheelPlan:
-    """Find the units and operators of a change; nothing is compiled.
+    """Find the units and operators of a change, without compiling.
 
-    ``source`` may have the change already; ``rebuilt`` are the units that it reaches, where more
-    than the texts of the change tells; ``recipe`` is what its build makes of it, where that was
-    asked already.  Operators are those that are given, else those that are known for all of the
-    units, else what the release's own sources say.
+    ``source`` may already have the change; ``rebuilt`` are the affected units, if they depend on
+    more than the texts of the change; ``recipe`` is its build recipe, if it was already evaluated.
+    Operators are the given ones, else those in our table for all units, else those found in the
+    release's sources.
 
     Raises:
-        SparkBuildError: the release has the change already (nothing to do, exit 3).
-        SparkBuildError: the operator of a unit is not known, so that nothing less than its whole
-            extension would do (exit 10).
-        UsageError: no unit is affected by the change.
-        EngineError: there is no cmake.
+        SparkBuildError: the release already has the change (nothing to do, exit 3).
+        SparkBuildError: the operator of a unit is unknown, so that its whole
+            extension must be built (exit 10).
+        UsageError: the change affects no unit.
+        EngineError: cmake is missing.
     """
     if not (change.texts or rebuilt):
         since = f" (upstream since {change.upstream})" if change.upstream else ""
@@ -101,12 +101,12 @@ def plan_wheel(
 def find_operators(
     rebuilt: Sequence[Unit], discovery: Discovery, given: Sequence[Operator] = ()
 ) -> RelatedUnits:
-    """Operators and the units between: as given, else as known, else as the sources say.
+    """Operators and the units between: as given, else from our table, else from the sources.
 
-    What is known of an operator's kernels is kept where the operator is found.
+    Facts from our table about an operator's kernels are kept.
 
     Raises:
-        UsageError: none of these tells, or there are too many units.
+        UsageError: they cannot be found, or there are too many units.
     """
     named = list(given)
     if not named:
@@ -129,18 +129,18 @@ def find_operators(
 def with_definers(
     plan: WheelPlan, change: SourceChange, release: str, symbols: Sequence[str]
 ) -> WheelPlan | None:
-    """A plan with the units that define symbols which nothing had when it was linked.
+    """A plan extended by the units that define unresolved symbols.
 
-    The sources name most units beforehand; what objects leave open is exact.
+    The sources give most units beforehand; unresolved symbols are exact.
 
     Args:
-        plan: what was compiled.
-        change: of which change.
-        release: of vLLM.
+        plan: the compiled plan.
+        change: the change.
+        release: the vLLM release.
         symbols: mangled names.
 
     Returns:
-        None where no unit of the release defines any of them, or one is compiled already.
+        None if no unit of the release defines any, or one is already compiled.
 
     Raises:
         SparkBuildError: there are too many units (exit 10).
@@ -176,7 +176,7 @@ def with_definers(
 def _whole_extension(
     reason: str, rebuilt: Sequence[Unit], recipe: BuildRecipe, release: str
 ) -> SparkBuildError:
-    """Why an extension wheel is not enough, and how much compiling the whole extension takes."""
+    """The error if an extension wheel is not enough, with the cost of the whole extension."""
     names = sorted({unit.extension for unit in rebuilt})
     whole = [path for path, unit in recipe.units.items() if unit.extension in names]
     return SparkBuildError(

@@ -1,4 +1,4 @@
-"""The inputs of an extension wheel, and finding them for a base."""
+"""The inputs of an extension wheel, and how to find them for a base."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelRequest:
-    """What an extension wheel is made of.
+    """The inputs of an extension wheel.
 
-    ``source`` and ``change`` are vLLM's sources and what is changed in them; ``arch_list`` is what
-    the release's build takes as ``TORCH_CUDA_ARCH_LIST``; ``tools`` are nvcc and headers, those of
-    the base's own torch; ``base`` is where the extension wheel will be loaded.  ``operators`` and
-    ``platform`` are found out where they are not given.
+    ``source`` and ``change`` are vLLM's sources and their changes; ``arch_list`` is the
+    ``TORCH_CUDA_ARCH_LIST`` of the build; ``tools`` are nvcc and the headers of
+    the base's torch; ``base`` loads the extension wheel.  ``operators`` and
+    ``platform`` are determined if not given.
     """
 
     source: SourceTree
@@ -38,10 +38,10 @@ class WheelRequest:
     tools: Toolchain
     base: InstalledLibraries
     operators: tuple[Operator, ...] = ()
-    #: platform of the wheel, such as ``linux_aarch64``; that of the base's vLLM when empty
+    #: platform of the wheel, such as ``linux_aarch64``; empty means that of the base's vLLM
     platform: str = ""
     jobs: int | None = None
-    #: what ``plan_wheel`` gave for the same, where it was asked already
+    #: the plan from ``plan_wheel``, if it was already made
     plan: WheelPlan | None = None
 
 
@@ -57,23 +57,23 @@ def request_for(
     jobs: int | None = None,
     plan: WheelPlan | None = None,
 ) -> WheelRequest:
-    """A request for a base, with a compiler and the headers of the base's own torch.
+    """A request for a base, with a compiler and the headers of the base's torch.
 
     Args:
-        index: where headers come from.
+        index: the package index for headers.
         tree: site-packages of the base; it must have been identified with the distributions of
             ``builder.compile.base.DISTRIBUTIONS`` tracked.
-        source: vLLM's, of the base's release.
-        change: what is changed in them.
-        compiler: what ``find_compiler`` gave.
+        source: vLLM's sources of the base's release.
+        change: the change.
+        compiler: from ``find_compiler``.
         arch_list: ``TORCH_CUDA_ARCH_LIST`` of the build.
-        torch: a site-packages with torch's headers; those of the base's release when None.
-        jobs: units compiled at once; by memory when None.
-        plan: what ``plan_wheel`` gave for the same.
+        torch: a site-packages with torch's headers; None means those of the base's release.
+        jobs: units to compile in parallel; None means by memory.
+        plan: from ``plan_wheel`` for the same inputs.
 
     Raises:
         EngineError: the compiler does not run here, or has no CUDA runtime to link.
-        UsageError: the base has another vLLM, or the headers are of another torch.
+        UsageError: the base has another vLLM version, or the headers are from another torch.
         RemoteError: the package index does not answer.
     """
     compiler.ready(index)
@@ -92,10 +92,10 @@ def request_for(
 
 
 def agreed_torch(base: InstalledLibraries, vllm: str, tools: Toolchain) -> str:
-    """The base's torch; the base must have this vLLM, and the headers be of its torch's release.
+    """The base's torch version; checks the base's vLLM and the headers' torch version.
 
     Raises:
-        UsageError: they are of another.
+        UsageError: they differ.
     """
     installed = base.version("vllm")
     if installed != vllm.partition("+")[0]:

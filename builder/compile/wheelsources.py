@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from builder.compile.cmake import BuildRecipe, Unit
     from builder.compile.includes import Sources
 
-#: CPython's headers: some units include them for the macro that makes an extension a module.  The
-#: library of an extension wheel is no Python module.
+#: CPython's headers: some units include them for the macro that defines an extension module.  The
+#: library of an extension wheel is not a Python module.
 _PYTHON = re.compile(rb"^([ \t]*#[ \t]*include[ \t]*<Python\.h>)", re.MULTILINE)
 
 
@@ -30,20 +30,20 @@ def wheel_sources(
     units: Iterable[Unit],
     mark: str,
 ) -> SourceChange:
-    """A change, and what of the units that are compiled has to be otherwise beside an extension.
+    """A change, with the edits that its units need to be loaded beside an extension.
 
-    A unit that registers operators itself registers them as the wheel's.  It defines none,
-    because vLLM has defined them already.  CPython's headers are left out.
+    A unit that registers operators itself registers them for the wheel.  It defines none,
+    because vLLM has already defined them.  CPython's headers are left out.
 
     Args:
-        sources: the release's.
-        recipe: what its build makes of them.
-        change: what is changed in them.
-        units: what is compiled.
-        mark: what torch shows as the place of registration.
+        sources: the release's sources.
+        recipe: the build recipe.
+        change: the change.
+        units: the units to compile.
+        mark: the location of the registration that torch shows.
 
     Raises:
-        UsageError: such a unit is no UTF-8 text.
+        UsageError: such a unit is not UTF-8 text.
     """
     changed = replace(sources, changed=change.texts)
     discovery = Discovery(changed, recipe, "")
