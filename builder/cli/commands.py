@@ -34,6 +34,8 @@ COMMANDS = (
           "Check serve commands in scripts, compose files, recipes and manifests."),
     Entry("memory", "servingapp", "memory_app", SERVE,
           "Estimate whether a model fits into a GB10's memory, before it starts."),
+    Entry("audit", "servingapp", "audit_app", SERVE,
+          "Show how a model's modules are quantised, and which bound its speed."),
     Entry("bench", "servingapp", "bench_app", SERVE,
           "Measure a running server: tokens/s at several loads, and prefill."),
     Entry("verify", "mainapp", "main_app", INSPECT,

@@ -20,6 +20,18 @@ DOCUMENTS = {
         "`apply --json`: a plan, and whether it was applied",
         ("builder.documents.plan:AppliedPlan",),
     ),
+    "audit": Entry(
+        "`audit --json`: the modules of a model by quantisation method; with --inside, the files "
+        "that audit a model beside vLLM",
+        (
+            "builder.serving.auditdocuments:Audit",
+            "builder.serving.auditdocuments:InsideFiles",
+        ),
+    ),
+    "audit-loaded": Entry(
+        "What spark_build_audit.py writes beside vLLM: the modules of the model that it loaded",
+        ("builder.serving.auditdocuments:LoadedModel",),
+    ),
     "bake": Entry(
         "`bake --json`: what docker buildx bake can build; with --matrix, the list of images",
         ("builder.pipeline.bake:Bake", "builder.pipeline.bake:Jobs"),

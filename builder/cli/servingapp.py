@@ -342,6 +342,57 @@ def memory(
     )
 
 
+audit_app = App()
+
+
+@audit_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build audit ./checkpoint",
+        "spark-build audit nemotron-3-super",
+        "spark-build audit --inside audit",
+        "spark-build audit audit/audit.json --against ./checkpoint",
+    ),
+)
+def audit(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder with a checkpoint; a file that spark_build_audit.py wrote; or a model's "
+            "name, or its id on Hugging Face.",
+            metavar="DIR_OR_FILE_OR_MODEL",
+            autocompletion=complete.models,
+            show_default=False,
+        ),
+    ] = None,
+    inside: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write there what audits a model beside vLLM, in an image or an environment.",
+            metavar="DIR",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="The checkpoint to hold a loaded model against.", metavar="DIR"),
+    ] = None,
+    models: ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Show how a model's modules are quantised, and which bound its speed.
+
+    By the headers of a checkpoint, or by what vLLM says after it has loaded the model. Exits with 5
+    if vLLM holds layers in 16 bits that the checkpoint (--against) has quantised.
+    """
+    from builder.cli.audit import audit_command, inside_command
+    from builder.serving.audit import audit_request
+
+    if inside is not None and subject is None and against is None:
+        inside_command(inside, json=json)
+        return
+    audit_command(audit_request(subject, inside, against, models or ()), json=json)
+
+
 bench_app = App()
 
 

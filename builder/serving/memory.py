@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builder.errors import UsageError, did_you_mean
-from builder.serving.checkpoint import (
-    DRAFT,
-    EMBEDDING,
-    EXPERTS,
-    HEAD,
-    VISION,
-    checkpoint_tensors,
-    rows,
-)
+from builder.serving.checkpoint import HEAD, checkpoint_tensors, rows
 from builder.serving.interface import interface_of
 from builder.serving.memorydocuments import (
     ACTIVATIONS,
@@ -45,6 +37,7 @@ from builder.serving.modelconfig import (
 )
 from builder.serving.models import Models
 from builder.serving.release import release_base
+from builder.serving.weights import bytes_read, ceiling, expert_share, weights_of_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,14 +48,6 @@ if TYPE_CHECKING:
 UTILIZATION, KV_BYTES, KV_DTYPE = (
     "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-dtype",
 )  # fmt: skip
-#: Bytes of a parameter by kind of layer: 4 bits and a scale of one byte for 16 values (NVFP4) or
-#: for 32 values (MXFP4).
-_PARAMETER_BYTES = {
-    "nvfp4-linear": 0.5625, "nvfp4-moe": 0.5625, "w4a16-linear": 0.5625, "w4a16-moe": 0.5625,
-    "mxfp4-moe": 0.53125, "fp8-linear": 1.0, "fp8-block": 1.0, "unquantized": 2.0,
-}  # fmt: skip
-#: Memory bandwidth of a GB10 (NVIDIA's data sheet of DGX Spark: 273 GB/s, LPDDR5X).
-BANDWIDTH = 273_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,15 +189,19 @@ def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
         bytes=sum(size for *_, size in summed), source="headers of its safetensors files"
     )
     groups = {group for group, *_ in summed}
-    share = _expert_share(config, groups, found)
+    share = None
+    try:
+        share = expert_share(config, groups)
+    except Unknown as why:
+        found.unknown.append(f"ceiling: {why}")
     found.held = tuple(
         WeightsHeld(
             group=group, dtype=dtype, tensors=number, bytes=size,
-            read=_read(group, size, share, tied=HEAD not in groups),
+            read=bytes_read(group, size, share, tied=HEAD not in groups),
         )
         for group, dtype, number, size in summed
     )  # fmt: skip
-    _add_ceiling(found)
+    found.ceiling = ceiling((row.read for row in found.held), "by the headers")
     if config is None:
         found.unknown.append(f"KV cache: {folder} has no {CONFIG}")
         return found
@@ -225,47 +214,6 @@ def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
     context = request.context or longest
     _add_cache(found, config, request, context)
     return found
-
-
-def _expert_share(
-    config: ModelConfig | None, groups: set[str], found: _Found
-) -> tuple[int, int] | None:
-    """Experts that a token uses, of how many; None: unknown."""
-    try:
-        if config is None:
-            raise Unknown(f"no {CONFIG} says how many experts a token uses")
-        used, total = config.routed_experts()
-        if (total > 1) != (EXPERTS in groups):
-            raise Unknown(
-                f"{CONFIG} says {total} experts, and the names of the tensors do not agree"
-            )
-    except Unknown as why:
-        if config is None and EXPERTS not in groups:
-            return 1, 1
-        found.unknown.append(f"ceiling: {why}")
-        return None
-    return used, total
-
-
-def _read(group: str, size: int, share: tuple[int, int] | None, *, tied: bool) -> int | None:
-    """Bytes that one token needs of a group."""
-    if group in (VISION, DRAFT) or (group == EMBEDDING and not tied):
-        return 0  # of an embedding one row is read, unless it is the output head too
-    if group != EXPERTS:
-        return size
-    return None if share is None else size * share[0] // share[1]
-
-
-def _add_ceiling(found: _Found) -> None:
-    needed = [row.read for row in found.held]
-    total = sum(size for size in needed if size is not None)
-    if None in needed or not total:
-        return
-    found.ceiling = Ceiling(
-        bytes_per_token=total,
-        tokens_per_second=round(BANDWIDTH / total, 1),
-        source="273 GB/s over the weights that one token reads, by the headers",
-    )
 
 
 def _add_cache(
@@ -287,27 +235,6 @@ def _add_cache(
 def _from_model(model: Model) -> _Found:
     found = _Found()
     found.unknown.append("KV cache: a model's file has no layers and heads; name a local folder")
-    least = min((_PARAMETER_BYTES[kind] for kind in model.kinds()), default=None)
-    if model.weight_bytes is not None:
-        found.weights = MemoryFigure(
-            bytes=model.weight_bytes.value, source=model.weight_bytes.source
-        )
-    elif model.parameters is not None and least is not None:
-        found.weights = MemoryFigure(
-            bytes=int(model.parameters.value * least), at_least=True,
-            source=f"estimated: {model.parameters.value} parameters x {least} bytes, as if all "
-            "layers were of its smallest kind",
-        )  # fmt: skip
-    else:
-        found.unknown.append("weights: no source says the bytes, or parameters and kinds of layers")
-    if model.active_parameters is not None and least is not None:
-        size = int(model.active_parameters.value * least)
-        found.ceiling = Ceiling(
-            bytes_per_token=size,
-            tokens_per_second=round(BANDWIDTH / size, 1),
-            source=f"estimated: 273 GB/s over {model.active_parameters.value} active parameters x "
-            f"{least} bytes; layers in 8 or 16 bits make it lower",
-        )
-    else:
-        found.unknown.append("ceiling: no source says the active parameters")
+    found.weights, found.ceiling, unknown = weights_of_model(model)
+    found.unknown += unknown
     return found

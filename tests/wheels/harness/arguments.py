@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 #: What the parser's modules import and do not need to make it.
 PASSED_BY = ("mistral_common", "cv2", "tiktoken", "partial_json_parser", "openai", "anthropic",
              "openai_harmony", "mcp", "fastapi", "starlette", "uvicorn", "cbor2", "gguf",
-             "xgrammar", "outlines_core", "lmformatenforcer")  # fmt: skip
+             "xgrammar", "outlines_core", "lmformatenforcer",
+             "diskcache")  # fmt: skip
 #: The modules that have had the parser.
 PLACES = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args")
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, sys.argv[1])
 
@@ -22,6 +22,9 @@ import dispatch_device  # type: ignore[import-not-found]
 import dispatch_kinds  # type: ignore[import-not-found]
 import dispatch_probe  # type: ignore[import-not-found]
 import dispatch_settings  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: These ask whether an operator exists, in order to describe it; there it must not.
 DESCRIBERS = ("_custom_ops.py", "_aiter_ops.py")
@@ -77,15 +80,13 @@ def untouched(model: Any, tensors: Any) -> list[str]:
     return [n for n, p in model.named_parameters() if bool((raw(p) == SENTINEL).all())]
 
 
-def load(folder: str, probe: Any) -> dict[str, Any]:
-    """One model, made and loaded."""
+def make(folder: str, probe: Any) -> tuple[Any, Any]:
+    """One model, and the configuration that it was made with."""
     torch = importlib.import_module("torch")
     config = importlib.import_module("vllm.config")
     parallel = importlib.import_module("vllm.distributed.parallel_state")
     utils = importlib.import_module("vllm.model_executor.model_loader.utils")
     model, whole = configure(folder, probe)
-    tensors = importlib.import_module("safetensors.torch").load_file(f"{folder}/model.safetensors")
-    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
     with config.set_current_vllm_config(whole):
         if not parallel.model_parallel_is_initialized():
             store = f"file://{tempfile.mkdtemp()}/group"
@@ -94,12 +95,22 @@ def load(folder: str, probe: Any) -> dict[str, Any]:
         torch.set_default_dtype(torch.bfloat16)
         made = utils.initialize_model(vllm_config=whole, model_config=model)
         torch.set_default_dtype(torch.float32)
+    return made, whole
+
+
+def load(folder: str, probe: Any) -> dict[str, Any]:
+    """One model, made and loaded."""
+    config = importlib.import_module("vllm.config")
+    tensors = importlib.import_module("safetensors.torch").load_file(f"{folder}/model.safetensors")
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    made, whole = make(folder, probe)
+    with config.set_current_vllm_config(whole):
         left = untouched(made, tensors)
     methods = {
         type(m.quant_method).__name__ for m in made.modules() if getattr(m, "quant_method", None)
     }
     return {
-        "quantization": model.quantization,
+        "quantization": whole.model_config.quantization,
         "architecture": type(made).__name__,
         "untouched": left,
         "methods": sorted(methods),
@@ -109,6 +120,11 @@ def load(folder: str, probe: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Load every model; experts first, because only they make vLLM's group for them."""
+    with_each(load, sys.argv[3:])
+
+
+def with_each(tell: Callable[[str, Any], dict[str, Any]], folders: list[str]) -> None:
+    """Print what is told of each folder, in a vLLM that believes in a device."""
     request = json.loads(Path(sys.argv[2]).read_text())
     out = dispatch_probe.claim_stdout()
     probe = dispatch_device.Probe.of(request)
@@ -119,8 +135,8 @@ def main() -> None:
         sys.modules["flashinfer.comm"] = None  # type: ignore[assignment]  # wants libcudart
         registry: Any = importlib.import_module("vllm.model_executor.models.registry")
         registry._run_in_subprocess = lambda function: function()
-        for folder in sys.argv[3:]:
-            print(json.dumps(load(folder, probe)), file=out, flush=True)
+        for folder in folders:
+            print(json.dumps(tell(folder, probe)), file=out, flush=True)
         del kept
 
 

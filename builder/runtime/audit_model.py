@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""Says how each module of a model is quantised, as vLLM has loaded it.
+
+Runs beside vLLM, under its interpreter, with the standard library alone.  Two ways::
+
+    python3 spark_build_audit.py MODEL [FLAGS of vllm serve] > audit.json
+    PYTHONPATH=FOLDER vllm serve MODEL ...        # writes FOLDER/audit.json
+
+The first loads the model and ends.  The second is a server as ever: vLLM calls `register` in every
+process that it starts, through the entry point group ``vllm.general_plugins``, and the worker
+writes the file once its model is loaded.  An audit that fails is logged and never stops a server.
+``spark-build audit audit.json`` prints the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Json = dict[str, Any]
+
+SCHEMA = 1
+#: Where the file goes; by default beside this one.
+FILE_VARIABLE = "SPARK_BUILD_AUDIT"
+#: The worker class of every vLLM from 0.17.0 to 0.33.0 on CUDA.
+WORKER = ("vllm.v1.worker.gpu_worker", "Worker")
+#: Where the two model runners of vLLM keep what drafts tokens.
+DRAFTERS = ("drafter", "speculator")
+logger = logging.getLogger("vllm.spark_build_audit")
+
+
+class AuditError(Exception):
+    """The model cannot be looked at."""
+
+
+class Loaded(BaseException):
+    """The model is loaded and audited: nothing else is wanted of vLLM.
+
+    Not an `Exception`, so that vLLM does not take it for a failed start.
+    """
+
+
+# --- the walk ------------------------------------------------------------------------------------
+
+
+def audit(model: Any, draft: Any = None) -> Json:
+    """All modules of a model, and of the one that drafts tokens, that hold tensors themselves."""
+    owners: dict[object, str] = {}
+    modules = [*_modules(model, "", owners)]
+    if draft is not None:
+        modules += _modules(draft, "draft.", owners)
+    if not modules:
+        raise AuditError(f"{type(model).__name__} has no module with tensors")
+    packed = getattr(model, "packed_modules_mapping", None)
+    return {
+        "schema": SCHEMA,
+        "architecture": type(model).__name__,
+        "packed": {str(k): [str(v) for v in vs] for k, vs in dict(packed or {}).items()},
+        "modules": modules,
+    }
+
+
+def _modules(model: Any, prefix: str, owners: dict[object, str]) -> Iterator[Json]:
+    for name, module in model.named_modules():
+        named, shares = prefix + name, ""
+        held: dict[str, int] = {}
+        for tensor in module.parameters(recurse=False):
+            if _first(tensor, named, owners):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                held[dtype] = held.get(dtype, 0) + _size(tensor)
+            else:
+                shares = owners[_storage(tensor)]
+        buffers = [b for b in module.buffers(recurse=False) if _first(b, named, owners)]
+        if not held and not shares and not buffers:
+            continue
+        row: Json = {"name": named, "class": type(module).__name__, "bytes": held}
+        row |= _method(module)
+        if buffers:
+            row["buffers"] = sum(map(_size, buffers))
+        if shares:
+            row["shares"] = shares
+        if experts := _experts(module):
+            row["experts"] = experts
+        yield row
+
+
+def _first(tensor: Any, name: str, owners: dict[object, str]) -> bool:
+    """Whether no other module has had the same memory before."""
+    return owners.setdefault(_storage(tensor), name) == name
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _storage(tensor: Any) -> object:
+    """The same for tensors that are the same memory; tensors without memory have none in common."""
+    try:
+        place = tensor.untyped_storage().data_ptr()
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return id(tensor)
+    return (place, tensor.storage_offset()) if place else id(tensor)
+
+
+def _method(module: Any) -> Json:
+    """How vLLM computes a module: classes of its quantisation method, its scheme and its kernel."""
+    method = getattr(module, "quant_method", None)
+    if method is None:
+        return {}
+    method = getattr(method, "old_quant_method", method)  # a wrapper around experts' own
+    scheme = getattr(module, "scheme", None)
+    parts = {"method": method, "scheme": scheme}
+    parts["kernel"] = getattr(method, "kernel", None) or getattr(scheme, "kernel", None)
+    found = {k: type(v).__name__ for k, v in parts.items() if v is not None}
+    experts = getattr(method, "experts_cls", None)
+    return found | ({"kernel": experts.__name__} if isinstance(experts, type) else {})
+
+
+def _experts(module: Any) -> list[int] | None:
+    """Experts that a token uses, and that the module holds."""
+    used, held = getattr(module, "top_k", None), getattr(module, "local_num_experts", None)
+    if isinstance(used, int) and isinstance(held, int) and 0 < used <= held:
+        return [used, held]
+    return None
+
+
+# --- in a worker of vLLM -------------------------------------------------------------------------
+
+
+def audit_of_worker(worker: Any) -> Json:
+    """The audit of what a worker has loaded, with the release, and the worker's rank."""
+    runner = getattr(worker, "model_runner", None)
+    drafter = next((d for name in DRAFTERS if (d := getattr(runner, name, None))), None)
+    draft = getattr(drafter, "model", None)
+    made = audit(worker.get_model(), draft if hasattr(draft, "named_modules") else None)
+    config = getattr(worker, "vllm_config", None)
+    parallel = getattr(config, "parallel_config", None)
+    return {
+        **made,
+        "vllm": importlib.metadata.version("vllm"),
+        "model": str(getattr(getattr(config, "model_config", None), "model", "")),
+        "rank": int(getattr(worker, "rank", 0) or 0),
+        "world_size": int(getattr(parallel, "world_size", 1) or 1),
+    }
+
+
+def place_of(made: Json) -> Path:
+    """The file for an audit; ranks other than the first have files of their own."""
+    path = Path(os.environ.get(FILE_VARIABLE) or Path(__file__).with_name("audit.json"))
+    rank = made["rank"]
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
+
+
+def keep(made: Json) -> None:
+    """Write the file, whole or not at all."""
+    path = place_of(made)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text_of(made), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    logger.info("spark-build audit of %d modules: %s", len(made["modules"]), path)
+
+
+def text_of(made: Json) -> str:
+    """One line for each module."""
+    rows = ",\n".join(json.dumps(row) for row in made["modules"])
+    head = json.dumps({name: value for name, value in made.items() if name != "modules"})
+    return f'{head[:-1]}, "modules": [\n{rows}\n]}}\n'
+
+
+def follow(worker: type, tell: Callable[[Any], None]) -> None:
+    """Call ``tell`` with each worker of a class when it has loaded its model."""
+    original = worker.load_model  # type: ignore[attr-defined]
+    if getattr(original, "spark_build_audit", False):
+        return
+
+    @functools.wraps(original)
+    def load_model(self: Any, *words: Any, **options: Any) -> Any:
+        result = original(self, *words, **options)
+        tell(self)
+        return result
+
+    load_model.spark_build_audit = True  # type: ignore[attr-defined]
+    worker.load_model = load_model  # type: ignore[attr-defined]
+
+
+def keep_quietly(worker: Any) -> None:
+    """Write the audit of a server's worker; say why there is none."""
+    try:
+        keep(audit_of_worker(worker))
+    except Exception as error:
+        logger.warning("spark-build audit: none: %s: %s", type(error).__name__, error)
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes."""
+    try:
+        follow(getattr(importlib.import_module(WORKER[0]), WORKER[1]), keep_quietly)
+    except Exception as error:
+        logger.warning("spark-build audit: none: %s: %s", type(error).__name__, error)
+
+
+# --- by itself -----------------------------------------------------------------------------------
+
+
+def load(words: Sequence[str]) -> Json:
+    """Load a model as ``vllm serve`` would; gives its audit.
+
+    Raises:
+        AuditError: vLLM ended without having loaded it.
+    """
+    # One process: what has been loaded can be looked at here, and nothing is left running.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    arguments = importlib.import_module("vllm.engine.arg_utils")
+    parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
+    known, others = arguments.EngineArgs.add_cli_args(parser()).parse_known_args(
+        ["--model", *words]
+    )
+    if others:
+        print(f"not needed to load the model: {' '.join(others)}", file=sys.stderr)
+    made: list[Json] = []
+
+    def tell(worker: Any) -> None:
+        made.append(audit_of_worker(worker))
+        raise Loaded
+
+    follow(getattr(importlib.import_module(WORKER[0]), WORKER[1]), tell)
+    engine = arguments.EngineArgs.from_cli_args(known)
+    with contextlib.suppress(Loaded):
+        importlib.import_module("vllm").LLM(**vars(engine))
+    if not made:
+        raise AuditError(
+            "vLLM did not load the model in this process: more than one GPU or node needs a "
+            "server with this folder on PYTHONPATH"
+        )
+    return made[0]
+
+
+def claim_stdout() -> TextIO:
+    """Keep stdout for the result alone: vLLM logs there, and its log goes to stderr instead."""
+    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return ours
+
+
+def main(words: Sequence[str]) -> int:
+    """Audit the model that the words name."""
+    if not words or words[0].startswith("-"):
+        print("usage: spark_build_audit.py MODEL [FLAGS of vllm serve] > audit.json")
+        return 0 if {"-h", "--help"} & set(words) else 2
+    out = claim_stdout()
+    try:
+        made = load(words)
+    except AuditError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    with out:
+        out.write(text_of(made))
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status)  # what vLLM left half-started must not be waited for

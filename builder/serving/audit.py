@@ -1,0 +1,272 @@
+"""The modules of a model by quantisation method: from headers, a model's file, or vLLM itself."""
+
+from __future__ import annotations
+
+import stat
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from builder.errors import UsageError
+from builder.pypi.index import write_atomically
+from builder.serving.auditcompare import compare
+from builder.serving.auditdocuments import Audit, InsideFiles, KeptLayers, LoadedModel, Method
+from builder.serving.auditmodules import Module, checkpoint_modules, loaded_modules, ranges
+from builder.serving.checkpoint import EXPERTS, HEAD, checkpoint_tensors
+from builder.serving.modelconfig import Unknown, read_config
+from builder.serving.models import Models
+from builder.serving.weights import bytes_read, ceiling, expert_share, weights_of_model
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from builder.serving.models import Model
+
+#: What runs beside vLLM, as it is called there, and the distribution by which vLLM finds it.
+SCRIPT = "spark_build_audit.py"
+_INFO = "spark_build_audit-1.dist-info"
+_METADATA = "Metadata-Version: 2.1\nName: spark-build-audit\nVersion: 1\n"
+_ENTRY_POINTS = "[vllm.general_plugins]\nspark_build_audit = spark_build_audit:register\n"
+#: The longest file that is read: a thousand times that of a large model.
+_LONGEST = 500_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """What to audit."""
+
+    subject: str
+    #: the checkpoint that a loaded model is held against
+    against: Path | None = None
+    models: Sequence[Path] = ()
+
+
+def audit_request(
+    subject: str | None, inside: Path | None, against: Path | None, models: Sequence[Path]
+) -> AuditRequest:
+    """What the options of the command ask for.
+
+    Raises:
+        UsageError: they name nothing to audit, or something besides ``--inside``.
+    """
+    if subject is None:
+        raise UsageError(
+            "nothing to audit", hint="spark-build audit DIR, or a model (spark-build models list)"
+        )
+    if inside is not None:
+        raise UsageError(
+            f"--inside writes files and audits nothing, and {subject} is named too",
+            hint=f"spark-build audit --inside {inside}",
+        )
+    return AuditRequest(subject=subject, against=against, models=models)
+
+
+def audit(request: AuditRequest) -> Audit:
+    """Audit it.
+
+    Raises:
+        SparkBuildError: the checkpoint, the file or the model cannot be read.
+    """
+    place = Path(request.subject)
+    if place.is_file():
+        return _from_file(place, request.against)
+    if request.against is not None:
+        raise UsageError(
+            f"--against holds what vLLM loaded against a checkpoint; {request.subject} is no file",
+            hint=f"spark-build audit --inside DIR, which makes one; or spark-build audit "
+            f"{request.against}",
+        )
+    if place.is_dir():
+        return _from_folder(place)
+    if place.exists() or request.subject.startswith((".", "/", "~")):
+        raise UsageError(
+            f"{request.subject} is not a folder and not a file",
+            hint="name the folder of a checkpoint, a file that spark_build_audit.py wrote, or a "
+            "model (spark-build models list)",
+        )
+    return _from_model(Models.discover(request.models).model(request.subject))
+
+
+def write_inside(folder: Path) -> InsideFiles:
+    """Write what audits a model beside vLLM, and by which a server finds it.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    script = package_file("runtime", "audit_model.py").read_text("utf-8")
+    files = {
+        SCRIPT: script, f"{_INFO}/METADATA": _METADATA, f"{_INFO}/entry_points.txt": _ENTRY_POINTS
+    }  # fmt: skip
+    written = []
+    for name, text in files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        written.append(str(path))
+    script_path = folder / SCRIPT
+    script_path.chmod(script_path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return InsideFiles(written=tuple(written))
+
+
+# -- three sources
+
+
+def _from_folder(folder: Path) -> Audit:
+    modules, share, why = _checkpoint(folder)
+    return _audit(str(folder), "headers", modules, share, "by the headers", why)
+
+
+def _checkpoint(folder: Path) -> tuple[list[Module], tuple[int, int] | None, list[str]]:
+    """Its modules, the experts that a token uses, and why that is unknown."""
+    tensors = checkpoint_tensors(folder)
+    config = read_config(folder)
+    modules = checkpoint_modules(tensors, config.text.num_hidden_layers if config else None)
+    try:
+        return modules, expert_share(config, {module.group for module in modules}), []
+    except Unknown as why:
+        return modules, None, [f"ceiling: {why}"]
+
+
+def _from_file(path: Path, against: Path | None) -> Audit:
+    loaded = read_loaded(path)
+    modules = loaded_modules(loaded)
+    unknown = []
+    if any(module.group == EXPERTS and module.experts is None for module in modules):
+        unknown.append(f"ceiling: {path} does not say how many experts a token uses")
+    compared = None
+    if against is not None:
+        if not against.is_dir():
+            raise UsageError(f"--against {against} is not a folder", hint="a checkpoint's folder")
+        held, _share, _why = _checkpoint(against)
+        compared = compare(str(against), held, modules, loaded.packed)
+    made = _audit(
+        loaded.model or loaded.architecture, "vllm", modules, None, "as vLLM holds them", unknown
+    )
+    return msgspec.structs.replace(
+        made, vllm=loaded.vllm, rank=loaded.rank, world_size=loaded.world_size, compared=compared
+    )
+
+
+def read_loaded(path: Path) -> LoadedModel:
+    """What `spark_build_audit.py` wrote.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    hint = f"spark-build audit --inside DIR, then: python3 DIR/{SCRIPT} MODEL > audit.json"
+    try:
+        if path.stat().st_size > _LONGEST:
+            raise UsageError(f"{path} is no audit of a loaded model: it is too long", hint=hint)
+        return msgspec.json.decode(path.read_bytes(), type=LoadedModel)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is no audit of a loaded model: {error}", hint=hint) from None
+
+
+def _from_model(model: Model) -> Audit:
+    weights, made, unknown = weights_of_model(model)
+    methods = tuple(
+        Method(name=held.kind, modules=None, bytes=None, read=None, source=held.source)
+        for held in model.holds
+    )
+    if not methods:
+        unknown.append("kinds of layers: no source says them")
+    unknown.append(
+        "modules and layers in 16 bits: a model's file does not name them; name a local folder"
+    )
+    return Audit(
+        model=model.name, source="model", bytes=weights.bytes if weights else None,
+        methods=methods, kept=(), ceiling=made, unknown=tuple(unknown),
+    )  # fmt: skip
+
+
+# -- sums
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A module, and the bytes of it that a token needs."""
+
+    module: Module
+    bytes: int | None
+
+
+def _audit(
+    name: str,
+    source: Literal["headers", "vllm"],
+    modules: Sequence[Module],
+    share: tuple[int, int] | None,
+    words: str,
+    unknown: Iterable[str],
+) -> Audit:
+    shared = {module.shares for module in modules}
+    headless = not any(module.group == HEAD and not module.shares for module in modules)
+    read = [
+        _Read(
+            m, bytes_read(m.group, m.bytes, m.experts or share, tied=headless or m.name in shared)
+        )
+        for m in modules
+    ]
+    limit = ceiling((one.bytes for one in read), words)
+    return Audit(
+        model=name, source=source, bytes=sum(module.bytes for module in modules),
+        buffers=sum(module.buffers for module in modules), methods=_methods(read),
+        kept=_kept(read, limit.bytes_per_token if limit else 0), ceiling=limit,
+        unknown=tuple(unknown),
+    )  # fmt: skip
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def _methods(read: Iterable[_Read]) -> tuple[Method, ...]:
+    sums: dict[tuple[str, str], list[_Read]] = defaultdict(list)
+    for one in read:
+        if one.module.bytes or one.module.shares:
+            sums[one.module.method, one.module.kernel].append(one)
+    made = []
+    for (name, kernel), own in sums.items():
+        dtypes: dict[str, int] = defaultdict(int)
+        for one in own:
+            for dtype, size in one.module.dtypes.items():
+                dtypes[dtype] += size
+        made.append(
+            Method(
+                name=name, kernel=kernel, modules=len(own),
+                bytes=sum(one.module.bytes for one in own), read=_total(one.bytes for one in own),
+                dtypes=dict(sorted(dtypes.items(), key=lambda row: -row[1])),
+            )
+        )  # fmt: skip
+    return tuple(sorted(made, key=lambda row: (-(row.bytes or 0), row.name)))
+
+
+def _kept(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
+    """What nobody quantised, by name; the most read first."""
+    sums: dict[tuple[str, str], list[_Read]] = defaultdict(list)
+    for one in read:
+        if one.module.plain:
+            sums[one.module.pattern, one.module.group].append(one)
+    made = []
+    for (name, group), own in sums.items():
+        needed = _total(one.bytes for one in own)
+        share = None if needed is None or not per_token else round(needed / per_token, 4)
+        made.append(
+            KeptLayers(
+                name=name, group=group, layers=ranges(one.module.layer for one in own),
+                modules=len(own), bytes=sum(one.module.bytes for one in own), read=needed,
+                share=share,
+            )
+        )  # fmt: skip
+    return tuple(sorted(made, key=lambda row: (-(row.read or 0), -row.bytes, row.name)))

@@ -1,0 +1,145 @@
+"""How the modules of a model are quantised: what vLLM tells of itself, and what `audit` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from builder.serving.memorydocuments import Ceiling
+from builder.util.documents import Count, Document, Part, Text
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class LoadedModule(Part, frozen=True, kw_only=True, rename={"kind": "class"}):
+    """A module that holds tensors itself."""
+
+    name: str
+    kind: Annotated[Text, Meta(description="its class")]
+    bytes: Annotated[
+        dict[Text, Count], Meta(description="of its parameters, by dtype as torch names it")
+    ]
+    buffers: Annotated[Count, Meta(description="bytes")] = 0
+    method: Annotated[Text | None, Meta(description="class of its quantisation method")] = None
+    scheme: Annotated[Text | None, Meta(description="class of its compressed-tensors scheme")] = (
+        None
+    )
+    kernel: Annotated[Text | None, Meta(description="class of its kernel, or of its experts")] = (
+        None
+    )
+    shares: Annotated[
+        Text | None, Meta(description="module that holds the same memory, and counts it")
+    ] = None
+    experts: Annotated[
+        tuple[Count, Count] | None, Meta(description="that a token uses, that it holds")
+    ] = None
+
+
+class LoadedModel(Part, frozen=True, kw_only=True):
+    """What `spark_build_audit.py` writes beside vLLM."""
+
+    schema: Literal[1]
+    vllm: Text
+    model: str
+    architecture: Text
+    rank: Count
+    world_size: Annotated[int, Meta(ge=1)]
+    packed: Annotated[
+        dict[str, tuple[str, ...]], Meta(description="modules that vLLM makes of several")
+    ]
+    modules: Annotated[tuple[LoadedModule, ...], Meta(min_length=1)]
+
+
+class Method(Part, frozen=True, kw_only=True):
+    """Modules that are computed in the same way."""
+
+    name: Annotated[
+        Text,
+        Meta(description="class of vLLM's method, or of a module without one; kind, by headers"),
+    ]
+    kernel: Annotated[str, Meta(description="class of vLLM's kernel, where it has one")] = ""
+    modules: Annotated[Count | None, Meta(description="null: unknown")]
+    bytes: Annotated[Count | None, Meta(description="null: unknown")]
+    read: Annotated[Count | None, Meta(description="bytes read for each token; null: unknown")]
+    dtypes: Annotated[dict[str, Count], Meta(description="bytes by dtype")] = msgspec.field(
+        default_factory=dict
+    )
+    source: Annotated[str, Meta(description="of a model's file: who says so")] = ""
+
+
+class KeptLayers(Part, frozen=True, kw_only=True):
+    """Modules of one name that nobody quantised, in all layers that have it."""
+
+    name: Annotated[Text, Meta(description="* stands for the number of a layer")]
+    group: Text
+    layers: Annotated[str, Meta(description="numbers, such as 0-11, 13; empty: not in a layer")]
+    modules: Count
+    bytes: Count
+    read: Annotated[Count | None, Meta(description="bytes read for each token; null: unknown")]
+    share: Annotated[Share | None, Meta(description="of all that a token reads; null: unknown")]
+
+
+class Difference(Part, frozen=True, kw_only=True):
+    """Modules that the checkpoint has in one form, and vLLM in another."""
+
+    name: Annotated[Text, Meta(description="* stands for the number of a layer")]
+    layers: str
+    modules: Count
+    bytes: Annotated[Count, Meta(description="in vLLM")]
+    checkpoint: Annotated[Text, Meta(description="kinds, by the headers")]
+    loaded: Annotated[Text, Meta(description="vLLM's method")]
+    what: Literal["not quantised in vLLM", "quantised by vLLM"]
+
+
+class Unmatched(Part, frozen=True, kw_only=True):
+    """Modules that only one of the two has."""
+
+    name: Text
+    layers: str
+    modules: Count
+    bytes: Count
+
+
+class Comparison(Part, frozen=True, kw_only=True):
+    """What vLLM loaded, held against a checkpoint's headers."""
+
+    checkpoint: Text
+    same: Annotated[Count, Meta(description="modules of vLLM that are as in the checkpoint")]
+    differences: tuple[Difference, ...]
+    only_checkpoint: tuple[Unmatched, ...]
+    only_loaded: tuple[Unmatched, ...]
+
+    @property
+    def lost(self) -> tuple[Difference, ...]:
+        """Layers in 16 bits that the checkpoint has quantised."""
+        return tuple(one for one in self.differences if one.what == "not quantised in vLLM")
+
+
+class Audit(Document, frozen=True, kw_only=True):
+    """The modules of a model by quantisation method."""
+
+    model: Text
+    source: Annotated[
+        Literal["headers", "model", "vllm"],
+        Meta(description="headers of a checkpoint, a model's file, or a loaded model"),
+    ]
+    vllm: Annotated[str, Meta(description="the release that loaded it")] = ""
+    rank: Count = 0
+    world_size: Annotated[int, Meta(ge=1)] = 1
+    bytes: Annotated[Count | None, Meta(description="weights of all modules; null: unknown")]
+    buffers: Annotated[Count, Meta(description="bytes that vLLM holds beside the weights")] = 0
+    methods: tuple[Method, ...]
+    kept: Annotated[
+        tuple[KeptLayers, ...], Meta(description="in 16 bits or more; the most read first")
+    ]
+    ceiling: Ceiling | None
+    compared: Comparison | None = None
+    unknown: Annotated[tuple[Text, ...], Meta(description="and why")] = ()
+
+
+class InsideFiles(Document, frozen=True, kw_only=True):
+    """The files that `audit --inside` wrote."""
+
+    written: tuple[Text, ...]
