@@ -47,7 +47,7 @@ def audit_command(request: AuditRequest, *, json: bool) -> None:
             f"vLLM {made.vllm} holds {_modules(number)} in 16 bits that "
             f"{made.compared.checkpoint} has quantised: {named}",
             Exit.VERIFY_FAILED,
-            hint="spark-build diagnose LOG, with the log of that start: it says what was ignored",
+            hint="spark-build diagnose LOG   (the server's log says what it did with them)",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections import defaultdict
 from dataclasses import dataclass
@@ -55,12 +56,13 @@ def audit_request(
     """
     if subject is None:
         raise UsageError(
-            "nothing to audit", hint="spark-build audit DIR, or a model (spark-build models list)"
+            "nothing to audit",
+            hint="spark-build audit DIR   (or the name of a model: spark-build models list)",
         )
     if inside is not None:
         raise UsageError(
             f"--inside writes files and audits nothing, and {subject} is named too",
-            hint=f"spark-build audit --inside {inside}",
+            hint=f"spark-build audit --inside {shlex.quote(str(inside))}",
         )
     return AuditRequest(subject=subject, against=against, models=models)
 
@@ -77,8 +79,7 @@ def audit(request: AuditRequest) -> Audit:
     if request.against is not None:
         raise UsageError(
             f"--against holds what vLLM loaded against a checkpoint; {request.subject} is no file",
-            hint=f"spark-build audit --inside DIR, which makes one; or spark-build audit "
-            f"{request.against}",
+            hint="spark-build audit --inside DIR   (writes what makes such a file beside vLLM)",
         )
     if place.is_dir():
         return _from_folder(place)
@@ -160,7 +161,7 @@ def read_loaded(path: Path) -> LoadedModel:
     Raises:
         UsageError: it is something else.
     """
-    hint = f"spark-build audit --inside DIR, then: python3 DIR/{SCRIPT} MODEL > audit.json"
+    hint = f"spark-build audit --inside DIR   (DIR/{SCRIPT} makes such a file beside vLLM)"
     try:
         if path.stat().st_size > _LONGEST:
             raise UsageError(f"{path} is no audit of a loaded model: it is too long", hint=hint)
