@@ -1,4 +1,4 @@
-"""What ``cache show``, ``cache prune`` and ``cache clean`` print with ``--json``."""
+"""The documents of ``cache show``, ``cache prune`` and ``cache clean``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KindRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, kind: CacheKind, found: Sequence[CacheEntry], cache: Path) -> KindRow:
-        """The row of the entries of a kind that were found in a cache."""
+        """The row for a kind of entries."""
         used = sorted(entry.used for entry in found)
         folders = kind.folders or sorted(str(entry.path.relative_to(cache)) for entry in found)
         return cls(
@@ -57,7 +57,7 @@ class CacheContents(Document, frozen=True, kw_only=True):
 
 
 class RemovedEntry(Part, frozen=True, kw_only=True):
-    """An entry that was removed, or would be."""
+    """An entry that was or would be removed."""
 
     kind: Text
     path: Text
@@ -66,7 +66,7 @@ class RemovedEntry(Part, frozen=True, kw_only=True):
 
 
 class Removal(Document, frozen=True, kw_only=True):
-    """What was removed from the cache."""
+    """The entries removed from the cache."""
 
     cache: Text
     dry_run: bool
@@ -79,7 +79,7 @@ class Removal(Document, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, done: Pruned, cache: Path, *, dry_run: bool) -> Removal:
-        """The document of a run of ``prune``."""
+        """The document for a run of ``prune``."""
         rows = (
             RemovedEntry(
                 kind=entry.kind.name, path=str(entry.path), bytes=entry.bytes,

@@ -1,4 +1,4 @@
-"""The kinds of cache entries and their folders. Anything else is listed, but never removed."""
+"""The kinds of cache entries and their folders.  Other files are listed, but never removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builder.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Entries are named by a hash of what they hold or come from.
+#: Entries are named by a hash of their content or inputs.
 _HASHED = re.compile(r"(?:[\w.+-]*-)?[0-9a-f]{12,64}(?:\.[\w.-]+)?")
 _PAGE = re.compile(r"[a-z0-9][\w.-]*\.json(?:\.[\w.-]+\.part)?")
 _VERSIONED = re.compile(r"[0-9a-f]{64}-\d+\.json")
@@ -20,7 +20,7 @@ _HEADERS = re.compile(rf"own|{_HASHED.pattern}")
 
 @dataclass(frozen=True)
 class CacheKind:
-    """Entries of one kind: the folders whose children they are, and how a child is named."""
+    """Entries of one kind: their parent folders, and their name pattern."""
 
     name: str
     folders: tuple[str, ...]
@@ -66,16 +66,16 @@ KINDS = (
     ),
     CacheKind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
 )
-#: Below the cache, and no entries.
+#: Other folders in the cache, which are not entries.
 LOCKS = "locks"
 OTHER = CacheKind("other", (), "unknown files", None)
 
 
 def kinds_named(names: Sequence[str]) -> tuple[CacheKind, ...]:
-    """The kinds of these names that may be pruned; all of those without a name.
+    """The kinds with these names that may be pruned; all if no name is given.
 
     Raises:
-        UsageError: there is no such kind, or it is not removed here.
+        UsageError: the kind does not exist, or must not be removed.
     """
     known = {kind.name: kind for kind in KINDS}
     prunable = [kind.name for kind in KINDS if kind.prunable]

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from builder.cache.kinds import CacheKind
 
-#: Seconds for which an entry stays while other runs may be reading it: file systems that note
-#: accesses once a day (``relatime``) know no better.
+#: Seconds for which an entry is kept while other runs may read it: file systems that record
+#: accesses once a day (``relatime``) are not more precise.
 IN_USE = 24 * 3600.0
 _LOCK = re.compile(r"[0-9a-f]{16}\.lock")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneRequest:
-    """What should go: entries unused for ``older_than`` seconds, or down to ``keep_bytes``."""
+    """What to remove: entries unused for ``older_than`` seconds, or down to ``keep_bytes``."""
 
     kinds: tuple[CacheKind, ...]
     older_than: float | None = None
@@ -38,7 +38,7 @@ class PruneRequest:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What went, what stays of those kinds, and what stays only because others are running."""
+    """Removed entries, remaining ones, and those kept because other runs are active."""
 
     removed: Sequence[CacheEntry]
     kept_bytes: int
@@ -47,7 +47,7 @@ class Pruned:
 
     @property
     def freed(self) -> int:
-        """Bytes that were removed."""
+        """Removed bytes."""
         return sum(entry.bytes for entry in self.removed)
 
 
@@ -55,7 +55,7 @@ def check_ours(cache: Path) -> None:
     """Refuse a directory that spark-build did not make its cache.
 
     Raises:
-        UsageError: it does not exist, or nothing says that it is ours.
+        UsageError: it does not exist, or is not marked as spark-build's cache.
     """
     if not cache.is_dir():
         raise UsageError(
@@ -74,12 +74,12 @@ def check_ours(cache: Path) -> None:
 
 
 def prune(cache: Path, wish: PruneRequest, *, dry_run: bool = False) -> Pruned:
-    """Remove what the wish is about; an entry goes as a whole or not at all.
+    """Remove entries as requested; an entry is removed completely or not at all.
 
-    While other runs use the cache, what was used in the last day stays.
+    While other runs use the cache, entries used in the last day are kept.
 
     Raises:
-        UsageError: the directory is not ours, or cannot be written.
+        UsageError: the directory is not spark-build's, or is not writable.
     """
     check_ours(cache)
     with _alone(cache) as alone:
@@ -104,7 +104,7 @@ def prune(cache: Path, wish: PruneRequest, *, dry_run: bool = False) -> Pruned:
 
 @contextlib.contextmanager
 def _alone(cache: Path) -> Iterator[bool]:
-    """Whether no other run has the cache in use; then none can begin while the block runs."""
+    """Whether no other run uses the cache; then none can start during the block."""
     descriptor = in_use_lock(cache)
     if descriptor is None:
         yield False
@@ -123,7 +123,7 @@ def _alone(cache: Path) -> Iterator[bool]:
 
 
 def _remove(entry: CacheEntry) -> bool:
-    """Take an entry away from under its name, then delete it; one that was used meanwhile stays."""
+    """Rename an entry, then delete it; one that was used meanwhile is kept."""
     try:
         with making(entry.path) as gone:
             return _removed(entry, gone)

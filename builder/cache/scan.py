@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What is kept or removed as a whole.
+    """An entry, which is kept or removed as a whole.
 
-    ``used`` is the newest time of access or change of a file in it, in seconds since the epoch.
-    Linux notes an access once a day (``relatime``), and not at all on a ``noatime`` mount.
+    ``used`` is the newest access or change time of a file in it, in seconds since the epoch.
+    Linux records an access once a day (``relatime``), and never on a ``noatime`` mount.
     """
 
     kind: CacheKind
@@ -29,7 +29,7 @@ class CacheEntry:
 
 
 def entries(cache: Path, kinds: Iterable[CacheKind] = KINDS) -> Iterator[CacheEntry]:
-    """Entries of some kinds; links are not followed, and other file systems are not entered."""
+    """Entries of some kinds; does not follow links or enter other file systems."""
     seen: set[tuple[int, int]] = set()
     for kind in kinds:
         for folder in kind.folders:
@@ -55,7 +55,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def unknown(cache: Path) -> Iterator[CacheEntry]:
-    """What lies in the cache and is of no kind: whole folders, and single entries in ours."""
+    """Unknown files in the cache: whole folders, and single entries in known folders."""
     seen: set[tuple[int, int]] = set()
     tops = {folder.split("/")[0] for kind in KINDS for folder in kind.folders}
     for path in _children(cache):
@@ -69,7 +69,7 @@ def unknown(cache: Path) -> Iterator[CacheEntry]:
 
 
 def measure(kind: CacheKind, path: Path, seen: set[tuple[int, int]] | None = None) -> CacheEntry:
-    """Bytes and last use of one entry; a file with several names counts where it is met first."""
+    """Size and last use of one entry; a file with several hard links counts once."""
     seen = set() if seen is None else seen
     total, used, device = 0, 0.0, -1
     for info in _walk(path):

@@ -1,11 +1,11 @@
 """The catalogue of findings: one TOML file per finding under ``builder/data/diagnose/``.
 
-A newcomer adds a finding by adding one file; its examples are its tests.  Unknown keys are errors.
+To add a finding, add one file; its examples are its tests.  Unknown keys are errors.
 
-``patterns`` are regular expressions of which one must be in a line, ``settings`` are ``NAME=REGEX``
-of which one must have been asked for.  ``when`` is the range of vLLM releases it holds for; with
-the release unknown, a pattern still counts and a setting does not.  ``[with]`` must all be in the
-log somewhere, none of ``[without]`` may be.  The first ``[[fix]]`` whose range matches is given.
+``patterns`` are regular expressions, one of which must match a line; ``settings`` are
+``NAME=REGEX``, one of which must have been requested.  ``when`` is the range of vLLM releases; if
+the release is unknown, patterns apply and settings do not.  All of ``[with]`` must be in the log,
+and none of ``[without]``.  The first ``[[fix]]`` whose range matches is printed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _EXAMPLE: _Keys = {
 
 
 class _Reader:
-    """Checks one file; every error names it.  ``compiles``: its regular expressions too."""
+    """Checks one file; every error names it.  ``compiles``: also check its regular expressions."""
 
     def __init__(self, path: Path, *, compiles: bool) -> None:
         self.path, self.compiles = path, compiles
@@ -181,13 +181,13 @@ def load_entry(path: Path, *, compiles: bool = True) -> Entry:
     """Read and check one file of the catalogue; ``compiles`` is for untested files.
 
     Raises:
-        UsageError: it is malformed; a key is unknown, missing or of the wrong kind.
+        UsageError: it is malformed; a key is unknown, missing or has the wrong type.
     """
     return _Reader(path, compiles=compiles).entry()
 
 
 @lru_cache(maxsize=1)
 def load_catalog() -> tuple[Entry, ...]:
-    """Every entry, by name; the tests have compiled their regular expressions."""
+    """Every entry, by name; the tests check their regular expressions."""
     folder = package_file("data", "diagnose")
     return tuple(load_entry(path, compiles=False) for path in sorted(folder.glob("*.toml")))

@@ -61,7 +61,7 @@ found = false
 
 More keys: `unless` (patterns of lines that are none), `settings` (`NAME=REGEX` that was asked
 for), `[with]` and `[without]` (`patterns`, `settings` elsewhere in the log), `times` (so many lines
-at least), `passing` (a server that becomes ready later has passed it), `needs-version`. A pattern
+at least), `passing` (not a failure if the server becomes ready later), `needs-version`. A pattern
 needs five or more characters of fixed text. Write examples of your own, a line or three: no whole
 logs, no names of people or hosts. Then:
 
@@ -73,7 +73,7 @@ spark-build diagnose table > docs/diagnose.md
 
 
 class FailedExample(NamedTuple):
-    """An example of an entry that does not hold."""
+    """A failed example of an entry."""
 
     entry: str
     example: int
@@ -81,7 +81,7 @@ class FailedExample(NamedTuple):
 
 
 def releases(entry: Entry) -> str:
-    """The releases that an entry is for, in words."""
+    """The releases of an entry, as text."""
     if entry.when is None or entry.engine != "vllm":
         return _ENGINES[entry.engine]
     bare = {s.operator: re.sub(r"(?:rc|a|\.dev)\d+$", "", s.version) for s in entry.when}
@@ -92,7 +92,7 @@ def releases(entry: Entry) -> str:
 
 
 def find_entry(name: str) -> Entry:
-    """The entry of a name.
+    """The entry with a name.
 
     Raises:
         UsageError: it does not exist.
@@ -138,7 +138,7 @@ def entry_lines(entry: Entry) -> Iterator[str]:
 
 
 def entries_to_check(paths: Sequence[str]) -> list[Entry]:
-    """The entries to check: those of files and folders, or the whole catalogue.
+    """The entries to check: from files and folders, or the whole catalogue.
 
     Raises:
         UsageError: a file is malformed or missing.
@@ -156,14 +156,14 @@ def entries_to_check(paths: Sequence[str]) -> list[Entry]:
 
 
 def failed_examples(entries: Sequence[Entry]) -> list[FailedExample]:
-    """Examples that the reader does not read as they say, and entries without any."""
+    """Examples with another result than stated, and entries without examples."""
     found = []
     for entry in entries:
         kinds = {example.found for example in entry.examples}
         for kind, what in ((True, "an example"), (False, "a near miss (found = false)")):
             if kind not in kinds:
                 found.append(FailedExample(entry.id, 0, f"{what} is missing"))
-        # beside the other entries: they must not take its line
+        # with the other entries, which must not match its line
         others = [e for e in load_catalog() if e.id != entry.id]
         for number, example in enumerate(entry.examples, 1):
             if why := _missed(entry, example, [*others, entry]):

@@ -1,6 +1,6 @@
-"""The kernels that a log says were selected, in every form that a supported release logs.
+"""Finds selected kernels in a log, in every form that supported releases use.
 
-A line proves that a kernel was selected, not that it ran.  The forms were read in the sources of
+A line proves that a kernel was selected, not that it ran.  The forms are from the sources of
 each vLLM release from 0.17.0 to 0.33.0.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Selection(Part, frozen=True):
-    """One kernel that was selected for one kind of layer, and where the log first says so."""
+    """One kernel that was selected for one kind of layer, and its first log line."""
 
     kind: Text
     kernel: Text
@@ -54,10 +54,10 @@ FORMS = (
     Form("w4a8-linear", r"Using (?P<kernel>\w+) for CompressedTensorsW4A8\w+"),
     Form("w4a8-moe", r"Using '?(?P<kernel>\w+)'? W4A8 (?:Int8 )?MoE backend"),
     Form("int8-moe", r"Using '?(?P<kernel>\w+)'? Int8 MoE backend"),
-    # experts that are not quantised: a draft model's, most often
+    # unquantised experts, usually of a draft model
     Form("unquantized-moe", r"Using (?P<kernel>\w+) Unquantized MoE (?:LoRA )?backend"),
     Form("unquantized-moe", r"Using (?P<kernel>[\w ]+?) backend for Unquantized MoE"),  # to 0.19
-    # attention: chosen by itself, or asked for
+    # attention: selected automatically, or requested
     Form("attention", r"Using (?P<kernel>\w+) attention backend out of potential backends"),
     Form("attention", r"Using AttentionBackendEnum\.(?P<kernel>\w+) backend\."),
     Form("mla-prefill", r"Using (?P<kernel>\w+) MLA prefill backend"),
@@ -66,14 +66,14 @@ FORMS = (
         "vision-attention",
         r"Using backend (?:AttentionBackendEnum\.)?(?P<kernel>\w+) for vit attention",
     ),
-    # TensorRT-LLM says little: its own fall-back, and the configuration that it started with
+    # TensorRT-LLM logs little: its fall-back, and its configuration
     Form("moe", r"Using (?P<kernel>CutlassFusedMoE) instead"),
     Form("moe", r"moe_config=MoeConfig\([^)]*?backend=['\"](?P<kernel>\w+)['\"]"),
     Form("moe", r"\bmoe_backend='(?P<kernel>CUTLASS|CUTEDSL|TRTLLM|VANILLA|TRITON|WIDEEP)'"),
     Form("attention", r"\battn_backend=['\"](?P<kernel>\w+)['\"]"),
 )
 
-#: What a kind is called in the report for people.
+#: Names of kinds in the report.
 LABELS: Mapping[str, str] = {
     "nvfp4-linear": "NVFP4 linear",
     "nvfp4-moe": "NVFP4 MoE",
@@ -99,7 +99,7 @@ LABELS: Mapping[str, str] = {
 
 
 def selection(kind: str, match: re.Match[str], line: int) -> Selection:
-    """What one matching line says."""
+    """The selection in a matching line."""
     kernel = match["kernel"].removeprefix("NvFp4LinearBackend.")
     if kind == "fp8-linear":
         if re.search(r"Int8", kernel):

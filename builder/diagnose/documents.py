@@ -1,4 +1,4 @@
-"""What ``diagnose`` and ``diagnose list`` print with ``--json``."""
+"""The documents of ``diagnose`` and ``diagnose list``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, result: Diagnosis) -> LogRow:
-        """The row of a log."""
+        """The row for a log."""
         return cls(
             file=result.file,
             engine=result.engine,
@@ -45,7 +45,7 @@ class LogRow(Part, frozen=True, kw_only=True):
 
 
 class Diagnosed(Document, frozen=True, kw_only=True):
-    """What one log shows, or several together."""
+    """The findings in one log, or in several."""
 
     vllm: Annotated[str, Meta(description="the release it was judged by; empty when unknown")]
     tensorrt_llm: str
@@ -61,9 +61,7 @@ class Diagnosed(Document, frozen=True, kw_only=True):
         Meta(description="a vLLM version that is not a release, such as 0.1.dev1+gabc"),
     ]
     lines: Count
-    ready_line: Annotated[
-        Count, Meta(description="the line where the server became ready; 0 for none")
-    ]
+    ready_line: Annotated[Count, Meta(description="the line where the server became ready, or 0")]
     verdict: Verdict
     dispatch: tuple[Selection, ...]
     findings: tuple[Finding, ...]
@@ -73,7 +71,7 @@ class Diagnosed(Document, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, results: Sequence[Diagnosis]) -> Diagnosed:
-        """The document of one log or of several: the worst findings of all first."""
+        """The document for one or several logs, worst findings first."""
         first, alone = results[0], len(results) == 1
         findings = (finding for result in results for finding in result.findings)
         return cls(
@@ -93,7 +91,7 @@ class Diagnosed(Document, frozen=True, kw_only=True):
 
 
 class FixRow(Part, frozen=True, kw_only=True):
-    """What to do, for a range of releases."""
+    """The fix for a range of releases."""
 
     when: str
     text: Text
@@ -115,7 +113,7 @@ class EntryRow(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, entry: Entry) -> EntryRow:
-        """The row of an entry."""
+        """The row for an entry."""
         return cls(
             id=entry.id,
             severity=entry.severity,

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 Severity = Literal["error", "warning", "info"]
-#: The program whose logs an entry is for.
+#: The program of an entry.
 Engine = Literal["vllm", "tensorrt-llm", "sglang", "any"]
-#: Seen in the code or the wheels of that release; inferred from them; only told by others.
+#: Where an entry comes from: seen in code or wheels, inferred from them, or reported by others.
 Sure = Literal["certain", "likely", "reported"]
 
 
@@ -27,10 +27,10 @@ def _compiled(source: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A regular expression that is compiled when it is first tried.
+    """A regular expression that is compiled on first use.
 
-    A build writes the catalogue into the image and tries none; compiling all would take it longer
-    than everything else that it computes.
+    A build only writes the catalogue into the image; compiling all expressions would take longer
+    than the rest of the plan.
     """
 
     pattern: str
@@ -44,13 +44,13 @@ class Regex:
         return _compiled(self.pattern).fullmatch(text)
 
 
-#: What a program tried and did without: no error, whatever its line quotes.
+#: Attempts that a program can do without: not errors, whatever the line quotes.
 SKIPPED = Regex(r"[Ss]kipping tactic|[Ee]xception ignored in|[Rr]etrying|[Ww]ill retry")
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A regular expression and the text that must be near for it to be tried."""
+    """A regular expression, and the text that must be present to try it."""
 
     regex: Regex
     needle: str
@@ -58,19 +58,19 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class RequestedSetting:
-    """``NAME=REGEX``: something that was asked for."""
+    """``NAME=REGEX``: a requested setting."""
 
     name: Regex
     value: Regex
 
     def holds(self, name: str, value: str) -> bool:
-        """Whether a setting is this one."""
+        """Whether a setting matches."""
         return bool(self.name.fullmatch(name) and self.value.fullmatch(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must, or must not, be elsewhere in the log."""
+    """A condition on the rest of the log."""
 
     patterns: tuple[Pattern, ...] = ()
     settings: tuple[RequestedSetting, ...] = ()
@@ -78,7 +78,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What to do, for a range of releases."""
+    """The fix for a range of releases."""
 
     when: SpecifierSet | None
     text: str
@@ -86,7 +86,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A log that the entry is tested with; ``found = false`` says that it must stay silent."""
+    """A log that tests the entry; ``found = false`` means that it must not match."""
 
     log: str
     vllm: str = ""
@@ -97,7 +97,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One finding that a log can show."""
+    """One possible finding in a log."""
 
     id: str
     severity: Severity
@@ -111,24 +111,24 @@ class Entry:
     required: Condition
     forbidden: Condition
     fixes: tuple[Fix, ...] = ()
-    #: so many lines must show it: one of them alone is harmless
+    #: number of lines that must match; fewer are harmless
     times: int = 1
-    #: a server that becomes ready later has passed it
+    #: not a failure if the server becomes ready later
     passing: bool = False
-    #: how well the cause is known
+    #: confidence in the cause
     sure: Sure = "certain"
-    #: where the cause or the cure was published
+    #: where the cause or fix was published
     source: str = ""
     examples: tuple[Example, ...] = ()
 
     def applies(self, version: str | None, *, by_setting: bool) -> bool:
-        """Whether it holds for a release; None is one that the log does not tell."""
+        """Whether it applies to a release; None means unknown."""
         if version is None:
             return not self.needs_version and not (by_setting and self.when is not None)
         return self.when is None or self.when.contains(version, prereleases=True)
 
     def fix_for(self, version: str | None) -> str:
-        """The advice for a release, or all of it with its ranges when the release is unknown."""
+        """The fix for a release, or all fixes with their ranges if the release is unknown."""
         if version is not None:
             for fix in self.fixes:
                 if fix.when is None or fix.when.contains(version, prereleases=True):
@@ -146,7 +146,7 @@ class Entry:
 
 
 def _bounds(when: SpecifierSet | None) -> tuple[str, str]:
-    """First release of a range, and the first one behind it; empty where it is open."""
+    """First release of a range, and the first one after it; empty if open."""
     low = high = ""
     for spec in when or ():
         bare = re.sub(r"(?:rc|a|\.dev)\d+$", "", spec.version)
@@ -158,7 +158,7 @@ def _bounds(when: SpecifierSet | None) -> tuple[str, str]:
 
 
 def _range(low: str, high: str) -> str:
-    """A range as people say it."""
+    """A range as text."""
     if low.endswith(".*"):
         return f"vLLM {low}"
     if low and high:
@@ -169,5 +169,5 @@ def _range(low: str, high: str) -> str:
 
 
 def rendered(text: str, groups: Mapping[str, str]) -> str:
-    """``text`` with ``{name}`` of the pattern's named groups filled in; other braces stay."""
+    """``text`` with the pattern's named groups in place of ``{name}``; other braces are kept."""
     return re.sub(r"\{([a-z_]+)\}", lambda m: groups.get(m[1], m[0]), text)

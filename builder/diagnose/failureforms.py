@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """One form: what kind of end it tells, and the text.  ``weak`` ones are only symptoms."""
+    """One form: the kind of failure, and the text.  ``weak`` ones are only symptoms."""
 
     kind: str
     regex: re.Pattern[str]
@@ -179,7 +179,7 @@ FORMS = (
     ),
 )
 
-#: What only follows from a failure elsewhere: in another process, on another node.
+#: Consequences of a failure elsewhere: in another process, on another node.
 FOLLOWERS = re.compile(
     r"device-side assert triggered|Engine core initialization failed"
     r"|EngineCore failed to start|EngineDead|engine is dead"
@@ -201,14 +201,14 @@ FOLLOWERS = re.compile(
     r"|mpirun noticed|Primary job|exited with code|died unexpectedly"
 )
 
-#: Wrappers whose own text says nothing: what they wrap is elsewhere in the log, or in their text.
+#: Wrappers without information: the wrapped error is elsewhere in the log, or in their text.
 WRAPPERS = re.compile(
     r"^(?:ray::"
     r"|Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
     r"returned non-zero|unhandled errors in a TaskGroup|-- Process \d+ terminated)"
 )
 
-#: Lines that look like failures and are none: what the program tried, and did without.
+#: Lines that look like failures and are not: attempts that the program can do without.
 HARMLESS = re.compile(
     r"[Ss]kipping tactic|[Ss]kipp(?:ed|ing)\b.{0,80}(?:due to|because|tactic|unsupported)"
     r"|Ignore import error|[Ee]xception ignored in|ignored exception|[Ff]all(?:ing|s)?[- ]?back"
@@ -218,7 +218,7 @@ HARMLESS = re.compile(
     r"|error_code=None|on_error=|errors='"
 )
 
-#: What a running server says when it ends because it was told to.
+#: Lines of a server that was stopped on request.
 ENDING = re.compile(
     r"shut(?:ting)? ?down|Finished server process|Application shutdown|terminat|clean(?:ing)? ?up"
     r"|exit|kill|abort|stop|clos|dump|SIGTERM|Traceback|rror|xception|ailed",

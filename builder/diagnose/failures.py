@@ -1,8 +1,8 @@
-"""Finds every fatal event of a log, in the catalogue or not, the root cause first.
+"""Finds every fatal event of a log, with the root cause first, in the catalogue or not.
 
-Events are what :mod:`tracebacks` reads and what the table of :mod:`failureforms` names.  Which of
-them is the root is decided at the end: what the server survived is no failure, what only follows
-from another process's death comes last, and of what is left the earliest counts.
+Events come from :mod:`tracebacks` and from the table in :mod:`failureforms`.  The root
+is chosen at the end: events that the server survived are not failures, consequences
+of another process's death come last, and the earliest of the others is the root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from builder.diagnose.tracebacks import LoggedException, Tracebacks
 if TYPE_CHECKING:
     from builder.diagnose.reading import Line
 
-#: Texts of which one is in every line that a form or a traceback can match.
+#: Texts, one of which is in every line that a form or a traceback can match.
 _SMELLS = (
     "rror",
     "xcept",
@@ -79,19 +79,19 @@ _SMELLS = (
     "traps:",
     "lost",
 )
-#: Events and other lines that are kept.
+#: Maximum number of kept events and other lines.
 _KEPT = 256
 _LOUD = ("ERROR", "CRITICAL", "FATAL")
 _QUIET = ("INFO", "DEBUG", "WARNING", "WARN")
-#: So much of a quoted line is kept.
+#: Maximum length of a quoted line.
 QUOTED = 600
-#: So many lines of progress of the same process show that it survived an exception.
+#: Progress lines of the same process that show that it survived an exception.
 _PROGRESS = 3
 
 
 @dataclass
 class Failure:
-    """One event that ended something, or seems to."""
+    """One event that ended a process, or seems to."""
 
     kind: str
     line: int
@@ -103,24 +103,24 @@ class Failure:
     before: NumberedLine | None = None
     #: the innermost relevant frame
     frame: str = ""
-    #: what it became: the exceptions that were raised from it, the last one last
+    #: the exceptions raised from it, in order
     became: tuple[NumberedLine, ...] = ()
     name: str = ""
     message: str = ""
-    #: further lines of it that tell something
+    #: further relevant lines of it
     more: tuple[str, ...] = ()
     weak: bool = False
     follower: bool = False
-    #: how the program went on
+    #: how the program continued
     survived: bool = False
-    #: all lines of the event, for what the catalogue says of one
+    #: all lines of the event, for matching with the catalogue
     lines: frozenset[int] = frozenset()
     #: MM-DD HH:MM:SS
     when: str = ""
     search: str = ""
 
     def same_as(self, other: Failure) -> bool:
-        """Whether it tells the same: another rank's, or the same one printed again."""
+        """Whether it is the same event: from another rank, or printed again."""
         return (self.kind, _plain(self.quote)) == (other.kind, _plain(other.quote))
 
 
@@ -145,7 +145,7 @@ class Failures:
         default_factory=lambda: collections.deque(maxlen=12)
     )
     _before: dict[int, NumberedLine] = field(default_factory=dict)
-    #: the last that told a time
+    #: the last line with a time
     _head: str = ""
     _when: dict[int, str] = field(default_factory=dict)
     _harmless: dict[str, int] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class Failures:
             self.course.goes_on(line)
 
     def _event(self, line: Line) -> bool:
-        """Whether a line is part of a failure, which is noted."""
+        """Record a failure; returns whether the line is part of one."""
         text = line.text
         if HARMLESS.search(text) and line.level != "CRITICAL":
             self._harmless[line.source] = line.number
@@ -215,21 +215,21 @@ class Failures:
             self.events.append(event)
 
     def _matters(self, line: int, source: str) -> NumberedLine | None:
-        """Of the lines before one, the last that tells something: a warning, or the stage."""
+        """The last relevant line before an event: a warning, or the stage."""
         earlier = [n for n in self._recent if n.line < line and not FOLLOWERS.search(n.text)]
         near = [n for n in earlier if _WARNS.search(n.text) and line - n.line <= 30]
         own = [n for n in earlier if n.source == source]
         return next(iter((near or own or earlier)[-1:]), None)
 
     def dead(self) -> bool:
-        """Whether the log shows the end of the server, not only a failure."""
+        """Whether the log shows that the server ended, not only a failure."""
         kinds = {"a signal", "a C++ exception", "an exit", "systemd", "the command line"}
         return any(not f.survived and (f.follower or f.kind in kinds) for f in self.failures())
 
     # ---------------------------------------------------------------------------------- at the end
 
     def failures(self) -> list[Failure]:
-        """Every event, what the server survived marked; the root cause first."""
+        """All events, root cause first; survived ones are marked."""
         causes = {id(e.cause) for e in self.exceptions if e.cause is not None}
         found = [self._failure(e) for e in self.exceptions if id(e) not in causes]
         covered = {n: failure.source for failure in found for n in failure.lines}
@@ -261,7 +261,7 @@ class Failures:
         return kept
 
     def _hangs(self, found: list[Failure]) -> list[Failure]:
-        """Waits that do not end, where nothing else says why."""
+        """Waits that do not end, without another known cause."""
         if any(not f.survived and not f.weak for f in found):
             return []
         kept = self.course.hang()
@@ -281,7 +281,7 @@ class Failures:
         ]
 
     def _failure(self, tail: LoggedException) -> Failure:
-        """An exception with its chain, as the event of its root."""
+        """An exception with its chain, as an event."""
         chain = tail.chain()
         at = 0
         while at < len(chain) - 1 and (
@@ -326,7 +326,7 @@ class Failures:
     def _survives(self, failure: Failure, found: list[Failure]) -> bool:
         course = self.course
         followers = [f.line for f in found if f.follower and f.line >= failure.line]
-        # later requests are answered, or it was started again
+        # later requests succeed, or it was restarted
         if course.ready > failure.end and course.ready > max(followers, default=0):
             return True
         if failure.kind in ("NCCL", "an error") and course.ready > failure.line:
@@ -341,14 +341,14 @@ _BOILERPLATE = re.compile(
     r"CUDA kernel errors might be|For debugging consider|Compile with `TORCH_USE|^Search for `cuda"
     r"|For further information visit https"
 )
-#: Exceptions that a program looks something up with, and then says in another what it misses.
+#: Lookup errors that programs convert to an exception that names what is missing.
 _LOOKUPS = frozenset(
     {"KeyError", "IndexError", "StopIteration", "LookupError", "Empty", "StopAsyncIteration"}
 )
 
 
 def _told(events: list[Failure]) -> list[Failure]:
-    """Events with ``what()`` joined to the ``terminate`` in front of it."""
+    """Events, with ``what()`` joined to the preceding ``terminate``."""
     found: list[Failure] = []
     for event in events:
         if (

@@ -1,4 +1,4 @@
-"""What a log shows, as values: findings of the catalogue, failures outside it, the verdict."""
+"""The values of a diagnosis: findings of the catalogue, other failures, the verdict."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from builder.util.documents import Count, Part, Text, always
 if TYPE_CHECKING:
     from builder.diagnose.dispatch import Selection
 
-#: The id of a failure that no entry explains.
+#: The ID of a failure without an entry.
 UNKNOWN = "not-in-catalogue"
 
 
 class Finding(Part, frozen=True):
-    """One thing that a log shows, the line that shows it, and what to do about it."""
+    """One finding, its log line, and the fix."""
 
     id: Text
     severity: Severity
@@ -53,7 +53,7 @@ class Finding(Part, frozen=True):
 
 
 class Verdict(Part, frozen=True):
-    """The one sentence about a log."""
+    """The summary of a log, in one sentence."""
 
     state: Literal["failed", "ready", "stopped", "unclear", "empty"]
     sentence: Text
@@ -61,7 +61,7 @@ class Verdict(Part, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a log says.  ``vllm`` is empty when neither the log nor the caller tells."""
+    """The diagnosis of a log.  ``vllm`` is empty if unknown."""
 
     vllm: str
     tensorrt_llm: str
@@ -71,20 +71,20 @@ class Diagnosis:
     dispatch: tuple[Selection, ...]
     findings: tuple[Finding, ...]
     verdict: Verdict
-    #: which program wrote it; empty when nothing tells
+    #: the program that wrote it; empty if unknown
     engine: str = ""
-    #: what a build calls itself that is no release (``0.1.dev1+gabc``)
+    #: the version of a build that is not a release (``0.1.dev1+gabc``)
     build: str = ""
-    #: the line where the server became ready; 0 for none
+    #: the line where the server became ready, or 0
     ready: int = 0
     file: str = ""
 
     @property
     def failed(self) -> bool:
-        """Whether it shows a failure, or a start that does not finish."""
+        """Whether it shows a failure or an incomplete start."""
         return self.verdict.state in ("failed", "stopped")
 
     def in_file(self, name: str) -> Diagnosis:
-        """The same, as one of several logs."""
+        """The same, for one of several logs."""
         named = tuple(replace(finding, file=name) for finding in self.findings)
         return dataclasses.replace(self, file=name, findings=named)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from builder.diagnose.tracebacks import Frame
 
-#: Packages in which the cause is looked for first, then those that only pass calls on.
+#: Packages where the cause is likely, then packages that only forward calls.
 _OWN = (
     "vllm",
     "flashinfer",
@@ -27,7 +27,7 @@ _OWN = (
     "tvm_ffi",
     "ray",
 )
-#: Folders of generated code, below folders that carry the name of a package.
+#: Folders of generated code, which are below folders with a package's name.
 _COMPILED = (".cache", "torch_compile_cache", "inductor_cache", ".triton")
 _CARRIERS = ("torch", "pydantic", "uvloop", "asyncio", "contextlib", "multiprocessing", "importlib")
 _INSTALLED = re.compile(r".*?(?:site-packages|dist-packages|lib/python3\.\d+)/")
@@ -51,7 +51,7 @@ def _within(path: str, packages: Sequence[str]) -> bool:
 
 
 def failure_location(frames: Sequence[Frame]) -> str:
-    """The innermost frame that tells something."""
+    """The innermost relevant frame."""
     inner = [f for f in reversed(frames) if not f.path.startswith("<")]
     for choice in (
         [f for f in inner if _within(f.path, _OWN) and not _within(f.path, ("uvloop",))],
@@ -75,7 +75,7 @@ _VARIABLE = (
 
 
 def search_phrase(engine: str, name: str, text: str, frame: str = "") -> str:
-    """What to put into the search field of an issue tracker: the lasting words of a message."""
+    """A search phrase for issue trackers: the constant words of a message."""
     for regex, put in _VARIABLE:
         text = regex.sub(put, text)
     words = [word for word in text.split() if word not in ("-", "--", ":", "#")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: Engines by name, with what only their logs say.  The first that speaks names the log.
+#: Engines by name, with texts that only their logs have.  The first match decides.
 ENGINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (
         "sglang",
@@ -45,7 +45,7 @@ ENGINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("ray", "Ray", re.compile(r"\bray\.(?:exceptions|init)|\braylet\b|\(RayWorker")),
 )
 
-#: A start has been seen: the log is not only a piece of one.
+#: Lines of a server's start: the log is not only a fragment.
 STARTED = re.compile(
     r"vLLM (?:API )?server version|█  version|non-default args: |== SGLang =="
     r"|server_args=ServerArgs"
@@ -61,12 +61,12 @@ READY = re.compile(
     r"|\"(?:POST|GET) /(?:v1/\w+|generate|invocations|health)\S* HTTP/1\.1\" ?200"
     r"|Processed prompts: 100%|main: server is listening"
 )
-#: The server answers: it lives.
+#: Lines of a server that answers requests.
 ALIVE = re.compile(
     r"\"(?:POST /|GET /health|GET /v1/)\S* HTTP/1\.1\" ?200|Decode batch[,. ].*gen throughput"
     r"|Avg generation throughput: (?!0\.0 )\d"
 )
 
 ENGINE_NAMES = {key: name for key, name, _ in ENGINES} | {"": "an unknown program"}
-#: Engines that the catalogue knows.
+#: Engines in the catalogue.
 COVERED = frozenset({"vllm", "tensorrt-llm"})

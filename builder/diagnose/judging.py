@@ -1,8 +1,8 @@
 """The diagnosis of a log: findings of the catalogue, other failures, and the verdict.
 
 Known pitfalls are data (``builder/data/diagnose/``); advice depends on the release, because the
-cure that is published for one release is often wrong for another.  What no entry knows is read by
-the forms that Python, CUDA, compilers and the kernel write.
+fix published for one release is often wrong for another.  Failures without an entry are recognised
+by the message formats of Python, CUDA, compilers and the kernel.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from builder.diagnose.failures import Failure
 
-#: Failures outside the catalogue that are shown of one log.
+#: Failures outside the catalogue to show for one log.
 _SHOWN = 3
-#: The first release of vLLM that is told by its number; a build without tags calls itself 0.1.dev.
+#: The first plausible vLLM version; a build without tags has version 0.1.dev.
 _OLDEST = Version("0.5")
 
 
@@ -40,9 +40,9 @@ def diagnose(
     read: Scan | None = None,
     live: bool = False,
 ) -> Diagnosis:
-    """Read a log; ``vllm`` is the release to judge it by, before what the log says.
+    """Read a log; ``vllm`` is the release and overrides the log's.
 
-    ``read`` is filled while it is read; ``live`` says that the log still grows.
+    ``read`` is filled during reading; ``live`` means that the log still grows.
 
     Raises:
         UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
@@ -67,7 +67,7 @@ def given_release(vllm: str | None) -> str | None:
 
 
 def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Diagnosis:
-    """The result of a pass over a log."""
+    """The diagnosis from one pass over a log."""
     named = sorted(read.versions, key=read.versions.__getitem__)
     releases = tuple(v for v in named if _release(v))
     version = vllm or (releases[0] if releases else None)
@@ -93,7 +93,7 @@ def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Dia
 
 
 def _release(version: str) -> bool:
-    """Whether it tells the release: a build from a checkout without tags does not."""
+    """Whether a version identifies the release; that of a build without tags does not."""
     try:
         return Version(version) >= _OLDEST
     except InvalidVersion:
@@ -176,7 +176,7 @@ def _in_messages(entry: Entry, messages: list[tuple[int, str]]) -> list[Hit]:
 
 
 def _same(failure: Failure, spoke: list[Entry]) -> bool:
-    """Whether an entry that speaks of another line says this too."""
+    """Whether an entry that matched another line also explains this one."""
     return any(
         pattern.regex.search(failure.quote)
         for entry in spoke
@@ -186,7 +186,7 @@ def _same(failure: Failure, spoke: list[Entry]) -> bool:
 
 
 def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
-    """Whose entries hold for a log; a paste that tells nothing is taken for vLLM's."""
+    """The program whose entries apply to a log; vLLM if unknown."""
     if read.trtllm and not read.versions:
         return ("tensorrt-llm", "any")
     if engine in COVERED or not engine or engine == "ray":
@@ -195,7 +195,7 @@ def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
 
 
 def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
-    """A finding with what the failure that it explains tells."""
+    """A finding with the details of the failure that it explains."""
     for failure in failures:
         if finding.line in failure.lines:
             return replace(
@@ -209,7 +209,7 @@ def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
 
 
 def _unknown(left: list[Failure], failures: list[Failure], known: list[Finding]) -> list[Finding]:
-    """What killed the server and no entry explains, the root first."""
+    """Fatal failures without an entry, root first."""
     told = {f.line for f in known if f.severity == "error"}
     fatal = [f for f in failures if not f.survived]
     explained = any(told & f.lines or f not in left for f in fatal)
@@ -284,7 +284,7 @@ def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
 
 
 def described(result: Diagnosis) -> str:
-    """Which program and release wrote a log, in words."""
+    """The program and release of a log, as text."""
     if result.vllm and result.engine in ("vllm", ""):
         return f"vLLM {result.vllm}"
     if result.tensorrt_llm:

@@ -1,7 +1,7 @@
-"""Undoes what a paste does to a log: HTML escapes, typographic quotes, lost line ends.
+"""Repairs pasted logs: HTML escapes, typographic quotes, lost line ends.
 
-A paste from an issue, a chat or a mail is rarely what the program wrote.  What can be undone
-without guessing is undone here, before anybody looks for a message.
+A paste from an issue, a chat or a mail often differs from the original.  What can be repaired
+without guessing is repaired here, before any matching.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: Characters that word processors, chats and mail programs put in place of plain ones.
+#: Replacements of plain characters by word processors, chats and mail programs.
 _TYPOGRAPHY = str.maketrans(
     {
         "\u2018": "'",
@@ -47,11 +47,11 @@ _TAG = re.compile(
     r"</?(?:span|pre|code|b|i|em|strong|p|div|td|tr|font|samp)(?: [^<>]{0,200})?>|<br ?/?>"
 )
 
-#: Where a record of a server's log starts, for lines that lost their ends.
+#: The start of a log record, for lines that lost their line ends.
 _TAGGED = r"\((?:APIServer|EngineCore|Worker|RayWorker|VllmWorker)[^()\n]{0,60}\)"
 _LEVELLED = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \["
 _STAMPED = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)? ?"
-#: One record: a stamp or a tag may stand before the level, and belongs to it.
+#: One record: includes a timestamp or tag before the level.
 _RECORD = re.compile(rf"(?:{_STAMPED}(?:std\w+ F )?)?(?:{_TAGGED} ?)?(?:{_LEVELLED})?")
 _INNER = re.compile(
     rf"(?={_STAMPED})|(?={_TAGGED})|(?={_LEVELLED})|(?=Traceback \(most recent call last)"
@@ -59,10 +59,10 @@ _INNER = re.compile(
     r"|(?<![\w.'\"\[])(?=(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): )"
 )
 _STARTS = re.compile(rf"{_TAGGED}|{_LEVELLED}|{_STAMPED}")
-#: A line that holds so many starts of records has lost its line ends.
+#: Number of record starts in a line that has lost its line ends.
 _GLUED = 3
 
-#: A line that begins a record, so it cannot be the rest of a wrapped one.
+#: A line that starts a record, so it cannot continue a wrapped one.
 _BEGINS = re.compile(
     r"\s*(?:\(\w[\w.-]* (?:rank=\d+ )?pid=|\((?:APIServer|EngineCore|Worker)"
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b|Traceback \(|File \"|\[?\d{4}-\d\d-\d\d[T ]"
@@ -74,25 +74,25 @@ _BEGINS = re.compile(
     r"|INFO: |\[[A-Za-z][\w-]*\]|[\w.-]+: error: "
     r"|[a-z]+_\w+ ?: |[A-Z][\w ]{1,24}:(?:\s{2,}|$))"
 )
-#: A line that is whole, however long it is.
+#: A line that is complete, whatever its length.
 _WHOLE = re.compile(
     r"File \"[^\"]+\", line \d+, in [\w<>.]+$|Traceback \(most recent call last\):$"
 )
-#: Container prefixes that a tool puts before each physical line.
+#: Container prefixes before each physical line.
 _CARRIED = re.compile(
     r"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)? (?:std\w+ [FP] "
     r"|\S{1,64} [\w.@/-]{1,64}\[\d+\]: )?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [\w.@/-]{1,64}(?:\[\d+\])?: "
     r"|[\w.-]{1,64} +\| ?|\[pod/[\w./-]{1,200}\] ?|> ?)"
 )
-#: Wider text is not wrapped by a terminal or an issue tracker.
+#: Maximum width of wrapped text from a terminal or an issue tracker.
 _WIDEST = 160
-#: Widths at which terminals and mail programs cut.
+#: Typical widths of terminals and mail programs.
 _COMMON = frozenset({60, 64, 70, 72, 76, 78, 79, 80, 90, 100, 110, 119, 120, 127, 128, 132, 140})
 
 
 def mended(text: str) -> str:
-    """One line with escapes of HTML and typography undone."""
+    """One line with HTML escapes and typographic characters replaced."""
     if "&" in text and ";" in text and _ENTITY.search(text):
         text = html.unescape(text)
         if _ENTITY.search(text):
@@ -103,7 +103,7 @@ def mended(text: str) -> str:
 
 
 def records(text: str) -> list[str]:
-    """The records of a line that lost its line ends; most lines are one."""
+    """The log records in a line that lost its line ends; usually one."""
     if text.count("\\n") >= 1 and len(text) > 80 and '":' not in text[:200]:
         parts = re.split(r"(?<!\\)(?:\\r)?\\n", text)
         if len(parts) > 1 and "prompt" not in text and "template" not in text:
@@ -125,15 +125,16 @@ def records(text: str) -> list[str]:
 
 
 def possible(sample: str) -> bool:
-    """Whether a text that begins so can be wrapped."""
+    """Whether a text with this beginning may be wrapped."""
     return _Wrap(sample).possible
 
 
 def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[CandidateLine]:
-    """Lines with the rest of a wrapped one joined.
+    """Lines with wrapped ones joined.
 
-    ``sample`` is the beginning of the same text: it tells the width.  Where a line was cut cannot
-    be seen (between words, or inside one, or not at all), so every reading of a joined line comes.
+    ``sample`` is the beginning of the same text, from which the width is derived.  Where a line was
+    cut cannot be known (between words, inside a word, or not at all), so every possible joined line
+    is returned.
     """
     shape = _Wrap(sample)
     if not shape.possible:
@@ -149,12 +150,12 @@ def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[Candida
     yield from shape.joined(held)
 
 
-#: More lines than this are no wrapped line.
+#: Maximum number of lines in a wrapped line.
 _PIECES = 30
 
 
 class CandidateLine(NamedTuple):
-    """A line, of how many physical ones, and whether it was read in another way already."""
+    """A line, its number of physical lines, and whether it is an alternative reading."""
 
     number: int
     text: str
@@ -163,7 +164,7 @@ class CandidateLine(NamedTuple):
 
 
 class _Wrap:
-    """How a text seems to be wrapped."""
+    """The detected wrapping of a text."""
 
     def __init__(self, sample: str) -> None:
         lines = [line.rstrip("\r") for line in sample.split("\n") if line.strip()]
@@ -175,13 +176,13 @@ class _Wrap:
         self.hard = self.width in _COMMON or full > 1
 
     def bare(self, text: str) -> str:
-        """A line without what its carrier put in front of every one."""
+        """A line without the common prefix of its tool."""
         if self.carried and (match := _CARRIED.match(text)):
             return text[match.end() :]
         return text
 
     def goes_on(self, text: str, following: str) -> bool:
-        """Whether the second line can be the rest of the first."""
+        """Whether the second line may continue the first."""
         text, own = text.rstrip("\r\n"), self.bare(following.rstrip("\r\n"))
         bare = self.bare(text)
         if not own.strip() or not bare.strip() or _BEGINS.match(own) or _WHOLE.search(bare):
@@ -195,7 +196,7 @@ class _Wrap:
         return len(text.rstrip()) + 1 + len(word) > self.width
 
     def joined(self, held: list[tuple[int, str]]) -> Iterator[CandidateLine]:
-        """One line of its pieces."""
+        """Join pieces to one line."""
         if len(held) < 2:
             yield from (CandidateLine(number, text) for number, text in held)
             return

@@ -1,22 +1,22 @@
 """Finds the fixed text in a regular expression, so that most lines can be skipped quickly.
 
-A log of a busy server is mostly lines that say nothing about kernels.  Each pattern is therefore
-looked for only where its longest fixed text occurs, which ``str.find`` answers at memory speed;
-the cost of a catalogue is then a plain scan for each text plus the few lines that contain one.
+Most lines of a busy server's log are irrelevant.  Each pattern is therefore
+tried only where its longest fixed text occurs, which ``str.find`` finds quickly;
+the cost of a catalogue is one plain scan for each text, plus the few lines that contain one.
 """
 
 from __future__ import annotations
 
-#: Shorter texts are in every second line of a log, so a pattern must have a longer one.
+#: Minimum length; shorter texts are too common in logs.
 MINIMUM = 5
 
 _CLASS_ESCAPES = "dDwWsSbBAZ"
 
 
 def fixed_text(pattern: str) -> str:
-    """The longest text that every match of ``pattern`` contains; empty when there is none.
+    """The longest text that every match of ``pattern`` contains; empty if there is none.
 
-    Careful rather than clever: groups, classes and anything optional count as unknown text, and a
+    It is conservative: groups, classes and anything optional count as unknown text, and a
     choice at the top level has no text that all its branches share.
     """
     best, run, index = "", "", 0
@@ -46,7 +46,7 @@ def fixed_text(pattern: str) -> str:
 
 
 def _past(pattern: str, index: int) -> int:
-    """The index behind the construct that starts at ``index``."""
+    """The index after the construct that starts at ``index``."""
     char = pattern[index]
     if char == "[":
         end = pattern.index("]", index + (3 if pattern[index + 1] == "^" else 2))

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from builder.diagnose.findings import Diagnosis, Finding
 
-#: Seconds without a line after which what was read so far is judged.
+#: Seconds without a new line after which the log is judged.
 IDLE = 1.0
-#: So often a failure without a word of the server's end is waited for: it may go on.
+#: Pauses to wait after a failure without the server's end, because it may continue.
 _PATIENCE = 30
 
 
 class Live(io.RawIOBase):
-    """A pipe, or a file that grows; ``waiting`` is asked at every pause whether that is all."""
+    """A pipe or a growing file; ``waiting`` is called at every pause, and tells if it ended."""
 
     def __init__(self, fd: int, waiting: Callable[[], bool], *, idle: float = IDLE) -> None:
         self.fd, self.waiting, self.idle = fd, waiting, idle
@@ -38,14 +38,14 @@ class Live(io.RawIOBase):
         return True
 
     def first(self) -> bytes:
-        """What is there at once, up to a sample."""
+        """The data available immediately, up to a sample's size."""
         data = b""
         while len(data) < SAMPLE and (piece := self._now(SAMPLE - len(data))):
             data += piece
         return data
 
     def _now(self, size: int) -> bytes:
-        """What comes within the pause."""
+        """The data that arrives within the pause."""
         if not self.grows and not select.select([self.fd], [], [], self.idle)[0]:
             return b""
         data = os.read(self.fd, size)
@@ -66,7 +66,7 @@ class Live(io.RawIOBase):
 
 
 class LiveResult(NamedTuple):
-    """What was said while the log grew, and how often it paused."""
+    """Findings printed while the log grew, and the number of pauses."""
 
     findings: set[tuple[str, int]]
     pauses: list[int]

@@ -12,12 +12,12 @@ from builder.diagnose.findings import Diagnosis, Finding, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Behind every time that a log can hold.
+#: Sorts after every possible time in a log.
 _LATE = "99"
 
 
 def earliest_failure_first(results: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """The logs, the earliest failure first; findings that only follow say from which line."""
+    """The logs, earliest failure first; consequences name the line of their cause."""
     first = _first(results)
     ordered = sorted(results, key=lambda r: _rank(r, first))
     return [_pointed(result, first) for result in ordered]
@@ -28,7 +28,7 @@ def _errors(result: Diagnosis) -> list[Finding]:
 
 
 def _first(results: Sequence[Diagnosis]) -> tuple[str, Finding] | None:
-    """The earliest failure that does not only follow from another one."""
+    """The earliest failure that is not a consequence of another."""
     found = [
         (finding.when or _LATE, index, result.file, finding)
         for index, result in enumerate(results)
@@ -53,7 +53,7 @@ def _rank(result: Diagnosis, first: tuple[str, Finding] | None) -> tuple[bool, b
 
 
 def _pointed(result: Diagnosis, first: tuple[str, Finding] | None) -> Diagnosis:
-    """A log whose followers say where the cause is."""
+    """A log whose consequences name the cause."""
     if first is None or first[0] == result.file:
         return result
     file, cause = first
@@ -71,7 +71,7 @@ def _pointed(result: Diagnosis, first: tuple[str, Finding] | None) -> Diagnosis:
 
 
 def verdict(results: Sequence[Diagnosis]) -> Verdict:
-    """The one sentence about all logs."""
+    """The summary of all logs."""
     failed = [r for r in results if r.verdict.state == "failed"]
     if failed:
         count = f"{len(failed)} of {len(results)} logs show a failure"

@@ -1,7 +1,7 @@
 """Removes the prefixes that containers, journald, Kubernetes and Ray add to log lines.
 
-Container engines, journald, Kubernetes, Ray and vLLM's own processes each put something in front
-of a line or wrap it in JSON; terminals add colour.  The catalogue should know about none of that.
+Container engines, journald, Kubernetes, Ray and vLLM's own processes add a prefix to
+a line or wrap it in JSON; terminals add colour.  The catalogue's patterns need not handle that.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-#: A longer line is cut: no line that says something is, and memory stays bounded.
+#: Maximum line length; longer ones are cut to limit memory.
 LONGEST = 1 << 16
-#: Of lines that differ in digits alone so many are read; a log of a busy server is mostly those.
+#: How many lines that differ only in digits are read; a busy server's log has many.
 REPEATS = 8
 _DIGITS = b"0123456789"
-#: Identifiers of requests stand in lines of level INFO.
+#: Request identifiers, which occur in INFO lines.
 _HEX = b"0123456789abcdef"
-#: So many different lines are remembered.
+#: Maximum number of different lines to remember.
 _SHAPES = 20_000
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -36,7 +36,7 @@ _ANSI = re.compile(
     r"(?:\x1b|#033)(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x1b[()]B"
     r"|\[(?:\d{1,3};){0,3}\d{1,3}m"
 )
-#: Colour whose escape character was lost on the way.
+#: Colour codes that lost their escape character.
 _BARE_COLOUR = re.compile(r"\[(?:3\d|9\d|0|1);?\d*m")
 _PREFIX = re.compile(
     "|".join(
@@ -55,7 +55,7 @@ _PREFIX = re.compile(
             r"\[(?P<rank>rank\d+)\]:? ?",
             rf"(?P<level>{_LEVEL}) [\d-]{{5,10}} [\d:.,]{{8,15}} \[[^\]]{{1,120}}\] ?",
             rf"(?P<short>{_LEVEL}) \[[\w.-]{{1,60}}:\d+\] ?",
-            # SGLang; its level is not told
+            # SGLang, without level
             rf"\[{_STAMP}(?: (?P<part>(?:[A-Z]+\d+ ?)+))?\] ",
             (
                 r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[TRT-LLM\] "
@@ -74,11 +74,11 @@ _PREFIX = re.compile(
         )
     )
 )
-#: Keys of a JSON record under which the message lies.
+#: Keys of the message in a JSON record.
 _WRAPPERS = ("log", "message", "MESSAGE", "msg", "textPayload", "line", "body", "Message")
 _LOGFMT = re.compile(r"(?:\w+=\S+ )*(?:msg|message|log)=\"((?:[^\"\\]|\\.)*)\"")
 _LETTERS = {"D": "DEBUG", "V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
-#: Prompts that a server logs: what stands in them is not of the server.
+#: Prompts in a server's log, whose text is not the server's.
 _PROMPT = re.compile(
     r"(Received request \S+:? prompt: |Receive: obj=|Finish: obj=|Generated response \S+: output: "
     r"|\bprompt: ['\"]|['\"]messages['\"]: ?\[|Input prompt: )"
@@ -86,9 +86,9 @@ _PROMPT = re.compile(
 
 
 class Line(NamedTuple):
-    """One line: its number in the file, from 1, what the program wrote, and who says it how.
+    """One line: its number in the file (from 1), its text, process and level.
 
-    ``again`` marks a further reading of a wrapped line, for the catalogue alone.
+    ``again`` marks an alternative reading of a wrapped line, only for the catalogue.
     """
 
     number: int
@@ -96,15 +96,15 @@ class Line(NamedTuple):
     source: str = ""
     level: str = ""
     again: bool = False
-    #: of how many physical lines it was joined
+    #: number of joined physical lines
     pieces: int = 1
-    #: what stood in front of it
+    #: its prefix
     head: str = ""
 
 
 @dataclass
 class Shape:
-    """Lines that differ in digits alone: the first, how many, and the number of the last."""
+    """Lines that differ only in digits: the first, their count, and the number of the last."""
 
     first: bytes
     count: int
@@ -113,14 +113,14 @@ class Shape:
 
 @dataclass
 class Reader:
-    """The lines of a log, and what was passed over."""
+    """The lines of a log, and those skipped."""
 
     stream: BinaryIO
-    #: it still grows, so its beginning cannot tell whether lines are wrapped
+    #: it still grows, so its beginning does not show whether lines are wrapped
     live: bool = False
     lines: int = 0
     shapes: dict[bytes, Shape] = field(default_factory=dict)
-    #: lines may be wrapped; which are is a guess, so others must be able to do without it
+    #: lines may be wrapped; joined lines are a guess, and only additional
     wrapped: bool = False
 
     def __iter__(self) -> Iterator[Line]:
@@ -146,7 +146,7 @@ class Reader:
                         yield line
 
     def passed_over(self) -> Iterator[Line]:
-        """Of lines that were not all read, one of each, with the number of the last."""
+        """One line of each skipped group, with the number of the last."""
         for shape in self.shapes.values():
             if shape.count > REPEATS:
                 yield from cleaned(shape.last, shape.first.decode("utf-8", "replace"))
@@ -189,7 +189,7 @@ class Reader:
 
 
 class _Raw(io.RawIOBase):
-    """Any object with ``read``, as what ``BufferedReader`` wants (standard input in tests)."""
+    """Adapts any object with ``read`` for ``BufferedReader`` (standard input in tests)."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -206,14 +206,14 @@ class _Raw(io.RawIOBase):
 def clean(raw: str) -> str:
     """One physical line without colour, carriage returns and prefixes.
 
-    A JSON wrapper can hold several lines and a progress bar rewrites its own, so the result may
+    A JSON wrapper may have several lines, and a progress bar rewrites its line, so the result may
     contain newlines.
     """
     return "\n".join(line.text for line in cleaned(0, raw, every=True))
 
 
 def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
-    """The lines in one physical line; ``every``: empty ones too."""
+    """The lines in one physical line; ``every``: including empty ones."""
     text = raw.strip("\r\n")
     if "\r" in text:
         parts = text.split("\r")
@@ -251,12 +251,12 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     return [Line(number, text, source, level, head=head)] if text or every else []
 
 
-#: Uvicorn's own form, and a level alone; these stay in the text.
+#: Uvicorn's format, and a level alone; both stay in the text.
 _OWN_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::|$)")
 
 
 def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:
-    """Who speaks and how loud, as far as a prefix tells."""
+    """The process and level, if a prefix has them."""
     group = match.lastgroup
     if group is None:
         return source, level
@@ -272,7 +272,7 @@ def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:
 
 
 def _unwrapped(text: str) -> str | None:
-    """The message inside a JSON or logfmt record, or None when it is something else."""
+    """The message in a JSON or logfmt record, or None."""
     if text.lstrip()[:1] != "{":
         match = _LOGFMT.match(text) if '="' in text[:400] else None
         return match and match[1].replace('\\"', '"').replace("\\n", "\n")

@@ -23,7 +23,7 @@ _SURE = {
     "likely": "the cause is likely but not certain",
     "reported": "reported by users; not confirmed in the code",
 }
-#: What to do with a log that ends early.
+#: Hint for a log that ends early.
 _STOPPED = (
     "If the server still starts, wait and read again.  If it has exited, find the reason: "
     "docker inspect -f '{{.State.ExitCode}} {{.State.OOMKilled}}' NAME, and sudo dmesg -T | tail"
@@ -33,7 +33,7 @@ _OTHER = "{name} is not in the catalogue: the failure is shown, but vLLM fixes d
 
 
 def width() -> int:
-    """Columns to write in."""
+    """Width of the report in columns."""
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
 
 
@@ -99,7 +99,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 _INDENT = " " * 10
-#: So much of a line is shown where it is only context.
+#: Maximum length of a context line.
 _CUT = 200
 
 

@@ -1,7 +1,7 @@
 """One pass over a log: selected kernels, requested settings, and matching lines.
 
-The log is read once, in blocks, and never kept.  In a block each pattern is tried only on the
-lines that hold its fixed text, and only a bounded number of distinct hits per entry is kept, so
+The log is read once, in blocks, and not stored.  In a block each pattern is tried only on the
+lines that have its fixed text, and only a limited number of distinct hits per entry is stored, so
 time grows with the size of the log and memory does not.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from builder.diagnose.reading import Line
 
 _BLOCK = 1 << 18
-#: Distinct hits of one entry that are kept; a log that shows more shows nothing more.
+#: Maximum number of distinct hits of one entry.
 _KEPT = 16
 
 _VLLM_VERSIONS = (
@@ -51,30 +51,30 @@ class Hit(NamedTuple):
 
 @dataclass
 class Scan:
-    """What one pass over a log found."""
+    """The result of one pass over a log."""
 
     lines: int = 0
-    #: how often a regular expression was tried: what the work is proportional to
+    #: number of attempted regular expressions, which the work is proportional to
     searches: int = 0
     versions: dict[str, int] = field(default_factory=dict)
     trtllm: dict[str, int] = field(default_factory=dict)
     selections: dict[tuple[str, str], Selection] = field(default_factory=dict)
     settings: dict[tuple[str, str], Setting] = field(default_factory=dict)
     hits: dict[str, list[Hit]] = field(default_factory=dict)
-    #: how many lines of each entry were seen
+    #: number of lines of each entry
     times: dict[str, int] = field(default_factory=dict)
-    #: the last joined line that each entry was seen in
+    #: the last joined line of each entry
     joined: dict[str, int] = field(default_factory=dict)
     failures: Failures = field(default_factory=Failures)
     #: the same for the physical lines of a log that may be wrapped
     unjoined: Failures = field(default_factory=Failures)
-    #: looks at the lines that wait in a block
+    #: processes pending lines of a block
     flush: Callable[[], None] = lambda: None
     #: sources of the patterns of ``with`` and ``without`` that are somewhere in the log
     present: set[str] = field(default_factory=set)
 
     def take(self, line: Line, *, wrapped: bool) -> None:
-        """Read one line for what it tells of failures."""
+        """Read one line for failures."""
         self.lines = line.number
         if not line.again:
             self.failures.feed(line)
@@ -82,7 +82,7 @@ class Scan:
             self.unjoined.feed(line)
 
     def shows(self, entry: Entry) -> bool:
-        """Whether the rest of the log is as an entry requires."""
+        """Whether the rest of the log meets an entry's conditions."""
         required = self._holds(entry.required, every=True)
         return required and not self._holds(entry.forbidden, every=False)
 
@@ -96,19 +96,19 @@ class Scan:
         return all(facts) if every else any(facts)
 
 
-#: What a line that matches means for the result.
+#: The effect of a matching line on the result.
 _Note = Callable[[Scan, "re.Match[str]", "Line"], object]
 
 
 class _Watch(NamedTuple):
-    """A pattern to look for and what to do with a line that matches."""
+    """A pattern, and the action for matching lines."""
 
     pattern: Pattern
     note: _Note
 
 
 def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Scan | None = None) -> Scan:
-    """Read a log once; a ``result`` that is given can be looked at while it grows."""
+    """Read a log once; a given ``result`` can be read meanwhile."""
     result = Scan() if result is None else result
     by_needle = _by_needle(tuple(catalog))
     block: list[Line] = []
@@ -156,7 +156,7 @@ def _read_block(block: list[Line], by_needle: Mapping[str, list[_Watch]], result
 
 
 def _lines_with(needle: str, text: str, starts: list[int]) -> Iterator[int]:
-    """Indices of the lines that hold a text, each once."""
+    """Indices of the lines that have a text, without repetition."""
     at = text.find(needle)
     while at >= 0:
         index = bisect.bisect_right(starts, at) - 1
@@ -166,7 +166,7 @@ def _lines_with(needle: str, text: str, starts: list[int]) -> Iterator[int]:
 
 @lru_cache(maxsize=2)
 def _by_needle(catalog: tuple[Entry, ...]) -> Mapping[str, list[_Watch]]:
-    """What to look for, by the text that a line must hold for a pattern to be tried."""
+    """Patterns by the text that a line must have to try them."""
     found: defaultdict[str, list[_Watch]] = defaultdict(list)
     for watch in _watches(catalog):
         found[watch.pattern.needle].append(watch)
@@ -217,7 +217,7 @@ def _note_hit(entry: Entry) -> _Note:
             return
         if entry.severity == "error" and SKIPPED.search(match.string):
             return
-        # a piece is counted with its whole line, and that once however it is read
+        # a part is counted with its whole line, and only once for all readings
         if not line.again if line.pieces == 1 else line.number != result.joined.get(entry.id):
             result.times[entry.id] = result.times.get(entry.id, 0) + 1
             if line.pieces > 1:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from builder.diagnose.reading import Line
 
-#: Processes of vLLM.
+#: Process names of vLLM.
 _VLLM = ("APIServer", "EngineCore", "Worker_", "VllmWorker")
 #: One line about a missing broadcast block is harmless; a hang repeats it every 60 seconds.
 _WAITS = 3
-#: Ray says how long it waited for a placement group; a cluster that fits gives it at once.
+#: Ray logs its wait for a placement group, which a suitable cluster provides immediately.
 _LONG = 60
 _WAITING = (
     re.compile(r"No available shared memory broadcast block found in \d+ seconds"),
@@ -29,7 +29,7 @@ _WAITING = (
     ),
     re.compile(r"Still waiting for .{3,80}"),
 )
-#: Texts of which one is in every line that tells a state.
+#: Texts, one of which is in every line with a state.
 _WORDS = (
     "omplete",
     "Uvicorn",
@@ -44,9 +44,9 @@ _WORDS = (
     "aiting for",
     "broadcast block",
 )
-#: So many lines about one wait are kept.
+#: Maximum number of stored lines about one wait.
 _KEPT = 64
-#: So far from the start of a log lines are asked which engine wrote them.
+#: Number of lines from the start that are searched for the engine.
 _FIRST = 400
 
 
@@ -60,22 +60,22 @@ class NumberedLine(NamedTuple):
 
 @dataclass
 class ServerState:
-    """What a log tells of its server, failures left out."""
+    """The state of a server in its log, without failures."""
 
     started: int = 0
-    #: the first and the last line that say that it is ready
+    #: the first and last line that report readiness
     first_ready: int = 0
     ready: int = 0
-    #: the last line that shows it answer
+    #: the last line with an answered request
     alive: int = 0
     last: NumberedLine = field(default_factory=lambda: NumberedLine(0, ""))
     waits: dict[int, list[NumberedLine]] = field(default_factory=dict)
-    #: lines of progress by process, the last ones
+    #: the last progress lines by process
     progress: dict[str, collections.deque[int]] = field(default_factory=dict)
     votes: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def feed(self, line: Line) -> None:
-        """Take note of one line."""
+        """Read one line."""
         text = line.text
         self.last = NumberedLine(line.number, text, line.source)
         if line.number <= _FIRST or self.votes.total() < _WAITS:
@@ -106,13 +106,13 @@ class ServerState:
                     kept.append(NumberedLine(number, text, line.source))
 
     def goes_on(self, line: Line) -> None:
-        """Take note of a line that is part of no failure."""
+        """Read a line that is not part of a failure."""
         if line.level == "INFO" and not ENDING.search(line.text):
             kept = self.progress.setdefault(line.source, collections.deque(maxlen=_KEPT))
             kept.append(line.number)
 
     def passed_over(self, lines: Iterable[Line]) -> None:
-        """Take note of the last ones of lines that were too many to read."""
+        """Read the last lines of skipped groups."""
         for line in lines:
             self._state(line)
             self.goes_on(line)
@@ -120,11 +120,11 @@ class ServerState:
                 self.last = NumberedLine(line.number, line.text, line.source)
 
     def after(self, source: str, line: int) -> int:
-        """How many lines of progress a process wrote behind a line."""
+        """The number of progress lines of a process after a line."""
         return sum(number > line for number in self.progress.get(source, ()))
 
     def wrote(self) -> str:
-        """Which engine wrote the log; empty when nothing tells."""
+        """The engine that wrote the log; empty if unknown."""
         for key in ("nim", "tensorrt-llm", "sglang", "llama.cpp"):
             if self.votes[key] >= max(1, self.votes["vllm"] // 3):
                 return key
@@ -135,7 +135,7 @@ class ServerState:
         return self.votes[engine] > 1 and not self.votes["vllm"]
 
     def hang(self) -> list[NumberedLine]:
-        """The lines of a wait that does not end."""
+        """The lines of an endless wait."""
         for index, kept in self.waits.items():
             seconds = _WAITING[index].search(kept[-1].text) if kept else None
             if seconds is None or self.ready > kept[-1].line:

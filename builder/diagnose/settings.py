@@ -1,8 +1,8 @@
 """Requested settings in a log: variables, flags, and vLLM's echo of its arguments.
 
-Asked is not got.  The catalogue compares the two; a name is as vLLM's arguments have it
-(``moe_backend``), a variable is in capitals, and what is meant for the draft model of speculative
-decoding has ``draft.`` in front.
+A requested setting may not be in effect; the catalogue compares the two.  A name is that of vLLM's
+argument (``moe_backend``), a variable is in capitals, and settings of the draft model of
+speculative decoding have the prefix ``draft.``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DRAFT = re.compile(
     r"'speculative_config': \{[^{}]*\}|speculative_config=SpeculativeConfig\([^)]*\)"
 )
 _DRAFT_ENTRY = re.compile(r"'?moe_backend'?[:=] ?'([\w-]+)'")
-#: Prefixes of NAME=VALUE where it is set, rather than mentioned.
+#: Prefixes of NAME=VALUE in an assignment.
 _SETTERS = (
     "export",
     "-e",
@@ -55,10 +55,10 @@ _SETTERS = (
     "{",
 )
 
-#: What stands in front of a flag that a message only recommends.
+#: Text before a flag that a message only recommends.
 _ADVICE = ("use ", "pass ", "set ", "try ", "with ", "to ")
 
-#: Texts of which one is in every line that sets something.
+#: Texts, one of which is in every line with a setting.
 TRIGGERS = (
     "VLLM_",
     "TLLM_",
@@ -72,7 +72,7 @@ TRIGGERS = (
 
 
 class Setting(NamedTuple):
-    """One thing that was asked for."""
+    """One requested setting."""
 
     name: str
     value: str
@@ -80,7 +80,7 @@ class Setting(NamedTuple):
 
 
 def settings_in(text: str, line: int) -> list[Setting]:
-    """What one line of a log says was asked for."""
+    """Settings requested in one line of a log."""
     found = [
         Setting(match[1], match[2], line)
         for match in _VARIABLE.finditer(text)

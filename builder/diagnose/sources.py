@@ -17,9 +17,9 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: So much of a file tells what it is.
+#: Bytes of a file that are read to detect its type.
 SAMPLE = 1 << 16
-#: A text has fewer characters than this share that no text has.
+#: Maximum share of control characters in text.
 _STRANGE = 0.1
 _CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\x08\x0b\x0c\x1b")
 
@@ -28,7 +28,7 @@ _OPENERS: tuple[tuple[bytes, Callable[[Any], object]], ...] = (
     (b"BZh", bz2.BZ2File),
     (b"\xfd7zXZ\x00", lzma.LZMAFile),
 )
-#: What other files begin with, and what to do with one.
+#: Signatures of other files, with hints.
 _OTHERS = (
     (b"\x28\xb5\x2f\xfd", "is compressed with zstd", "zstd -dc FILE | spark-build diagnose -"),
     (b"\x89PNG", "is a picture", "copy the text of the terminal, not a screenshot"),
@@ -40,14 +40,14 @@ _OTHERS = (
 
 
 class Source(NamedTuple):
-    """One log: its name for people, and how to open it."""
+    """One log: its display name, and how to open it."""
 
     name: str
     open: Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 
 
 class _Joined(io.RawIOBase):
-    """A beginning that was read already, and the rest."""
+    """A stream with its already-read beginning."""
 
     def __init__(self, start: bytes, rest: BinaryIO) -> None:
         self.start, self.rest = start, rest
@@ -60,7 +60,7 @@ class _Joined(io.RawIOBase):
         if self.start:
             data, self.start = self.start[:size], self.start[size:]
         else:
-            # a pipe gives what it has, so a log can be read while it grows
+            # a pipe returns available data, so a log can be read while it grows
             read = getattr(self.rest, "read1", self.rest.read)
             data = read(size)
         buffer[: len(data)] = data
@@ -71,7 +71,7 @@ def texts(stream: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader]
     """The texts in a stream: one, or each member of a zip archive; compressed ones unpacked.
 
     Raises:
-        UsageError: it is no text, or it is damaged.
+        UsageError: it is not text, or is damaged.
     """
     start = getattr(stream, "read1", stream.read)(SAMPLE)
     while len(start) < 4 and (more := stream.read(4 - len(start))):
@@ -94,7 +94,7 @@ def texts(stream: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader]
 
 
 def joined(start: bytes, rest: BinaryIO) -> io.BufferedReader:
-    """A stream of a beginning that was read already, and the rest."""
+    """A stream with its already-read beginning."""
     return _buffered(_Joined(start, rest))
 
 
@@ -103,7 +103,7 @@ def _buffered(raw: io.RawIOBase) -> io.BufferedReader:
 
 
 class _Guarded(_Joined):
-    """The same for a compressed file, which may end early."""
+    """A stream from a compressed file, which may be truncated."""
 
     def __init__(self, start: bytes, rest: BinaryIO, name: str) -> None:
         super().__init__(start, rest)
@@ -116,7 +116,7 @@ class _Guarded(_Joined):
 
 @contextlib.contextmanager
 def _damaged(name: str) -> Iterator[None]:
-    """A damaged file as an error for people."""
+    """The error for a damaged file."""
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile) as error:
@@ -147,7 +147,7 @@ def _members(data: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader
 
 
 def _strange(start: bytes) -> str:
-    """Why these bytes are no text; empty when they are."""
+    """Why these bytes are not text, or ``""``."""
     for magic, what, _ in _OTHERS:
         if start.startswith(magic):
             return what
@@ -166,7 +166,7 @@ def _refuse_binary(start: bytes, name: str) -> None:
 
 
 def encoding_of(start: bytes) -> str:
-    """UTF-16 by its byte order mark or by its zeros; else UTF-8."""
+    """The encoding: UTF-16 by its byte order mark or zero bytes, else UTF-8."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     even, odd = start[0:4096:2], start[1:4096:2]
@@ -179,10 +179,10 @@ def encoding_of(start: bytes) -> str:
 
 
 def found(paths: Sequence[str]) -> list[Source]:
-    """The logs that arguments name: files, and the files of a folder.
+    """The logs given as arguments: files, and files in folders.
 
     Raises:
-        UsageError: nothing is there.
+        UsageError: there is none.
     """
     sources: list[Source] = []
     for given in paths:
@@ -198,7 +198,7 @@ def found(paths: Sequence[str]) -> list[Source]:
 
 
 def _has_text(path: Path) -> bool:
-    """Whether a file of a folder is a log rather than something that lies beside one."""
+    """Whether a file in a folder is a log."""
     with path.open("rb") as stream:
         start = stream.read(SAMPLE)
     packed = start.startswith((b"PK\x03\x04", *(magic for magic, _ in _OPENERS)))

@@ -1,7 +1,7 @@
 """Python tracebacks in a log: chains, frames, and the exception that each ends with.
 
-Lines of several processes may be mixed, so each process is read by itself.  A paste may have lost
-indentation, or its first lines.
+Lines of several processes may be interleaved, so each process is read separately.  A paste may have
+lost indentation, or its first lines.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from builder.diagnose.reading import Line
 
-#: Lines of a message that are kept.
+#: Maximum number of lines of a message.
 MESSAGE_LINES = 24
-#: Processes that are followed at once.
+#: Maximum number of processes to follow.
 _SOURCES = 256
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\)")
@@ -27,14 +27,14 @@ _HEAD = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:<locals>\.)?[A-Za-z_]\w*)(?P<of>\([\w.]+\))?"
     r"(?::(?: (?P<text>.*))?)?$"
 )
-#: Names that are exceptions wherever they stand at the start of a line.
+#: Names that are exceptions at the start of any line.
 _NAMED = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Fault|Timeout|Died|Expired|"
     r"ExceptionGroup|Refused|NotFound|Interrupt)|(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|"
     r"StopIteration|StopAsyncIteration|TimeoutExpired|OutOfMemoryError|RayTaskError|EngineGenerateError"
     r"|CUDA_ERROR_\w+))(?P<of>\([\w.]+\))?(?::(?: (?P<text>.*))?)?$"
 )
-#: The same in the middle of a line that tells of an error.
+#: The same inside a line about an error.
 _INNER = re.compile(
     r"(?:^|[\s:('\"`>=])(?P<name>(?:[a-z_]\w*\.)*[A-Z]\w{2,}(?:Error|Exception))(?:\(['\"]|: )"
     r"(?P<text>.{3,})"
@@ -51,7 +51,7 @@ _CODE = re.compile(
 
 
 class Frame(NamedTuple):
-    """A place in a program."""
+    """A frame of a traceback."""
 
     path: str
     line: int
@@ -61,25 +61,25 @@ class Frame(NamedTuple):
 
 @dataclass
 class LoggedException:
-    """One exception that a log shows."""
+    """One exception in a log."""
 
     name: str
     text: str
     line: int
     source: str
     level: str
-    #: as it stands in the log
+    #: as in the log
     quote: str
-    #: where its traceback began
+    #: start of its traceback
     start: int
     end: int
     frames: list[Frame] = field(default_factory=list)
-    #: the one that it was raised from, or while handling
+    #: its cause or context
     cause: LoggedException | None = None
     direct: bool = True
     #: further lines of the message
     more: list[str] = field(default_factory=list)
-    #: it stands in the middle of another message
+    #: it is inside another message
     inner: bool = False
 
     @property
@@ -93,7 +93,7 @@ class LoggedException:
         return "\n".join([self.text, *self.more]).strip()
 
     def chain(self) -> list[LoggedException]:
-        """It and what it came from, the first one first."""
+        """The exception with its causes, in order."""
         found: list[LoggedException] = []
         at: LoggedException | None = self
         while at is not None and len(found) < 20:
@@ -104,7 +104,7 @@ class LoggedException:
 
 @dataclass
 class _State:
-    """How far a traceback of one process has come."""
+    """The parser state for one process."""
 
     start: int
     frames: list[Frame] = field(default_factory=list)
@@ -116,18 +116,18 @@ class _State:
 
 
 class Tracebacks:
-    """Reads lines, gives exceptions; each is complete when the next one or the end comes."""
+    """Reads lines and returns exceptions; each is complete at the next one or the end."""
 
     def __init__(self) -> None:
         self.states: dict[str, _State] = {}
 
     def inside(self, line: Line) -> bool:
-        """Whether a line's process is in the middle of a traceback."""
+        """Whether a line's process is inside a traceback."""
         state = self.states.get(line.source)
         return state is not None and (state.ended is None or state.chained)
 
     def feed(self, line: Line) -> tuple[LoggedException | None, bool]:
-        """An exception that begins with this line, and whether the line is part of one."""
+        """Read a line; returns an exception that starts here, and if the line is part of one."""
         text = line.text
         if text.lstrip()[:1] in "|+" and _GROUPED.match(text):
             text = _GROUPED.sub("", text)
@@ -171,7 +171,7 @@ class Tracebacks:
         return True
 
     def _within(self, line: Line, text: str, state: _State) -> tuple[LoggedException | None, bool]:
-        """A line of a traceback that has no exception yet."""
+        """Read a line of a traceback before its exception."""
         bare = text.strip()
         if not bare or _MARKS.match(text):
             return None, True
@@ -187,7 +187,7 @@ class Tracebacks:
             state.frames[-1] = state.frames[-1]._replace(code=bare[:200])
             state.coded = True
             return None, True
-        # several lines of code, or of what a process wrote in between
+        # several lines of code, or of interleaved output
         return None, indented or line.level not in ("INFO", "DEBUG")
 
     def _ends(self, line: Line, head: re.Match[str], state: _State) -> LoggedException:
@@ -208,7 +208,7 @@ class Tracebacks:
         return found
 
     def _after(self, line: Line, text: str, state: _State) -> tuple[LoggedException | None, bool]:
-        """A line behind an exception: more of its message, or something else."""
+        """Read a line after an exception: more of its message, or another line."""
         ended = state.ended
         assert ended is not None
         bare = text.strip()

@@ -13,14 +13,14 @@ from builder.util.documents import Part, Text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: A refusal that is the sandbox's, which lacks a module (Triton) that an installation has.
+#: A refusal caused by the sandbox, which lacks a module (Triton) that installations have.
 _LACKING = "ModuleNotFoundError"
-#: Characters of a refusal that the evidence keeps.
+#: Maximum length of a refusal in the evidence.
 _KEPT = 200
 
 
 class Outcome(Part, frozen=True, kw_only=True):
-    """What came of one question to vLLM: a kernel, a refusal, or why it cannot be asked."""
+    """The result of one query to vLLM: a kernel, a refusal, or why it cannot be queried."""
 
     schema_rules: ClassVar[dict[str, Any]] = {
         "oneOf": [{"required": [key]} for key in ("selected", "refused", "not-applicable")]
@@ -33,7 +33,7 @@ class Outcome(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, answer: Answer) -> Outcome:
-        """From an answer of the dispatch probe."""
+        """From a reply of the dispatch probe."""
         if answer.not_applicable:
             return cls(not_applicable=answer.not_applicable)
         summary = headline(answer)
@@ -43,14 +43,14 @@ class Outcome(Part, frozen=True, kw_only=True):
         return cls(selected=str(answer.selected), line=line)
 
     def as_answer(self) -> Answer:
-        """As the dispatch probe would answer, to be compared with an expectation."""
+        """The equivalent reply of the dispatch probe, to compare with an expectation."""
         error = Failure("", self.refused) if self.refused else None
         lines = (self.line,) if self.line else ()
         return Answer(selected=self.selected or None, lines=lines, error=error)
 
     @property
     def kernel(self) -> str:
-        """The kernel without the words that all names of its kind share; else what happened."""
+        """The kernel without the common words of its kind, else the result."""
         if self.not_applicable:
             return "n/a"
         if self.refused.startswith(_LACKING):
@@ -64,7 +64,7 @@ class Outcome(Part, frozen=True, kw_only=True):
 
 
 def setting(request: Mapping[str, Any]) -> str:
-    """A choice as a user would write it: variables, a flag, or a model's type."""
+    """A setting in the user's notation: variables, a flag, or a model's type."""
     words = [f"{name}={value}" for name, value in request.get("env", {}).items()]
     flags = [name for name in ("linear_backend", "moe_backend") if name in request]
     words += [f"--{name.replace('_', '-')} {request[name]}" for name in flags]

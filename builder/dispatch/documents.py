@@ -13,7 +13,7 @@ from builder.verify.model import Check
 
 
 class AskedBase(Part, frozen=True, kw_only=True):
-    """The wheels that were asked."""
+    """The wheels of a record."""
 
     platform: Text
     digest: Digest
@@ -21,7 +21,7 @@ class AskedBase(Part, frozen=True, kw_only=True):
 
 
 class WithProfile(Part, frozen=True, kw_only=True):
-    """What a release selects with a profile; without outcomes where the profile is not for it."""
+    """Kernels that a release selects with a profile; empty without support by the profile."""
 
     inputs: Annotated[Text, Meta(description="identity of the profile's layers, pins and range")]
     not_served: Text = field(default="", name="not-served")
@@ -32,7 +32,7 @@ class WithProfile(Part, frozen=True, kw_only=True):
 
 
 class Alone(Part, frozen=True, kw_only=True):
-    """What an unpatched release does when nothing is set, and with each choice that it offers."""
+    """Kernels of an unpatched release, by default and with each of its choices."""
 
     default: dict[str, Outcome]
     choices: Annotated[
@@ -43,13 +43,13 @@ class Alone(Part, frozen=True, kw_only=True):
     real: tuple[Text, ...]
 
     def outcomes(self, kind: str) -> dict[str, Outcome]:
-        """What each choice of a kind gives."""
+        """The result of each choice of a kind."""
         found = self.choices[kind].items()
         return {c: Outcome(selected=o) if isinstance(o, str) else o for c, o in found}
 
 
 class Record(Alone, frozen=True, kw_only=True):
-    """Everything that one release was asked."""
+    """All results of one release."""
 
     schema: Literal[1] = always(1)
     vllm: Text
@@ -57,13 +57,13 @@ class Record(Alone, frozen=True, kw_only=True):
     profiles: dict[str, WithProfile]
 
     def kinds(self, profile: str) -> dict[str, Outcome] | None:
-        """What each kind of layer came to with a profile; None where the profile is not for it."""
+        """The result for each kind of layer with a profile; None without support by the profile."""
         found = self.profiles.get(profile)
         return found.kinds if found else None
 
 
 class Records(Document, frozen=True, kw_only=True):
-    """What releases select, as it is kept in docs/evidence."""
+    """Selected kernels of releases, as stored in docs/evidence."""
 
     records: Annotated[tuple[Record, ...], Meta(min_length=1)]
 
@@ -77,7 +77,7 @@ class TableFile(Document, frozen=True, kw_only=True):
 
 
 class MatrixRow(Part, frozen=True, kw_only=True):
-    """What becomes of each layer on one release."""
+    """The state of each layer on one release."""
 
     vllm: Text
     states: dict[str, State]

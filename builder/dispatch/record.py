@@ -1,7 +1,7 @@
 """Runs the dispatch probe on a release, and writes one JSON record.
 
-A record says from which wheels and for which profiles it was made, so that one that no longer
-belongs to the profiles of this checkout is found without asking again.
+A record names its wheels and profiles, so that a stale one, which no longer
+matches this checkout's profiles, is found without new queries.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from builder.plan.sources import IndexSources
     from builder.verify.replies import DispatchReply
 
-#: What in a layer decides nothing: words for people.
+#: Keys of a layer without effect: descriptions.
 _PROSE = ("summary", "description", "provenance", "notes", "reason")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordInputs:
-    """What asking needs besides the release."""
+    """Inputs of a record besides the release."""
 
     catalog: Catalog
     sources: IndexSources
-    #: a release's wheels as the base of a selection
+    #: a release's wheels as a base
     identify: Callable[[str, Selection], Base]
 
 
 def inputs_digest(selection: Selection) -> str:
-    """Identity of what a profile puts into an answer: its layers, pins and range."""
+    """Digest of a profile's layers, pins and range."""
     value = {
         "layers": [_without_prose(layer.rendered) for layer in selection.layers if decides(layer)],
         "pins": selection.pins(),
@@ -61,9 +61,9 @@ def inputs_digest(selection: Selection) -> str:
 
 
 def decides(layer: Layer) -> bool:
-    """Whether a layer can decide what is selected: only Python code decides a selection.
+    """Whether a layer can affect the selection, which only Python code decides.
 
-    Which kernel a release takes, its Python says; a kernel's machine code is not asked.
+    Machine code has no effect on it.
     """
     return not all(isinstance(op, Compile) for op in layer.ops) or any(
         variant.serve_flags or variant.moe_serve_flags for variant in layer.variants
@@ -79,10 +79,10 @@ def _without_prose(value: Any) -> Any:
 
 
 def record_of(release: str, asking: RecordInputs) -> Record:
-    """Everything that is asked of a release: by default, every choice, and with each profile.
+    """The record of a release: by default, with every choice, and with each profile.
 
     Raises:
-        SparkBuildError: the release cannot be asked here.
+        SparkBuildError: the release cannot be queried here.
     """
     names = list(asking.catalog.profile_files)
     selection = asking.catalog.select(names[:1])
@@ -115,10 +115,10 @@ def _base(base: Base) -> AskedBase:
 
 
 def by_itself(plan: BuildPlan, base: Base) -> Alone:
-    """What an unpatched base does when nothing is set, and with each choice that it offers.
+    """Kernels of an unpatched base, by default and with each of its choices.
 
     Raises:
-        SparkBuildError: it cannot be asked here.
+        SparkBuildError: it cannot be queried here.
     """
     request = DispatchRequest(ask=tuple(Ask(kind=kind) for kind in KINDS), choices=tuple(KINDS))
     reply = _ask(plan, base, request)
@@ -137,7 +137,7 @@ def by_itself(plan: BuildPlan, base: Base) -> Alone:
 def _with_profile(
     base: Base, selection: Selection, asking: RecordInputs
 ) -> tuple[WithProfile, Sequence[str]]:
-    """What a release selects with a profile, and which parts were simulated for that."""
+    """Kernels that a release selects with a profile, and the simulated parts."""
     inputs = inputs_digest(selection)
     for profile in selection.profiles:
         if not all_match(profile.needs, base.identity.packages):
@@ -175,12 +175,12 @@ def _ask(
 
 
 def file_of(folder: Path, release: str) -> Path:
-    """Where a release's record is."""
+    """The path of a release's record."""
     return folder / f"vllm-{release}.json"
 
 
 def record_bytes(record: Record) -> bytes:
-    """A record as it is kept: readable in a diff, and the same for the same answers."""
+    """A record as bytes: readable in a diff, and reproducible."""
     return json.dumps(plain(record), indent=1, sort_keys=True).encode() + b"\n"
 
 
@@ -208,7 +208,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def stale_records(records: Iterable[Record], catalog: Catalog) -> list[str]:
-    """What in the records was asked with other profiles than those of this checkout."""
+    """Stale records: those made with other profiles than this checkout's."""
     now = {name: inputs_digest(catalog.select([name])) for name in catalog.profile_files}
     return [
         f"vllm {record.vllm}: {name}"

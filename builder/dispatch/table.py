@@ -1,6 +1,6 @@
 """The release table: the records as Markdown.
 
-Nothing but the records goes in, so the same records give the same text.
+It depends only on the records, so the same records give the same text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEMPLATE = "dispatch.md.j2"
 
 
 def render(records: Sequence[Record], catalog: Catalog) -> str:
-    """The whole document; the catalogue's profiles say what is expected."""
+    """The whole document, with expectations from the profiles."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -58,7 +58,7 @@ def rows(header: Iterable[str], body: Iterable[Iterable[str]]) -> str:
 
 
 def default_table(records: Sequence[Record]) -> str:
-    """What releases do by themselves, a row for each run of equal ones."""
+    """Default kernels of releases, with a row for each run of equal ones."""
     cells = [[r.default[kind].kernel for kind in KINDS] for r in records]
     return _ranged(records, cells)
 
@@ -74,13 +74,13 @@ def profile_parts(
 
 
 def _ranged(records: Sequence[Record], cells: Sequence[list[str]]) -> str:
-    """A table with a column for each kind, and a row for each run of releases that are alike."""
+    """A table with a column for each kind, and a row for each run of equal releases."""
     body = [[where, *line] for where, line in ranges(records, cells)]
     return rows(["vLLM", *KINDS.values()], body)
 
 
 def refused(record: Record, profile: Profile) -> set[str]:
-    """Kinds that a release refuses with a profile, as the profile expects."""
+    """Kinds that a release refuses with a profile, as expected."""
     expected = profile.expected(record.base.packages)
     return {e.kind for e in expected if e.refused} - set(unmet(record, profile))
 
@@ -101,7 +101,7 @@ def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
 
 
 def unmet(record: Record, profile: Profile) -> dict[str, str]:
-    """Kinds that came out otherwise than the profile expects, and what it expects of them."""
+    """Kinds with another result than the profile expects, and the expectation."""
     kinds = record.kinds(profile.name)
     return {
         e.kind: describe(e)
@@ -138,7 +138,7 @@ def _settings(asked: WithProfile | None) -> str:
 
 
 def choices_table(records: Sequence[Record], kind: str) -> str:
-    """Every choice of a kind, and what it gives over ranges of releases; equal ones in one row."""
+    """Every choice of a kind, with its results over ranges of releases; equal ones share a row."""
     known = dict.fromkeys(choice for r in records for choice in r.choices[kind])
     alike: dict[str, list[str]] = {}
     for choice in sorted(known, key=_order):
@@ -160,7 +160,7 @@ def _result(outcome: Outcome | None) -> str:
 
 
 def ranges(records: Sequence[Record], results: Sequence[T]) -> list[tuple[str, T]]:
-    """Runs of releases with the same result, in words, each with that result."""
+    """Runs of releases with the same result, as text with the result."""
     runs = []
     pairs = zip(records, results, strict=True)
     for result, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
@@ -170,7 +170,7 @@ def ranges(records: Sequence[Record], results: Sequence[T]) -> list[tuple[str, T
 
 
 def simulated_parts(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Each simulated part, and the releases that it was simulated for."""
+    """Each simulated part, with its releases."""
     found = []
     for part in dict.fromkeys(part for record in records for part in record.simulated):
         present = ranges(records, [part in record.simulated for record in records])

@@ -10,7 +10,7 @@ from builder.util.documents import Count, Digest, Part, Sha256, Text
 
 
 class Input(Part, frozen=True, kw_only=True):
-    """A pinned wheel or archive, or a file out of one."""
+    """A pinned wheel or archive, or a file of one."""
 
     distribution: Text
     version: Text
@@ -31,14 +31,14 @@ class PinnedWheel(Part, frozen=True, kw_only=True):
 
 
 class CompiledWheel(Part, frozen=True, kw_only=True):
-    """The wheel that a stage made."""
+    """The wheel of a compile stage."""
 
     filename: Text
     sha256: Sha256
 
 
 class MachineCode(Part, frozen=True, kw_only=True):
-    """What was read of the machine code of the base."""
+    """Facts about the base's machine code."""
 
     module: Annotated[str, Meta(description="empty where the base has no compiled module")]
     sha256: str
@@ -51,7 +51,7 @@ class MachineCode(Part, frozen=True, kw_only=True):
 
 
 class SourceFile(Part, frozen=True, kw_only=True):
-    """A source file that changes; null: there is no such file before, or after."""
+    """A source file that changes; null means that it does not exist before or after."""
 
     path: Text
     before: Sha256 | None
@@ -74,7 +74,7 @@ class ToolkitImage(Part, frozen=True, kw_only=True):
 
 
 class CompiledPull(Part, frozen=True, kw_only=True):
-    """A pull request that is compiled."""
+    """A compiled pull request."""
 
     request: Text
     repository: Text
@@ -84,7 +84,7 @@ class CompiledPull(Part, frozen=True, kw_only=True):
 
 
 class StageRequest(Part, frozen=True, kw_only=True):
-    """Everything that goes into a compile stage."""
+    """The inputs of a compile stage."""
 
     change: Annotated[
         Text,
@@ -134,7 +134,7 @@ class StageRequest(Part, frozen=True, kw_only=True):
 
 
 class FoundSources(Part, frozen=True, kw_only=True):
-    """What was found of a pull request's change in the release's source archive."""
+    """The state of a pull request's change in the release's source archive."""
 
     change: Text
     filename: Annotated[Text, Meta(description="the archive")]
@@ -147,7 +147,7 @@ class FoundSources(Part, frozen=True, kw_only=True):
 
 
 class CompiledCode(Part, frozen=True, kw_only=True):
-    """Compiled code of a layer: what the base has, and the stage that compiles a change to it."""
+    """Compiled code of a layer: the base's, and the compile stage for a change."""
 
     code: MachineCode | None = None
     wheel: Annotated[

@@ -10,14 +10,14 @@ from builder.documents.compiled import CompiledCode, Input, PinnedWheel
 from builder.documents.pulls import PullReport
 from builder.util.documents import Count, Digest, Document, Part, Sha256, Text, always
 
-#: What becomes of a layer on a base.
+#: The state of a layer on a base.
 State = Literal[
     "needed", "applied", "upstream", "not-applicable", "needs-rebuild", "drift", "ambiguous"
 ]
 
 
 class PlannedBase(Part, frozen=True, kw_only=True):
-    """What is patched, pinned."""
+    """The pinned base."""
 
     kind: Text
     ref: Text
@@ -42,7 +42,7 @@ class PlannedFile(Part, frozen=True, kw_only=True):
 
 
 class PlannedLayer(Part, frozen=True, kw_only=True):
-    """A layer, and what becomes of it."""
+    """A layer and its state."""
 
     name: Text
     state: State
@@ -78,17 +78,17 @@ class ExpectedChoice(Part, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse one that expects nothing, or several things.
+        """Refuse an expectation with none or several results.
 
         Raises:
-            ValueError: it does.
+            ValueError: it has none or several.
         """
         if sum(bool(word) for word in (self.line, self.selected, self.refused)) != 1:
             raise ValueError(f"{self.kind} must have one of line, selected and refused")
 
 
 class ImageInputs(Part, frozen=True, kw_only=True):
-    """What an image's bytes depend on beside base and layers."""
+    """What an image's bytes depend on, besides base and layers."""
 
     version: Annotated[Text, Meta(description="version of spark-build that makes the image")]
     files: Annotated[Digest, Meta(description="of the files that it adds to every image")]
@@ -119,7 +119,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
 
 
 class BakedPlan(PlanDocument, frozen=True, kw_only=True):
-    """A plan as an image carries it; an older one does not say how its image was made."""
+    """A plan in an image; older ones lack the build inputs."""
 
     schema: Literal[1, 2]  # type: ignore[assignment]
     name: Text = ""
@@ -129,7 +129,7 @@ class BakedPlan(PlanDocument, frozen=True, kw_only=True):
 
 
 class AppliedPlan(PlanDocument, frozen=True, kw_only=True):
-    """A plan for a directory, and whether it was carried out."""
+    """A plan for a directory, and whether it was applied."""
 
     directory: Annotated[str, Meta(pattern="^/")]
     written: Annotated[bool, Meta(description="false with --dry-run")]

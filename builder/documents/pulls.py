@@ -12,15 +12,15 @@ Commit = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$(?!\n)")]
 Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$(?!\n)")]
 
 
-#: What a hunk finds in a file.
+#: The state of a hunk in a file.
 Found = Literal["pre", "post", "drift", "ambiguous"]
 
 
 class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pull request, or a commit (without a number), fixed by its commits and its diff's sha256.
 
-    The diff is that from ``base`` to ``commit`` in normal form (:mod:`builder.forge.normalize`).
-    What is empty is left out.
+    The diff is from ``base`` to ``commit``, in normal form (:mod:`builder.forge.normalize`).
+    Empty fields are omitted.
     """
 
     base: Annotated[Commit, Meta(description="the commit that the change was made from")]
@@ -45,12 +45,12 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def short(self) -> str:
-        """The commit as people quote it."""
+        """The abbreviated commit."""
         return self.commit[:12]
 
 
 class PatchedFile(Part, frozen=True, kw_only=True):
-    """A file that a pull request changes, as its hunks find it."""
+    """A file that a pull request changes, with the state of its hunks."""
 
     path: Annotated[Text, Meta(description="below site-packages")]
     change: Literal["edit", "new", "delete", "rename", "mode"]
@@ -75,7 +75,7 @@ class DroppedFile(Part, frozen=True, kw_only=True):
 
 
 class Conflict(Part, frozen=True, kw_only=True):
-    """A hunk that does not fit: what it expects, and what is nearest to that."""
+    """A hunk that does not match: the expected text, and the nearest one."""
 
     path: Text
     hunk: Annotated[int, Meta(ge=1, description="from 1")]
@@ -92,7 +92,7 @@ class Conflict(Part, frozen=True, kw_only=True):
 
 
 class PullReport(Pin, frozen=True, kw_only=True):
-    """A pull request among the layers, and how it fits; can change while the image does not."""
+    """A pull request of a plan and its state, which can change while the image does not."""
 
     layer: Text
     in_base: Annotated[

@@ -1,6 +1,6 @@
 """Finds layers and profiles, and orders a selection.
 
-A newcomer adds a layer by adding one folder; it is found here and nothing else changes.
+To add a layer, add one folder; it is found here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Expectation(ExpectedChoice, frozen=True, kw_only=True):
-    """What vLLM must do with a kind of layer, for the releases in a range."""
+    """The expected result for a kind of layer, for a range of releases."""
 
     when: dict[str, str]
 
     @property
     def choice(self) -> ExpectedChoice:
-        """The same as recorded in the plan of one release."""
+        """The same, in the form of a plan."""
         return ExpectedChoice(
             kind=self.kind, line=self.line, selected=self.selected, refused=self.refused
         )
@@ -44,7 +44,7 @@ class Expectation(ExpectedChoice, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A named, ordered choice of layers with a default base and the dispatch it expects."""
+    """A named, ordered list of layers with a default base and expected kernels."""
 
     name: str
     summary: str
@@ -59,7 +59,7 @@ class Profile:
     expect: tuple[Expectation, ...] = ()
 
     def expected(self, packages: Mapping[str, str]) -> list[Expectation]:
-        """Expectations that hold for these versions."""
+        """Expectations for these versions."""
         return [e for e in self.expect if all_match(e.when, packages)]
 
 
@@ -112,7 +112,7 @@ def _expectation(file: str, raw: Mapping[str, Any]) -> Expectation:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``--layers`` came to: layers in order of application, and the profiles named."""
+    """The result of ``--layers``: layers in order of application, and profiles."""
 
     layers: tuple[Layer, ...]
     profiles: tuple[Profile, ...]
@@ -125,7 +125,7 @@ class Selection:
         return "-".join(layer.name for layer in self.layers[:3])
 
     def pins(self) -> dict[str, str]:
-        """Versions to take where the base leaves them open; the first profile wins."""
+        """Versions for packages that the base leaves open; the first profile wins."""
         merged: dict[str, str] = {}
         for profile in reversed(self.profiles):
             merged.update(profile.pins)
@@ -134,11 +134,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Layers and profiles by name; layer files are read when asked for."""
+    """Layers and profiles by name; layer files are read on demand."""
 
     folders: Mapping[str, Path]
     profile_files: Mapping[str, Path]
-    #: layers that one of the same name, from a folder of the user's, stands in place of
+    #: layers replaced by one with the same name from a user's folder
     shadowed: Mapping[str, Path] = field(default_factory=dict)
     _loaded: dict[str, Layer] = field(default_factory=dict)
 
@@ -168,7 +168,7 @@ class Catalog:
         return cls(folders, profiles, shadowed)
 
     def say_shadows(self, names: Iterable[str] = ()) -> None:
-        """Report which layers (of these, or of all) replace others of their names."""
+        """Report layers (of these, or of all) that replace others with the same name."""
         wanted = set(names) or set(self.shadowed)
         for name in sorted(wanted & set(self.shadowed)):
             old = self.shadowed[name]
@@ -179,7 +179,7 @@ class Catalog:
         """One rendered layer.
 
         Raises:
-            UsageError: no such name, or its file is malformed.
+            UsageError: it does not exist, or its file is malformed.
         """
         if name not in self.folders:
             raise self._unknown("layer", name)
@@ -191,7 +191,7 @@ class Catalog:
         """One profile.
 
         Raises:
-            UsageError: no such name.
+            UsageError: it does not exist.
         """
         if name not in self.profile_files:
             raise self._unknown("profile", name)
@@ -199,7 +199,7 @@ class Catalog:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Everything that ``--layers`` takes."""
+        """All names that ``--layers`` accepts."""
         return (*self.profile_files, *self.folders)
 
     def _unknown(self, kind: str, name: str) -> UsageError:
@@ -212,7 +212,7 @@ class Catalog:
         """Resolve ``--layers``: profile names, layer names, comma lists of both; then order them.
 
         Raises:
-            UsageError: a name is unknown, nothing is named, or ``after`` forms a cycle.
+            UsageError: a name is unknown, the selection is empty, or ``after`` forms a cycle.
         """
         words = [word.strip() for name in names for word in name.split(",") if word.strip()]
         if not words:
@@ -233,7 +233,7 @@ class Catalog:
 
 
 def order(layers: Sequence[Layer]) -> list[Layer]:
-    """Topological order by ``after``; where that leaves a choice, by ``order``, then by name.
+    """Topological order by ``after``, then by ``order``, then by name.
 
     Raises:
         UsageError: ``after`` forms a cycle.

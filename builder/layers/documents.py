@@ -1,4 +1,4 @@
-"""What the ``layers`` commands and ``mods export`` print with ``--json``."""
+"""The documents of the ``layers`` commands and of ``mods export``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from builder.util.documents import Count, Document, Part, Sha256, Text
 
 
 class LayerRow(Part, frozen=True, kw_only=True):
-    """A layer, in a line."""
+    """A layer, in one row."""
 
     name: Text
     summary: Text
 
 
 class ProfileRow(Part, frozen=True, kw_only=True):
-    """A profile, in a line."""
+    """A profile, in one row."""
 
     name: Text
     summary: Text
@@ -35,7 +35,7 @@ class LayerList(Document, frozen=True, kw_only=True):
 
 
 class LayerShown(Document, frozen=True, kw_only=True):
-    """A layer as it is applied."""
+    """A layer in rendered form."""
 
     digest: Sha256
     layer: Annotated[
@@ -51,7 +51,7 @@ class LayerShown(Document, frozen=True, kw_only=True):
 
 
 class ProfileValues(Part, frozen=True, kw_only=True):
-    """A profile, and what it expects of each release."""
+    """A profile, with its expectations."""
 
     name: Text
     summary: Text
@@ -68,13 +68,13 @@ class ProfileShown(Document, frozen=True, kw_only=True):
 
 
 class CheckedLayers(Document, frozen=True, kw_only=True):
-    """The layers that are well-formed."""
+    """The checked layers."""
 
     checked: tuple[Text, ...]
 
 
 class NewLayer(Document, frozen=True, kw_only=True):
-    """The layer that was started."""
+    """The new layer."""
 
     name: Text
     directory: Annotated[Text, Meta(description="the layer's folder; of a series, the parent")]
@@ -90,7 +90,7 @@ class NewLayer(Document, frozen=True, kw_only=True):
 
 
 class PinnedLayer(Document, frozen=True, kw_only=True):
-    """What was pinned."""
+    """The pinned inputs."""
 
     name: Text
     file: Annotated[Text, Meta(description="the pins.toml that was written")]
@@ -98,7 +98,7 @@ class PinnedLayer(Document, frozen=True, kw_only=True):
 
 
 class ExportedMods(Document, frozen=True, kw_only=True):
-    """The mods that were written, or are up to date."""
+    """The written or up-to-date mods."""
 
     directory: Text
     mods: Annotated[tuple[Text, ...], Meta(min_length=1)]

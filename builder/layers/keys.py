@@ -7,7 +7,7 @@ import datetime
 from builder.applier.opkinds import Env, Graft, Pull, Remove, Wheel
 from builder.applier.values import keys_of
 
-#: key -> (type, required).  Unknown keys are errors: a misspelt one would silently do nothing.
+#: key -> (type, required).  Unknown keys are errors, because a misspelt one would have no effect.
 LAYER = {
     "summary": (str, True),
     "description": (str, False),
@@ -20,7 +20,7 @@ LAYER = {
     "not-applicable": (list, False),
     "variant": (list, True),
 }
-#: DEP-3 words; https://dep-team.pages.debian.net/deps/dep3/
+#: DEP-3 fields; https://dep-team.pages.debian.net/deps/dep3/
 PROVENANCE = {
     "origin": (str, True),
     "bug": (list, False),

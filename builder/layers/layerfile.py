@@ -1,6 +1,6 @@
 """Reads ``layer.toml`` into a rendered layer: validated, with every file inlined.
 
-The rendered form is a JSON object, so that a mod or an image can carry it without TOML, and its
+The rendered form is a JSON object, so that mods and images need no TOML, and its
 canonical sha256 is the layer's identity.
 """
 
@@ -44,14 +44,14 @@ Table = dict[str, Any]
 
 
 def _is_a(value: object, kind: type) -> bool:
-    """``isinstance``, but a bool is no int and a time of day is no date."""
+    """Like ``isinstance``, but a bool is not an int and a datetime is not a date."""
     if isinstance(value, (bool, datetime.datetime)):
         return type(value) is kind
     return isinstance(value, kind)
 
 
 class _Reader:
-    """Validates one layer folder; every complaint names the file and the place in it."""
+    """Validates one layer folder; every error names the file and the position."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,10 +1,10 @@
 """Mods: layers that are applied when a container starts (sparkrun, spark-vllm-docker).
 
-A mod is one folder with a ``run.sh`` that is called without arguments in its own folder.  Ours
-holds the applier and the rendered layers and needs nothing else: no git, no dotfile, no package of
-ours.  ``run.sh`` says which applier that is and how to read its source.  What the layers pin is
-fetched from the package index that the container's pip is set up with, into a cache that outlives
-the container where there is one (``builder/applier/keeping.py``), or comes with the mod
+A mod is a folder with a ``run.sh`` that is called without arguments in its own folder.  Ours
+has the applier and the rendered layers and needs nothing else: no git, no dotfile, no package of
+ours.  ``run.sh`` names the applier and how to read its source.  The layers' pinned inputs are
+downloaded from the package index in the container's pip configuration, into a persistent cache
+if there is one (``builder/applier/keeping.py``), or come with the mod
 (``builder/pipeline/vendored.py``).
 """
 
@@ -55,7 +55,7 @@ ModFiles = dict[str, tuple[bytes, int]]
 
 
 def mod_files(name: str, selection: Selection) -> ModFiles:
-    """The files of a mod that fetches what its layers pin."""
+    """The files of a mod that downloads its layers' pinned inputs."""
     profile = selection.profiles[0] if selection.profiles else None
     bundle = {
         "schema": 1,
@@ -82,9 +82,10 @@ def mod_files(name: str, selection: Selection) -> ModFiles:
 
 
 def mod_zip(files: ModFiles) -> bytes:
-    """A mod as one file with ``run.sh`` at its root, the same bytes every time.
+    """A mod as one zip file with ``run.sh`` at its root, reproducible.
 
-    Nothing is compressed, as releases of zlib compress differently and wheels are compressed.
+    It is uncompressed, because zlib versions compress differently and wheels are already
+    compressed.
     """
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
@@ -111,7 +112,7 @@ def stale_files(folder: Path, files: ModFiles) -> list[str]:
 
 
 def _extra(folder: Path, files: ModFiles) -> set[str]:
-    """What should not be there; a folder with nothing of a mod in it is named as a whole."""
+    """Unexpected files; a folder without files of a mod is named as a whole."""
     within = {name.partition("/")[0] for name in files if "/" in name}
     extra = _names(folder) - set(files) - within - {"__pycache__"}
     for name in within:
@@ -139,7 +140,7 @@ def write_mod(folder: Path, files: ModFiles) -> None:
 
 
 def outdated(target: Path, files: ModFiles) -> list[str]:
-    """What is not up to date of a mod's folder or zip file, by its path beside that."""
+    """Stale files of a mod's folder or zip file, by path."""
     if target.suffix == ".zip":
         same = target.is_file() and target.read_bytes() == mod_zip(files)
         return [] if same else [target.name]
@@ -147,7 +148,7 @@ def outdated(target: Path, files: ModFiles) -> list[str]:
 
 
 def export(target: Path, files: ModFiles) -> None:
-    """Write a mod as a folder, or as a zip file if that is its name."""
+    """Write a mod as a folder, or as a zip file if the name ends so."""
     if target.suffix == ".zip":
         write_atomically(target, mod_zip(files))
     else:

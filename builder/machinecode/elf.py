@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Numbers of the ELF format (System V gABI, chapter 4): binding, and the index of a symbol's
-#: version, of which the highest bit hides it.
+#: version, whose highest bit means hidden.
 _WEAK, _LOCAL = 2, 0
 _VERSION_BITS = 0x7FFF
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
@@ -24,20 +24,20 @@ _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 class ElfFacts:
     """One shared library."""
 
-    #: as ``uname -m`` says it
+    #: as in ``uname -m``
     machine: str
     #: sonames, in order
     needed: tuple[str, ...]
-    #: symbol that it cannot do without -> library and version that it must come from, such as
-    #: ``("libc.so.6", "GLIBC_2.14")``; empty strings where it asks for no version
+    #: required symbol -> its library and version, such as
+    #: ``("libc.so.6", "GLIBC_2.14")``; empty strings without a version
     undefined: Mapping[str, tuple[str, str]]
     exported: frozenset[str]
-    #: library -> versions that it must have
+    #: library -> required versions
     versions: Mapping[str, tuple[str, ...]]
 
 
 def read_elf(path: Path) -> ElfFacts:
-    """Read a shared library's dynamic section and symbols; its code is not looked at.
+    """Read a shared library's dynamic section and symbols, but no code.
 
     Raises:
         UsageError: it is not a shared library that can be read.
@@ -69,7 +69,7 @@ def read_elf(path: Path) -> ElfFacts:
 
 
 def _versions(file: Any) -> tuple[dict[str, tuple[str, ...]], dict[int, tuple[str, str]]]:
-    """Versions by library, and by the number that symbols name them with."""
+    """Versions by library, and by version index."""
     section = file.get_section_by_name(".gnu.version_r")
     versions: dict[str, tuple[str, ...]] = {}
     numbers: dict[int, tuple[str, str]] = {}
@@ -83,7 +83,7 @@ def _versions(file: Any) -> tuple[dict[str, tuple[str, ...]], dict[int, tuple[st
 def _symbols(
     file: Any, numbers: Mapping[int, tuple[str, str]]
 ) -> tuple[dict[str, tuple[str, str]], set[str]]:
-    """Undefined and exported symbols.  Read as bytes: a library of torch has 100 000 of them."""
+    """Undefined and exported symbols, parsed as bytes: a library of torch has 100 000."""
     table = file.get_section_by_name(".dynsym")
     if table is None:
         return {}, set()

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def read_module(tree: Tree, path: str, wanted: Kernels, digest: str = "") -> KernelCode:
-    """The facts of a module, from its instructions; kept in the cache by the module's sha256.
+    """The facts of a module, from its instructions; cached by the module's sha256.
 
     Args:
-        tree: where the module is; of a wheel on the index it alone is read.
+        tree: the module's tree; from a wheel on the index only the module is read.
         path: the module.
         wanted: the ``code`` of a rendered ``compile`` op.
-        digest: the module's sha256, where it is known without reading the module.
+        digest: the module's sha256, if it is known without reading the module.
 
     Raises:
-        EngineError: there is no ``cuobjdump`` or ``nvdisasm``.
+        EngineError: ``cuobjdump`` or ``nvdisasm`` is missing.
         BadBinary: the module's device code cannot be listed.
         RemoteError: the wheel cannot be read.
     """

@@ -1,6 +1,6 @@
 """Device code in a shared library: architectures and contents.
 
-A library holds images: machine code (cubin) or PTX, each for one architecture.  ``cuobjdump`` (the
+A library has images: machine code (cubin) or PTX, each for one architecture.  ``cuobjdump`` (the
 PyPI package ``nvidia-cuda-cuobjdump``, or a CUDA toolkit) lists and extracts them.
 """
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 #: Compute capability of the GB10.
 GB10 = (12, 1)
-#: File names of cubins that may load there, in the form that ``cuobjdump -xelf`` selects by.
+#: File name patterns of cubins that may load there, for ``cuobjdump -xelf``.
 _NEAR = f"sm_{GB10[0]}"
-#: Read from ``cuobjdump -ptx`` at a time, in bytes: one of these modules holds 700 MB of PTX.
+#: Bytes per read from ``cuobjdump -ptx``: one of these modules has 700 MB of PTX.
 _CHUNK = 8 << 20
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 _IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = (\S+)", re.MULTILINE)
-#: As the tools of CUDA 12 list a kernel, and those of CUDA 13.
+#: Kernel names in the output of CUDA 12's and CUDA 13's tools.
 _KERNEL = re.compile(
     r"^(?:STT_FUNC +\S+ +STO_ENTRY|FUNC +\S+ +\S+ +ENTRY) +(?:U +)?(\S+)$", re.MULTILINE
 )
-#: In PTX: the next image, the next kernel, instructions that tell real code from a stub.  One
+#: In PTX: the next image, the next kernel, relevant instructions.  One
 #: pattern each: one that begins with a literal is searched for ten times faster than a choice.
 _PTX = {
     "arch": re.compile(rb"Fatbin ptx code:\n=+\narch = (\S+)"),
@@ -80,15 +80,15 @@ class Arch:
     def loads_on(self, device: tuple[int, int] = GB10) -> bool:
         """Whether a device loads machine code for this: CUDA's rules of binary compatibility.
 
-        Plain and family (``f``) code runs on later devices of the same major version, code for one
-        chip (``a``) on that alone.
+        Plain and family (``f``) code runs on later devices of the same major version; code for one
+        chip (``a``) runs only there.
         """
         if self.suffix == "a":
             return (self.major, self.minor) == device
         return self.major == device[0] and self.minor <= device[1]
 
     def compiles_on(self, device: tuple[int, int] = GB10) -> bool:
-        """Whether a device's driver compiles PTX for this: plain PTX serves all later devices."""
+        """Whether a device's driver compiles PTX for this: plain PTX works on all later devices."""
         if self.suffix:
             return self.loads_on(device)
         return (self.major, self.minor) <= device
@@ -99,9 +99,9 @@ Kind = Literal["elf", "ptx"]
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One image: its kernels by mangled name, with the telling instructions where they were read.
+    """One image: its kernels by mangled name, with instructions that show real code, if read.
 
-    Of machine code nothing is read at first; ``code_of`` does that for a few kernels.
+    Machine code is not read at first; ``code_of`` does that for a few kernels.
     """
 
     kind: Kind
@@ -110,10 +110,10 @@ class Image:
 
 
 def images(file: Path) -> list[Image]:
-    """Every image in a library; none where there is no device code.
+    """Every image in a library; empty without device code.
 
     Raises:
-        ToolMissing: there is no ``cuobjdump``.
+        ToolMissing: ``cuobjdump`` is missing.
         BadBinary: it cannot read the file.
     """
     symbols = _run(["-symbols", str(file)])
@@ -131,7 +131,7 @@ def images(file: Path) -> list[Image]:
 
 
 def parse_ptx(chunks: Iterable[bytes]) -> Iterator[Image]:
-    """The PTX images in what ``cuobjdump -ptx`` prints, with counts of telling instructions."""
+    """The PTX images in the output of ``cuobjdump -ptx``, with counts of relevant instructions."""
     arch: Arch | None = None
     kernels: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def parse_ptx(chunks: Iterable[bytes]) -> Iterator[Image]:
 
 
 def _whole_images(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut at empty lines, of which no header and no instruction has one inside."""
+    """The same bytes, split at empty lines, which never occur inside a header or an instruction."""
     rest = b""
     for chunk in chunks:
         rest += chunk
@@ -171,17 +171,17 @@ def code_of(
     wanted: Callable[[str], bool],
     keep: Callable[[Mapping[str, int]], dict[str, int]] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """The machine code that a GB10 loads of some kernels, as counts of telling instructions.
+    """The machine code of some kernels that a GB10 loads, as counts of relevant instructions.
 
     Args:
         file: a library or an object file.
-        wanted: which kernels, by mangled name.
-        keep: which instructions; those of ``telling`` when None.
+        wanted: the kernels, by mangled name.
+        keep: the instructions; None means those of ``telling``.
 
     Raises:
-        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
-        BadBinary: the file cannot be taken apart.
-        BadCubin: ``nvdisasm`` does not take a cubin of it.
+        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is missing.
+        BadBinary: the file cannot be parsed.
+        BadCubin: ``nvdisasm`` cannot read a cubin of it.
     """
     found: dict[str, dict[str, int]] = {}
     best: dict[str, Arch] = {}
@@ -202,7 +202,7 @@ def code_of(
 
 
 def telling(counts: Mapping[str, int]) -> dict[str, int]:
-    """Of all instructions those that tell real code from a stub."""
+    """Instructions that distinguish real code from a stub."""
     return {
         name: number
         for name, number in counts.items()
@@ -213,7 +213,7 @@ def telling(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _run(arguments: list[str], cwd: Path | None = None) -> str | None:
-    """What ``cuobjdump`` prints; None where the file holds no such device code."""
+    """The output of ``cuobjdump``; None if the file has no such device code."""
     try:
         answer = subprocess.run(
             [str(find_tool("cuobjdump")), *arguments],
@@ -235,7 +235,7 @@ def _run(arguments: list[str], cwd: Path | None = None) -> str | None:
 
 
 def _stream(arguments: list[str]) -> Iterator[bytes]:
-    """The same in pieces, for what is too long to hold."""
+    """The same as a stream, for long output."""
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(

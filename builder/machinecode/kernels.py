@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A kernel that releases ship, from ``builder/data/binaries.toml``, which says what is what."""
+    """A prebuilt kernel, from ``builder/data/binaries.toml``, which documents the fields."""
 
     name: str
     behind: str
     modules: tuple[str, ...]
     symbol: str
     cure: str
-    #: the instruction that makes it real: how its name begins, then parts that it has besides
+    #: the instruction that shows real code: its prefix, then required parts
     holds: tuple[str, ...] = ()
     ptx: tuple[str, ...] = ()
 
     @property
     def expected(self) -> str:
-        """What it must be, in words."""
+        """The expectation as text."""
         real = f"each holds {' of '.join(self.holds)}" if self.holds else "none is only a trap"
         return f"SM121 runs every one of them; {real}"
 
     def tells(self, instruction: str, how: str) -> bool:
-        """Whether an instruction is the one that makes it real."""
+        """Whether an instruction shows that it is real."""
         first, *rest = (self.ptx if how == "jit" else self.holds) or ("?",)
         return instruction.startswith(first) and set(rest) <= set(instruction.split("."))
 
     def is_real(self, reading: KernelCode) -> bool:
-        """Whether one of its instances is the kernel, or a stub in its place."""
+        """Whether one of its instances is the real kernel and not a stub."""
         if not self.holds:
             return not any(map(is_trap, reading.counts))
         return any(self.tells(name, reading.how) for name in reading.counts)
@@ -49,7 +49,7 @@ def is_trap(instruction: str) -> bool:
 
 
 def load_kernels() -> list[Kernel]:
-    """All kernels that are known."""
+    """All kernels in the table."""
     raw = tomllib.loads(package_file("data", "binaries.toml").read_text("utf-8"))
     return [
         Kernel(

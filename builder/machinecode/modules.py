@@ -1,7 +1,7 @@
 """Finds the prebuilt extension modules of a target, and summarises their code.
 
-A module is 10 to 400 MB and often inside a wheel on the index, so it is read once: the summary is
-kept in the cache by the module's sha256.
+A module has 10 to 400 MB and is often in a wheel on the index, so it is read once: the summary is
+cached by the module's sha256.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.machinecode.fatbin import Image
 
-#: Changes when a summary holds something else than before.
+#: Version of the summaries in the cache.
 _SCHEMA = 1
-#: Modules worth reading: vLLM's own, FlashInfer's ready-made ones for this family of chips, and
-#: what was compiled beside them.
+#: Modules to read: vLLM's, FlashInfer's prebuilt ones for this chip family, and
+#: extension wheels'.
 _OURS = ("vllm/*.so", "flashinfer_jit_cache/*12[01]*/*.so", "spark_build_companion_*/*.so")
 
 
 @runtime_checkable
 class Extracts(Protocol):
-    """A tree that can write a file to disk without holding it."""
+    """A tree that can stream a file to disk."""
 
     def extract(self, path: str, target: Path) -> None:
         """Write one file."""
@@ -44,12 +44,12 @@ class Extracts(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCode:
-    """How SM121 runs one kernel, and its telling instructions in that form."""
+    """How SM121 runs one kernel, and its relevant instructions."""
 
     kernel: str
     #: ``native``, ``jit`` (the driver compiles PTX), or ``none``
     how: str
-    #: what it runs; for ``none`` what there is instead
+    #: the architecture it runs; for ``none`` the existing ones
     arch: str
     counts: Mapping[str, int]
 
@@ -71,14 +71,14 @@ class Summary:
 
     @property
     def ways(self) -> dict[str, int]:
-        """How many kernels SM121 runs in which way; nothing for a module without device code."""
+        """Numbers of kernels by how SM121 runs them; empty without device code."""
         rest = self.total - self.native - self.jit
         ways = {"natively": self.native, "compiled by the driver from PTX": self.jit}
         return {**ways, "not at all": rest} if self.total else {}
 
 
 def find_modules(tree: Tree) -> list[str]:
-    """Paths of the modules in a tree that may hold kernels for SM121."""
+    """Paths of the modules in a tree that may have kernels for SM121."""
     found: list[str] = []
     tops = {pattern.partition("/")[0] for pattern in _OURS}
     names = tree.children("")
@@ -93,7 +93,7 @@ def find_modules(tree: Tree) -> list[str]:
 
 
 def on_disk(tree: Tree, path: str, folder: Path) -> Path:
-    """A file of any tree as a file on disk, in ``folder`` unless it is on disk already."""
+    """A file of any tree as a file on disk, in ``folder`` unless it is already on disk."""
     if isinstance(tree, OverlayTree) and path not in tree.changes:
         return on_disk(tree.base, path, folder)
     if isinstance(tree, DirTree):
@@ -107,18 +107,18 @@ def on_disk(tree: Tree, path: str, folder: Path) -> Path:
 
 
 class Modules:
-    """Summaries of a target's modules, each made once."""
+    """Summaries of a target's modules, each created once."""
 
     def __init__(
         self, tree: Tree, symbols: Sequence[str], digests: Mapping[str, str] | None = None
     ) -> None:
-        """``digests`` are sha256 of modules, where they are known without reading those."""
+        """``digests`` are sha256 of modules, if known without reading them."""
         self._digests = digests or {}
         self.paths = find_modules(tree)
         self._tree = tree
         self._symbols = sorted(set(symbols))
         self._key = sha256_hex(canonical_json([_SCHEMA, self._symbols]))[:12]
-        #: what was asked for so far
+        #: summaries so far
         self.read: dict[str, Summary] = {}
 
     def matching(self, patterns: Sequence[str]) -> list[str]:
@@ -129,7 +129,7 @@ class Modules:
         """The summary of a module.
 
         Raises:
-            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not here.
+            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is missing.
             BadBinary: the module's device code cannot be listed.
             BadCubin: a cubin in it cannot be disassembled.
             RemoteError: a wheel on the index cannot be read.
@@ -158,7 +158,7 @@ class Modules:
 
 
 def load_summary(raw: Mapping[str, object], path: str) -> Summary:
-    """A summary from the cache, for a module that may lie elsewhere in another target."""
+    """A summary from the cache, for a module that may have another path."""
     values = {**raw, "path": path}
     rows: Mapping[str, list[dict[str, object]]] = raw["readings"]  # type: ignore[assignment]
     values["readings"] = {
@@ -169,7 +169,7 @@ def load_summary(raw: Mapping[str, object], path: str) -> Summary:
 
 
 def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
-    """Read a module: everything by name, the kernels that match a symbol by instruction."""
+    """Read a module: all kernels by name, and the instructions of those that match a symbol."""
     found = images(file)
     machine, ptx = best(found, "elf"), best(found, "ptx")
     every = {name: image.arch for image in found for name in image.kernels}
@@ -205,7 +205,7 @@ def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
 
 
 def best(found: Sequence[Image], kind: str) -> dict[str, Image]:
-    """Kernel -> the image that SM121 takes it from: the latest architecture that it can use."""
+    """Kernel -> the image that SM121 uses: the latest usable architecture."""
     chosen: dict[str, Image] = {}
     for image in sorted((i for i in found if i.kind == kind), key=lambda i: i.arch):
         usable = image.arch.loads_on() if kind == "elf" else image.arch.compiles_on()

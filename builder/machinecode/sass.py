@@ -1,7 +1,7 @@
 """The contents of a cubin: instructions by name, registers, shared memory, spills.
 
 Instructions come from ``nvdisasm`` (the PyPI package ``nvidia-cuda-nvdisasm``, or a CUDA toolkit);
-registers, shared memory, stack and names stand in the cubin's own ELF sections and need no tool.
+registers, shared memory, stack and names are in the cubin's ELF sections and need no tool.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from builder.errors import SparkBuildError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: An instruction: its offset as a comment, a predicate perhaps, its name with modifiers.
+#: An instruction: its offset as a comment, an optional predicate, its name with modifiers.
 _INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.\w+)*)",
     re.MULTILINE,
 )
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
-#: Where the code of a function begins; other sections have other names.
+#: Start of a function's code section.
 _FUNCTION = re.compile(r"^\.text\.(\S+):$", re.MULTILINE)
 
 #: Attributes of ``.nv.info``: registers and stack frame by symbol number.
@@ -39,7 +39,7 @@ _ELF = b"\x7fELF\x02\x01"  # 64 bits, little endian
 
 
 class ToolMissing(SparkBuildError):
-    """A tool of the CUDA toolkit is not here, so machine code cannot be read."""
+    """A tool of the CUDA toolkit is missing, so machine code cannot be read."""
 
 
 class BadCubin(SparkBuildError):
@@ -48,7 +48,7 @@ class BadCubin(SparkBuildError):
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one kernel of a cubin takes; shared memory is the part fixed when it was compiled."""
+    """The resources of one kernel; shared memory is the static part."""
 
     kernel: str
     registers: int
@@ -64,7 +64,7 @@ class Disassembly:
     counts: Mapping[str, int]
 
     def of(self, *prefixes: str, having: str = "") -> int:
-        """How many instructions begin with one of these names and have a word among their parts."""
+        """The number of instructions with one of these prefixes and a given part."""
         return sum(
             number
             for name, number in self.counts.items()
@@ -79,24 +79,24 @@ class Disassembly:
 
     @property
     def traps(self) -> int:
-        """``BPT.TRAP``: a kernel that ends itself, as one built for another architecture does."""
+        """``BPT.TRAP``: in kernels built for another architecture."""
         return self.of("BPT.TRAP")
 
     @property
     def spills(self) -> int:
-        """Loads and stores of thread-local memory: registers that did not suffice."""
+        """Loads and stores of local memory: register spills."""
         return self.of("LDL", "STL")
 
 
 def parse_sass(text: str) -> Disassembly:
-    """Count the instructions in what ``nvdisasm`` printed."""
+    """Count the instructions in the output of ``nvdisasm``."""
     target = _TARGET.search(text)
     counts = Counter(_INSTRUCTION.findall(text))
     return Disassembly(target=target[1] if target else "", counts=counts)
 
 
 def split_functions(text: str) -> dict[str, Disassembly]:
-    """The same for each function of a cubin by its mangled name."""
+    """The same for each function of a cubin, by mangled name."""
     target = _TARGET.search(text)
     parts = _FUNCTION.split(text)
     return {
@@ -106,7 +106,7 @@ def split_functions(text: str) -> dict[str, Disassembly]:
 
 
 def find_nvdisasm() -> Path:
-    """``nvdisasm``, as ``find_tool`` finds it."""
+    """The path of ``nvdisasm``."""
     return find_tool("nvdisasm")
 
 
@@ -114,7 +114,7 @@ def find_tool(name: str) -> Path:
     """A program of the CUDA toolkit: on PATH, in this environment, or in a toolkit.
 
     Raises:
-        ToolMissing: it is nowhere.
+        ToolMissing: it is missing.
     """
     on_path = shutil.which(name)
     if on_path:
@@ -139,18 +139,18 @@ def disassemble(cubin: bytes) -> Disassembly:
     """Count the instructions of a cubin.
 
     Raises:
-        ToolMissing: there is no ``nvdisasm``.
-        BadCubin: it does not take the cubin.
+        ToolMissing: ``nvdisasm`` is missing.
+        BadCubin: ``nvdisasm`` cannot read the cubin.
     """
     return parse_sass(listing(cubin))
 
 
 def listing(cubin: bytes) -> str:
-    """What ``nvdisasm`` prints of a cubin.
+    """The output of ``nvdisasm`` for a cubin.
 
     Raises:
-        ToolMissing: there is no ``nvdisasm``.
-        BadCubin: it does not take the cubin.
+        ToolMissing: ``nvdisasm`` is missing.
+        BadCubin: ``nvdisasm`` cannot read the cubin.
     """
     tool = find_nvdisasm()
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
@@ -168,7 +168,7 @@ def listing(cubin: bytes) -> str:
 
 
 def function_names(cubin: bytes) -> set[str]:
-    """Mangled names of the functions that have code in a cubin.
+    """Mangled names of the functions with code in a cubin.
 
     Raises:
         BadCubin: the bytes are not such a file.
@@ -181,7 +181,7 @@ def function_names(cubin: bytes) -> set[str]:
 
 
 def resources(cubin: bytes) -> list[Resources]:
-    """Registers, stack and fixed shared memory of each kernel, from the cubin's own sections.
+    """Registers, stack and static shared memory of each kernel, from the cubin's sections.
 
     Raises:
         BadCubin: the bytes are not such a file.

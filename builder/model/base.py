@@ -1,4 +1,4 @@
-"""What is patched: the kinds of base, and a pinned base."""
+"""Kinds of base, and a pinned base."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from builder.documents.compiled import PinnedWheel
     from builder.model.platform import Platform
 
-#: What images call a base that was a layout on somebody's disk.
+#: Name in images of a base that was a local layout.
 LAYOUT = "oci:layout"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseKind:
-    """What can be done with bases of a kind."""
+    """The capabilities of a kind of base."""
 
     name: str
-    #: what its references begin with, before a colon
+    #: scheme of its references
     schemes: tuple[str, ...] = ()
-    #: an image, which a build puts layers on
+    #: an image, to which a build adds layers
     is_image: bool = False
-    #: released wheels, of which a build makes an overlay for any image
+    #: released wheels, from which a build makes an overlay for any image
     is_wheels: bool = False
-    #: an environment of this machine, which ``apply`` patches in place
+    #: a local environment, which ``apply`` patches in place
     is_installed: bool = False
 
     @property
     def is_built(self) -> bool:
-        """Whether an engine makes an image of it."""
+        """Whether an engine builds an image from it."""
         return self.is_image or self.is_wheels
 
 
@@ -49,7 +49,7 @@ KINDS = {
 
 
 def base_kind(name: str) -> BaseKind:
-    """The kind of that name; one that a plan of another spark-build names is none of ours."""
+    """The kind with a name; an unknown name in a plan gives a kind without capabilities."""
     return KINDS.get(name) or BaseKind(name=name)
 
 
@@ -59,13 +59,13 @@ def schemes() -> dict[str, BaseKind]:
 
 
 def kind_of(ref: str) -> BaseKind:
-    """The kind that a reference is of; one without a scheme is an image's."""
+    """The kind of a reference; without a scheme it is an image."""
     return schemes().get(ref.partition(":")[0], KINDS["image"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseIdentity:
-    """What is patched, pinned: everything that a plan may depend on.
+    """A pinned base: everything that a plan may depend on.
 
     ``digest`` identifies the content: an image's manifest or config digest, or the sha256 over
     the wheels' file names and hashes.  ``site_packages`` is absolute inside the image.
@@ -80,33 +80,33 @@ class BaseIdentity:
     wheels: tuple[PinnedWheel, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = "python3"
-    #: absolute path -> [mode, uid, gid] of folders that are not root's with mode 0755
+    #: absolute path -> [mode, uid, gid] of folders, except root's with mode 0755
     folders: Mapping[str, Any] = field(default_factory=dict)
-    #: absolute path of a folder that is a link -> where it leads
+    #: absolute path of a folder that is a symbolic link -> its target
     links: Mapping[str, str] = field(default_factory=dict)
-    #: path below site-packages -> [uid, gid] of files that are not root's
+    #: path below site-packages -> [uid, gid] of files not owned by root
     owners: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
     created: str = ""
 
     @property
     def is_image(self) -> bool:
-        """Whether it is an image, which a build puts layers on."""
+        """Whether it is an image, to which a build adds layers."""
         return base_kind(self.kind).is_image
 
     @property
     def is_wheels(self) -> bool:
-        """Whether it is released wheels, of which a build makes an overlay."""
+        """Whether it consists of released wheels, from which a build makes an overlay."""
         return base_kind(self.kind).is_wheels
 
     @property
     def is_installed(self) -> bool:
-        """Whether it is an environment of this machine, which is patched in place."""
+        """Whether it is a local environment, which is patched in place."""
         return base_kind(self.kind).is_installed
 
     @property
     def name(self) -> str:
-        """``ref`` as images carry it: a layout's place on some disk says nothing elsewhere."""
+        """``ref`` as recorded in images, without a layout's local path."""
         return LAYOUT if self.ref.startswith("oci:") else self.ref
 
     @property

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from builder.documents.pulls import PullReport
     from builder.model.base import BaseIdentity
 
-#: 2: a plan says by which spark-build, at which time and in what form its image is made.
+#: 2: a plan has the spark-build version, the timestamp and the form of the image.
 PLAN_SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDecision:
-    """One layer, judged on the tree as the layers before it leave it."""
+    """One layer, judged on the tree with the previous layers applied."""
 
     layer: Layer
     outcome: Outcome
     receipt: Receipt | None
-    #: everything that this layer adds to the image, its receipt included
+    #: everything that this layer adds to the image, including its receipt
     changes: Changes
 
     @property
@@ -46,7 +46,7 @@ class LayerDecision:
 
     @property
     def needed(self) -> bool:
-        """Whether a build applies it."""
+        """Whether a build applies the layer."""
         return self.outcome.state == NEEDED
 
     @property
@@ -71,7 +71,7 @@ class LayerDecision:
 
     @property
     def stage(self) -> StageRequest | None:
-        """What has yet to be compiled for it."""
+        """Its pending compile stage."""
         found = self.document.compile if self.outcome.pending else None
         return found.stage if found else None
 
@@ -84,7 +84,7 @@ class LayerDecision:
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """A spark-build: its version, and the digest of what it puts into every image."""
+    """The version of spark-build, and the digest of what it adds to every image."""
 
     version: str
     files: str
@@ -92,7 +92,7 @@ class Maker:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """Everything that decides an image.  Its canonical JSON is the plan; its sha256 the digest."""
+    """Everything that decides an image.  Its canonical JSON is the plan, the sha256 its digest."""
 
     name: str
     profiles: tuple[str, ...]
@@ -102,11 +102,11 @@ class BuildPlan:
     maker: Maker
     #: seconds since 1970, for every file and for the image
     epoch: int
-    #: all that is added in one layer of the image
+    #: add all files in one image layer
     single_layer: bool = False
-    #: for people; no part of the image
+    #: messages; not part of the image
     hints: tuple[str, ...] = ()
-    #: reports on pull requests; no part of the image either
+    #: reports on pull requests; not part of the image
     pulls: tuple[PullReport, ...] = ()
 
     @property
@@ -116,17 +116,17 @@ class BuildPlan:
 
     @property
     def pending(self) -> list[LayerDecision]:
-        """Layers whose change has yet to be compiled; a build needs what that makes."""
+        """Layers with a pending compile stage, whose result a build needs."""
         return [d for d in self.decisions if d.outcome.pending]
 
     @property
     def stages(self) -> list[StageRequest]:
-        """What has yet to be compiled, one for each pending layer."""
+        """The pending compile stages."""
         return [decision.stage for decision in self.decisions if decision.stage]
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables that the image sets, from every layer that stands."""
+        """Environment variables of the image, from all layers in effect."""
         merged: dict[str, str] = {}
         for decision in self.decisions:
             merged.update(decision.outcome.env)
@@ -151,7 +151,7 @@ class BuildPlan:
         return merged
 
     def body(self) -> dict[str, Any]:
-        """What the digest is taken of: no local path, clock or host name."""
+        """The digested part: without local paths, time or host names."""
         return self._body_of(self._undigested)
 
     def _body_of(self, document: PlanDocument) -> dict[str, Any]:
@@ -200,15 +200,15 @@ class BuildPlan:
 
 
 def _body(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a plan's JSON its digest is taken of."""
+    """The part of a plan's JSON that its digest covers."""
     body = {key: value for key, value in plan.items() if key not in _NOT_DIGESTED}
     return {**body, "layers": [_digested(layer) for layer in plan["layers"]]}
 
 
 def _digested(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer's part of the digest: of a compile stage what goes in, as for the whole plan.
+    """A layer's part of the digest; only the inputs of a compile stage are included.
 
-    What comes out is known only when it has been compiled, and the plan is the same before.
+    The outputs are known only after compiling, and must not change the plan.
     """
     if "stage" not in layer.get("compile", {}):
         return dict(layer)
@@ -216,26 +216,26 @@ def _digested(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {**layer, "files": [], "compile": stage}
 
 
-#: What a plan's JSON holds beside that which its digest is taken of.
+#: Keys of a plan's JSON that the digest does not cover.
 _NOT_DIGESTED = ("plan_digest", "hints", "pulls")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPlan:
-    """A plan as an image carries it."""
+    """A plan read from an image."""
 
     document: BakedPlan
-    #: its JSON, with the keys of newer plans, which the document lacks
+    #: its JSON, including keys of newer plans, which the document lacks
     json: Mapping[str, Any]
 
     @property
     def digest(self) -> str:
-        """The digest that it must have, recomputed from all that is there."""
+        """The digest, recomputed from the JSON."""
         return digest_of(self.json)
 
 
 def digest_of(plan: Mapping[str, Any]) -> str:
-    """The digest that a plan must have, recomputed from its JSON."""
+    """The digest of a plan, recomputed from its JSON."""
     return _digest(_body(plan))
 
 

@@ -10,19 +10,19 @@ from builder.errors import UsageError
 
 #: One table for architecture names: OCI architecture -> uname machine.
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
-#: Architecture -> the variants that its bare name stands for, in the forms that are written.
+#: Architecture -> spellings of its default variant.
 _DEFAULTS = {"arm64": ("v8", "8", "v8.0"), "amd64": ("v1",)}
 _ALIASES = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64", "arm64v8": "arm64"}
 
 
 def is_default(architecture: str, variant: str) -> bool:
-    """Whether a variant adds nothing to the architecture."""
+    """Whether a variant is the architecture's default."""
     return variant in _DEFAULTS.get(architecture, ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """What the image runs on: an OCI platform and a CPython tag (``cp312``)."""
+    """The platform of an image: an OCI platform and a CPython tag (``cp312``)."""
 
     architecture: str = "arm64"
     python: str = "cp312"
@@ -32,7 +32,7 @@ class Platform:
         """From ``linux/arm64``, ``linux/arm64/v8`` (or a machine name) and ``3.12`` (or ``cp312``).
 
         Raises:
-            UsageError: the platform is not one that vLLM has wheels for.
+            UsageError: vLLM has no wheels for the platform.
         """
         name, _, variant = text.removeprefix("linux/").partition("/")
         architecture = _ALIASES.get(name, name)
@@ -56,7 +56,7 @@ class Platform:
 
     @property
     def machine(self) -> str:
-        """``aarch64``, as uname and wheel tags say it."""
+        """``aarch64``, as in uname and wheel tags."""
         return _MACHINES[self.architecture]
 
     @property

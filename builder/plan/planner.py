@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from builder.layers.catalog import Selection
     from builder.model.base import BaseIdentity
 
-#: Seconds since 1970, up to the year 9999 or so.
+#: Limit of timestamps, about the year 9999.
 _SECONDS = re.compile("[0-9]{1,11}")
 
 
@@ -44,12 +44,12 @@ def make_plan(
     epoch: int | None = None,
     single_layer: bool = False,
 ) -> BuildPlan:
-    """Judge every layer; nothing is written and no layer is refused here.
+    """Judge every layer; writes nothing and refuses no layer.
 
-    ``epoch`` is the image's time where it is known; else :func:`epoch_for` finds it.
+    ``epoch`` is the image's timestamp, by default from :func:`epoch_for`.
 
     Raises:
-        ApplyError: an input is not pinned, cannot be fetched, or has another digest.
+        ApplyError: an input is not pinned, cannot be downloaded, or does not match its digest.
         UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
     """
     identity = base.identity
@@ -77,9 +77,9 @@ def make_plan(
 
 
 def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
-    """Seconds since 1970 for every file and for the image: never this machine's clock.
+    """The timestamp of every file and of the image, in seconds since 1970: never the current time.
 
-    ``SOURCE_DATE_EPOCH`` when set, else the base's own time, else the newest layer's
+    ``SOURCE_DATE_EPOCH`` if set, else the base's creation time, else the newest layer's
     ``last-update``.
 
     Raises:
@@ -107,7 +107,7 @@ def epoch_for(base: BaseIdentity, layers: Iterable[Layer]) -> int:
 def hints(
     selection: Selection, decisions: list[LayerDecision], packages: Mapping[str, str]
 ) -> list[str]:
-    """What the user may like to know: that no file is patched."""
+    """Hints for the user, such as that no file is patched."""
     if any(d.outcome.state in (NEEDS_REBUILD, APPLIED) for d in decisions):
         return []
     if any(d.needed and (d.outcome.changes or d.outcome.pending) for d in decisions):
@@ -120,10 +120,10 @@ def hints(
 
 
 def refuse_plan(plan: BuildPlan, command: str = "") -> None:
-    """Raise when a plan cannot be built, naming every layer in the way.
+    """Raise if a plan cannot be built, naming every layer that prevents it.
 
     Args:
-        plan: what is to be built.
+        plan: the plan.
         command: the command line that would build it with a compile stage.
 
     Raises:
@@ -153,7 +153,7 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
 
 
 def _may_compile(decision: LayerDecision) -> bool:
-    """Whether a stage might do, and was not asked for: what was found in the sources says no."""
+    """Whether a compile stage may help and was not requested."""
     compiled = decision.outcome.compiled
     return compiled is not None and compiled.sources is None
 

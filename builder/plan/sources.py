@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class IndexSources:
-    """Pinned inputs for the applier: small reads by range, whole wheels from the cache."""
+    """Pinned inputs for the applier: single files by range, whole wheels from the cache."""
 
     def __init__(self, index: PackageIndex, stages: Stages | None = None) -> None:
         self._index = index
         self._wheels: dict[str, RemoteWheel] = {}
-        #: what may be compiled; None where nothing may
+        #: the allowed compile stages; None without ``--compile``
         self.stages = stages
 
     def _wheel(self, pin: InputPin) -> RemoteWheel:
@@ -78,13 +78,13 @@ class IndexSources:
     def member(self, pin: InputPin, path: str) -> bytes:
         if self.stages and pin.filename in self.stages.wheels:
             return self.stages.member(pin.filename, path)
-        # the whole wheel, because only its own sha256 is pinned: RECORD comes from the wheel itself
+        # the whole wheel, because only its sha256 is pinned, and RECORD is part of the wheel
         with zipfile.ZipFile(self._wheel(pin).download()) as archive:
             return archive.read(path)
 
 
 def preload(tree: object, paths: Sequence[str]) -> None:
-    """Prepare for reading many files of a tree, where that is cheaper than one at a time."""
+    """Prepare for reading many files of a tree, if that is cheaper."""
     if isinstance(tree, OverlayTree):
         below = [path for path in paths if path not in tree.changes]
         preload(tree.base, below)
