@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from builder.applier.failures import EXIT_DRIFT, EXIT_REBUILD, ApplyError
-from builder.applier.receipts import env_of
+from builder.applier.failures import EXIT_DRIFT, EXIT_REBUILD, EXIT_USAGE, ApplyError
+from builder.applier.receipts import STATE_DIR, env_of
 from builder.applier.sequence import judge_in_order
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDED, NEEDS_REBUILD
 from builder.applier.store import Store
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.outcomes import Outcome, Target
+    from builder.applier.sequence import Step
     from builder.applier.sources import Sources
 
 
@@ -30,21 +31,51 @@ def apply_layers(
 ) -> list[Outcome]:
     """Judge all layers, refuse if one cannot go on, then commit those that are needed.
 
+    A directory that cannot be written to will do where nothing is needed.
+
     Raises:
-        ApplyError: a layer drifted, is ambiguous or needs a rebuild; nothing was written.
+        ApplyError: a layer drifted, is ambiguous or needs a rebuild, or one is needed and the
+            directory cannot be written to; nothing was written.
     """
-    with Store(root) as store:
+
+    def judged() -> list[Step]:
         tree = DirTree(root)
         env = {**os.environ, **env_of(tree)}
-        judged = list(judge_in_order(layers, tree, sources, target, env))
-        for step in judged:
+        steps = list(judge_in_order(layers, tree, sources, target, env))
+        for step in steps:
             report(step.outcome)
-        for step in judged:
+        for step in steps:
             refuse(step.outcome)
-        for step in judged:
-            if step.outcome.state == NEEDED:
-                store.commit(step.layer, step.outcome)
-    return [step.outcome for step in judged]
+        return steps
+
+    if not os.access(root, os.W_OK) and not (root / STATE_DIR / "journal.json").exists():
+        steps = judged()
+        _refuse_needed(root, [s.outcome.layer for s in steps if s.outcome.state == NEEDED])
+    else:
+        with Store(root) as store:
+            steps = judged()
+            for step in steps:
+                if step.outcome.state == NEEDED:
+                    store.commit(step.layer, step.outcome)
+    return [step.outcome for step in steps]
+
+
+def _refuse_needed(root: Path, needed: Sequence[str]) -> None:
+    """Refuse layers that a directory which cannot be written to does not have.
+
+    Raises:
+        ApplyError: there are such.
+    """
+    if not needed:
+        return
+    owner, user = root.stat().st_uid, os.geteuid()
+    why = "it is read-only" if user in (0, owner) else f"it is uid {owner}'s, and this is {user}"
+    who = "" if user in (0, owner) else f"run this as that user (docker exec --user {owner}), or "
+    raise ApplyError(
+        f"{root}: cannot write ({why}), and it lacks {', '.join(needed)}",
+        EXIT_USAGE,
+        f"{who}use an image that has the layers: spark-build image",
+    )
 
 
 def refuse(outcome: Outcome) -> None:

@@ -110,11 +110,30 @@ def _checked(path: Path, sha256: str, *, aloud: bool = False) -> BinaryIO | None
     return None
 
 
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, each for whom the one around it belongs to.
+
+    Mods run as root in containers whose caches are a user's: it is the user who clears them out.
+    """
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():  # else another container was first
+            raise
+        return
+    owner = folder.parent.stat()
+    with contextlib.suppress(OSError):  # not root, or a file system without owners
+        os.chown(folder, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 @contextlib.contextmanager
 def _locked(folder: Path, name: str) -> Iterator[None]:
     """One at a time fetches a file; where there are no locks, each its own copy of it."""
     with _writing():
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
     lock: int | None = None
     with contextlib.suppress(OSError):
         lock = os.open(folder / f"{name}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -160,6 +179,9 @@ def _fetched(folder: Path, name: str, sha256: str, fetch: Callable[[BinaryIO], N
                 "check the package index, which may have another file of that name",
             )
         with _writing():
+            owner = folder.stat()
+            with contextlib.suppress(OSError):
+                os.fchown(kept.fileno(), owner.st_uid, owner.st_gid)
             partial.chmod(0o644)  # the next container may run as another user
             partial.replace(folder / name)
         return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import threading
 import zipfile
 from functools import partial
@@ -162,6 +163,28 @@ def test_two_containers_that_start_at_once_fetch_once(tmp_path: Path) -> None:
     second.join(20)
     assert got == [DATA, DATA]
     assert network.fetches == 1
+
+
+def test_what_root_keeps_belongs_to_the_owner_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's launcher clears the cache out; mods run as root in its containers."""
+    given: dict[Path, tuple[int, int]] = {}
+
+    def chown(path: Path, uid: int, gid: int, *, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
+        given[path] = uid, gid
+
+    def fchown(number: int, uid: int, gid: int) -> None:
+        given[Path(f"/proc/self/fd/{number}").readlink()] = uid, gid
+
+    monkeypatch.setattr(os, "chown", chown)
+    monkeypatch.setattr(os, "fchown", fchown)
+    owner = tmp_path.stat()
+    assert read(Keeper([tmp_path / "new" / "cache"]), Network()) == DATA
+    made = {path.relative_to(tmp_path).as_posix().partition(".whl")[0] for path in given}
+    assert made == {"new", "new/cache", "new/cache/a-1-py3-none-any"}
+    assert set(given.values()) == {(owner.st_uid, owner.st_gid)}
 
 
 def test_order_of_the_caches(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from builder.applier.digests import sha256_hex
 from builder.applier.environment import ENV_PTH
-from builder.applier.failures import ApplyError
+from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.receipts import RECEIPTS, STATE_DIR, receipts_of
 from builder.applier.sequence import judge_in_order
 from builder.applier.states import APPLIED, NEEDED
@@ -522,6 +522,26 @@ def test_a_read_only_directory_is_not_an_internal_error(site: Path) -> None:
     (site / STATE_DIR).write_text("in the way")
     with pytest.raises(ApplyError, match="cannot write"):
         apply_to(site, FIX)
+
+
+def test_a_directory_of_another_user(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written; where nothing is needed, that is no failure."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != site)  # root may write anywhere
+    monkeypatch.setattr(os, "geteuid", lambda: 1000 + site.stat().st_uid)
+    before, owner = snapshot(site), site.stat().st_uid
+    with pytest.raises(ApplyError) as refused:
+        apply_to(site, FIX)
+    assert refused.value.code == EXIT_USAGE
+    said = f"cannot write (it is uid {owner}'s, and this is {1000 + owner}), and it lacks"
+    assert said in str(refused.value)
+    assert f"docker exec --user {owner}" in refused.value.hint
+    assert snapshot(site) == before
+    monkeypatch.undo()
+    apply_to(site, FIX)
+    before = snapshot(site)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != site)
+    assert apply_to(site, FIX) == [APPLIED]
+    assert snapshot(site) == before
 
 
 # ------------------------------------------------------------------------------------------- lock
