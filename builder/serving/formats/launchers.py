@@ -57,7 +57,7 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         **counted,
         "max_nodes": nodes,
         "defaults": _defaults(recipe, _SPARKRUN),
-        "env": {name: text for name, text in _common(recipe).items() if name not in _PLATFORM},
+        "env": {one.name: one.value or "" for one in recipe.env if one.name not in _PLATFORM},
         **mods,
         "command": Block(_command(recipe, _SPARKRUN, "{model}")),
     }
@@ -78,7 +78,7 @@ def eugr(recipe: Recipe) -> dict[str, str]:
         only: True,
         **mods,
         "defaults": _defaults(recipe, _DEFAULTS),
-        "env": _common(recipe),
+        "env": {one.name: _between_quotes(one.value or "") for one in recipe.env},
         "command": Block(_command(recipe, _DEFAULTS, recipe.id, doubled=True)),
     }
     return {f"{recipe.model}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
@@ -111,8 +111,9 @@ def _refuse(recipe: Recipe, form: str) -> None:
         )
 
 
-def _common(recipe: Recipe) -> Mapping[str, Value]:
-    return {one.name: one.value or "" for one in recipe.env}
+def _between_quotes(value: str) -> str:
+    """A value that bash reads as it is: eugr's script puts it between double quotes."""
+    return re.sub(r'([\\"$`])', r"\\\1", value)
 
 
 def _defaults(recipe: Recipe, names: Mapping[str, str]) -> dict[str, Value]:
