@@ -9,7 +9,7 @@ from builder.errors import UsageError
 from builder.pypi.index import write_atomically
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
-from builder.serving.formats.all import TRTLLM, refuse_format, rendered
+from builder.serving.formats.all import LAUNCHERS, TRTLLM, refuse_format, rendered
 from builder.serving.formats.trtllm import refuse_settings, trtllm
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
@@ -49,7 +49,10 @@ def recipe_command(
 ) -> None:
     """Make a recipe, then print it, explain it, or write its files."""
     place = Place(
-        topology=topology_named(topology), addresses=tuple(addresses), interface=interface or ""
+        topology=topology_named(topology),
+        addresses=tuple(addresses),
+        interface=interface or "",
+        launcher=form if form in LAUNCHERS and topology != "two-solos" else "",
     )
     model = Models.discover(models).model(name)
     made: Recipe | None = None

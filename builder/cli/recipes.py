@@ -39,6 +39,6 @@ def export_command(
         print_json(made)
         return
     for recipe in made.recipes:
-        print(f"{recipe.model:<24}{recipe.profile:<12}{recipe.container}")
+        print(f"{recipe.model:<24}{recipe.topology:<6}{recipe.profile:<12}{recipe.container}")
     what = counted(len(made.recipes), "recipe")
     print(f"{what} {'up to date' if check else 'written'} in {made.directory}")

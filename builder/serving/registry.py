@@ -1,4 +1,4 @@
-"""The registry of this repository: one recipe for each model, in the forms of two launchers.
+"""The registry of this repository: two recipes for each model, in the forms of two launchers.
 
 sparkrun lists every file below the folder that ``registry.yaml`` names, so the recipes of
 spark-vllm-docker are in a folder beside it.
@@ -18,6 +18,7 @@ from builder.dispatch.record import read_records
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.publish.inventory import Listing
 from builder.pypi.index import write_atomically
+from builder.serving.documents import Topology
 from builder.serving.formats.all import rendered
 from builder.serving.formats.yamltext import yaml_text
 from builder.serving.recipe import RecipeRequest, recipe_of, selects_for
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: The profile that a model gets, if it serves it; else the next.
 PROFILES = ("b12x-full", "marlin")
 MANIFEST = ".sparkrun/registry.yaml"
+#: On one Spark, and on two that the launcher finds and joins.
+PLACES = (Place(topology="solo"), Place(topology="tp2", launcher="a launcher"))
 #: Folder of each form.
 FOLDERS = {"sparkrun": "recipes/sparkrun", "eugr": "recipes/eugr"}
 #: The first line of each file: only files with it are ours to replace or remove.
@@ -44,9 +47,10 @@ _PLATFORM = "linux/arm64"
 
 
 class ExportedRecipe(Part, frozen=True, kw_only=True):
-    """One model's recipe."""
+    """One model's recipe for one Spark, or for two."""
 
     model: Text
+    topology: Topology = "solo"
     profile: Text
     container: Annotated[Text, Meta(description="the image that the launcher starts")]
     mod: Annotated[str, Meta(description="applied when the container starts")] = ""
@@ -200,29 +204,36 @@ def make_export(models: Models, vllm: str, profiles: Sequence[ServedProfile]) ->
     without: list[ModelWithout] = []
     for name in sorted(models.files):
         try:
-            recipe = best_recipe(models.model(name), profiles)
-            for form, folder in FOLDERS.items():
-                for file, text in rendered(recipe, form).items():
-                    files[f"{folder}/{file}"] = (MARK + text).encode()
+            found = [best_recipe(models.model(name), profiles, place) for place in PLACES]
+            texts = {
+                f"{folder}/{file}": (MARK + text).encode()
+                for recipe in found
+                for form, folder in FOLDERS.items()
+                for file, text in rendered(recipe, form).items()
+            }
         except UsageError as error:
             without.append(ModelWithout(model=name, reason=str(error)))
             continue
-        image = recipe.image
-        recipes.append(
-            ExportedRecipe(
-                model=name,
-                profile=recipe.profile,
-                container=image.official if image.build else image.ref,
-                mod=image.mod if image.build else "",
-            )
-        )
+        files |= texts
+        recipes += map(_exported, found)
     if not recipes:
         raise UsageError(f"no model has a recipe on vLLM {vllm}: {without[0].reason}")
     return Export(vllm=vllm, files=files, recipes=tuple(recipes), without=tuple(without))
 
 
-def best_recipe(model: Model, profiles: Sequence[ServedProfile]) -> Recipe:
-    """The recipe of the first profile that serves a model, on one Spark.
+def _exported(recipe: Recipe) -> ExportedRecipe:
+    image = recipe.image
+    return ExportedRecipe(
+        model=recipe.model,
+        topology=recipe.topology,
+        profile=recipe.profile,
+        container=image.official if image.build else image.ref,
+        mod=image.mod if image.build else "",
+    )
+
+
+def best_recipe(model: Model, profiles: Sequence[ServedProfile], place: Place) -> Recipe:
+    """The recipe of the first profile that serves a model.
 
     A model without a layer that profiles are about gets the image with the fewest changes.
 
@@ -235,9 +246,7 @@ def best_recipe(model: Model, profiles: Sequence[ServedProfile]) -> Recipe:
     refusal = UsageError(f"no profile to serve {model.name} with")
     for served in ordered:
         try:
-            return recipe_of(
-                RecipeRequest(model=model, served=served, place=Place(topology="solo"))
-            )
+            return recipe_of(RecipeRequest(model=model, served=served, place=place))
         except UsageError as error:
             refusal = error
     raise refusal

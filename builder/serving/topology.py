@@ -31,6 +31,8 @@ class Place:
     addresses: tuple[str, ...] = ()
     #: the network interface between the nodes
     interface: str = ""
+    #: the tool that finds the nodes and joins them, where one does
+    launcher: str = ""
 
 
 #: What is missing, by how many addresses were given.
@@ -75,6 +77,8 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
                 else "leave --address and --interface out",
             )
         return (RecipeNode(rank=0),)
+    if place.launcher:
+        return _found_later(place, served)
     if len(place.addresses) != 2:
         raise UsageError(
             f"topology {place.topology} needs the addresses of two nodes, not "
@@ -99,12 +103,36 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
             f"topology {place.topology} needs the network interface between the nodes",
             hint="--interface NAME, as `ip -br link` shows it on both (such as enp1s0f0np0)",
         )
+    _refuse_without_ray(place, served)
+    return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
+
+
+def _found_later(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
+    """Two nodes of which nothing is known yet.
+
+    Raises:
+        UsageError: something is said of them, or the release cannot do it.
+    """
+    if place.addresses or place.interface:
+        raise UsageError(
+            f"{place.launcher} finds the nodes and the interface between them itself",
+            hint="leave --address and --interface out",
+        )
+    _refuse_without_ray(place, served)
+    return tuple(RecipeNode(rank=rank) for rank in range(2))
+
+
+def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
+    """Refuse Ray where the image has none.
+
+    Raises:
+        UsageError: it is asked for.
+    """
     if place.topology == "tp2-ray" and not served.has_ray:
         raise UsageError(
             f"vLLM {served.vllm} does not bring Ray, and {served.image} does not have it",
             hint="--topology tp2, which needs no Ray; or --image with one that has it",
         )
-    return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
 
 
 def _refuse_names(place: Place) -> None:

@@ -25,6 +25,8 @@ FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
 }
 
 
+#: Formats of tools that find the nodes of a model themselves.
+LAUNCHERS = ("sparkrun", "eugr")
 #: TensorRT-LLM's, which is made of the model alone.
 TRTLLM = "trtllm"
 

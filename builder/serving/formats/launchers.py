@@ -28,18 +28,22 @@ _DEFAULTS = {
 }
 #: sparkrun knows this one too, for its estimate of memory.
 _SPARKRUN = {**_DEFAULTS, "--kv-cache-dtype": "kv_cache_dtype"}
+_EXECUTOR = "--distributed-executor-backend"
 #: The registry of this repository, in which sparkrun finds mods.
 REGISTRY = "@spark-build"
 #: Variables that sparkrun sets on a GB10 itself (``restated-platform-env`` of its 0.4.2).
 _PLATFORM = ("CUTE_DSL_ARCH",)
-#: Both join nodes in these ways; two servers are two recipes.
-_TOPOLOGIES = ("solo", "tp2")
+#: How each joins nodes; two servers are two recipes.  eugr's launcher starts Ray when its user says
+#: ``--ray``, and takes Ray's flag out of commands otherwise (``launch-cluster.sh``).
+_TOPOLOGIES = {"sparkrun": ("solo", "tp2", "tp2-ray"), "eugr": ("solo", "tp2")}
+#: sparkrun's names for them.
+_RUNTIMES = {"tp2-ray": "vllm-ray"}
 
 
 def sparkrun(recipe: Recipe) -> dict[str, str]:
     """A recipe of sparkrun, form 2, as ``sparkrun recipe validate --strict`` takes it."""
     _refuse(recipe, "sparkrun")
-    nodes = 2 if recipe.topology == "tp2" else 1
+    nodes = len(recipe.nodes)
     counted: dict[str, Value] = {"min_nodes": nodes} if nodes > 1 else {}
     pinned: dict[str, Value] = {"model_revision": recipe.revision} if recipe.revision else {}
     mods: dict[str, Value] = (
@@ -50,7 +54,7 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         "description": f"{recipe.model}, profile {recipe.profile}, vLLM {recipe.vllm}",
         "model": recipe.id,
         **pinned,
-        "runtime": "vllm-distributed",
+        "runtime": _RUNTIMES.get(recipe.topology, "vllm-distributed"),
         "builder": "docker-pull",
         "container": recipe.image.official if mods else recipe.image.ref,
         "executor_config": {"entrypoint": ""},
@@ -61,17 +65,17 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         **mods,
         "command": Block(_command(recipe, _SPARKRUN, "{model}")),
     }
-    return {f"{recipe.model}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
+    return {f"{_name(recipe)}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
 
 
 def eugr(recipe: Recipe) -> dict[str, str]:
     """A recipe of spark-vllm-docker, form 1, for its ``run-recipe.py``."""
     _refuse(recipe, "eugr")
     mods: dict[str, Value] = {"mods": [f"mods/{recipe.image.mod}"]} if recipe.image.build else {}
-    only = "cluster_only" if recipe.topology == "tp2" else "solo_only"
+    only = "cluster_only" if len(recipe.nodes) > 1 else "solo_only"
     document: dict[str, Value] = {
         "recipe_version": "1",
-        "name": recipe.model,
+        "name": _name(recipe),
         "description": f"{recipe.model}, profile {recipe.profile}, vLLM {recipe.vllm}",
         "model": recipe.id,
         "container": recipe.image.official if mods else recipe.image.ref,
@@ -81,7 +85,7 @@ def eugr(recipe: Recipe) -> dict[str, str]:
         "env": {one.name: _between_quotes(one.value or "") for one in recipe.env},
         "command": Block(_command(recipe, _DEFAULTS, recipe.id, doubled=True)),
     }
-    return {f"{recipe.model}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
+    return {f"{_name(recipe)}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
 
 
 def _change(recipe: Recipe) -> str:
@@ -91,16 +95,25 @@ def _change(recipe: Recipe) -> str:
     return f"the mod: {recipe.image.mod} changes {recipe.image.official} when it starts"
 
 
+def _name(recipe: Recipe) -> str:
+    """The name that users start it by."""
+    return recipe.model if recipe.topology == "solo" else f"{recipe.model}-{recipe.topology}"
+
+
 def _refuse(recipe: Recipe, form: str) -> None:
     """Refuse what these tools cannot start.
 
     Raises:
         UsageError: they cannot.
     """
-    if recipe.topology not in _TOPOLOGIES:
+    if recipe.topology not in _TOPOLOGIES[form]:
+        ray = recipe.topology == "tp2-ray"
+        why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if ray else ""
         raise UsageError(
-            f"a recipe of {form} cannot hold topology {recipe.topology}",
-            hint="--format docker, or --topology solo once for each Spark",
+            f"a recipe of {form} cannot hold topology {recipe.topology}{why}",
+            hint="--topology tp2"
+            if ray
+            else "--format docker, or --topology solo once for each Spark",
         )
     if recipe.plugins:
         raise UsageError(
@@ -117,7 +130,7 @@ def _between_quotes(value: str) -> str:
 
 
 def _defaults(recipe: Recipe, names: Mapping[str, str]) -> dict[str, Value]:
-    found: dict[str, Value] = {"tensor_parallel": 2 if recipe.topology == "tp2" else 1}
+    found: dict[str, Value] = {"tensor_parallel": len(recipe.nodes)}
     for flag in recipe.flags:
         if flag.name in names and flag.value is not None:
             found[names[flag.name]] = _number(flag.value)
@@ -135,7 +148,8 @@ def _command(recipe: Recipe, names: Mapping[str, str], model: str, *, doubled: b
     """``vllm serve`` with what can be overridden in braces; other braces are doubled for eugr."""
     words: list[str] = []
     places: dict[str, str] = {}
-    flags = [(flag.name, flag.value) for flag in recipe.flags]
+    # who joins the nodes also says how
+    flags = [(flag.name, flag.value) for flag in recipe.flags if flag.name != _EXECUTOR]
     if all(name != "--tensor-parallel-size" for name, _ in flags):
         flags.append(("--tensor-parallel-size", ""))
     for name, value in flags:

@@ -142,7 +142,9 @@ def test_sparkrun_and_eugr_join_the_nodes_themselves(topology: str, nodes: int) 
         words = {"--nnodes", "--node-rank", "--master-addr", "--headless"}
         assert words.isdisjoint(document["command"].split())
         assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & set(document["env"])
-    assert loaded("sparkrun", topology)["max_nodes"] == nodes
+    document = loaded("sparkrun", topology)
+    assert (document.get("min_nodes", 1), document["max_nodes"]) == (nodes, nodes)
+    assert document["runtime"] == "vllm-distributed"
     assert ("cluster_only" in loaded("eugr", topology)) == (nodes == 2)
 
 
@@ -156,10 +158,48 @@ def test_eugr_formats_the_command() -> None:
     assert words == [*recipe.command(recipe.nodes[0]), "--tensor-parallel-size", "1"]
 
 
+def test_sparkrun_starts_ray_itself() -> None:
+    document = loaded("sparkrun", "tp2-ray")
+    assert document["runtime"] == "vllm-ray"
+    assert (document["min_nodes"], document["max_nodes"]) == (2, 2)
+    assert document["defaults"]["tensor_parallel"] == 2
+    assert "--distributed-executor-backend" not in document["command"]
+
+
+@pytest.mark.parametrize("topology", ["tp2", "tp2-ray"])
+def test_a_launcher_is_told_no_addresses(topology: Any) -> None:
+    place = Place(topology=topology, launcher="sparkrun")
+    recipe = recipe_of(request(place=place, served=served(has_ray=True)))
+    given = recipe_of(request(place=PLACES[topology], served=served(has_ray=True)))
+    (text,), (other,) = (rendered(one, "sparkrun").values() for one in (recipe, given))
+    assert yaml.safe_load(text) == yaml.safe_load(other)
+    assert "10.0.0.1" not in text
+    assert [node.address for node in recipe.nodes] == ["", ""]
+    with pytest.raises(UsageError, match="sparkrun finds the nodes") as refused:
+        recipe_of(request(place=replace(place, interface="eth0"), served=served(has_ray=True)))
+    assert refused.value.hint == "leave --address and --interface out"
+    if topology == "tp2-ray":
+        with pytest.raises(UsageError, match="does not bring Ray"):
+            recipe_of(request(place=place))
+
+
+@pytest.mark.parametrize(
+    ("form", "topology", "hint"),
+    [
+        ("sparkrun", "two-solos", "once for each Spark"),
+        ("eugr", "two-solos", "once for each Spark"),
+        ("eugr", "tp2-ray", "--topology tp2"),
+        ("kubernetes", "tp2-ray", "compose"),
+    ],
+)
+def test_what_a_tool_cannot_start_is_refused(form: str, topology: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot hold topology {topology}") as refused:
+        rendered(made(topology), form)
+    assert hint in (refused.value.hint or "")
+
+
 @pytest.mark.parametrize("form", ["sparkrun", "eugr", "kubernetes"])
-def test_what_a_tool_cannot_start_is_refused(form: str) -> None:
-    with pytest.raises(UsageError, match="cannot hold topology tp2-ray"):
-        rendered(made("tp2-ray"), form)
+def test_a_file_that_a_tool_cannot_mount(form: str) -> None:
     older = served("0.17.0", interface=interface("0.17.0", reasoning_parsers=()))
     with pytest.raises(UsageError, match="cannot mount super_v3_reasoning_parser"):
         rendered(made(served=older), form)

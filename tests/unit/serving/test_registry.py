@@ -64,7 +64,8 @@ def export(folder: Path, **changed: Any) -> ExportedRecipes:
 
 def test_every_model_has_both_forms() -> None:
     files = made().files
-    wanted = {f"{f}/{name}.yaml" for f in FOLDERS.values() for name in Models.discover().files}
+    names = [f"{name}{end}" for name in Models.discover().files for end in ("", "-tp2")]
+    wanted = {f"{folder}/{name}.yaml" for folder in FOLDERS.values() for name in names}
     assert set(files) == {MANIFEST, *wanted}
     assert all(data.startswith(MARK.encode()) for data in files.values())
     assert made().files == files
@@ -155,6 +156,7 @@ def test_published_images_are_named_by_digest(tmp_path: Path) -> None:
     found = {one.model: one for one in export(tmp_path, tags=tags).recipes}
     assert (found["nemotron-3-super"].container, found["nemotron-3-super"].mod) == (ref, "")
     assert found["gpt-oss-120b"].container == "vllm/vllm-openai:v0.33.0"
+    assert {one.topology for one in made().recipes} == {"solo", "tp2"}
     text = (tmp_path / SUPER).read_text()
     assert f'container: "{ref}"' in text
     assert "mods:" not in text
@@ -202,4 +204,5 @@ def test_the_newest_recorded_release_is_the_default(monkeypatch: pytest.MonkeyPa
 def test_every_model_is_in_the_committed_registry() -> None:
     for folder in FOLDERS.values():
         names = {path.stem for path in (ROOT / folder).iterdir()}
-        assert names == set(Models.discover().files)
+        assert {name for name in names if not name.endswith("-tp2")} == set(Models.discover().files)
+        assert len(names) == 2 * len(Models.discover().files)
