@@ -37,7 +37,7 @@ def diagnose_command(
     """Read logs and say what they show; exit 5 when one shows a failure.
 
     Raises:
-        UsageError: a log cannot be read, or ``--vllm`` is not a version.
+        UsageError: a log cannot be read, nothing given is a log, or ``--vllm`` is not a version.
         SparkBuildError: a log shows a failure, or a start that does not finish (exit 5).
     """
     if logs and logs[0] in WORDS:
@@ -49,6 +49,8 @@ def diagnose_command(
         results = watched(fd, vllm, _say, idle=idle)
     else:
         results = _read(logs or ["-"], vllm)
+    if not any(result.is_log for result in results):
+        _refuse(logs, results, json=json)
     if len(results) > 1:
         results = earliest_failure_first(results)
     if json:
@@ -56,6 +58,19 @@ def diagnose_command(
     else:
         _show(results)
     _end(results)
+
+
+def _refuse(logs: Sequence[str], results: Sequence[Diagnosis], *, json: bool) -> None:
+    """Refuse what holds no log at all.
+
+    Raises:
+        UsageError: names each file, and why.
+    """
+    if json:
+        print_json(Diagnosed.of(results))
+    only = logs[0] if logs and logs[0] != "-" else "standard input"
+    said = [f"{result.file or only}: {result.verdict.sentence}" for result in results]
+    raise UsageError("\n  ".join(said) or "there is no log in it", hint=_PIPE)
 
 
 def _growing(logs: Sequence[str], *, watch: bool) -> int | None:

@@ -309,7 +309,8 @@ def verify(
         "spark-build diagnose server.log --vllm 0.25.0",
         "spark-build diagnose head.log worker.log",
         "spark-build diagnose show no-kernel-image",
-        note="Exit 5: the log shows a failure, or the server never became ready; else 0.",
+        note="Exit 5: the log shows a failure, or the server never became ready. "
+        "Exit 2: it is empty, or nothing in it looks like a log. Else 0.",
     ),
 )
 def diagnose(

@@ -78,6 +78,8 @@ class Diagnosis:
     #: the line where the server became ready, or 0
     ready: int = 0
     file: str = ""
+    #: whether anything in it is as in the log of a server
+    is_log: bool = True
 
     @property
     def failed(self) -> bool:

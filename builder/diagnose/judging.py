@@ -89,7 +89,15 @@ def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Dia
         engine=engine,
         build=next((v for v in named if not _release(v)), "") if version is None else "",
         ready=read.failures.course.first_ready,
+        is_log=_is_log(read, findings),
     )
+
+
+def _is_log(read: Scan, findings: Sequence[Finding]) -> bool:
+    """Whether anything tells that a server wrote it."""
+    state = read.failures.course
+    told = state.votes or state.levelled or state.started or state.ready or state.waits
+    return bool(told or findings or read.selections)
 
 
 def _release(version: str) -> bool:
@@ -263,7 +271,7 @@ def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
     errors = [f for f in findings if f.severity == "error"]
     state = read.failures.course
     if not read.lines:
-        return Verdict("empty", "nothing found: the log is empty")
+        return Verdict("empty", "The log is empty.")
     if errors:
         first = min(errors, key=lambda f: (f.id == UNKNOWN and f.line == 0, f.line))
         also = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -277,10 +285,11 @@ def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
         what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
         return Verdict("ready", f"The server became ready (line {state.first_ready}): {what}.")
     unseen = "No failure found, but the server did not become ready"
+    last = state.last.text.strip()[:160]
     if state.started:
-        last = state.last.text.strip()[:160]
         return Verdict("stopped", f"{unseen}: the log stops at line {state.last.line}: {last}")
-    return Verdict("unclear", f"{unseen}.")
+    none = f"Nothing in it looks like a log of vLLM; it ends with: {last}"
+    return Verdict("unclear", f"{unseen}." if _is_log(read, findings) else none)
 
 
 def described(result: Diagnosis) -> str:

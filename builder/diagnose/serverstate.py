@@ -73,11 +73,14 @@ class ServerState:
     #: the last progress lines by process
     progress: dict[str, collections.deque[int]] = field(default_factory=dict)
     votes: collections.Counter[str] = field(default_factory=collections.Counter)
+    #: whether a line has the level of a log
+    levelled: bool = False
 
     def feed(self, line: Line) -> None:
         """Read one line."""
         text = line.text
         self.last = NumberedLine(line.number, text, line.source)
+        self.levelled = self.levelled or bool(line.level)
         if line.number <= _FIRST or self.votes.total() < _WAITS:
             self._vote(line)
         if not self.started and line.number <= _FIRST and STARTED.search(text):

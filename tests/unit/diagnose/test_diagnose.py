@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from builder.diagnose.entries import Entry, Example
     from builder.diagnose.findings import Diagnosis
+    from tests.unit.caller import Call
 
 RELEASES = [
     "0.17.0",
@@ -534,10 +535,33 @@ def test_a_terminal_is_not_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
         diagnose_command([], None, json=False)
 
 
-def test_an_empty_log_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.log").touch()
-    diagnose_command([str(tmp_path / "empty.log")], None, json=False)
-    assert "nothing found: the log is empty" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "The log is empty."),
+        (
+            "#!/bin/sh\nset -eu\n\n",
+            "Nothing in it looks like a log of vLLM; it ends with: set -eu",
+        ),
+    ],
+)
+def test_what_is_not_a_log_is_refused(call: Call, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "work" / "my.log").write_text(text)
+    done = call("diagnose", "my.log")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: my.log: {said}\n")
+    told = call("diagnose", "my.log", "--json").json
+    assert (told["error"]["code"], told["findings"]) == (2, [])
+
+
+def test_a_log_among_other_files_is_read(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "work" / "a.txt").write_text("any text\n")
+    (tmp_path / "work" / "b.log").write_text("INFO 06-01 10:00:00 [x.py:1] a piece of a log\n")
+    assert call("diagnose", "b.log").code == 0
+    done = call("diagnose", "a.txt", "b.log")
+    assert (done.code, "Nothing in it looks like a log" in " ".join(done.out.split())) == (0, True)
+    done = call("diagnose", "a.txt", "a.txt")
+    assert (done.code, done.err.count("Nothing in it looks like a log")) == (2, 2)
 
 
 def test_an_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -245,7 +245,9 @@ def test_ready_stopped_unclear_and_empty() -> None:
     assert stopped.failed
     assert "did not become ready" in stopped.verdict.sentence
     assert not read("a line of no server\n").failed
-    assert "did not become ready" in read("a line of no server\n").verdict.sentence
+    piece = "INFO 06-01 10:00:00 [x.py:1] a line\n"
+    assert "did not become ready" in read(piece).verdict.sentence
+    assert "looks like a log of vLLM; it ends" in read("a line of no server\n").verdict.sentence
     assert read("").verdict.state == "empty"
 
 

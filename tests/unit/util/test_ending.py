@@ -147,7 +147,8 @@ def test_closed_streams(tmp_path: Path) -> None:
     done = shell(tmp_path, "$SB layers show nonsense 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
     done = shell(tmp_path, "$SB diagnose - <&-")
-    assert (done.returncode, done.stdout) == (0, "nothing found: the log is empty\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: standard input: The log is empty.\n")
 
 
 @pytest.mark.parametrize(
