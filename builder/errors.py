@@ -86,9 +86,26 @@ class BuildFailed(SparkBuildError):
         super().__init__(message, Exit.BUILD_FAILED, hint)
 
 
+#: How alike two words are, from 0 to 1, for one to be meant.  With 0.6, difflib's own, --fast meant
+#: --host, and VLLM_FOO meant VLLM_PORT.
+_ALIKE = 0.75
+#: The beginning of a name says which is meant from this length on.
+_BEGINNING = 4
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``'; did you mean X?'`` for the nearest known word, or an empty string."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    names = {_without_prefix(name): name for name in known}
+    word = _without_prefix(word)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)
+    close = close or [name for name in names if sorted(name) == sorted(word)]
+    if len(word) >= _BEGINNING:
+        close = close or [name for name in names if name.startswith(word)]
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def _without_prefix(name: str) -> str:
+    """A name without what all of its kind begin with, which says nothing about likeness."""
+    return name.removeprefix("--").removeprefix("VLLM_")

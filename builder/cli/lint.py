@@ -14,6 +14,7 @@ from builder.util.console import counted, print_json
 from builder.util.hints import again
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from builder.lint.rules import LintReport
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
 _IGNORE = "to keep one, write the comment '# spark-build: ignore[rule]' on its line"
 
 
-def rules_command(*, json: bool) -> None:
-    """Print the rules."""
+def rules_command(files: Sequence[Path], *, as_sarif: bool, json: bool) -> None:
+    """Print the rules.
+
+    Raises:
+        UsageError: there are files to lint too, or another form of output.
+    """
+    if files:
+        raise UsageError("--rules prints the rules and lints no file", hint="leave --rules out")
+    if as_sarif:
+        raise UsageError("--rules is not printed as SARIF", hint="leave --sarif out")
     if json:
         print_json(RuleList(rules=tuple(RULES.values())))
         return
@@ -46,6 +55,8 @@ def lint_command(
         UsageError: a file cannot be read, or has no serve command.
         SparkBuildError: something is wrong with a command (exit 5).
     """
+    if as_sarif and json:
+        raise UsageError("--json and --sarif print different documents", hint="leave --json out")
     if not files:
         raise UsageError("no file to lint", hint=again("FILE") + "   (or - for standard input)")
     texts = [(str(path), read_file(path)) for path in files]

@@ -276,7 +276,7 @@ def lint(
     from builder.lint.run import Linter
 
     if rules:
-        rules_command(json=json)
+        rules_command(files or [], as_sarif=sarif, json=json)
         return
     linter = Linter(release=release, image=image)
     lint_command(files or [], linter, models, strict=strict, as_sarif=sarif, json=json)
@@ -305,7 +305,7 @@ def memory(
     context: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of each sequence; else what config.json says.", metavar="N", min=1
+            help="Tokens of each sequence (default: as config.json says).", metavar="N", min=1
         ),
     ] = None,
     sequences: Annotated[

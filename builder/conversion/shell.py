@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tree_sitter import Node
 
 #: Stands in a word for what only running the script would tell: a character for private use, which
@@ -25,6 +27,7 @@ _SOMETIMES = {
     "while_statement": "while",
     "function_definition": "function",
 }
+_QUOTES = ('"', "'")
 _ESCAPE_IN_STRING = re.compile(r'\\([$`"\\\n])')
 
 
@@ -67,13 +70,47 @@ class _Script:
 
 def read_script(data: bytes) -> list[Command]:
     """The commands of a POSIX or Bash script, in their order."""
+    script = _Script()
+    _walk(_parsed(data), script, ())
+    return script.commands
+
+
+def open_quotes(data: bytes) -> list[int]:
+    """The lines of a script on which a quote begins that is not closed."""
+    return list(_open_quotes(_parsed(data)))
+
+
+def _parsed(data: bytes) -> Node:
     import tree_sitter
     import tree_sitter_bash
 
     language = tree_sitter.Language(tree_sitter_bash.language())
-    script = _Script()
-    _walk(tree_sitter.Parser(language).parse(data).root_node, script, ())
-    return script.commands
+    return tree_sitter.Parser(language).parse(data).root_node
+
+
+def _open_quotes(node: Node) -> Iterator[int]:
+    """Of what does not parse, only quotes count: a shell may know more than the grammar."""
+    if node.is_missing and node.type in _QUOTES:
+        opened = node.parent.start_point[0] if node.parent else node.start_point[0]
+        yield opened + 1
+    elif node.type == "ERROR" and (at := _opened(_text(node))) is not None:
+        yield node.start_point[0] + 1 + _text(node)[:at].count("\n")
+    elif node.has_error:
+        for child in node.children:
+            yield from _open_quotes(child)
+
+
+def _opened(text: str) -> int | None:
+    """Where a quote begins that the text does not close."""
+    opened, escaped = None, False
+    for at, letter in enumerate(text):
+        if escaped:
+            escaped = False
+        elif letter == "\\" and (opened is None or text[opened] == '"'):
+            escaped = True
+        elif letter in _QUOTES and (opened is None or text[opened] == letter):
+            opened = at if opened is None else None
+    return opened
 
 
 def _walk(node: Node, script: _Script, inside: tuple[str, ...]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from builder.conversion import shell
 from builder.conversion.shell import UNKNOWN, read_script
 from builder.errors import UsageError
 from builder.lint.commands import (
@@ -38,12 +39,62 @@ def read_commands(name: str, text: str) -> list[ServeCommand]:
     Raises:
         UsageError: it is YAML or JSON that cannot be read.
     """
+    readers = {"dockerfile": _dockerfile, "yaml": _yaml, "shell": _shell}
+    return list(readers[_kind(name)](name, text))
+
+
+def _kind(name: str) -> Literal["dockerfile", "yaml", "shell"]:
     base = name.rpartition("/")[2].lower()
     if base.startswith("dockerfile") or base.endswith((".dockerfile", "containerfile")):
-        return list(_dockerfile(name, text))
-    if base.endswith((".yaml", ".yml", ".json")):
-        return list(_yaml(name, text))
-    return list(_shell(name, text))
+        return "dockerfile"
+    return "yaml" if base.endswith((".yaml", ".yml", ".json")) else "shell"
+
+
+def open_quotes(name: str, text: str) -> list[int]:
+    """The lines on which a command has a quote that is not closed.
+
+    Raises:
+        UsageError: it is YAML or JSON that cannot be read.
+    """
+    kind = _kind(name)
+    if kind == "shell":
+        return shell.open_quotes(text.encode())
+    if kind == "dockerfile":
+        return [
+            number
+            for number, line in _instructions(text)
+            if line.partition(" ")[0].upper() in ("CMD", "ENTRYPOINT", "ENV")
+            and not _closed(line.partition(" ")[2])
+        ]
+    return [
+        line
+        for document in _documents(name, text)
+        for mapping in _mappings(document, set())
+        for line in _open_in_container(mapping)
+    ]
+
+
+def _open_in_container(mapping: MappingNode) -> Iterator[int]:
+    from yaml.nodes import ScalarNode
+
+    keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
+    if not {*_IMAGE, "recipe_version"} & set(keys):
+        return
+    for key in (*_COMMAND, "entrypoint"):
+        node = keys.get(key)
+        if isinstance(node, ScalarNode) and node.style in ("|", ">"):
+            yield from (_line(node) + line for line in shell.open_quotes(node.value.encode()))
+        elif isinstance(node, ScalarNode) and not _closed(node.value):
+            yield _line(node)
+
+
+def _closed(text: str) -> bool:
+    """Whether all quotes of a command are closed."""
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 # -- shell
@@ -161,16 +212,28 @@ def _split(text: str) -> list[str]:
 
 
 def _yaml(name: str, text: str) -> Iterator[ServeCommand]:
+    for document in _documents(name, text):
+        for mapping in _mappings(document, set()):
+            yield from _container(name, mapping)
+
+
+def _documents(name: str, text: str) -> Iterator[Node | None]:
+    """The documents of a file.
+
+    Raises:
+        UsageError: it is not valid YAML.
+    """
     import yaml
 
     try:
-        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            for mapping in _mappings(document, set()):
-                yield from _container(name, mapping)
+        yield from yaml.compose_all(text, Loader=yaml.SafeLoader)
     except RecursionError:
         raise UsageError(f"{name}: not valid YAML: it is nested too deeply") from None
     except yaml.YAMLError as error:
-        raise UsageError(f"{name}: not valid YAML: {error}") from None
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UsageError(f"{name}{line}: not valid YAML: {problem}") from None
 
 
 def _mappings(node: Node | None, seen: set[int]) -> Iterator[MappingNode]:

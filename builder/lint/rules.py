@@ -86,6 +86,8 @@ RULES = {
               "releases of vLLM: -cu129 tags, and tags before 0.20.0 without -cu130"),
         _rule("no-effect", "warning", "a setting that another one switches off",
               "vllm/envs.py and vllm/config/kernel.py of the releases"),
+        _rule("open-quote", "error", "a quote that is not closed: the shell runs nothing of it",
+              "POSIX, Shell Command Language, 2.2 Quoting"),
         _rule("given-twice", "warning", "a flag that is given twice: the last one counts",
               "argparse"),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
 from builder.lint.checks import Checked, check
-from builder.lint.readers import read_commands
+from builder.lint.readers import open_quotes, read_commands
 from builder.lint.rules import RULES, Finding, LintReport
 from builder.serving.interface import interface_of
 from builder.serving.release import release_base
@@ -85,15 +85,15 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     releases: set[str] = set()
     commands = ignored = 0
     for name, text in files:
-        found = list(_least_busy(name, text))
-        router = bool(found)
+        found = [*_least_busy(name, text), *_open_quotes(name, text)]
+        broken = bool(found)
         served = read_commands(name, text)
         commands += len(served)
         for command in served:
             interface = linter.interface(command)
             releases.add(interface.vllm)
             found += check(Checked.of(command, interface, known))
-        if not served and not router:
+        if not served and not broken:
             raise UsageError(
                 f"{name}: there is no vllm serve command in it",
                 hint="lint reads shell scripts, compose files, Kubernetes manifests, "
@@ -124,6 +124,15 @@ def _least_busy(name: str, text: str) -> Iterator[Finding]:
                 file=name, line=number, rule=rule.id, severity=rule.severity,
                 message=rule.summary, help="routing_strategy: simple-shuffle",
             )  # fmt: skip
+
+
+def _open_quotes(name: str, text: str) -> Iterator[Finding]:
+    rule = RULES["open-quote"]
+    for number in open_quotes(name, text):
+        yield Finding(
+            file=name, line=number, rule=rule.id, severity=rule.severity,
+            message="the quote that begins here is not closed", help="close it",
+        )  # fmt: skip
 
 
 def _ignored(finding: Finding, lines: Sequence[str]) -> bool:

@@ -94,9 +94,30 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
     elif folder.exists() or request.subject.startswith((".", "/", "~")):
         raise UsageError(f"{request.subject} is not a folder", hint="name a folder or a model")
     else:
-        found = _from_model(Models.discover(request.models).model(request.subject))
+        model = Models.discover(request.models).model(request.subject)
+        _refuse_cache_options(request)
+        found = _from_model(model)
     interface = interface_of(base) if base else None
     return _joined(request, found, interface)
+
+
+def _refuse_cache_options(request: MemoryRequest) -> None:
+    """Refuse what is about the KV cache of a model that is only named.
+
+    Raises:
+        UsageError: it was asked for.
+    """
+    given = {
+        "--context": request.context is not None,
+        "--sequences": request.sequences != MemoryRequest.sequences,
+        KV_DTYPE: request.kv_cache_dtype != MemoryRequest.kv_cache_dtype,
+    }
+    for name in (name for name, said in given.items() if said):
+        raise UsageError(
+            f"{name} needs a folder with the checkpoint: the file of {request.subject} has no "
+            "layers and heads, so its KV cache is unknown",
+            hint=f"leave {name} out, or name a folder in place of {request.subject}",
+        )
 
 
 def _joined(

@@ -149,7 +149,7 @@ CMD ["--model", "m"]
 
 
 def test_yaml_that_cannot_be_read_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"x\.yaml: not valid YAML"):
+    with pytest.raises(UsageError, match=r"x\.yaml(:\d+)?: not valid YAML"):
         read_commands("x.yaml", "a: [1\nb")
 
 

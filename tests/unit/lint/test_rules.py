@@ -11,6 +11,7 @@ from builder.lint.run import Linter, lint
 from builder.lint.sarif import sarif
 from builder.serving.interface import Flag, ServeInterface
 from builder.serving.models import Models
+from tests.unit.caller import Call
 
 SUPER = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
 BACKENDS = ("auto", "b12x", "cutlass", "flashinfer_b12x", "marlin")
@@ -83,6 +84,7 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("no-effect", "VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve m", "0.20.1"),
         ("no-effect", "VLLM_USE_FLASHINFER_MOE_FP4=1 vllm serve m --moe-backend marlin", "0.20.1"),
         ("given-twice", "vllm serve m --port 1 --port 2", "0.33.0"),
+        ("open-quote", "vllm serve m --port 1 'x", "0.33.0"),
     ],
 )  # fmt: skip
 def test_rule_finds_its_case(rule: str, text: str, release: str) -> None:
@@ -164,6 +166,47 @@ def test_findings_as_sarif() -> None:
     (result,) = run["results"]
     assert result["ruleId"] == run["tool"]["driver"]["rules"][0]["id"] == "unknown-flag"
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("x.sh", 'vllm serve m --max-model-len "8192\n', 1),
+        ("x.sh", "vllm serve m \\\n  --dtype auto \\\n  --seed '1\n  --port 1\n", 3),
+        ("x.sh", 'echo ok\nif true; then\n  vllm serve m "\nfi\n', 3),
+        ("x.sh", 'vllm serve m \\\n --dtype "auto" \\\n --seed "2\n --port 3\n', 3),
+        ("Dockerfile", "FROM x\nCMD vllm serve m --seed '1\n", 2),
+        ("x.yaml", "image: x\ncommand: vllm serve m --seed '1\n", 2),
+        ("x.yaml", "image: x\ncommand: |\n  vllm serve m \\\n    --seed '1\n", 4),
+        ("x.sh", 'vllm serve m --seed "1" \'{"a": 1}\' "it\'s" \\" --port 1\n', None),
+        ("x.sh", "cat <<EOF\nit's\nEOF\nvllm serve m # it's mine\n", None),
+        ("x.sh", "vllm serve m $(date\n", None),
+        ("Dockerfile", 'FROM x\nRUN echo it\'s\nCMD ["vllm", "serve", "it\'s"]\n', None),
+        ("x.yaml", "image: x\ncommand: [vllm, serve, \"it's\"]\nsays: it's\n", None),
+        ("x.yaml", "a: {image: x, command: vllm serve m}\nb:\n  command: it's\n", None),
+    ],
+)
+def test_a_quote_that_is_not_closed(name: str, text: str, line: int | None) -> None:
+    lines = [one.line for one in found(text, name=name) if one.rule == "open-quote"]
+    assert lines == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("x.sh", "--json", "--sarif"), "--json and --sarif print different documents"),
+        (("--rules", "x.sh"), "--rules prints the rules and lints no file"),
+        (("--rules", "--sarif"), "--rules is not printed as SARIF"),
+        (("x.sh", "--release", ""), "--release '' is not a version of vLLM"),
+        (("x.sh", "--image", ""), "'' is not an image reference"),
+    ],
+)
+def test_no_option_is_ignored(call: Call, words: tuple[str, ...], said: str) -> None:
+    Path("x.sh").write_text("vllm serve m\n")
+    done = call("lint", *words)
+    assert done.code == 2
+    text = done.json["error"]["message"] if "--json" in words else done.err
+    assert said in text
 
 
 def test_release_comes_from_the_image(monkeypatch: pytest.MonkeyPatch) -> None:

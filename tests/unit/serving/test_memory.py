@@ -231,6 +231,16 @@ def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path)
     assert call("memory", folder, *options, "--context", "1024").code == 0
 
 
+@pytest.mark.parametrize(
+    "given", [("--context", "8192"), ("--sequences", "2"), ("--kv-cache-dtype", "fp8")]
+)
+def test_options_of_the_cache_need_a_checkpoint(call: Call, given: tuple[str, str]) -> None:
+    result = call("memory", "nemotron-3-super", *given)
+    assert result.code == 2
+    assert f"{given[0]} needs a folder with the checkpoint" in result.err
+    assert "try: spark-build memory nemotron-3-super   (or name a folder" in result.err
+
+
 def test_context_beyond_the_maximum_of_the_model_is_refused(call: Call, tmp_path: Path) -> None:
     config = EXPERTS | {"max_position_embeddings": 4096}
     result = call("memory", checkpoint(tmp_path / "ck", SMALL, config), "--context", "4097")
@@ -262,7 +272,7 @@ def test_the_command_prints_what_is_unknown(call: Call, tmp_path: Path) -> None:
         (["./gone"], "./gone is not a folder"),
         (["nemotron-3-supr"], "did you mean 'nemotron-3-super'?"),
         (["."], "holds no *.safetensors"),
-        (["nemotron-3-super", "--kv-cache-dtype", "fp9"], "did you mean 'fp8'?"),
+        (["nemotron-3-super", "--kv-cache-dtype", "fp8_e4m4"], "did you mean 'fp8_e4m3'?"),
         (["nemotron-3-super", "--context", "0"], "greater than or equal to 1"),
     ],
 )
