@@ -69,6 +69,7 @@ def test_plan_json_is_in_order_of_application(plans: tuple[Ran, Ran]) -> None:
         "flashinfer-w4a16-store-wait",
         "vllm-b12x-backend",
         "vllm-b12x-reachable",
+        "vllm-linear-fallback",
         "b12x-env",
     ]
     assert sum(layer["state"] == "needed" for layer in layers) == 8

@@ -50,6 +50,7 @@ BASES = {
     ("flashinfer-w4a16-store-wait", "fi-0.6.18"): ("pypi:vllm==0.33.0",),
     ("vllm-b12x-backend", "vllm-0.20"): ("pypi:vllm==0.20.1",),
     ("vllm-b12x-reachable", "vllm-0.24"): ("pypi:vllm==0.25.1",),
+    ("vllm-linear-fallback", "vllm-0.24"): ("pypi:vllm==0.25.1",),
     ("vllm-marlin-fp8", "vllm-0.19"): ("pypi:vllm==0.20.1",),
 }
 #: The profile that a layer is in, where that is another.
@@ -269,6 +270,7 @@ def upstream_probes() -> list[tuple[str, str, int]]:
         "flashinfer-b12x-store-wait": "pypi:vllm==0.29.0",
         "vllm-b12x-backend": "pypi:vllm==0.22.0",
         "vllm-b12x-reachable": "pypi:vllm==0.28.0",
+        "vllm-linear-fallback": "pypi:vllm==0.28.0",
     }
     longest = {n: max(len(e.probe) for e in Catalog.discover().layer(n).upstream) for n in bases}
     return [(name, ref, i) for name, ref in bases.items() for i in range(longest[name])]

@@ -22,6 +22,7 @@ FILE_LAYERS = (
     "flashinfer-sm121",
     "vllm-b12x-backend",
     "vllm-b12x-reachable",
+    "vllm-linear-fallback",
 )
 
 

@@ -45,6 +45,7 @@ PROOFS = {
     "flashinfer-w4a16-store-wait": None,
     "vllm-b12x-backend": ("static", "layer b12x-env", "is not a choice of vllm 0.20.1"),
     "vllm-b12x-reachable": None,
+    "vllm-linear-fallback": None,
     "b12x-env": ("dispatch", "nvfp4-linear", "Using FlashInferCutlassNvFp4LinearKernel"),
 }
 #: These change the source of a kernel: what it computes, level ``numbers`` alone can tell
@@ -100,6 +101,7 @@ def test_the_command_proves_necessity_with_the_given_levels(tmp_path: Path) -> N
     assert report["target"] == f"{TARGET} as planned"
     verdicts = {v["layer"]: v["necessary"] for v in report["necessity"]}
     assert verdicts.pop("vllm-b12x-reachable") is False
+    assert verdicts.pop("vllm-linear-fallback") is False
     assert verdicts.pop("flashinfer-w4a16-store-wait") is False
     assert set(verdicts.values()) == {"unknown"}
     assert "without b12x-env (1 of 8)" in ran.err

@@ -81,6 +81,18 @@ def test_a_profile_that_does_not_support_the_release_is_refused() -> None:
         served_profile("b12x-full", "0.17.1", None)
 
 
+@pytest.mark.parametrize("release", ["0.24.0", "0.25.1", "0.26.0", "0.27.1"])
+def test_b12x_full_serves_a_mixed_checkpoint(release: str) -> None:
+    """Its FP8 and W4A16 layers fall back, with the layer ``vllm-linear-fallback``."""
+    served = served_profile("b12x-full", release, None)
+    assert not served.refused
+    for name in ("nemotron-3-super", "nemotron-3-nano", "nemotron-3-nano-w4a16"):
+        model = Models.discover().model(name)
+        made = recipe_of(RecipeRequest(model=model, served=served, place=PLACES[0]))
+        flags = {flag.name: flag.value for flag in made.flags}
+        assert flags["--linear-backend"] == "flashinfer_b12x"
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_line_parses(planned: Planner, release: str) -> None:
     widest = "marlin" if (release, "b12x-full") in NOT_SERVED else "b12x-full"

@@ -44,6 +44,7 @@ TEXT_LAYERS = (
     "flashinfer-w4a16-store-wait",
     "vllm-b12x-backend",
     "vllm-b12x-reachable",
+    "vllm-linear-fallback",
 )
 WHEEL_LAYERS = ("cutlass-dsl-cu13", "flashinfer-b12x")
 MMA = "nvidia_cutlass_dsl/python_packages/cutlass/cute/nvgpu/warp/mma.py"
